@@ -1,0 +1,88 @@
+"""The two backends of `torch.compile`, found by name through the entry-point group `torch_dynamo_backends`.
+
+A graph's life: TorchDynamo's FX graph -> AOTAutograd's functional ATen graphs -> (at the first call with given sizes) StableHLO -> an
+XLA executable; every later call is that executable's.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from functorch.compile import min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
+
+from .capture.decompositions import decompositions
+from .capture.signature import check_tensor
+from .config import Options
+from .observe import dump, metrics
+from .program import Program, RetracedProgram
+from .runtime import devices
+
+_graph_numbers = itertools.count()
+
+GraphModule = torch.fx.GraphModule
+
+
+def dynaxla(
+    module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Trace once: the graph is lowered and compiled for each combination of input sizes, then only run.
+
+    Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
+    Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
+    """
+    return _compile(Program, module, example_inputs, Options.parse(options, mode))
+
+
+def dynaxla_retrace(
+    module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Trace again at every call, as lazy tensors do, and find the executable by the program's hash: the baseline.
+
+    Source: the backend `torchxla_trivial` of PyTorch PR #87741.
+    """
+    return _compile(RetracedProgram, module, example_inputs, Options.parse(options, mode))
+
+
+def _compile(
+    kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options
+) -> Callable[..., Any]:
+    if options.dump is not None:
+        dump.prepare(options.dump)
+    tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]
+    for tensor in tensors:
+        check_tensor(tensor, "an input")
+    platform = devices.platform_of(_device_of(tensors))
+    number = next(_graph_numbers)
+
+    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], Program]:
+        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Program:
+            static = _static_inputs() if phase != "backward" else ()
+            return kind(f"dynaxla_{number}_{phase}", aten_graph, static, options)
+
+        return compile_graph
+
+    with metrics.timed("capture"):
+        return aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=min_cut_rematerialization_partition,
+            decompositions=decompositions(platform),
+        )(module, example_inputs)
+
+
+def _static_inputs() -> Sequence[int]:
+    """Positions of parameters and buffers among the graph's inputs."""
+    context = TracingContext.try_get()
+    metadata = context.fw_metadata if context is not None else None
+    return metadata.static_input_indices if metadata is not None else ()
+
+
+def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
+    with_dims = {tensor.device for tensor in tensors if tensor.dim()} or {tensor.device for tensor in tensors}
+    return devices.common_device(with_dims)

@@ -1,0 +1,196 @@
+"""What a graph's inputs and outputs are: sizes that may change, tensors and their layouts, and which results share memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+from jax import lax
+from jax import numpy as jnp
+from torch.fx import Node
+
+from ..errors import UnsupportedTensor
+from ..lowering import SymbolValues, TensorSpec
+from ..lowering.dtypes import describe, is_supported
+from ..runtime.layout import Layout, storage_extent
+
+
+class Sizes:
+    """Where the symbols of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
+
+    def __init__(self, placeholders: Sequence[Node]) -> None:
+        self.numbers = [index for index, node in enumerate(placeholders) if not isinstance(node.meta["val"], torch.Tensor)]
+        self._symbols: dict[Any, tuple[int, int | None]] = {}
+        for index in self.numbers:
+            value = placeholders[index].meta["val"]
+            if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
+                self._symbols.setdefault(value.node.expr, (index, None))
+        for index, node in enumerate(placeholders):
+            if isinstance(node.meta["val"], torch.Tensor):
+                for dim, size in enumerate(node.meta["val"].shape):
+                    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                        self._symbols.setdefault(size.node.expr, (index, dim))
+        self._dims = [(index, dim) for index, dim in self._symbols.values() if dim is not None]
+        self.is_static = not self.numbers and not self._dims
+
+    def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """What distinguishes the executables of one graph: every number among the inputs (with its type), and every free size."""
+        numbers = [(type(args[index]), args[index]) for index in self.numbers]
+        return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
+
+    def values(self, args: Sequence[Any]) -> SymbolValues:
+        return SymbolValues(
+            {symbol: args[index] if dim is None else args[index].shape[dim] for symbol, (index, dim) in self._symbols.items()}
+        )
+
+
+def check_tensor(tensor: torch.Tensor, role: str) -> None:
+    """Raises: UnsupportedTensor for what XLA cannot hold."""
+    shown = f"{role}: {tensor.dtype} of shape {list(tensor.shape)}"
+    if tensor.layout != torch.strided:
+        raise UnsupportedTensor(f"{shown} is sparse ({tensor.layout})", hint="make it dense with .to_dense() before the compiled region")
+    if tensor.is_quantized:
+        raise UnsupportedTensor(f"{shown} is quantized", hint="make it a float tensor with .dequantize() before the compiled region")
+    if tensor.device.type == "meta":
+        raise UnsupportedTensor(f"{shown} is on the meta device: it has no data", hint="materialise it with .to_empty(device=...)")
+    if not is_supported(tensor.dtype):
+        raise UnsupportedTensor(f"{shown} has a dtype that JAX does not have", hint="convert it before the compiled region")
+
+
+@dataclass(frozen=True)
+class Constant:
+    """An output that is no tensor: None, or a number that follows from the input sizes."""
+
+    node: Node | None
+    value: Any = None
+
+
+@dataclass(frozen=True)
+class FromInput:
+    """An output that lies in the memory of an input. With `whole`, it is that very tensor."""
+
+    position: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    whole: bool
+
+
+@dataclass(frozen=True)
+class FromBuffer:
+    """An output that lies in a buffer that the program returns. Shape, stride and offset are in elements of `dtype`."""
+
+    buffer: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    is_conj: bool = False
+    is_neg: bool = False
+
+
+@dataclass(frozen=True)
+class Empty:
+    """An output without elements; XLA is not asked for it."""
+
+    spec: TensorSpec
+
+
+Output = Constant | FromInput | FromBuffer | Empty
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One result of the program: a node's distinct elements in memory order. With `scattered`, its whole storage, gaps as zeros."""
+
+    node: Node
+    spec: TensorSpec
+    layout: Layout
+    scattered: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (storage_extent(self.spec.shape, self.spec.stride),) if self.scattered else self.layout.packed_shape
+
+    def pack(self, array: jax.Array) -> jax.Array:
+        """In a program: from the node's value to this buffer."""
+        if not self.scattered:
+            return self.layout.pack(array)
+        positions = jnp.zeros((), jnp.int64)
+        for dim, step in enumerate(self.spec.stride):
+            positions = positions + lax.broadcasted_iota(jnp.int64, self.spec.shape, dim) * step
+        return jnp.zeros(self.shape, array.dtype).at[positions].set(array)
+
+
+def plan_outputs(
+    placeholders: Sequence[Node], outputs: Sequence[Any], graph: torch.fx.Graph, symbols: SymbolValues
+) -> tuple[list[Output], list[Buffer]]:
+    """Decide for each output of a graph whose memory it lies in.
+
+    Outputs that share a storage in eager mode share it here: an input's storage, or that of the node which made it. An output that is
+    alone in its storage and fills its own memory needs nothing of that storage and becomes a buffer of its own.
+    """
+    input_storages: dict[int, int] = {}
+    for position, node in enumerate(placeholders):
+        if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].layout == torch.strided:
+            input_storages.setdefault(_storage(node), position)
+    makers: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            makers.setdefault(_storage(node), node)
+    tensors = [node for node in outputs if isinstance(node, Node) and isinstance(node.meta["val"], torch.Tensor)]
+    sharing: dict[int, set[Node]] = {}
+    for node in tensors:
+        check_tensor(node.meta["val"], "an output")
+        sharing.setdefault(_storage(node), set()).add(node)
+
+    plan: list[Output] = []
+    buffers: list[Buffer] = []
+    buffer_of: dict[Node, int] = {}
+
+    def buffer(node: Node) -> int:
+        if node not in buffer_of:
+            spec = symbols.spec(node.meta["val"])
+            layout = Layout.of(spec.shape, spec.stride)
+            buffer_of[node] = len(buffers)
+            buffers.append(Buffer(node, spec, layout, not layout.dense))
+        return buffer_of[node]
+
+    for node in outputs:
+        if not isinstance(node, Node):
+            plan.append(Constant(None, node))
+            continue
+        value = node.meta.get("val")
+        if not isinstance(value, torch.Tensor):
+            plan.append(Constant(node))
+            continue
+        spec = symbols.spec(value)
+        flags = {"is_conj": value.is_conj(), "is_neg": value.is_neg()}
+        position = input_storages.get(_storage(node))
+        if position is not None:
+            source = placeholders[position].meta["val"]
+            if node in placeholders:
+                plan.append(FromInput(placeholders.index(node), spec.shape, spec.stride, 0, True))
+                continue
+            if source.dtype == value.dtype and not any(flags.values()) and not source.is_conj() and not source.is_neg():
+                plan.append(FromInput(position, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False))
+                continue
+        if 0 in spec.shape:
+            plan.append(Empty(spec))
+            continue
+        maker = makers.get(_storage(node), node)
+        layout = Layout.of(spec.shape, spec.stride)
+        alone = len(sharing[_storage(node)]) == 1 and layout.dense
+        made = symbols.spec(maker.meta["val"])
+        if position is not None or maker is node or (alone and not any(flags.values())) or made.offset or 0 in made.shape:
+            plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype))
+        else:
+            plan.append(FromBuffer(buffer(maker), spec.shape, spec.stride, spec.offset, spec.dtype, **flags))
+    return plan, buffers
+
+
+def _storage(node: Node) -> int:
+    return node.meta["val"].untyped_storage()._cdata

@@ -1,0 +1,63 @@
+"""The options of the backends. Nothing else reads options or environment variables."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from .errors import OptionError
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `torch.compile(..., backend="dynaxla", options={...})`.
+
+    Attributes:
+        dump: a directory for each compiled graph's ATen, StableHLO and optimized HLO. Default: the variable DYNAXLA_DUMP, or none.
+        executables: how many executables (one per combination of input sizes) a graph keeps; beyond it the one not used for the longest
+            time is dropped, and compiled again when it is needed.
+        xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 512}.
+    """
+
+    dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
+    executables: int = 64
+    xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+
+    @staticmethod
+    def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
+        """Raises: OptionError for an unknown option, a wrong type, or a mode."""
+        if mode not in (None, "default"):
+            raise OptionError(
+                f"mode={mode!r} is one of Inductor's presets and means nothing to dynaxla",
+                hint="leave mode out (or mode='default') and give options={...}",
+            )
+        known = {item.name: item for item in fields(Options)}
+        for name, value in (options or {}).items():
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                meant = f"did you mean {close[0]!r}? " if close else ""
+                raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(known)}")
+            _check(name, value)
+        return Options(**(options or {}))
+
+    @property
+    def dump_directory(self) -> Path | None:
+        return Path(self.dump) if self.dump is not None else None
+
+
+def _check(name: str, value: Any) -> None:
+    if name == "dump":
+        good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
+    elif name == "executables":
+        good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
+    else:
+        good = isinstance(value, Mapping) and all(
+            isinstance(key, str) and isinstance(item, (bool, int, float, str)) for key, item in value.items()
+        )
+        wanted = "a dict of XLA option names and values"
+    if not good:
+        raise OptionError(f"option {name}={value!r}", hint=f"{name} is {wanted}")

@@ -1,0 +1,57 @@
+"""Exceptions that users meet. Each carries its facts as fields and says what to do.
+
+They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes them on as they are, instead of wrapping them in
+`BackendCompilerFailed`.
+"""
+
+from __future__ import annotations
+
+from torch._dynamo.exc import ShortenTraceback
+
+
+class DynaxlaError(ShortenTraceback):
+    """Base class of every error that dynaxla raises.
+
+    Attributes: message (what happened), op (ATen overload or ""), inputs (dtypes and shapes), where (the user's line), hint (what to do).
+    """
+
+    def __init__(self, message: str, *, op: str = "", inputs: str = "", where: str = "", hint: str = "") -> None:
+        self.message, self.op, self.inputs, self.where, self.hint = message, op, inputs, where, hint
+        lines = [message]
+        lines += [f"  op:     {op}"] if op and op not in message else []
+        lines += [f"  input:  {inputs}"] if inputs else []
+        lines += [f"  from:   {where}"] if where else []
+        lines += [f"  try:    {hint}"] if hint else []
+        super().__init__("\n".join(lines), first_useful_frame=None)
+
+
+class OptionError(DynaxlaError):
+    """An option or mode given to `torch.compile` is unknown or has a wrong value."""
+
+
+class UnsupportedOp(DynaxlaError):
+    """The graph holds an op, or a use of an op, that has no lowering."""
+
+
+class UnsupportedTensor(DynaxlaError):
+    """A tensor that XLA cannot take: sparse, quantized, meta, or on a device that JAX does not drive."""
+
+
+class DeviceMismatch(DynaxlaError):
+    """The tensors of one graph live on different devices."""
+
+
+class LoweringError(DynaxlaError):
+    """A lowering failed, or gave a shape or dtype other than PyTorch's. A defect of dynaxla (or of a user's lowering)."""
+
+
+class CompilationError(DynaxlaError):
+    """XLA's compiler refused the program."""
+
+
+class ExecutionError(DynaxlaError):
+    """The compiled program failed while it ran. Inputs are unchanged."""
+
+
+class OutOfMemory(ExecutionError):
+    """The device had too little memory for the program. Inputs are unchanged."""

@@ -1,0 +1,133 @@
+"""What a lowering may ask besides its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+from jax import lax
+
+from . import dtypes
+from .dtypes import DType
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's metadata with concrete numbers.
+
+    Attributes: shape; stride (in elements); dtype (torch's); device; offset (storage offset in elements).
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int = 0
+
+    @property
+    def jax_dtype(self) -> DType:
+        return dtypes.to_jax(self.dtype)
+
+    def __str__(self) -> str:
+        return dtypes.describe(self.dtype, self.shape)
+
+
+class SymbolValues:
+    """Concrete values for the symbols of a graph with dynamic shapes."""
+
+    def __init__(self, values: Mapping[Any, int] | None = None) -> None:
+        self.values = dict(values or {})
+        self._expressions: dict[Any, int] = {}
+
+    def integer(self, value: int | torch.SymInt) -> int:
+        """The value of a size, stride or offset."""
+        if isinstance(value, int):
+            return value
+        expression = value.node.expr
+        if (known := self._expressions.get(expression)) is None:
+            known = self._expressions[expression] = int(expression.xreplace(self.values))
+        return known
+
+    def spec(self, fake: torch.Tensor) -> TensorSpec:
+        """The concrete metadata of a fake tensor."""
+        integer = self.integer
+        return TensorSpec(
+            tuple(map(integer, fake.shape)),
+            tuple(map(integer, fake.stride())) if fake.layout == torch.strided else (),
+            fake.dtype,
+            fake.device,
+            integer(fake.storage_offset()) if fake.layout == torch.strided else 0,
+        )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of PyTorch that change what a program computes. They are part of every executable's key.
+
+    Attributes: matmul_tf32, convolution_tf32 (whether float32 products may be rounded to TF32; CUDA only).
+    """
+
+    matmul_tf32: bool = False
+    convolution_tf32: bool = False
+
+    @staticmethod
+    def current(platform: str) -> Settings:
+        if platform != "cuda":
+            return _EXACT
+        return Settings(torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32)
+
+
+_EXACT = Settings()
+
+
+class Context:
+    """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
+
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; node (the FX node being lowered).
+    """
+
+    def __init__(
+        self, platform: str, settings: Settings = _EXACT, symbols: SymbolValues | None = None, seed: jax.Array | None = None
+    ) -> None:
+        self.platform = platform
+        self.settings = settings
+        self.node: torch.fx.Node
+        self._symbols = symbols or SymbolValues()
+        self._key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
+        self._keys_given = 0
+
+    def key(self) -> jax.Array:
+        """A fresh JAX PRNG key, different for each random op of the graph and for each call of the program."""
+        assert self._key is not None, f"{self.node.target} draws random numbers but lacks torch.Tag.nondeterministic_seeded"
+        self._keys_given += 1
+        return jax.random.fold_in(self._key, self._keys_given)
+
+    @property
+    def output(self) -> Any:
+        """Metadata of the current node's result: a TensorSpec, or a tuple of them (None where the op returns None)."""
+        return self._specs(self.node.meta["val"])
+
+    def input(self, index: int) -> Any:
+        """Metadata of the current node's positional argument: a TensorSpec, a list of them, or None."""
+        return torch.fx.node.map_arg(self.node.args[index], lambda node: self._specs(node.meta["val"]))
+
+    def _specs(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._symbols.spec(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self._specs(item) for item in value)
+        if isinstance(value, torch.SymInt):
+            return self._symbols.integer(value)
+        return value
+
+    @property
+    def matmul_precision(self) -> lax.Precision:
+        """For dots: float32 products keep PyTorch's precision, whatever XLA's default is."""
+        return lax.Precision.DEFAULT if self.settings.matmul_tf32 else lax.Precision.HIGHEST
+
+    @property
+    def convolution_precision(self) -> lax.Precision:
+        return lax.Precision.DEFAULT if self.settings.convolution_tf32 else lax.Precision.HIGHEST

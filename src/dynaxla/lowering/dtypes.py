@@ -1,0 +1,103 @@
+"""The correspondence of PyTorch's and JAX's dtypes, and small rules about them."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+DType = np.dtype
+
+_TORCH_TO_JAX: dict[torch.dtype, np.dtype] = {
+    torch.bool: np.dtype(np.bool_),
+    torch.uint8: np.dtype(np.uint8),
+    torch.uint16: np.dtype(np.uint16),
+    torch.uint32: np.dtype(np.uint32),
+    torch.uint64: np.dtype(np.uint64),
+    torch.int8: np.dtype(np.int8),
+    torch.int16: np.dtype(np.int16),
+    torch.int32: np.dtype(np.int32),
+    torch.int64: np.dtype(np.int64),
+    torch.float16: np.dtype(np.float16),
+    torch.bfloat16: np.dtype(jnp.bfloat16),
+    torch.float32: np.dtype(np.float32),
+    torch.float64: np.dtype(np.float64),
+    torch.complex64: np.dtype(np.complex64),
+    torch.complex128: np.dtype(np.complex128),
+    torch.float8_e4m3fn: np.dtype(jnp.float8_e4m3fn),
+    torch.float8_e5m2: np.dtype(jnp.float8_e5m2),
+    torch.float8_e4m3fnuz: np.dtype(jnp.float8_e4m3fnuz),
+    torch.float8_e5m2fnuz: np.dtype(jnp.float8_e5m2fnuz),
+    torch.float8_e8m0fnu: np.dtype(jnp.float8_e8m0fnu),
+}
+_JAX_TO_TORCH = {jax_dtype: torch_dtype for torch_dtype, jax_dtype in _TORCH_TO_JAX.items()}
+
+_SHORT = {"bool": "bool", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2"}
+
+
+def is_supported(dtype: torch.dtype) -> bool:
+    return dtype in _TORCH_TO_JAX
+
+
+def to_jax(dtype: torch.dtype) -> DType:
+    """Raises: KeyError for dtypes without a JAX counterpart (quantized, complex32, bit-packed)."""
+    return _TORCH_TO_JAX[dtype]
+
+
+def to_torch(dtype: DType) -> torch.dtype:
+    return _JAX_TO_TORCH[np.dtype(dtype)]
+
+
+def is_bool(dtype: DType) -> bool:
+    return dtype == np.bool_
+
+
+def is_integer(dtype: DType) -> bool:
+    """True for signed and unsigned integers; False for bool."""
+    return bool(jnp.issubdtype(dtype, jnp.integer))
+
+
+def is_float(dtype: DType) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.floating))
+
+
+def is_complex(dtype: DType) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.complexfloating))
+
+
+def is_inexact(dtype: DType) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def accumulator(dtype: DType) -> DType:
+    """The dtype in which ATen computes and adds: float32 for narrower floats, the dtype itself otherwise."""
+    if is_float(dtype) and np.dtype(dtype).itemsize < 4:
+        return np.dtype(np.float32)
+    return np.dtype(dtype)
+
+
+def widen_integers(dtype: DType) -> DType:
+    """int64 for bool and integers (the dtype of ATen's sums and products), the dtype itself otherwise."""
+    return np.dtype(dtype) if is_inexact(dtype) else np.dtype(np.int64)
+
+
+def real(dtype: DType) -> DType:
+    """The dtype of the real part."""
+    return {np.dtype(np.complex64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.float64)}.get(
+        np.dtype(dtype), np.dtype(dtype)
+    )
+
+
+def default_float() -> DType:
+    """`torch.get_default_dtype()`: what an integer becomes where ATen needs a float."""
+    return to_jax(torch.get_default_dtype())
+
+
+def describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
+    """`f32[8, 1024]`, as XLA writes it, for messages."""
+    name = str(dtype).removeprefix("torch.")
+    for long, short in (("uint", "u"), ("int", "i"), ("complex", "c"), ("float", "f")):
+        if name.startswith(long) and name not in _SHORT:
+            name = name.replace(long, short, 1)
+            break
+    return f"{_SHORT.get(name, name)}[{', '.join(map(str, shape))}]"

@@ -1,0 +1,237 @@
+"""Walks an ATen graph and calls the lowering of each node, under jax tracing."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch.fx import Node
+
+from ..errors import DynaxlaError, LoweringError, UnsupportedOp
+from . import dtypes
+from .context import Context, TensorSpec
+from .registry import Registry, Rule, registry as default_registry
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One node, ready to run: its function, its arguments with nodes in the places of values, and the nodes last used here."""
+
+    node: Node
+    function: Callable[..., Any]
+    args: list[Any]
+    kwargs: dict[str, Any]
+    takes_context: bool
+    checked: bool
+    frees: tuple[Node, ...]
+
+
+class Interpreter:
+    """A graph with its lowerings looked up and its arguments bound: everything that does not depend on shapes.
+
+    Raises: UnsupportedOp, naming the first op without a lowering and how many others there are.
+    """
+
+    def __init__(self, module: torch.fx.GraphModule, platform: str, registry: Registry = default_registry) -> None:
+        self.module = module
+        self.platform = platform
+        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+        self.draws_random = any(
+            isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
+            for node in module.graph.nodes
+        )
+        last_use = _last_uses(module.graph)
+        self._steps: list[_Step] = []
+        missing: list[Node] = []
+        for node in module.graph.nodes:
+            if node.op == "get_attr":
+                self._steps.append(_constant_step(module, node, last_use))
+            elif node.op == "call_function":
+                rule = _find_rule(registry, node, platform)
+                if rule is None and not _is_plain_python(node):
+                    missing.append(node)
+                elif not missing:
+                    self._steps.append(_step(node, rule, last_use))
+        if missing:
+            raise _unsupported(missing)
+
+    def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
+        """Evaluate the graph.
+
+        inputs: one array or int per placeholder. wanted: the nodes whose values are returned.
+        Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype.
+        """
+        values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
+        results: dict[Node, Any] = {}
+        keep = set(wanted)
+        for step in self._steps:
+            ctx.node = step.node
+            args = [_substitute(arg, values) for arg in step.args]
+            kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
+            if step.takes_context:
+                kwargs["ctx"] = ctx
+            try:
+                value = step.function(*args, **kwargs)
+            except DynaxlaError:
+                raise
+            except Exception as error:
+                raise LoweringError(
+                    f"the lowering of {step.node.target} failed: {type(error).__name__}: {error}",
+                    op=str(step.node.target),
+                    inputs=describe_inputs(step.node),
+                    where=user_line(step.node),
+                    hint="this is a defect of dynaxla: please report it with the lines above",
+                ) from error
+            if step.checked:
+                _check(step.node, value, ctx.output)
+            values[step.node] = value
+            for node in step.frees:
+                if node in keep:
+                    results[node] = values[node]
+                del values[node]
+        return [results[node] if node in results else values[node] for node in wanted]
+
+
+def _find_rule(registry: Registry, node: Node, platform: str) -> Rule | None:
+    return registry.find(node.target, platform) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def _is_plain_python(node: Node) -> bool:
+    """Arithmetic on sizes, and getitem on an op's several results."""
+    return (
+        getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "torch", "torch.utils._sympy.functions")
+        and not isinstance(node.target, torch._ops.OpOverload)
+        and (node.target is operator.getitem or not _is_tensor(node.meta.get("val")))
+    )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _step(node: Node, rule: Rule | None, last_use: dict[Node, tuple[Node, ...]]) -> _Step:
+    frees = last_use.get(node, ())
+    if rule is None:
+        assert callable(node.target)
+        return _Step(node, node.target, list(node.args), dict(node.kwargs), False, False, frees)
+    try:
+        args, kwargs = rule.bind(node.args, node.kwargs)
+    except UnsupportedOp as error:
+        raise UnsupportedOp(
+            error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint
+        ) from None
+    return _Step(node, rule.function, args, kwargs, rule.takes_context, True, frees)
+
+
+def _constant_step(module: torch.fx.GraphModule, node: Node, last_use: dict[Node, tuple[Node, ...]]) -> _Step:
+    value: Any = module
+    for name in str(node.target).split("."):
+        value = getattr(value, name)
+    if not isinstance(value, torch.Tensor):
+        raise UnsupportedOp(f"the graph holds a {type(value).__name__} as an attribute", op=str(node.target), where=user_line(node))
+    constant = _to_numpy(value)
+    return _Step(node, lambda: jax.numpy.asarray(constant), [], {}, False, False, last_use.get(node, ()))
+
+
+def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        target = dtypes.to_jax(tensor.dtype)
+        if tensor.numel() == 0:
+            return np.zeros(tuple(tensor.shape), target)
+        flat = tensor.reshape(-1).view(torch.uint8).numpy().view(target)
+        return flat.reshape(tuple(tensor.shape)).copy()
+
+
+def _substitute(arg: Any, values: dict[Node, Any]) -> Any:
+    if isinstance(arg, Node):
+        return values[arg]
+    if isinstance(arg, (list, tuple)):
+        return [_substitute(item, values) for item in arg]
+    return arg
+
+
+def _last_uses(graph: torch.fx.Graph) -> dict[Node, tuple[Node, ...]]:
+    """For each node, the earlier nodes that no later node reads."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    frees: dict[Node, list[Node]] = {}
+    for node in graph.nodes:
+        users = [user for user in node.users]
+        if users:
+            last = max(users, key=order.__getitem__)
+            frees.setdefault(last, []).append(node)
+    return {node: tuple(freed) for node, freed in frees.items()}
+
+
+def _check(node: Node, value: Any, expected: Any) -> None:
+    """A lowering must agree with PyTorch about every result's shape and dtype."""
+    if isinstance(expected, TensorSpec):
+        if isinstance(value, jax.Array) and value.shape == expected.shape and value.dtype == expected.jax_dtype:
+            return
+        found = f"{value.dtype}{list(value.shape)}" if isinstance(value, jax.Array) else repr(value)
+        raise LoweringError(
+            f"the lowering of {node.target} gave {found}, PyTorch gives {expected.jax_dtype}{list(expected.shape)}",
+            op=str(node.target),
+            inputs=describe_inputs(node),
+            where=user_line(node),
+            hint="this is a defect of dynaxla: please report it with the lines above",
+        )
+    if isinstance(expected, tuple):
+        for item, item_expected in zip(value, expected, strict=True):
+            if item_expected is not None and item is not None:
+                _check(node, item, item_expected)
+
+
+def describe_inputs(node: Node) -> str:
+    """The node's arguments, tensors as `f32[8, 1024]`, other values under their schema's names."""
+    parts: list[str] = []
+    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
+    for index, arg in enumerate(node.args):
+        text = _describe(arg)
+        is_tensor = isinstance(arg, Node) and _is_tensor(arg.meta.get("val"))
+        parts.append(text if is_tensor or index >= len(arguments) else f"{arguments[index].name}={text}")
+    parts += [f"{name}={_describe(arg)}" for name, arg in node.kwargs.items()]
+    return ", ".join(parts)
+
+
+def _describe(arg: Any) -> str:
+    if isinstance(arg, Node):
+        value = arg.meta.get("val")
+        return dtypes.describe(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else str(value)
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_describe, arg))}]"
+    return str(arg)
+
+
+def user_line(node: Node) -> str:
+    """`model.py:41, in forward`: the innermost line of the user's own code that made this node."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    for line in reversed(lines):
+        if "/torch/" not in line:
+            path, number, function = line.removeprefix("File ").split(", ", 2)
+            return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
+    return lines[-1] if lines else ""
+
+
+def _unsupported(missing: list[Node]) -> UnsupportedOp:
+    first = missing[0]
+    others = sorted({str(node.target) for node in missing[1:]} - {str(first.target)})
+    hint = "register one with dynaxla.lowers, or keep this part out of the graph with torch.compiler.disable"
+    if others:
+        hint += f" (also without a lowering in this graph: {', '.join(others)})"
+    return UnsupportedOp(
+        f"no lowering for {first.target}",
+        op=str(first.target),
+        inputs=describe_inputs(first),
+        where=user_line(first),
+        hint=hint,
+    )

@@ -1,0 +1,126 @@
+"""ATen's type promotion.
+
+Source: c10/core/ScalarType (promoteTypes) and ATen/native/TypeProperties.cpp (result_type): tensors with dimensions outrank rank-0
+tensors, which outrank Python numbers; a lower rank only counts where its category (bool < int < float < complex) is higher.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from . import dtypes
+from .dtypes import DType
+
+
+class Promotion(enum.Enum):
+    """How an elementwise op computes and what it returns, as in `torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND`."""
+
+    DEFAULT = enum.auto()  # compute in the common dtype (half types in float32), return the common dtype
+    NO_OPMATH = enum.auto()  # the same, but half types are computed as they are (moves and comparisons: exact anyway)
+    INT_TO_FLOAT = enum.auto()  # integers become the default float
+    ALWAYS_BOOL = enum.auto()  # compute in the common dtype, return bool
+    COMPLEX_TO_FLOAT = enum.auto()  # complex operands give their real dtype (abs)
+    BOOL_TO_LONG = enum.auto()  # bool operands become int64
+
+
+def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+    if higher is None or lower is None:
+        return higher or lower
+    if higher.is_complex:
+        return higher
+    if higher.is_floating_point:
+        return higher.to_complex() if lower.is_complex else higher
+    if higher == torch.bool or lower.is_floating_point or lower.is_complex:
+        return torch.promote_types(higher, lower)
+    return higher
+
+
+def _number_dtype(number: Any) -> torch.dtype:
+    if isinstance(number, (bool, np.bool_)):
+        return torch.bool
+    if isinstance(number, (int, np.integer)):
+        return torch.int64
+    if isinstance(number, (float, np.floating)):
+        return torch.get_default_dtype()
+    return torch.get_default_dtype().to_complex()
+
+
+def result_type(operands: Sequence[Any]) -> DType:
+    """The common dtype of arrays and Python numbers, as `torch.result_type` gives it."""
+    dimensioned: torch.dtype | None = None
+    rank_zero: torch.dtype | None = None
+    number: torch.dtype | None = None
+    for operand in operands:
+        if isinstance(operand, (jax.Array, np.ndarray)):
+            dtype = dtypes.to_torch(operand.dtype)
+            if operand.ndim:
+                dimensioned = dtype if dimensioned is None else torch.promote_types(dimensioned, dtype)
+            else:
+                rank_zero = dtype if rank_zero is None else torch.promote_types(rank_zero, dtype)
+        else:
+            dtype = _number_dtype(operand)
+            number = dtype if number is None else torch.promote_types(number, dtype)
+    common = _combine(dimensioned, _combine(rank_zero, number))
+    assert common is not None, "result_type needs an operand"
+    return dtypes.to_jax(common)
+
+
+def computation_and_result_dtype(operands: Sequence[Any], kind: Promotion) -> tuple[DType, DType]:
+    """The dtype to compute in, and the dtype of the result."""
+    common = result_type(operands)
+    if kind is Promotion.INT_TO_FLOAT and not dtypes.is_inexact(common):
+        common = dtypes.default_float()
+    if kind is Promotion.BOOL_TO_LONG and dtypes.is_bool(common):
+        common = np.dtype(np.int64)
+    result = common
+    if kind is Promotion.ALWAYS_BOOL:
+        result = np.dtype(np.bool_)
+    elif kind is Promotion.COMPLEX_TO_FLOAT:
+        result = dtypes.real(common)
+    if kind in (Promotion.DEFAULT, Promotion.INT_TO_FLOAT, Promotion.COMPLEX_TO_FLOAT):
+        return dtypes.accumulator(common), result
+    return common, result
+
+
+def convert(operand: Any, dtype: DType) -> jax.Array:
+    """An array of `dtype` from an array or a Python number; complex to real drops the imaginary part, as ATen's copies do."""
+    if isinstance(operand, jax.Array):
+        if operand.dtype == dtype:
+            return operand
+        if dtypes.is_complex(operand.dtype) and not dtypes.is_complex(dtype):
+            if dtypes.is_bool(dtype):
+                return lax.ne(operand, lax.full_like(operand, 0))
+            operand = lax.real(operand)
+        return lax.convert_element_type(operand, dtype)
+    return lax.full((), operand, dtype)
+
+
+def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """All arrays at their common shape (NumPy's rules, which are ATen's)."""
+    shape = np.broadcast_shapes(*[array.shape for array in arrays])
+    return [expand(array, shape) for array in arrays]
+
+
+def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
+    """Broadcast to `shape`, aligning the trailing dimensions."""
+    if array.shape == tuple(shape):
+        return array
+    offset = len(shape) - array.ndim
+    kept = [dim for dim in range(array.ndim) if array.shape[dim] == shape[dim + offset]]
+    if len(kept) < array.ndim:
+        array = lax.reshape(array, [array.shape[dim] for dim in kept])
+    return lax.broadcast_in_dim(array, tuple(shape), [dim + offset for dim in kept])
+
+
+def elementwise(function: Any, operands: Sequence[Any], kind: Promotion) -> jax.Array:
+    """Apply `function` to promoted, broadcast operands and cast its result."""
+    computation, result = computation_and_result_dtype(operands, kind)
+    out = function(*broadcast([convert(operand, computation) for operand in operands]))
+    return convert(out, result)

@@ -1,0 +1,161 @@
+"""The registry of lowerings: ATen overload -> JAX function.
+
+    @lowers(aten.cumsum.default)
+    def cumsum(x, dim, *, dtype=None): ...
+
+A lowering receives the op's arguments as the schema orders them: positional ones by position, keyword-only ones by name. Tensors come
+as `jax.Array` (tracers), dtypes as NumPy dtypes, sizes as ints. It may leave out keyword-only arguments that cannot change the values
+(`layout`, `device`, `pin_memory`, `memory_format`, `non_blocking`) or that it does not support: an unsupported one with another value
+than its default is an `UnsupportedOp`. A parameter named `ctx` receives the `Context`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from ..errors import UnsupportedOp
+from . import dtypes
+from .promotion import Promotion, elementwise
+
+Lowering = Callable[..., Any]
+
+# Arguments that say where or how a result is stored. Results are placed and laid out by the runtime, so lowerings need not know them.
+STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "non_blocking"})
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One registered lowering.
+
+    Attributes: op; function; platforms (JAX's names: "cpu", "cuda", "rocm", "tpu"; empty means all); takes_context; where it was registered.
+    """
+
+    op: OpOverload
+    function: Lowering
+    platforms: tuple[str, ...]
+    takes_context: bool
+    where: str
+    _positional: int = field(repr=False, default=0)
+    _keywords: frozenset[str] = field(repr=False, default=frozenset())
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Arrange a node's arguments for the function.
+
+        Raises: UnsupportedOp if an argument that the lowering leaves out has another value than its default.
+        """
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        for index, argument in enumerate(self.op._schema.arguments):
+            if index < len(args):
+                value = args[index]
+            elif argument.name in kwargs:
+                value = kwargs[argument.name]
+            else:
+                value = argument.default_value
+            if isinstance(value, torch.dtype):
+                if not dtypes.is_supported(value):
+                    raise UnsupportedOp(f"{self.op} with {argument.name}={value}: JAX has no such dtype", op=str(self.op))
+                value = dtypes.to_jax(value)
+            if argument.kwarg_only:
+                if argument.name in self._keywords:
+                    keywords[argument.name] = value
+                    continue
+            elif index < self._positional:
+                positional.append(value)
+                continue
+            if value != argument.default_value and argument.name not in STORAGE_ARGUMENTS:
+                raise UnsupportedOp(
+                    f"{self.op} is supported only with {argument.name}={argument.default_value}, not {value!r}",
+                    op=str(self.op),
+                )
+        return positional, keywords
+
+
+def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str], bool]:
+    """How many positional arguments `function` takes, which keyword-only ones, and whether it takes the context."""
+    schema = op._schema.arguments
+    keyword_only = {argument.name for argument in schema if argument.kwarg_only}
+    available = sum(not argument.kwarg_only for argument in schema)
+    positional, keywords, takes_context = 0, set(), False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "ctx":
+            takes_context = True
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            positional = available
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            if parameter.name not in keyword_only:
+                raise TypeError(f"lowering of {op}: the schema has no keyword-only argument {parameter.name!r}: {op._schema}")
+            keywords.add(parameter.name)
+        else:
+            positional += 1
+    if positional > available:
+        raise TypeError(f"lowering of {op} takes {positional} positional arguments, the schema has {available}: {op._schema}")
+    return positional, frozenset(keywords), takes_context
+
+
+class Registry:
+    """Lowerings by overload and platform. A platform's own lowering goes before the general one."""
+
+    def __init__(self) -> None:
+        self._rules: dict[tuple[OpOverload, str | None], Rule] = {}
+
+    def register(self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None) -> None:
+        """Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema."""
+        platforms = tuple(platforms)
+        code = inspect.unwrap(source or function)
+        where = f"{inspect.getmodule(code).__name__}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"  # type: ignore[union-attr]
+        positional, keywords, takes_context = _parameters(op, function)
+        rule = Rule(op, function, platforms, takes_context, where, positional, keywords)
+        for platform in platforms or (None,):
+            if earlier := self._rules.get((op, platform)):
+                raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {where}")
+            self._rules[op, platform] = rule
+
+    def find(self, op: OpOverload, platform: str | None = None) -> Rule | None:
+        return self._rules.get((op, platform)) or self._rules.get((op, None))
+
+    def ops(self) -> set[OpOverload]:
+        """Every overload that has a lowering on some platform."""
+        return {op for op, _ in self._rules}
+
+
+registry = Registry()
+
+
+def lowers(
+    *ops: OpOverload, platforms: Iterable[str] = (), promote: Promotion | None = None
+) -> Callable[[Lowering], Lowering]:
+    """Register a function as the lowering of `ops`.
+
+    With `promote`, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion and
+    broadcasting), and its result is cast to the promoted result dtype.
+    """
+
+    def decorate(function: Lowering) -> Lowering:
+        for op in ops:
+            registry.register(op, _promoting(op, function, promote) if promote else function, platforms, source=function)
+        return function
+
+    return decorate
+
+
+def lower_table(table: Mapping[OpOverload, Lowering], promote: Promotion | None = None) -> None:
+    """Register one-line lowerings."""
+    for op, function in table.items():
+        registry.register(op, _promoting(op, function, promote) if promote else function, source=function)
+
+
+def _promoting(op: OpOverload, function: Lowering, kind: Promotion) -> Lowering:
+    count = sum(not argument.kwarg_only for argument in op._schema.arguments)
+
+    def lowering(*operands: Any) -> Any:
+        return elementwise(function, operands[:count], kind)
+
+    lowering.__doc__ = function.__doc__
+    return lowering

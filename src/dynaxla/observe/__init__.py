@@ -1,0 +1,1 @@
+"""Looking inside: counters and times, dumps of programs."""

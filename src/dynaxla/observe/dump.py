@@ -1,0 +1,36 @@
+"""Writes what each compiled graph looked like on its way, and logs it to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+import jax
+import torch
+
+log = logging.getLogger("dynaxla")
+
+
+def prepare(directory: str | os.PathLike[str]) -> Path:
+    """Make the directory. Raises: OSError if it cannot be made or written."""
+    path = Path(directory)
+    path.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path):
+        return path
+
+
+def graph_text(module: torch.fx.GraphModule) -> str:
+    return module.print_readable(print_output=False, include_stride=True, include_device=True)
+
+
+def record(name: str, module: torch.fx.GraphModule, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, directory: Path | None) -> None:
+    """Log (at DEBUG) and, with a directory, write NAME.aten.txt, NAME.stablehlo.mlir and NAME.hlo.txt (optimized by XLA)."""
+    if directory is None and not log.isEnabledFor(logging.DEBUG):
+        return
+    texts = {"aten.txt": graph_text(module), "stablehlo.mlir": lowered.as_text(), "hlo.txt": compiled.as_text() or ""}
+    for kind, text in texts.items():
+        log.debug("%s.%s\n%s", name, kind, text)
+        if directory is not None:
+            (directory / f"{name}.{kind}").write_text(text)

@@ -1,0 +1,54 @@
+"""Counters of what has been done, and the seconds it took, process-wide."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+_seconds: Counter[str] = Counter()
+
+
+def add(name: str, amount: int = 1) -> None:
+    with _lock:
+        _counts[name] += amount
+
+
+@contextlib.contextmanager
+def timed(phase: str) -> Iterator[None]:
+    """Add the wall time of the block to `phase`, and one to its count."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        with _lock:
+            _seconds[phase] += time.perf_counter() - start
+            _counts[phase] += 1
+
+
+def snapshot() -> dict[str, int]:
+    """Counts since the process began or `reset()`:
+
+    graphs: ATen graphs received; trace, lower, compile: how often each was done; lookup: executables found again by their program's
+    hash (dynaxla_retrace); evictions: executables dropped from a full cache; calls: compiled programs run;
+    imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
+    copied to be handed over.
+    """
+    with _lock:
+        return dict(_counts)
+
+
+def seconds() -> dict[str, float]:
+    """Wall seconds by phase: capture, trace, lower, compile, lookup."""
+    with _lock:
+        return dict(_seconds)
+
+
+def reset() -> None:
+    with _lock:
+        _counts.clear()
+        _seconds.clear()

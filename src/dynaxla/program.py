@@ -1,0 +1,270 @@
+"""One ATen graph and its executables: what AOTAutograd calls.
+
+    Program         lowers the graph once for each combination of input sizes, compiles it, and from then on only runs it.
+    RetracedProgram traces and lowers the graph again at every call, and finds the executable by the lowered program's hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+from jax.sharding import SingleDeviceSharding
+
+from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
+from .config import Options
+from .lowering import Context, Interpreter, Settings, SymbolValues, TensorSpec
+from .observe import dump, metrics
+from .runtime import devices, random
+from .runtime.arguments import Arguments, Parameter
+from .runtime.cache import LeastRecentlyUsed
+from .runtime.executable import Executable, compilation_error, execution_error, reinterpret
+from .runtime.layout import Layout
+
+
+class Program:
+    """A graph, callable with the list of its inputs (AOTAutograd's boxed convention: the list is emptied).
+
+    module: a functional ATen graph. static_inputs: positions of parameters and buffers.
+    Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
+    """
+
+    _boxed_call = True
+
+    def __init__(self, name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options) -> None:
+        self.name = name
+        self.options = options
+        self.device = graph_device(module)
+        self.platform = devices.platform_of(self.device)
+        self.jax_device = devices.jax_device(self.device)
+        self.interpreter = Interpreter(module, self.platform)
+        self.static_inputs = frozenset(static_inputs)
+        placeholders = self.interpreter.placeholders
+        for node in placeholders:
+            if isinstance(node.meta["val"], torch.Tensor):
+                check_tensor(node.meta["val"], "an input")
+        self.tensor_positions = [i for i, node in enumerate(placeholders) if isinstance(node.meta["val"], torch.Tensor)]
+        self.sizes = Sizes(placeholders)
+        self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
+        self._lock = threading.Lock()
+        metrics.add("graphs")
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        key: Any = () if self.sizes.is_static else self.sizes.key(args)
+        if self.platform == "cuda":
+            key = (*key, Settings.current(self.platform))
+        executable = self._executables.get(key)
+        if executable is None:
+            with self._lock:
+                executable = self._executables.get(key)
+                if executable is None:
+                    executable = self.build(args)
+                    self._executables.put(key, executable)
+        tensors = self.take(args, executable)
+        return executable(tensors)
+
+    def take(self, args: list[Any], executable: Executable) -> list[torch.Tensor]:
+        """The tensors that the executable wants, in its order. Empties args."""
+        tensors = [args[position] for position in executable.positions]
+        args.clear()
+        return tensors
+
+    def build(self, args: Sequence[Any]) -> Executable:
+        """Trace, lower and compile the graph for inputs like these."""
+        specialised = Specialised(self, args)
+        compiled = None
+        if specialised.buffers:
+            with metrics.timed("trace"):
+                traced = specialised.trace()
+            with metrics.timed("lower"), jax.enable_x64(True):
+                lowered = traced.lower()
+            compiled = self.compile(lowered)
+            dump.record(self.name, self.interpreter.module, lowered, compiled, self.options.dump_directory)
+        return specialised.executable(compiled)
+
+    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Raises: CompilationError; OutOfMemory."""
+        with metrics.timed("compile"):
+            try:
+                return lowered.compile(compiler_options=dict(self.options.xla) or None)
+            except Exception as error:
+                if "RESOURCE_EXHAUSTED" in str(error):
+                    raise execution_error(self.name, error) from error
+                raise compilation_error(self.name, error) from error
+
+
+class RetracedProgram(Program):
+    """The same graph as lazy tensors would run it: traced and lowered at every call, only XLA's work is found again."""
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        specialised = Specialised(self, args)
+        if not specialised.buffers:
+            executable = specialised.executable(None)
+            return executable(self.take(args, executable))
+        with metrics.timed("trace"):
+            traced = specialised.trace()
+        with metrics.timed("lower"), jax.enable_x64(True):
+            lowered = traced.lower()
+        with metrics.timed("lookup"):
+            key = (fingerprint(lowered), specialised.facts)
+            executable = self._executables.get(key)
+        if executable is None:
+            compiled = self.compile(lowered)
+            dump.record(self.name, self.interpreter.module, lowered, compiled, self.options.dump_directory)
+            executable = specialised.executable(compiled)
+            self._executables.put(key, executable)
+        tensors = self.take(args, executable)
+        with metrics.timed("run"):
+            return executable(tensors)
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> bytes:
+    """A hash of the lowered program."""
+    return hashlib.blake2b(str(lowered.compiler_ir("stablehlo")).encode()).digest()
+
+
+class Specialised:
+    """A graph with concrete sizes: what is passed to XLA, what comes back, and how the graph's outputs are made of it."""
+
+    def __init__(self, program: Program, args: Sequence[Any]) -> None:
+        self.program = program
+        self.interpreter = program.interpreter
+        self.args = list(args)
+        placeholders = self.interpreter.placeholders
+        self.symbols: SymbolValues = program.sizes.values(args)
+        self.outputs, self.buffers = plan_outputs(
+            placeholders, self.interpreter.output_node.args[0], self.interpreter.module.graph, self.symbols  # type: ignore[arg-type]
+        )
+        self.specs: dict[int, TensorSpec] = {
+            position: self.symbols.spec(placeholders[position].meta["val"]) for position in program.tensor_positions
+        }
+        # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
+        self.passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
+        aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
+        self.positions = self.passed + sorted(aliased - set(self.passed))
+        self.settings = Settings.current(program.platform)
+        self.numbers: dict[torch.fx.Node, Any] = {}
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What an executable depends on besides its program."""
+        return (tuple(self.specs.items()), tuple(self.numbers.values()))
+
+    def trace(self) -> jax.stages.Traced:
+        """Walk the graph under jax tracing."""
+        parameters = self.parameters()
+        avals = [jax.ShapeDtypeStruct(item.layout.packed_shape, TensorSpec(item.shape, item.stride, item.dtype, self.program.device).jax_dtype) for item in parameters]
+        seed = [jax.ShapeDtypeStruct((2,), np.uint32)] if self.interpreter.draws_random else []
+        layouts = [item.layout for item in parameters]
+
+        def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+            ctx = Context(self.program.platform, self.settings, self.symbols, arrays[0] if seed else None)
+            inputs: list[Any] = list(self.args)
+            for position, spec in self.specs.items():
+                if position not in self.passed:
+                    inputs[position] = lax.full(spec.shape, 0, spec.jax_dtype)
+            for position, layout, array in zip(self.passed, layouts, arrays[len(seed) :], strict=True):
+                inputs[position] = layout.unpack(array)
+            constants = [output.node for output in self.outputs if isinstance(output, Constant) and output.node is not None]
+            wanted = [buffer.node for buffer in self.buffers] + constants
+            values = self.interpreter.run(inputs, ctx, wanted)
+            self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=True))
+            return tuple(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False))
+
+        program.__name__ = self.program.name
+        sharding = SingleDeviceSharding(self.program.jax_device)
+        with jax.enable_x64(True):
+            return jax.jit(program, in_shardings=sharding, out_shardings=sharding, keep_unused=True).trace(*seed, *avals)
+
+    def parameters(self) -> list[Parameter]:
+        result = []
+        for position in self.passed:
+            spec = self.specs[position]
+            layout = Layout.of(spec.shape, spec.stride)
+            result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self.program.static_inputs))
+        return result
+
+    def executable(self, compiled: jax.stages.Compiled | None) -> Executable:
+        program = self.program
+        arguments = Arguments(self.parameters(), program.device, program.jax_device)
+        seed = (lambda: random.seed(program.device, program.jax_device)) if self.interpreter.draws_random else None
+        return Executable(program.name, compiled, arguments, self._assembler(), seed, program.device, self.positions)
+
+    def _assembler(self) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
+        """How to make the graph's outputs of the program's buffers and the inputs."""
+        buffer_specs = [_BufferView(buffer) for buffer in self.buffers]
+        index_of = {position: index for index, position in enumerate(self.positions)}
+        makers = [_maker(output, buffer_specs, index_of, self.numbers) for output in self.outputs]
+
+        def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+            return [make(buffers, tensors) for make in makers]
+
+        return assemble
+
+
+class _BufferView:
+    """A buffer as torch sees it: contiguous, packed."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.shape = buffer.shape
+        self.dtype = buffer.spec.dtype
+        self.whole = (buffer.spec.shape, buffer.spec.stride) if not buffer.scattered and buffer.layout.is_row_major else None
+
+
+def _maker(
+    output: Output, buffers: Sequence[_BufferView], index_of: dict[int, int], numbers: dict[torch.fx.Node, Any]
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
+    if isinstance(output, Constant):
+        value = output.value if output.node is None else numbers[output.node]
+        return lambda _, __: value
+    if isinstance(output, Empty):
+        spec = output.spec
+        return lambda _, __: torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+    if isinstance(output, FromInput):
+        index = index_of[output.position]
+        if output.whole:
+            return lambda _, tensors: tensors[index]
+        shape, stride, offset = output.shape, output.stride, output.offset
+        return lambda _, tensors: reinterpret(tensors[index], shape, stride, offset)
+    return _buffer_maker(output, buffers[output.buffer])
+
+
+def _buffer_maker(output: FromBuffer, view: _BufferView) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
+    index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
+    if view.whole == (shape, stride) and offset == 0 and view.dtype == dtype and not output.is_conj and not output.is_neg:
+        return lambda buffers, _: buffers[index]
+
+    def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:
+        base = buffers[index]
+        if base.dtype != dtype:
+            base = base.view(-1).view(dtype)
+        tensor = reinterpret(base, shape, stride, offset)
+        tensor = torch._conj(tensor) if output.is_conj else tensor
+        return torch._neg_view(tensor) if output.is_neg else tensor
+
+    return make
+
+
+def graph_device(module: torch.fx.GraphModule) -> torch.device:
+    """The device of a graph. Rank-0 CPU tensors may stand beside tensors of another device, as in eager mode.
+
+    Raises: DeviceMismatch; UnsupportedTensor.
+    """
+    found: set[torch.device] = set()
+    scalars: set[torch.device] = set()
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        for tensor in value if isinstance(value, (tuple, list)) else [value]:
+            if isinstance(tensor, torch.Tensor):
+                check_tensor(tensor, "a tensor of the graph")
+                (found if math.prod(tensor.shape) != 1 or tensor.dim() or tensor.device.type != "cpu" else scalars).add(tensor.device)
+    return devices.common_device(found or scalars)
+
+

@@ -1,0 +1,151 @@
+"""Turning a call's torch tensors into the arrays that an executable reads.
+
+An alias is a jax.Array on a tensor's memory that does not own it. It is valid for as long as a live tensor of the same shape, strides,
+dtype and device has the same `data_ptr()`, whichever tensor object that is: so both are checked at every call, nothing is held alive,
+and an in-place update of a parameter is seen because there is no second copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import torch
+
+from ..errors import DynaxlaError
+from ..observe import metrics
+from . import transfer
+from .layout import Layout, row_major
+
+_data_ptr = torch.Tensor.data_ptr
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """What the executable expects at one position.
+
+    Attributes: shape, stride, dtype; layout; static (a parameter or buffer of a module: its address hardly ever changes).
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    layout: Layout
+    static: bool
+
+
+@dataclass(frozen=True)
+class _Kept:
+    """The last call's addresses, and the aliases among them. Replaced as a whole, never changed: calls may run side by side."""
+
+    check: transfer.ArgumentCheck
+    pointers: list[int]
+    arrays: list[jax.Array | None]
+    complete: bool
+
+
+class Arguments:
+    """Imports the tensors of one executable's calls. Thread-safe."""
+
+    def __init__(self, parameters: Sequence[Parameter], torch_device: torch.device, device: jax.Device) -> None:
+        self.parameters = list(parameters)
+        self._torch_device = torch_device
+        self._device = device
+        self._on_cuda = torch_device.type == "cuda"
+        self._kept: _Kept | None = None
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        """One row-major array per tensor, in the layout that the executable was compiled for.
+
+        Raises: DynaxlaError if a tensor has another shape or dtype than the executable was compiled for.
+        """
+        if not tensors:
+            return ()
+        stream = wait_for_torch(self._torch_device, self._device) if self._on_cuda else None
+        kept = self._kept
+        if kept is None or not kept.check.matches(*tensors):
+            return self._import_all(tensors, stream)
+        pointers = list(map(_data_ptr, tensors))
+        # On a GPU one argument is imported at every call: XLA orders its stream after torch's only when it imports.
+        if kept.complete and pointers == kept.pointers and not self._on_cuda:
+            return kept.arrays  # type: ignore[return-value]
+        arrays = list(kept.arrays)
+        aliases = list(kept.arrays)
+        changed = pointers != kept.pointers
+        for index, (pointer, before, array) in enumerate(zip(pointers, kept.pointers, kept.arrays, strict=True)):
+            if pointer != before or array is None or (self._on_cuda and index == 0):
+                arrays[index], aliases[index] = self._import(index, tensors[index], pointer == before, stream)
+                changed = changed or aliases[index] is not None
+        if changed:
+            self._kept = _Kept(kept.check, pointers, aliases, all(alias is not None for alias in aliases))
+        return arrays  # type: ignore[return-value]
+
+    def _import_all(self, tensors: Sequence[torch.Tensor], stream: int | None) -> Sequence[jax.Array]:
+        prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
+        imported = [self._import(index, tensor, False, stream) for index, tensor in enumerate(prepared)]
+        as_expected = all(mine is theirs for mine, theirs in zip(prepared, tensors, strict=True))
+        if as_expected:
+            aliases = [alias for _, alias in imported]
+            self._kept = _Kept(transfer.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases))
+        return [array for array, _ in imported]
+
+    def _prepare(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor itself if it is what the executable expects, otherwise a copy that is."""
+        if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+            raise DynaxlaError(
+                f"a program compiled for {parameter.dtype}{list(parameter.shape)} was called with {tensor.dtype}{list(tensor.shape)}",
+                hint="call it through torch.compile, whose guards compile it anew",
+            )
+        if tensor.device != self._torch_device and (tensor.device.type != self._torch_device.type):
+            metrics.add("input_copies")
+            tensor = tensor.to(self._torch_device)
+        if tensor.is_conj() or tensor.is_neg():
+            metrics.add("input_copies")
+            tensor = tensor.detach().resolve_conj().resolve_neg()
+        if tensor.stride() != parameter.stride and Layout.of(tuple(tensor.shape), tensor.stride()) != parameter.layout:
+            metrics.add("input_copies")
+            exact = torch.empty_strided(parameter.layout.packed_shape, row_major(parameter.layout.packed_shape), dtype=tensor.dtype, device=tensor.device)
+            view = tensor.detach().permute(parameter.layout.permutation)
+            for dim, size in enumerate(parameter.layout.packed_shape):
+                view = view.narrow(dim, 0, size)
+            exact.copy_(view)
+            tensor = torch.as_strided(exact, parameter.shape, _strides_of(parameter))
+        return tensor
+
+    def _import(
+        self, index: int, tensor: torch.Tensor, seen_before: bool, stream: int | None
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The array for this call, and the same array if it may be kept for the next one."""
+        parameter = self.parameters[index]
+        layout = parameter.layout
+        if layout.dense and tensor.data_ptr() % transfer.ALIGNMENT == 0:
+            if parameter.static or seen_before:
+                metrics.add("aliases")
+                alias = transfer.import_alias(tensor, layout.packed_shape, row_major(layout.packed_shape), self._device, stream)
+                return alias, alias
+            metrics.add("imports")
+            packed = tensor if layout.is_row_major else layout.pack_tensor(tensor)
+            return transfer.import_tensor(packed, self._device, stream), None
+        metrics.add("input_copies")
+        packed = layout.pack_tensor(tensor)
+        if packed.data_ptr() % transfer.ALIGNMENT:
+            packed = packed.clone()
+        return transfer.import_tensor(packed, self._device, stream), None
+
+
+def _strides_of(parameter: Parameter) -> list[int]:
+    """Strides, in elements, of the expected tensor over its packed memory."""
+    packed = row_major(parameter.layout.packed_shape)
+    strides = [0] * len(parameter.shape)
+    for place, dim in enumerate(parameter.layout.permutation):
+        broadcast = parameter.layout.packed_shape[place] != parameter.shape[dim]
+        strides[dim] = 0 if broadcast else packed[place]
+    return strides
+
+
+def wait_for_torch(torch_device: torch.device, device: jax.Device) -> int:
+    """Let XLA's stream wait for what torch's current stream has queued. Returns XLA's stream, which imports then refer to."""
+    stream = device.get_stream_for_external_ready_events()
+    torch.cuda.ExternalStream(stream, device=torch_device).wait_stream(torch.cuda.current_stream(torch_device))
+    return stream

@@ -1,0 +1,38 @@
+"""A bounded mapping that drops what has not been used for the longest time."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from ..observe import metrics
+
+V = TypeVar("V")
+
+
+class LeastRecentlyUsed(Generic[V]):
+    """Thread-safe. Dropping an entry costs a compilation when it is wanted again, nothing else."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._entries: OrderedDict[Hashable, V] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, key: Hashable) -> V | None:
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def put(self, key: Hashable, value: V) -> None:
+        with self._lock:
+            self._entries[key] = value
+            self._entries.move_to_end(key)
+            while len(self._entries) > self.capacity:
+                self._entries.popitem(last=False)
+                metrics.add("evictions")
+
+    def __len__(self) -> int:
+        return len(self._entries)

@@ -1,0 +1,83 @@
+"""From torch's devices to JAX's."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterable
+
+import jax
+import torch
+
+from ..errors import DeviceMismatch, UnsupportedTensor
+
+
+def platform_of(device: torch.device) -> str:
+    """JAX's name for the platform of a torch device.
+
+    Raises: UnsupportedTensor for a device whose memory JAX cannot share.
+    """
+    if device.type == "cpu":
+        return "cpu"
+    if device.type == "cuda":
+        return "rocm" if torch.version.hip else "cuda"
+    raise UnsupportedTensor(
+        f"a tensor on device {str(device)!r} cannot be handed to XLA",
+        hint="dynaxla takes tensors on cpu and cuda; move the model and its inputs there",
+    )
+
+
+def common_device(devices: Iterable[torch.device], rank_zero_cpu: bool = False) -> torch.device:
+    """The one device of a graph; cpu if it has no tensors.
+
+    Raises: DeviceMismatch if there are several.
+    """
+    distinct = {torch.device(device.type, device.index or 0) if device.type != "cpu" else device for device in devices}
+    if len(distinct) > 1:
+        names = ", ".join(sorted(map(str, distinct)))
+        raise DeviceMismatch(
+            f"one graph has tensors on several devices: {names}",
+            hint="move them to one device, or keep the transfer out of the graph with torch.compiler.disable",
+        )
+    return distinct.pop() if distinct else torch.device("cpu")
+
+
+@functools.cache
+def jax_device(device: torch.device) -> jax.Device:
+    """The JAX device that shares this torch device's memory.
+
+    Raises: UnsupportedTensor if JAX has no client for the platform.
+    """
+    platform = platform_of(device)
+    if platform != "cpu":
+        _keep_memory_for_torch()
+    try:
+        candidates = jax.local_devices(backend=platform)
+    except RuntimeError as error:
+        raise UnsupportedTensor(
+            f"JAX has no {platform} backend here: {error}",
+            hint="install JAX's plugin for it, e.g. pip install 'jax[cuda13]'; `dynaxla doctor` shows what is found",
+        ) from error
+    index = device.index or 0
+    for candidate in candidates:
+        if candidate.local_hardware_id in (index, None) or platform == "cpu":
+            return candidate
+    raise UnsupportedTensor(
+        f"JAX does not see {device}: it sees {', '.join(map(str, candidates))}",
+        hint="check CUDA_VISIBLE_DEVICES and jax_visible_devices",
+    )
+
+
+def _keep_memory_for_torch() -> None:
+    """Let JAX's GPU client allocate as it needs instead of taking most of the memory at start.
+
+    XLA reads these variables once, when it makes the client: they are set for that moment only, and never where the user has set one.
+    """
+    names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
+    if any(name in os.environ for name in names):
+        return
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    try:
+        jax.local_devices()
+    finally:
+        del os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]

@@ -1,0 +1,90 @@
+"""A compiled program and its call: alias the arguments, execute, alias the results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import torch
+from torch._C._dynamo.guards import _reinterpret_tensor
+
+from ..errors import CompilationError, ExecutionError, OutOfMemory
+from ..observe import metrics
+from . import transfer
+from .arguments import Arguments
+
+Assemble = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]
+
+
+class Executable:
+    """Owns the XLA program, and the aliases of what it was last called with.
+
+    Call it with the tensors it takes; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
+    torch's current stream waits for XLA's).
+    """
+
+    def __init__(
+        self, name: str, compiled: jax.stages.Compiled | None, arguments: Arguments, assemble: Assemble, seed: Callable[[], jax.Array] | None,
+        torch_device: torch.device, positions: Sequence[int],
+    ) -> None:
+        self.name = name
+        self.compiled = compiled
+        self.arguments = arguments
+        self._call = transfer.make_call(compiled) if compiled is not None else None
+        self._assemble = assemble
+        self._seed = seed
+        self._torch_device = torch_device
+        self.positions = list(positions)
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """tensors: the program's arguments first, then those that only outputs alias.
+
+        Raises: ExecutionError (OutOfMemory among them); the arguments are unchanged then.
+        """
+        if torch.autograd.profiler._is_profiler_enabled:
+            with torch.profiler.record_function(self.name):
+                return self._run(tensors)
+        return self._run(tensors)
+
+    def _run(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        if self._call is None:
+            return self._assemble((), tensors)
+        count = len(self.arguments.parameters)
+        arrays = self.arguments.arrays(tensors if len(tensors) == count else tensors[:count])
+        try:
+            results = self._call(arrays if self._seed is None else (self._seed(), *arrays))
+            stream = _torch_stream(self._torch_device) if self._torch_device.type == "cuda" else None
+            buffers = [transfer.export_array(result, stream) for result in results]
+        except jax.errors.JaxRuntimeError as error:
+            raise execution_error(self.name, error) from error
+        metrics.add("calls")
+        return self._assemble(buffers, tensors)
+
+
+def _torch_stream(device: torch.device) -> int:
+    """torch's current stream, as DLPack writes it: CUDA's default stream is 1."""
+    return torch.cuda.current_stream(device).cuda_stream or 1
+
+
+def execution_error(name: str, error: Exception) -> ExecutionError:
+    text = str(error)
+    if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text or "out of memory" in text:
+        return OutOfMemory(
+            f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged"
+        )
+    return ExecutionError(f"{name} failed while it ran: {text}", hint="the inputs are unchanged; options={'dump': DIR} writes the program")
+
+
+def compilation_error(name: str, error: Exception) -> CompilationError:
+    return CompilationError(
+        f"XLA could not compile {name}: {error}",
+        hint="options={'dump': DIR} writes the program; check options={'xla': ...} if you gave any",
+    )
+
+
+def reinterpret(
+    tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """Another tensor on the same storage; not a view to autograd. offset: elements from the tensor's own start."""
+    return _reinterpret_tensor(tensor, shape, stride, offset)

@@ -1,0 +1,103 @@
+"""How strided torch tensors map to the row-major arrays that cross the border to XLA.
+
+Every array that enters or leaves a program is row-major. A transposed or channels-last tensor crosses as the row-major array of its
+memory order, and the program begins (or ends) with the transpose that XLA then folds away. A broadcast dimension (stride 0) crosses
+with size 1. So a crossing never copies, unless the tensor's elements lie apart in memory.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax
+import torch
+from jax import lax
+from torch._C._dynamo.guards import _reinterpret_tensor
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides, in elements, of a contiguous tensor."""
+    strides = [1] * len(shape)
+    for dim in range(len(shape) - 2, -1, -1):
+        strides[dim] = strides[dim + 1] * max(shape[dim + 1], 1)
+    return tuple(strides)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The memory order of a strided tensor.
+
+    Attributes:
+        shape: the tensor's shape.
+        packed_shape: the row-major shape of its distinct elements: dimensions in memory order, broadcast ones with size 1.
+        permutation: packed dimension i is tensor dimension permutation[i].
+        dense: whether the distinct elements fill their memory without gaps or overlaps.
+    """
+
+    shape: tuple[int, ...]
+    packed_shape: tuple[int, ...]
+    permutation: tuple[int, ...]
+    dense: bool
+
+    @staticmethod
+    def of(shape: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
+        packed = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
+        order = tuple(range(len(shape)))
+        if not _is_row_major(packed, stride):
+            # A dimension of size 1 has no place of its own in memory: let it stand where its neighbour to the right stands.
+            place = list(stride)
+            for dim in range(len(shape) - 2, -1, -1):
+                if packed[dim] == 1:
+                    place[dim] = place[dim + 1]
+            order = tuple(sorted(order, key=lambda dim: -place[dim]))
+        packed_shape = tuple(packed[dim] for dim in order)
+        dense = _is_row_major(packed_shape, tuple(stride[dim] for dim in order))
+        return Layout(shape, packed_shape, order, dense)
+
+    @property
+    def is_row_major(self) -> bool:
+        """Whether packing changes nothing at all."""
+        return self.dense and self.packed_shape == self.shape and self.permutation == tuple(range(len(self.shape)))
+
+    def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's distinct elements as a contiguous tensor: an alias where the memory allows it, a copy otherwise."""
+        stride = tensor.stride()
+        if self.dense:
+            return _reinterpret_tensor(tensor, self.packed_shape, row_major(self.packed_shape))
+        packed = torch.as_strided(tensor, self.packed_shape, [stride[dim] for dim in self.permutation])
+        return packed.contiguous() if not packed.is_contiguous() else packed.clone()
+
+    def unpack(self, array: jax.Array) -> jax.Array:
+        """In a program: from the packed array to the tensor's logical shape."""
+        if self.permutation != tuple(range(len(self.shape))):
+            inverse = sorted(range(len(self.permutation)), key=self.permutation.__getitem__)
+            array = lax.transpose(array, inverse)
+        if array.shape != self.shape:
+            array = lax.broadcast_in_dim(array, self.shape, range(len(self.shape)))
+        return array
+
+    def pack(self, array: jax.Array) -> jax.Array:
+        """In a program: from the tensor's logical shape to the packed array."""
+        limits = [self.packed_shape[self.permutation.index(dim)] for dim in range(len(self.shape))]
+        if tuple(limits) != array.shape:
+            array = lax.slice(array, [0] * len(limits), limits)
+        if self.permutation != tuple(range(len(self.shape))):
+            array = lax.transpose(array, self.permutation)
+        return array
+
+
+def _is_row_major(shape: list[int] | tuple[int, ...], stride: tuple[int, ...]) -> bool:
+    expected = 1
+    for size, step in zip(reversed(shape), reversed(stride), strict=True):
+        if size != 1 and step != expected:
+            return False
+        expected *= size
+    return True
+
+
+def storage_extent(shape: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """How many elements of storage a tensor spans, from its first to its last."""
+    if math.prod(shape) == 0:
+        return 0
+    return 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))

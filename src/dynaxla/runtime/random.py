@@ -1,0 +1,20 @@
+"""Seeds for programs that draw random numbers, taken from torch's default generators so that `torch.manual_seed` rules."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import torch
+
+
+def seed(torch_device: torch.device, device: jax.Device) -> jax.Array:
+    """A uint32[2] seed, another one at every call. It advances torch's default generator of the device."""
+    if torch_device.type == "cuda":
+        generator = torch.cuda.default_generators[torch_device.index or 0]
+        # Reading seed and offset needs no synchronisation; drawing a number would.
+        offset = generator.get_offset()
+        generator.set_offset(offset + 4)
+        numbers = np.random.SeedSequence([generator.initial_seed(), offset]).generate_state(2)
+    else:
+        numbers = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31).numpy().view(np.uint32)
+    return jax.device_put(numbers, device)

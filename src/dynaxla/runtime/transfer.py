@@ -1,0 +1,165 @@
+"""Handing memory between torch and XLA, and calling executables. The only module that touches private functions of jaxlib and torch.
+
+Each step has a fast way (private, a few microseconds) and a public way that needs nothing private. Which one is live is decided at
+import, by looking; `force_public()` is for tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import torch
+
+# XLA imports memory only at this alignment, in bytes; below it, it copies.
+ALIGNMENT = 64
+
+
+class _Fast:
+    """Private entry points, found once. None where this jaxlib or torch lacks them."""
+
+    to_buffer: Callable[..., jax.Array] | None = None
+    to_capsule: Callable[..., Any] | None = None
+    torch_to_capsule: Callable[..., Any] | None = None
+    torch_from_capsule: Callable[..., torch.Tensor] | None = None
+    storage_at: Callable[..., Any] | None = None
+    guards: Callable[..., Any] | None = None
+
+
+def _find_fast_paths() -> None:
+    with contextlib.suppress(ImportError, AttributeError):
+        from jaxlib import _jax
+
+        _Fast.to_buffer = _jax.dlpack_managed_tensor_to_buffer
+        _Fast.to_capsule = _jax.buffer_to_dlpack_managed_tensor
+    _Fast.torch_to_capsule = getattr(torch._C, "_to_dlpack", None)
+    _Fast.torch_from_capsule = getattr(torch._C, "_from_dlpack", None)
+    _Fast.storage_at = getattr(torch._C, "_construct_storage_from_data_pointer", None)
+    with contextlib.suppress(ImportError, AttributeError):
+        from torch._C._dynamo.guards import TensorGuards
+
+        _Fast.guards = TensorGuards
+
+
+_find_fast_paths()
+
+
+def live_fast_paths() -> dict[str, bool]:
+    """Which fast ways this installation has, for `dynaxla doctor`."""
+    return {
+        "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": bool(_Fast.to_buffer and _Fast.torch_to_capsule),
+        "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(_Fast.to_capsule and _Fast.torch_from_capsule),
+        "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(_Fast.storage_at),
+        "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
+        "execute (LoadedExecutable.execute_sharded)": not _public_only and _has_execute_sharded(),
+    }
+
+
+_public_only = False
+
+
+@contextlib.contextmanager
+def force_public() -> Iterator[None]:
+    """Use the public way for everything made in this context. For tests."""
+    global _public_only
+    saved = {name: getattr(_Fast, name) for name in _Fast.__annotations__}
+    for name in saved:
+        setattr(_Fast, name, None)
+    _public_only = True
+    try:
+        yield
+    finally:
+        _public_only = False
+        for name, value in saved.items():
+            setattr(_Fast, name, value)
+
+
+def _has_execute_sharded() -> bool:
+    with contextlib.suppress(ImportError):
+        from jaxlib import _jax
+
+        return hasattr(_jax.LoadedExecutable, "execute_sharded")
+    return False
+
+
+def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None = None) -> jax.Array:
+    """A jax.Array on the memory of a contiguous torch tensor. It shares the memory and keeps it alive; misaligned memory is copied.
+
+    stream: on a GPU, XLA's stream, which already waits for the work that torch has queued on the tensor.
+    """
+    if _Fast.to_buffer and _Fast.torch_to_capsule:
+        return _Fast.to_buffer(_Fast.torch_to_capsule(tensor), device, stream)
+    with jax.enable_x64(True):
+        return jax.dlpack.from_dlpack(tensor.detach())
+
+
+def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], device: jax.Device, stream: int | None = None) -> jax.Array:
+    """A jax.Array on the aligned memory of a torch tensor, read as a row-major array of `shape`, that does not keep the memory alive.
+
+    The caller may use it only while a live tensor has this address, and must check that before every use.
+    Where torch lacks the means, the array does keep the memory alive, until the caller drops it.
+    """
+    if _Fast.storage_at is None:
+        return import_tensor(torch.as_strided(tensor.detach(), shape, strides), device, stream)
+    bytes_used = tensor.element_size()
+    for size in shape:
+        bytes_used *= size
+    storage = _Fast.storage_at(tensor.data_ptr(), tensor.device, bytes_used)
+    with torch.no_grad():
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
+    return import_tensor(view, device, stream)
+
+
+def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
+    """A torch tensor on the memory of a jax.Array; it shares the memory and keeps it alive. Waits until the array is computed (CPU), or
+    lets `stream` wait for it (GPU)."""
+    if _Fast.to_capsule and _Fast.torch_from_capsule:
+        return _Fast.torch_from_capsule(_Fast.to_capsule(array, stream))
+    return torch.from_dlpack(array)
+
+
+Call = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+
+
+def make_call(compiled: jax.stages.Compiled) -> Call:
+    """The cheapest way to run a compiled program on arrays that are already on its device.
+
+    The fast way checks nothing: arrays of another shape, dtype or device would be misread. The caller must have checked them.
+    """
+    executable = None if _public_only else compiled.runtime_executable()
+    if executable is None or not hasattr(executable, "execute_sharded") or _drops_arguments(compiled):
+        return lambda arrays: compiled(*arrays)
+    execute = executable.execute_sharded
+
+    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return [shards[0] for shards in execute(arrays).disassemble_into_single_device_arrays()]
+
+    return call
+
+
+def _drops_arguments(compiled: jax.stages.Compiled) -> bool:
+    """Whether JAX removed unused arguments from the program, so that positions would not match."""
+    kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
+    return kept is None or len(kept) != len(jax.tree.leaves(compiled.in_avals))
+
+
+class ArgumentCheck:
+    """Whether tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of those seen at construction.
+
+    Holds no reference to the tensors.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.matches: Callable[..., bool]
+        if _Fast.guards is not None and tensors:
+            free = [[None] * tensor.dim() for tensor in tensors]
+            self.matches = _Fast.guards(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free).check
+        else:
+            facts = [_facts(tensor) for tensor in tensors]
+            self.matches = lambda *others: all(_facts(other) == fact for other, fact in zip(others, facts, strict=True))
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())

@@ -6,6 +6,7 @@ XLA executable; every later call is that executable's.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from torch._guards import TracingContext
 from .capture.decompositions import decompositions
 from .capture.signature import check_tensor
 from .config import Options
+from .errors import DynaxlaError
 from .observe import dump, metrics
 from .program import Program, RetracedProgram
 from .runtime import devices
@@ -66,14 +68,19 @@ def _compile(
 
         return compile_graph
 
-    with metrics.timed("capture"):
-        return aot_autograd(
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            partition_fn=min_cut_rematerialization_partition,
-            decompositions=decompositions(platform),
-        )(module, example_inputs)
+    capture = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        decompositions=decompositions(platform),
+    )
+    try:
+        with metrics.timed("capture"):
+            return capture(module, example_inputs)
+    except DynaxlaError as error:
+        error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
+        raise
 
 
 def _static_inputs() -> Sequence[int]:

@@ -22,7 +22,7 @@ from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, O
 from .config import Options
 from .lowering import Context, Interpreter, Settings, SymbolValues, TensorSpec
 from .observe import dump, metrics
-from .runtime import devices, random
+from .runtime import devices, random, transfer
 from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
 from .runtime.executable import Executable, compilation_error, execution_error, reinterpret
@@ -43,7 +43,8 @@ class Program:
         self.options = options
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
-        self.jax_device = devices.jax_device(self.device)
+        self.lowering_device = devices.jax_device(self.device)
+        self.execution_device = transfer.execution_device(self.lowering_device)
         self.interpreter = Interpreter(module, self.platform)
         self.static_inputs = frozenset(static_inputs)
         placeholders = self.interpreter.placeholders
@@ -86,14 +87,14 @@ class Program:
             with metrics.timed("lower"), jax.enable_x64(True):
                 lowered = traced.lower()
             compiled = self.compile(lowered)
-            dump.record(self.name, self.interpreter.module, lowered, compiled, self.options.dump_directory)
+            dump.record(self.name, self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
         return specialised.executable(compiled)
 
-    def compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+    def compile(self, lowered: jax.stages.Lowered) -> transfer.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
         with metrics.timed("compile"):
             try:
-                return lowered.compile(compiler_options=dict(self.options.xla) or None)
+                return transfer.compile_lowered(lowered, self.execution_device, self.options.xla)
             except Exception as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error
@@ -117,7 +118,7 @@ class RetracedProgram(Program):
             executable = self._executables.get(key)
         if executable is None:
             compiled = self.compile(lowered)
-            dump.record(self.name, self.interpreter.module, lowered, compiled, self.options.dump_directory)
+            dump.record(self.name, self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
             executable = specialised.executable(compiled)
             self._executables.put(key, executable)
         tensors = self.take(args, executable)
@@ -161,7 +162,7 @@ class Specialised:
         """Walk the graph under jax tracing."""
         parameters = self.parameters()
         avals = [jax.ShapeDtypeStruct(item.layout.packed_shape, TensorSpec(item.shape, item.stride, item.dtype, self.program.device).jax_dtype) for item in parameters]
-        seed = [jax.ShapeDtypeStruct((2,), np.uint32)] if self.interpreter.draws_random else []
+        seed = [jax.ShapeDtypeStruct((2,), np.int32)] if self.interpreter.draws_random else []
         layouts = [item.layout for item in parameters]
 
         def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -179,7 +180,7 @@ class Specialised:
             return tuple(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False))
 
         program.__name__ = self.program.name
-        sharding = SingleDeviceSharding(self.program.jax_device)
+        sharding = SingleDeviceSharding(self.program.lowering_device)
         with jax.enable_x64(True):
             return jax.jit(program, in_shardings=sharding, out_shardings=sharding, keep_unused=True).trace(*seed, *avals)
 
@@ -191,10 +192,10 @@ class Specialised:
             result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self.program.static_inputs))
         return result
 
-    def executable(self, compiled: jax.stages.Compiled | None) -> Executable:
+    def executable(self, compiled: transfer.XlaProgram | None) -> Executable:
         program = self.program
-        arguments = Arguments(self.parameters(), program.device, program.jax_device)
-        seed = (lambda: random.seed(program.device, program.jax_device)) if self.interpreter.draws_random else None
+        arguments = Arguments(self.parameters(), program.device, program.execution_device)
+        seed = (lambda: random.seed(program.device, program.execution_device)) if self.interpreter.draws_random else None
         return Executable(program.name, compiled, arguments, self._assembler(), seed, program.device, self.positions)
 
     def _assembler(self) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:

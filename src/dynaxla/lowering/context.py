@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from jax import lax
 
@@ -96,7 +97,7 @@ class Context:
         self.settings = settings
         self.node: torch.fx.Node
         self._symbols = symbols or SymbolValues()
-        self._key = None if seed is None else jax.random.wrap_key_data(seed, impl="threefry2x32")
+        self._key = None if seed is None else jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
         self._keys_given = 0
 
     def key(self) -> jax.Array:

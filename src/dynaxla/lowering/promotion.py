@@ -98,8 +98,30 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
             if dtypes.is_bool(dtype):
                 return lax.ne(operand, lax.full_like(operand, 0))
             operand = lax.real(operand)
+        if dtypes.is_float(operand.dtype) and dtypes.is_integer(dtype) and np.dtype(dtype).itemsize < 4:
+            # ATen's casts of floats to narrow integers wrap (-1.0 is 255 as uint8); XLA's saturate.
+            operand = lax.convert_element_type(operand, np.int32)
         return lax.convert_element_type(operand, dtype)
-    return lax.full((), operand, dtype)
+    return lax.full((), number(operand, dtype))
+
+
+def number(value: Any, dtype: DType) -> Any:
+    """A Python number as a NumPy scalar of `dtype`, as ATen casts them: integers wrap, floats overflow to infinity.
+
+    JAX's elementwise primitives take it beside an array of that dtype and broadcast it.
+    """
+    if isinstance(value, complex) and not dtypes.is_complex(dtype):
+        value = value.real
+    with np.errstate(over="ignore", invalid="ignore"):
+        array = np.asarray(value)
+        if np.dtype(dtype).itemsize < 4 and dtypes.is_float(dtype):
+            array = array.astype(np.float32)
+        return array.astype(dtype)[()]
+
+
+def full_like(array: jax.Array, value: Any) -> jax.Array:
+    """An array like `array` that holds one number everywhere; cheaper to trace than `lax.full_like`."""
+    return lax.broadcast_in_dim(number(value, array.dtype), array.shape, ())
 
 
 def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:

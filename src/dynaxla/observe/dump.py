@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -25,11 +26,13 @@ def graph_text(module: torch.fx.GraphModule) -> str:
     return module.print_readable(print_output=False, include_stride=True, include_device=True)
 
 
-def record(name: str, module: torch.fx.GraphModule, lowered: jax.stages.Lowered, compiled: jax.stages.Compiled, directory: Path | None) -> None:
+def record(
+    name: str, module: torch.fx.GraphModule, lowered: jax.stages.Lowered, optimized: Callable[[], str], directory: Path | None
+) -> None:
     """Log (at DEBUG) and, with a directory, write NAME.aten.txt, NAME.stablehlo.mlir and NAME.hlo.txt (optimized by XLA)."""
     if directory is None and not log.isEnabledFor(logging.DEBUG):
         return
-    texts = {"aten.txt": graph_text(module), "stablehlo.mlir": lowered.as_text(), "hlo.txt": compiled.as_text() or ""}
+    texts = {"aten.txt": graph_text(module), "stablehlo.mlir": lowered.as_text(), "hlo.txt": optimized()}
     for kind, text in texts.items():
         log.debug("%s.%s\n%s", name, kind, text)
         if directory is not None:

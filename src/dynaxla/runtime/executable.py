@@ -25,13 +25,19 @@ class Executable:
     """
 
     def __init__(
-        self, name: str, compiled: jax.stages.Compiled | None, arguments: Arguments, assemble: Assemble, seed: Callable[[], jax.Array] | None,
-        torch_device: torch.device, positions: Sequence[int],
+        self,
+        name: str,
+        program: transfer.XlaProgram | None,
+        arguments: Arguments,
+        assemble: Assemble,
+        seed: Callable[[], jax.Array] | None,
+        torch_device: torch.device,
+        positions: Sequence[int],
     ) -> None:
         self.name = name
-        self.compiled = compiled
+        self.program = program
         self.arguments = arguments
-        self._call = transfer.make_call(compiled) if compiled is not None else None
+        self._call = program.call if program is not None else None
         self._assemble = assemble
         self._seed = seed
         self._torch_device = torch_device

@@ -6,15 +6,18 @@ import jax
 import numpy as np
 import torch
 
+from . import transfer
+
 
 def seed(torch_device: torch.device, device: jax.Device) -> jax.Array:
-    """A uint32[2] seed, another one at every call. It advances torch's default generator of the device."""
+    """A seed, int32[2], another one at every call. It advances torch's default generator of the device."""
     if torch_device.type == "cuda":
         generator = torch.cuda.default_generators[torch_device.index or 0]
         # Reading seed and offset needs no synchronisation; drawing a number would.
         offset = generator.get_offset()
         generator.set_offset(offset + 4)
-        numbers = np.random.SeedSequence([generator.initial_seed(), offset]).generate_state(2)
-    else:
-        numbers = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31).numpy().view(np.uint32)
-    return jax.device_put(numbers, device)
+        numbers = np.random.SeedSequence([generator.initial_seed(), offset]).generate_state(2).view(np.int32)
+        stream = device.get_stream_for_external_ready_events()
+        with torch.cuda.stream(torch.cuda.ExternalStream(stream, device=torch_device)):
+            return transfer.import_tensor(torch.from_numpy(numbers).to(torch_device), device, stream)
+    return transfer.import_tensor(torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31), device)

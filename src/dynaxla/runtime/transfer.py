@@ -1,4 +1,4 @@
-"""Handing memory between torch and XLA, and calling executables. The only module that touches private functions of jaxlib and torch.
+"""Handing memory between torch and XLA, and compiling and calling programs. The only module that touches private functions of jaxlib and torch.
 
 Each step has a fast way (private, a few microseconds) and a public way that needs nothing private. Which one is live is decided at
 import, by looking; `force_public()` is for tests.
@@ -7,7 +7,9 @@ import, by looking; `force_public()` is for tests.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -53,7 +55,7 @@ def live_fast_paths() -> dict[str, bool]:
         "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(_Fast.to_capsule and _Fast.torch_from_capsule),
         "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(_Fast.storage_at),
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
-        "execute (LoadedExecutable.execute_sharded)": not _public_only and _has_execute_sharded(),
+        "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(execution_device(jax.local_devices(backend="cpu")[0])),
     }
 
 
@@ -68,20 +70,14 @@ def force_public() -> Iterator[None]:
     for name in saved:
         setattr(_Fast, name, None)
     _public_only = True
+    execution_device.cache_clear()
     try:
         yield
     finally:
         _public_only = False
+        execution_device.cache_clear()
         for name, value in saved.items():
             setattr(_Fast, name, value)
-
-
-def _has_execute_sharded() -> bool:
-    with contextlib.suppress(ImportError):
-        from jaxlib import _jax
-
-        return hasattr(_jax.LoadedExecutable, "execute_sharded")
-    return False
 
 
 def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None = None) -> jax.Array:
@@ -120,29 +116,69 @@ def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
     return torch.from_dlpack(array)
 
 
-Call = Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+@functools.cache
+def execution_device(device: jax.Device) -> jax.Device:
+    """The device that programs for `device` run on.
 
-
-def make_call(compiled: jax.stages.Compiled) -> Call:
-    """The cheapest way to run a compiled program on arrays that are already on its device.
-
-    The fast way checks nothing: arrays of another shape, dtype or device would be misread. The caller must have checked them.
+    On the CPU that is the device of a client of our own: JAX's hands every program to another thread, which costs more than a small
+    program itself, and only a global setting of the user's can tell it not to. Elsewhere it is the device itself.
     """
-    executable = None if _public_only else compiled.runtime_executable()
-    if executable is None or not hasattr(executable, "execute_sharded") or _drops_arguments(compiled):
-        return lambda arrays: compiled(*arrays)
+    if device.platform != "cpu" or _public_only:
+        return device
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        from jaxlib import xla_client
+
+        if hasattr(xla_client, "CompileOptions") and hasattr(xla_client, "DeviceList"):
+            return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+    return device
+
+
+@dataclass(frozen=True)
+class XlaProgram:
+    """A compiled program.
+
+    Attributes: call (arrays on the execution device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
+    text (gives the HLO as XLA optimized it); keep (what the program needs to be kept alive).
+    """
+
+    call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+    text: Callable[[], str]
+    keep: Any
+
+
+def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> XlaProgram:
+    """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`).
+
+    device: as `execution_device` gives it. options: XLA's own, by name.
+    Raises: jax.errors.JaxRuntimeError.
+    """
+    if not _is_own(device):
+        compiled = lowered.compile(compiler_options=dict(options) or None)
+        executable = None if _public_only else compiled.runtime_executable()
+        if hasattr(executable, "execute_sharded"):
+            return XlaProgram(_fast_call(executable), lambda: compiled.as_text() or "", compiled)
+        return XlaProgram(lambda arrays: compiled(*arrays), lambda: compiled.as_text() or "", compiled)
+    from jaxlib import xla_client
+
+    compile_options = xla_client.CompileOptions()
+    compile_options.num_replicas = compile_options.num_partitions = 1
+    compile_options.env_option_overrides = list(options.items())
+    executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), xla_client.DeviceList((device,)), compile_options)
+    text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
+    return XlaProgram(_fast_call(executable), text, lowered)
+
+
+def _is_own(device: jax.Device) -> bool:
+    return device.platform == "cpu" and device.client is not jax.local_devices(backend="cpu")[0].client
+
+
+def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
     execute = executable.execute_sharded
 
     def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return [shards[0] for shards in execute(arrays).disassemble_into_single_device_arrays()]
 
     return call
-
-
-def _drops_arguments(compiled: jax.stages.Compiled) -> bool:
-    """Whether JAX removed unused arguments from the program, so that positions would not match."""
-    kept = getattr(getattr(compiled, "_executable", None), "_kept_var_idx", None)
-    return kept is None or len(kept) != len(jax.tree.leaves(compiled.in_avals))
 
 
 class ArgumentCheck:

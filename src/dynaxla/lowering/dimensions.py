@@ -1,0 +1,62 @@
+"""ATen's ways of naming dimensions and sizes, as plain non-negative ints."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import jax
+from jax import lax
+
+
+def wrap(dim: int, rank: int) -> int:
+    """A dimension counted from the front. A rank-0 tensor has dimensions 0 and -1, both 0."""
+    return dim + max(rank, 1) if dim < 0 else dim
+
+
+def wrap_all(dims: Iterable[int], rank: int) -> tuple[int, ...]:
+    return tuple(wrap(dim, rank) for dim in dims)
+
+
+def reduced(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
+    """The dimensions that a reduction runs over: all of them for None and for an empty list, none for a rank-0 tensor."""
+    if rank == 0:
+        return ()
+    if dims is None:
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        return (wrap(dims, rank),)
+    return wrap_all(dims, rank) or tuple(range(rank))
+
+
+def infer(sizes: Sequence[int], count: int) -> tuple[int, ...]:
+    """Sizes with the -1, if any, filled in so that they hold `count` elements."""
+    if -1 not in sizes:
+        return tuple(sizes)
+    known = -math.prod(sizes)
+    return tuple((count // known if known else 0) if size == -1 else size for size in sizes)
+
+
+def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) -> tuple[int, int, int]:
+    """A Python slice over a dimension of `size`, as (start, end, number of elements) with start <= end."""
+    first, last, _ = slice(start, end).indices(size)
+    last = max(first, last)
+    return first, last, -(-(last - first) // step)
+
+
+def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> jax.Array:
+    """x[start:end:step] in one dimension; 0 <= start <= end <= size."""
+    if start == 0 and end == x.shape[dim] and step == 1:
+        return x
+    starts, ends, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
+    starts[dim], ends[dim], steps[dim] = start, end, step
+    return lax.slice(x, starts, ends, steps if step != 1 else None)
+
+
+def move(x: jax.Array, source: int, destination: int) -> jax.Array:
+    """Move one dimension."""
+    if source == destination:
+        return x
+    order = [dim for dim in range(x.ndim) if dim != source]
+    order.insert(destination, source)
+    return lax.transpose(x, order)

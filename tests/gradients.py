@@ -1,0 +1,36 @@
+"""Compare gradients through AOTAutograd with eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from compare import assert_equal
+from torch.utils import _pytree as pytree
+
+
+def check_gradients(function: Callable[..., Any], *args: torch.Tensor, tolerance: tuple[float, float] | None = None) -> None:
+    """Compile `function` whole and compare its results, and the gradients of its floating arguments under random cotangents, with
+    eager's."""
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    theirs = [leaf(arg) for arg in args]
+    mine = [leaf(arg) for arg in args]
+    expected = function(*theirs)
+    actual = compiled(*mine)
+    assert_equal(actual, expected, tolerance=tolerance)
+    cotangents = [torch.randn_like(out) for out in differentiable(expected)]
+    torch.autograd.backward(differentiable(expected), cotangents)
+    torch.autograd.backward(differentiable(actual), cotangents)
+    assert_equal([arg.grad for arg in mine], [arg.grad for arg in theirs], tolerance=tolerance)
+
+
+def leaf(arg: torch.Tensor) -> torch.Tensor:
+    """A fresh leaf with the argument's values and strides."""
+    copied = arg.detach().clone(memory_format=torch.preserve_format)
+    return copied.requires_grad_(copied.is_floating_point() or copied.is_complex())
+
+
+def differentiable(results: Any) -> list[torch.Tensor]:
+    return [out for out in pytree.tree_leaves(results) if isinstance(out, torch.Tensor) and out.requires_grad]

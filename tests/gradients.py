@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,16 +10,22 @@ from compare import assert_equal
 from torch.utils import _pytree as pytree
 
 
-def check_gradients(function: Callable[..., Any], *args: torch.Tensor, tolerance: tuple[float, float] | None = None) -> None:
+def check_gradients(
+    function: Callable[..., Any],
+    *args: torch.Tensor,
+    constants: Sequence[torch.Tensor] = (),
+    tolerance: tuple[float, float] | None = None,
+) -> None:
     """Compile `function` whole and compare its results, and the gradients of its floating arguments under random cotangents, with
-    eager's."""
+    eager's. The constants come after the arguments; they have no gradient, but `function` may change them."""
     torch._dynamo.reset()
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
-    theirs = [leaf(arg) for arg in args]
-    mine = [leaf(arg) for arg in args]
-    expected = function(*theirs)
-    actual = compiled(*mine)
+    theirs, their_constants = [leaf(arg) for arg in args], [constant.clone() for constant in constants]
+    mine, my_constants = [leaf(arg) for arg in args], [constant.clone() for constant in constants]
+    expected = function(*theirs, *their_constants)
+    actual = compiled(*mine, *my_constants)
     assert_equal(actual, expected, tolerance=tolerance)
+    assert_equal(my_constants, their_constants, tolerance=tolerance)
     cotangents = [torch.randn_like(out) for out in differentiable(expected)]
     torch.autograd.backward(differentiable(expected), cotangents)
     torch.autograd.backward(differentiable(actual), cotangents)

@@ -16,7 +16,6 @@ import jax
 import numpy as np
 import torch
 from jax import lax
-from jax.sharding import SingleDeviceSharding
 
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
 from .config import Options
@@ -36,15 +35,14 @@ class Program:
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 
-    _boxed_call = True
-
     def __init__(self, name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options) -> None:
+        # On the instance, not the class: AOTAutograd wraps the backward with functools.wraps, which copies the instance's attributes only.
+        self._boxed_call = True
         self.name = name
         self.options = options
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
-        self.lowering_device = devices.jax_device(self.device)
-        self.execution_device = transfer.execution_device(self.lowering_device)
+        self.jax_device = devices.jax_device(self.device)
         self.interpreter = Interpreter(module, self.platform)
         self.static_inputs = frozenset(static_inputs)
         placeholders = self.interpreter.placeholders
@@ -55,6 +53,7 @@ class Program:
         self.sizes = Sizes(placeholders)
         self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
         self._lock = threading.Lock()
+        self._dumps = 0
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
@@ -84,17 +83,26 @@ class Program:
         if specialised.buffers:
             with metrics.timed("trace"):
                 traced = specialised.trace()
-            with metrics.timed("lower"), jax.enable_x64(True):
-                lowered = traced.lower()
+            lowered = self.lower(traced)
             compiled = self.compile(lowered)
-            dump.record(self.name, self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
+            dump.record(self.dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
         return specialised.executable(compiled)
+
+    def dump_name(self) -> str:
+        """The graph's name; with a number behind it for every executable after the first."""
+        self._dumps += 1
+        return self.name if self._dumps == 1 else f"{self.name}_{self._dumps}"
+
+    def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:
+        """The traced program as StableHLO."""
+        with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
+            return traced.lower()
 
     def compile(self, lowered: jax.stages.Lowered) -> transfer.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
         with metrics.timed("compile"):
             try:
-                return transfer.compile_lowered(lowered, self.execution_device, self.options.xla)
+                return transfer.compile_lowered(lowered, self.jax_device, self.options.xla)
             except Exception as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error
@@ -111,14 +119,13 @@ class RetracedProgram(Program):
             return executable(self.take(args, executable))
         with metrics.timed("trace"):
             traced = specialised.trace()
-        with metrics.timed("lower"), jax.enable_x64(True):
-            lowered = traced.lower()
+        lowered = self.lower(traced)
         with metrics.timed("lookup"):
             key = (fingerprint(lowered), specialised.facts)
             executable = self._executables.get(key)
         if executable is None:
             compiled = self.compile(lowered)
-            dump.record(self.name, self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
+            dump.record(self.dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
             executable = specialised.executable(compiled)
             self._executables.put(key, executable)
         tensors = self.take(args, executable)
@@ -180,9 +187,8 @@ class Specialised:
             return tuple(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False))
 
         program.__name__ = self.program.name
-        sharding = SingleDeviceSharding(self.program.lowering_device)
-        with jax.enable_x64(True):
-            return jax.jit(program, in_shardings=sharding, out_shardings=sharding, keep_unused=True).trace(*seed, *avals)
+        with jax.enable_x64(True), jax.default_device(self.program.jax_device):
+            return jax.jit(program, keep_unused=True).trace(*seed, *avals)
 
     def parameters(self) -> list[Parameter]:
         result = []
@@ -194,8 +200,8 @@ class Specialised:
 
     def executable(self, compiled: transfer.XlaProgram | None) -> Executable:
         program = self.program
-        arguments = Arguments(self.parameters(), program.device, program.execution_device)
-        seed = (lambda: random.seed(program.device, program.execution_device)) if self.interpreter.draws_random else None
+        arguments = Arguments(self.parameters(), program.device, program.jax_device)
+        seed = (lambda: random.seed(program.device, program.jax_device)) if self.interpreter.draws_random else None
         return Executable(program.name, compiled, arguments, self._assembler(), seed, program.device, self.positions)
 
     def _assembler(self) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:

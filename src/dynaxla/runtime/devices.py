@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import jax
 import torch
 
 from ..errors import DeviceMismatch, UnsupportedTensor
+from . import transfer
 
 
 def platform_of(device: torch.device) -> str:
@@ -27,7 +28,7 @@ def platform_of(device: torch.device) -> str:
     )
 
 
-def common_device(devices: Iterable[torch.device], rank_zero_cpu: bool = False) -> torch.device:
+def common_device(devices: Iterable[torch.device]) -> torch.device:
     """The one device of a graph; cpu if it has no tensors.
 
     Raises: DeviceMismatch if there are several.
@@ -42,17 +43,19 @@ def common_device(devices: Iterable[torch.device], rank_zero_cpu: bool = False) 
     return distinct.pop() if distinct else torch.device("cpu")
 
 
-@functools.cache
 def jax_device(device: torch.device) -> jax.Device:
     """The JAX device that shares this torch device's memory.
 
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
     platform = platform_of(device)
-    if platform != "cpu":
-        _keep_memory_for_torch()
+    return transfer.cpu_device() if platform == "cpu" else _accelerator(platform, device)
+
+
+@functools.cache
+def _accelerator(platform: str, device: torch.device) -> jax.Device:
     try:
-        candidates = jax.local_devices(backend=platform)
+        candidates = _without_preallocation(lambda: jax.local_devices(backend=platform))
     except RuntimeError as error:
         raise UnsupportedTensor(
             f"JAX has no {platform} backend here: {error}",
@@ -60,7 +63,7 @@ def jax_device(device: torch.device) -> jax.Device:
         ) from error
     index = device.index or 0
     for candidate in candidates:
-        if candidate.local_hardware_id in (index, None) or platform == "cpu":
+        if candidate.local_hardware_id == index:
             return candidate
     raise UnsupportedTensor(
         f"JAX does not see {device}: it sees {', '.join(map(str, candidates))}",
@@ -68,16 +71,16 @@ def jax_device(device: torch.device) -> jax.Device:
     )
 
 
-def _keep_memory_for_torch() -> None:
-    """Let JAX's GPU client allocate as it needs instead of taking most of the memory at start.
+def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.Device]:
+    """Let JAX's GPU client, if `start` makes it, allocate as it needs instead of taking most of the memory at once.
 
-    XLA reads these variables once, when it makes the client: they are set for that moment only, and never where the user has set one.
+    XLA reads these variables when it makes the client: they are set for that moment only, and never where the user has set one.
     """
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):
-        return
+        return transfer.start_jax_quietly(start)
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     try:
-        jax.local_devices()
+        return transfer.start_jax_quietly(start)
     finally:
         del os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]

@@ -55,7 +55,7 @@ def live_fast_paths() -> dict[str, bool]:
         "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(_Fast.to_capsule and _Fast.torch_from_capsule),
         "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(_Fast.storage_at),
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
-        "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(execution_device(jax.local_devices(backend="cpu")[0])),
+        "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(cpu_device()),
     }
 
 
@@ -70,12 +70,12 @@ def force_public() -> Iterator[None]:
     for name in saved:
         setattr(_Fast, name, None)
     _public_only = True
-    execution_device.cache_clear()
+    cpu_device.cache_clear()
     try:
         yield
     finally:
         _public_only = False
-        execution_device.cache_clear()
+        cpu_device.cache_clear()
         for name, value in saved.items():
             setattr(_Fast, name, value)
 
@@ -117,20 +117,33 @@ def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
 
 
 @functools.cache
-def execution_device(device: jax.Device) -> jax.Device:
-    """The device that programs for `device` run on.
+def cpu_device() -> jax.Device:
+    """The CPU device that programs run on: that of a PJRT client of our own.
 
-    On the CPU that is the device of a client of our own: JAX's hands every program to another thread, which costs more than a small
-    program itself, and only a global setting of the user's can tell it not to. Elsewhere it is the device itself.
+    JAX's own CPU client hands every program to another thread, which costs more than a small program itself, and only a global setting
+    of the user's can tell it not to. And as long as nobody starts JAX's clients, JAX does not warn at every fork, as a DataLoader's
+    workers would make it.
     """
-    if device.platform != "cpu" or _public_only:
-        return device
-    with contextlib.suppress(ImportError, AttributeError, TypeError):
-        from jaxlib import xla_client
+    if not _public_only:
+        with contextlib.suppress(ImportError, AttributeError, TypeError):
+            from jaxlib import xla_client
 
-        if hasattr(xla_client, "CompileOptions") and hasattr(xla_client, "DeviceList"):
-            return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
-    return device
+            if hasattr(xla_client, "CompileOptions") and hasattr(xla_client, "DeviceList"):
+                return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+    return jax.local_devices(backend="cpu")[0]
+
+
+def start_jax_quietly(start: Callable[[], Any]) -> Any:
+    """Call a function that starts JAX's clients, so that JAX does not warn at every later fork of this process.
+
+    The warning is meant for children that go on using JAX; a DataLoader's workers never do.
+    """
+    bridge = None
+    with contextlib.suppress(ImportError):
+        from jax._src import xla_bridge as bridge  # type: ignore[no-redef]
+    if bridge is not None and not getattr(bridge, "_backends", True) and hasattr(bridge, "_at_fork_handler_installed"):
+        bridge._at_fork_handler_installed = True
+    return start()
 
 
 @dataclass(frozen=True)
@@ -149,7 +162,7 @@ class XlaProgram:
 def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> XlaProgram:
     """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`).
 
-    device: as `execution_device` gives it. options: XLA's own, by name.
+    options: XLA's own, by name.
     Raises: jax.errors.JaxRuntimeError.
     """
     if not _is_own(device):
@@ -169,7 +182,7 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
 
 
 def _is_own(device: jax.Device) -> bool:
-    return device.platform == "cpu" and device.client is not jax.local_devices(backend="cpu")[0].client
+    return device.platform == "cpu" and not _public_only and device is cpu_device() and hasattr(device.client, "compile_and_load")
 
 
 def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
@@ -190,8 +203,8 @@ class ArgumentCheck:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.matches: Callable[..., bool]
         if _Fast.guards is not None and tensors:
-            free = [[None] * tensor.dim() for tensor in tensors]
-            self.matches = _Fast.guards(*tensors, dynamic_dims_sizes=free, dynamic_dims_strides=free).check
+            sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+            self.matches = _Fast.guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
         else:
             facts = [_facts(tensor) for tensor in tensors]
             self.matches = lambda *others: all(_facts(other) == fact for other, fact in zip(others, facts, strict=True))

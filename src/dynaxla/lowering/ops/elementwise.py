@@ -1,19 +1,552 @@
-"""Elementwise arithmetic, comparisons and functions."""
+"""Elementwise arithmetic, comparisons, logic, bits, rounding and the functions of calculus. Rarer functions are in special.py."""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import jax
+import numpy as np
 import torch
 from jax import lax
 
-from ..promotion import Promotion
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
 
 aten = torch.ops.aten
+Array = jax.Array
+
+
+# Arithmetic
+
+
+def _add(x: Array, y: Array) -> Array:
+    return lax.bitwise_or(x, y) if dtypes.is_bool(x.dtype) else lax.add(x, y)
+
+
+def _multiply(x: Array, y: Array) -> Array:
+    return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.mul(x, y)
+
+
+def _scaled(x: Array, factor: Any) -> Array:
+    return x if factor == 1 else _multiply(x, number(factor, x.dtype))
+
+
+@lowers(aten.add.Tensor)
+def add(x: Any, y: Any, *, alpha: Any = 1) -> Array:
+    return elementwise(lambda a, b: _add(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
+
+
+@lowers(aten.add.Scalar)
+def add_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
+    return add(x, y, alpha=alpha)
+
+
+@lowers(aten.sub.Tensor)
+def sub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
+    return elementwise(lambda a, b: lax.sub(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
+
+
+@lowers(aten.sub.Scalar)
+def sub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
+    return sub(x, y, alpha=alpha)
+
+
+@lowers(aten.rsub.Tensor)
+def rsub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
+    return sub(y, x, alpha=alpha)
+
+
+@lowers(aten.rsub.Scalar)
+def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
+    return sub(y, x, alpha=alpha)
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def div(x: Any, y: Any) -> Array:
+    """True division: integers become the default float."""
+    uniform = not isinstance(y, jax.Array) or (y.ndim == 0 and getattr(x, "ndim", 0) > 0)
+    return elementwise(_divide_by_uniform if uniform else lax.div, (x, y), Promotion.INT_TO_FLOAT)
+
+
+def _divide_by_uniform(x: Array, y: Array) -> Array:
+    # XLA would multiply by the reciprocal, so that 49 / 7 may be a bit off 7 and change what floor() or == make of it.
+    return lax.div(x, lax.optimization_barrier(y))
+
+
+def _floor_divide(x: Array, y: Array) -> Array:
+    """Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer: as Python's //, also for infinities and signed zeros."""
+    if dtypes.is_integer(x.dtype):
+        quotient = lax.div(x, y)
+        if np.issubdtype(x.dtype, np.unsignedinteger):
+            return quotient
+        rounds_up = _differs_in_sign(lax.rem(x, y), y)
+        return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
+    one, half = number(1, x.dtype), number(0.5, x.dtype)
+    remainder = lax.rem(x, y)
+    quotient = lax.div(lax.sub(x, remainder), y)
+    quotient = lax.select(_differs_in_sign(remainder, y), lax.sub(quotient, one), quotient)
+    floor = lax.floor(quotient)
+    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), lax.add(floor, one), floor)
+    plain = lax.div(x, y)
+    floor = lax.select(lax.eq(quotient, number(0, x.dtype)), copysign(full_like(x, 0), plain), floor)
+    return lax.select(lax.eq(y, number(0, x.dtype)), plain, floor)
+
+
+def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
+    """Whether a remainder is not zero and lies on the other side of zero than the divisor."""
+    zero = number(0, remainder.dtype)
+    return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
+
+
+def _truncating_divide(x: Array, y: Array) -> Array:
+    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(_divide_by_uniform(x, y))
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Array:
+    """Division rounded towards zero ("trunc") or down ("floor"). Where integers are divided by zero, XLA gives -1; ATen raises."""
+    if rounding_mode is None:
+        return div(x, y)
+    return elementwise(_floor_divide if rounding_mode == "floor" else _truncating_divide, (x, y), Promotion.DEFAULT)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(x: Any, y: Any) -> Array:
+    return elementwise(_floor_divide, (x, y), Promotion.DEFAULT)
+
+
+def _remainder(x: Array, y: Array) -> Array:
+    """The remainder with the divisor's sign, as Python's %."""
+    remainder = lax.rem(x, y)
+    if np.issubdtype(x.dtype, np.unsignedinteger):
+        return remainder
+    return lax.select(_differs_in_sign(remainder, y), lax.add(remainder, y), remainder)
+
+
+@lowers(aten.addcmul.default)
+def addcmul(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
+    return elementwise(lambda a, b, c: lax.add(a, lax.mul(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
+    return elementwise(lambda a, b, c: lax.add(a, lax.div(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(start: Array, end: Array, weight: Any) -> Array:
+    """Source: ATen native/Lerp.h: measured from the nearer end, so that weights 0 and 1 give the ends exactly."""
+
+    def from_nearer(a: Array, b: Array, w: Array) -> Array:
+        span = lax.sub(b, a)
+        near = lax.lt(lax.abs(w), number(0.5, dtypes.real(w.dtype)))
+        above = lax.sub(b, lax.mul(span, lax.sub(number(1, w.dtype), w)))
+        return lax.select(near, lax.add(a, lax.mul(w, span)), above)
+
+    if isinstance(weight, jax.Array):
+        return elementwise(from_nearer, (start, end, weight), Promotion.DEFAULT)
+    if abs(weight) < 0.5:
+        return elementwise(lambda a, b: lax.add(a, lax.mul(number(weight, a.dtype), lax.sub(b, a))), (start, end), Promotion.DEFAULT)
+    return elementwise(lambda a, b: lax.sub(b, lax.mul(lax.sub(b, a), number(1 - weight, a.dtype))), (start, end), Promotion.DEFAULT)
+
+
+# Powers
+
+
+def _integer_power(base: Array, exponent: Array) -> Array:
+    """base ** exponent by squaring, wrapping around. Source: ATen native/Pow.h, powi: negative exponents give 0 unless base is 1 or -1."""
+    zero, one = number(0, base.dtype), number(1, base.dtype)
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        power, square, bits = state
+        odd = lax.eq(lax.bitwise_and(bits, one), one)
+        return lax.select(odd, lax.mul(power, square), power), lax.mul(square, square), lax.shift_right_logical(bits, one)
+
+    magnitude = exponent if np.issubdtype(base.dtype, np.unsignedinteger) else lax.abs(exponent)
+    going = lambda state: lax.gt(lax.reduce_max(state[2], range(base.ndim)), zero)  # noqa: E731
+    power = lax.while_loop(going, step, (full_like(base, 1), base, magnitude))[0] if base.size else base
+    if magnitude is exponent:
+        return power
+    # The power of 1 or -1 is its own inverse.
+    unit = lax.eq(lax.mul(base, base), one)
+    unit = lax.bitwise_and(unit, lax.le(lax.abs(base), one))
+    return lax.select(lax.bitwise_and(lax.lt(exponent, zero), lax.bitwise_not(unit)), full_like(base, 0), power)
+
+
+def _power(base: Array, exponent: Array) -> Array:
+    return _integer_power(base, exponent) if dtypes.is_integer(base.dtype) else lax.pow(base, exponent)
+
+
+# Exponents that ATen, too, computes by multiplications and roots: (-inf) ** 0.5 is nan, not inf.
+# Source: ATen native/cpu/PowKernel.cpp, pow_tensor_optimized_scalar_kernel
+_POWERS: dict[float, Any] = {
+    1: lambda x: x,
+    2: lax.square,
+    3: lambda x: lax.mul(lax.square(x), x),
+    0.5: lax.sqrt,
+    -0.5: lax.rsqrt,
+    -1: lambda x: _reciprocal(x),
+    -2: lambda x: _reciprocal(lax.square(x)),
+}
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
+    common = result_type((base, exponent))
+    if exponent == 0:
+        return lax.full(base.shape, number(1, common))
+    if dtypes.is_integer(common) and exponent > 0:
+        return lax.integer_pow(convert(base, common), exponent)
+    if exponent in _POWERS and dtypes.is_inexact(common):
+        return elementwise(_POWERS[exponent], (convert(base, common),), Promotion.DEFAULT)
+    return elementwise(_power, (base, exponent), Promotion.DEFAULT)
+
+
+@lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
+def pow_tensor(base: Any, exponent: Array) -> Array:
+    return elementwise(_power, (base, exponent), Promotion.DEFAULT)
+
+
+@lowers(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
+def float_power(base: Any, exponent: Any) -> Array:
+    """A power computed in float64, or complex128."""
+    wide = np.complex128 if dtypes.is_complex(result_type((base, exponent))) else np.float64
+    return _power(*broadcast([convert(base, np.dtype(wide)), convert(exponent, np.dtype(wide))]))
+
+
+def _reciprocal(x: Array) -> Array:
+    return lax.div(full_like(x, 1), x)
+
+
+# Signs and rounding
+
+
+def _absolute(x: Array) -> Array:
+    return x if dtypes.is_bool(x.dtype) or np.issubdtype(x.dtype, np.unsignedinteger) else lax.abs(x)
+
+
+def _sign(x: Array) -> Array:
+    """Of a complex number: its direction. The sign of nan is 0."""
+    if dtypes.is_bool(x.dtype):
+        return x
+    if dtypes.is_complex(x.dtype):
+        return lax.sign(x)
+    if dtypes.is_float(x.dtype):
+        return lax.select(lax.ne(x, x), full_like(x, 0), lax.sign(x))
+    return lax.sign(x)
+
+
+def _signbit(x: Array) -> Array:
+    """Whether the sign is negative: of -0.0 and of negative nans too."""
+    if dtypes.is_float(x.dtype):
+        x = lax.bitcast_convert_type(x, np.dtype(f"int{x.dtype.itemsize * 8}"))
+    elif dtypes.is_bool(x.dtype):
+        return full_like(x, False)
+    return lax.lt(x, number(0, x.dtype))
+
+
+def copysign(magnitude: Array, sign: Array) -> Array:
+    magnitude = lax.abs(magnitude)
+    return lax.select(_signbit(sign), lax.neg(magnitude), magnitude)
+
+
+def _truncate(x: Array) -> Array:
+    return lax.select(lax.lt(x, number(0, x.dtype)), lax.ceil(x), lax.floor(x))
+
+
+def _round_half_to_even(x: Array) -> Array:
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def _floats_only(function: Any) -> Any:
+    """Integers are round already."""
+    return lambda x: function(x) if dtypes.is_float(x.dtype) else x
+
+
+@lowers(aten.round.decimals)
+def round_decimals(x: Array, *, decimals: int) -> Array:
+    """Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel."""
+    if decimals == 0 or not dtypes.is_float(x.dtype):
+        return _floats_only(_round_half_to_even)(x)
+    ten = number(10 ** abs(decimals), x.dtype)
+    if decimals < 0:
+        return lax.mul(_round_half_to_even(_divide_by_uniform(x, expand(lax.full((), ten), x.shape))), ten)
+    return _divide_by_uniform(_round_half_to_even(lax.mul(x, ten)), expand(lax.full((), ten), x.shape))
+
+
+# Comparisons and logic
+
+
+def _is_infinite(x: Array) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.bitwise_or(_is_infinite(lax.real(x)), _is_infinite(lax.imag(x)))
+    return lax.eq(lax.abs(x), number(np.inf, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
+
+
+def is_nan(x: Array) -> Array:
+    return lax.ne(x, x)
+
+
+def is_finite(x: Array) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.bitwise_and(lax.is_finite(lax.real(x)), lax.is_finite(lax.imag(x)))
+    return lax.is_finite(x) if dtypes.is_float(x.dtype) else lax.full(x.shape, True)
+
+
+def _equals_infinity(x: Array, infinity: float) -> Array:
+    return lax.eq(x, number(infinity, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
+
+
+def _logical(function: Any) -> Any:
+    """A function of truth values; every operand is converted on its own."""
+    return lambda *operands: function(*broadcast([convert(operand, np.dtype(np.bool_)) for operand in operands]))
+
+
+def _maximum(x: Array, y: Array) -> Array:
+    """The larger; nan where either is."""
+    return lax.bitwise_or(x, y) if dtypes.is_bool(x.dtype) else lax.max(x, y)
+
+
+def _minimum(x: Array, y: Array) -> Array:
+    return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.min(x, y)
+
+
+def _skip_nan(function: Any) -> Any:
+    """The other operand where one is nan."""
+
+    def skipping(x: Array, y: Array) -> Array:
+        if not dtypes.is_float(x.dtype):
+            return function(x, y)
+        return lax.select(is_nan(x), y, lax.select(is_nan(y), x, function(x, y)))
+
+    return skipping
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
+    """low where x < low, then high where that > high; nan where any of the three is."""
+    operands = [operand for operand in (x, low, high) if operand is not None]
+
+    def bound(x: Array, *bounds: Array) -> Array:
+        if low is not None:
+            x = _maximum(x, bounds[0])
+        return x if high is None else _minimum(x, bounds[-1])
+
+    return elementwise(bound, operands, Promotion.NO_OPMATH)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(x: Array, low: Any) -> Array:
+    return clamp(x, low, None)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(x: Array, high: Any) -> Array:
+    return clamp(x, None, high)
+
+
+@lowers(aten.where.self)
+def where(condition: Array, x: Any, y: Any) -> Array:
+    common = result_type((x, y))
+    chosen, first, second = broadcast([convert(condition, np.dtype(np.bool_)), convert(x, common), convert(y, common)])
+    return lax.select(chosen, first, second)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(x: Array, mask: Array, value: Any) -> Array:
+    """Dtype: that of x, whatever value is."""
+    x, mask = broadcast([x, mask])
+    return lax.select(mask, expand(convert(value, x.dtype), x.shape), x)
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.complex(nan_to_num(lax.real(x), nan, posinf, neginf), nan_to_num(lax.imag(x), nan, posinf, neginf))
+    if not dtypes.is_float(x.dtype):
+        return x
+    limits = torch.finfo(dtypes.to_torch(x.dtype))
+    out = lax.select(is_nan(x), full_like(x, nan or 0), x)
+    out = lax.select(lax.eq(x, number(np.inf, x.dtype)), full_like(x, limits.max if posinf is None else posinf), out)
+    return lax.select(lax.eq(x, number(-np.inf, x.dtype)), full_like(x, limits.min if neginf is None else neginf), out)
+
+
+# Functions of calculus
+
+
+def _log_base(base: float) -> Any:
+    # The logarithm of a float32 is divided in float64: the powers of the base must give whole numbers.
+    scale = 1 / math.log(base)
+
+    def logarithm(x: Array) -> Array:
+        return lax.mul(lax.log(x), number(scale, x.dtype))
+
+    return logarithm
+
+
+def _hypot(x: Array, y: Array) -> Array:
+    """sqrt(x*x + y*y) without overflow on the way; infinite where either is, even beside a nan."""
+    x, y = lax.abs(x), lax.abs(y)
+    larger, smaller = lax.max(x, y), lax.min(x, y)
+    ratio = lax.div(smaller, lax.select(lax.eq(larger, number(0, x.dtype)), full_like(x, 1), larger))
+    out = lax.mul(larger, lax.sqrt(lax.add(lax.square(ratio), number(1, x.dtype))))
+    infinite = lax.bitwise_or(_equals_infinity(x, np.inf), _equals_infinity(y, np.inf))
+    return lax.select(infinite, full_like(x, np.inf), out)
+
+
+def _log_add_exp(exp: Any, log1p: Any) -> Any:
+    def function(x: Array, y: Array) -> Array:
+        if dtypes.is_complex(x.dtype):
+            raise UnsupportedOp("logaddexp of complex numbers", op="aten.logaddexp.default")
+        larger = lax.max(x, y)
+        out = lax.add(larger, log1p(exp(lax.neg(lax.abs(lax.sub(x, y))))))
+        # inf - inf above
+        return lax.select(lax.bitwise_and(lax.eq(x, y), _is_infinite(x)), x, out)
+
+    return function
+
+
+def _xlogy(x: Array, y: Array) -> Array:
+    """x * log(y); 0 where x is 0, unless y is nan."""
+    zero = lax.bitwise_and(lax.eq(x, number(0, x.dtype)), lax.eq(y, y))
+    return lax.select(zero, full_like(x, 0), lax.mul(x, lax.log(y)))
+
+
+def _sinc(x: Array) -> Array:
+    angle = lax.mul(x, number(math.pi, x.dtype))
+    is_zero = lax.eq(x, number(0, x.dtype))
+    return lax.select(is_zero, full_like(x, 1), lax.div(lax.sin(angle), lax.select(is_zero, full_like(x, 1), angle)))
+
+
+def _angle(x: Array) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.atan2(lax.imag(x), lax.real(x))
+    angle = lax.select(lax.lt(x, number(0, x.dtype)), full_like(x, math.pi), full_like(x, 0))
+    return lax.select(is_nan(x), x, angle)
+
 
 lower_table(
     {
-        aten.mul.Tensor: lax.mul,
-        aten.relu.default: lambda x: lax.max(x, lax.full_like(x, 0)),
+        aten.mul.Tensor: _multiply,
+        aten.mul.Scalar: _multiply,
+        aten.remainder.Tensor: _remainder,
+        aten.remainder.Scalar: _remainder,
+        aten.remainder.Scalar_Tensor: _remainder,
+        aten.fmod.Tensor: lax.rem,
+        aten.fmod.Scalar: lax.rem,
     },
     promote=Promotion.DEFAULT,
+)
+
+# Exact in every dtype, so that half types need no float32.
+lower_table(
+    {
+        aten.neg.default: lax.neg,
+        aten.positive.default: lambda x: x,
+        aten.sign.default: _sign,
+        aten.sgn.default: _sign,
+        aten.floor.default: _floats_only(lax.floor),
+        aten.ceil.default: _floats_only(lax.ceil),
+        aten.trunc.default: _floats_only(_truncate),
+        aten.round.default: _floats_only(_round_half_to_even),
+        aten.frac.default: lambda x: lax.sub(x, _truncate(x)),
+        aten.maximum.default: _maximum,
+        aten.minimum.default: _minimum,
+        aten.fmax.default: _skip_nan(_maximum),
+        aten.fmin.default: _skip_nan(_minimum),
+        aten.bitwise_and.Tensor: lax.bitwise_and,
+        aten.bitwise_and.Scalar: lax.bitwise_and,
+        aten.bitwise_and.Scalar_Tensor: lax.bitwise_and,
+        aten.bitwise_or.Tensor: lax.bitwise_or,
+        aten.bitwise_or.Scalar: lax.bitwise_or,
+        aten.bitwise_or.Scalar_Tensor: lax.bitwise_or,
+        aten.bitwise_xor.Tensor: lax.bitwise_xor,
+        aten.bitwise_xor.Scalar: lax.bitwise_xor,
+        aten.bitwise_xor.Scalar_Tensor: lax.bitwise_xor,
+        aten.bitwise_not.default: lax.bitwise_not,
+        aten.bitwise_left_shift.Tensor: lax.shift_left,
+        aten.bitwise_left_shift.Tensor_Scalar: lax.shift_left,
+        aten.bitwise_left_shift.Scalar_Tensor: lax.shift_left,
+        aten.bitwise_right_shift.Tensor: lax.shift_right_arithmetic,
+        aten.bitwise_right_shift.Tensor_Scalar: lax.shift_right_arithmetic,
+        aten.bitwise_right_shift.Scalar_Tensor: lax.shift_right_arithmetic,
+    },
+    promote=Promotion.NO_OPMATH,
+)
+
+lower_table({aten.abs.default: _absolute}, promote=Promotion.COMPLEX_TO_FLOAT)
+
+lower_table(
+    {
+        aten.eq.Tensor: lax.eq,
+        aten.eq.Scalar: lax.eq,
+        aten.ne.Tensor: lax.ne,
+        aten.ne.Scalar: lax.ne,
+        aten.lt.Tensor: lax.lt,
+        aten.lt.Scalar: lax.lt,
+        aten.le.Tensor: lax.le,
+        aten.le.Scalar: lax.le,
+        aten.gt.Tensor: lax.gt,
+        aten.gt.Scalar: lax.gt,
+        aten.ge.Tensor: lax.ge,
+        aten.ge.Scalar: lax.ge,
+        aten.isnan.default: is_nan,
+        aten.isinf.default: _is_infinite,
+        aten.isfinite.default: is_finite,
+        aten.isposinf.default: lambda x: _equals_infinity(x, np.inf),
+        aten.isneginf.default: lambda x: _equals_infinity(x, -np.inf),
+        aten.signbit.default: _signbit,
+    },
+    promote=Promotion.ALWAYS_BOOL,
+)
+
+lower_table(
+    {
+        aten.logical_and.default: _logical(lax.bitwise_and),
+        aten.logical_or.default: _logical(lax.bitwise_or),
+        aten.logical_xor.default: _logical(lax.bitwise_xor),
+        aten.logical_not.default: _logical(lax.bitwise_not),
+    }
+)
+
+lower_table(
+    {
+        aten.reciprocal.default: _reciprocal,
+        aten.sqrt.default: lax.sqrt,
+        aten.rsqrt.default: lax.rsqrt,
+        aten.exp.default: lax.exp,
+        aten.exp2.default: lax.exp2,
+        aten.expm1.default: lax.expm1,
+        aten.log.default: lax.log,
+        aten.log1p.default: lax.log1p,
+        aten.log2.default: _log_base(2),
+        aten.log10.default: _log_base(10),
+        aten.sin.default: lax.sin,
+        aten.cos.default: lax.cos,
+        aten.tan.default: lax.tan,
+        aten.asin.default: lax.asin,
+        aten.acos.default: lax.acos,
+        aten.atan.default: lax.atan,
+        aten.sinh.default: lax.sinh,
+        aten.cosh.default: lax.cosh,
+        aten.asinh.default: lax.asinh,
+        aten.acosh.default: lax.acosh,
+        aten.atanh.default: lax.atanh,
+        aten.atan2.default: lax.atan2,
+        aten.hypot.default: _hypot,
+        aten.copysign.Tensor: copysign,
+        aten.copysign.Scalar: copysign,
+        aten.logaddexp.default: _log_add_exp(lax.exp, lax.log1p),
+        aten.logaddexp2.default: _log_add_exp(lax.exp2, lambda x: lax.mul(lax.log1p(x), number(1 / math.log(2), x.dtype))),
+        aten.xlogy.Tensor: _xlogy,
+        aten.xlogy.Scalar_Other: _xlogy,
+        aten.xlogy.Scalar_Self: _xlogy,
+        aten.sinc.default: _sinc,
+        aten.erf.default: lax.erf,
+        aten.erfc.default: lax.erfc,
+    },
+    promote=Promotion.INT_TO_FLOAT,
 )

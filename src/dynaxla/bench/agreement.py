@@ -1,0 +1,90 @@
+"""Whether a result is right: close to eager's, or no farther than eager's own from the result in float64."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+# Difference from eager, relative to the largest magnitude of eager's result, that rounding explains.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
+# A result farther off than that is still right if it is at most this many times as far from the float64 result as eager's.
+MULTIPLE = 3.0
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Errors are the largest difference over the largest magnitude of the reference, the worst of all outputs.
+
+    Attributes: agrees; error (from eager); own_error (from the float64 result) and eager_error (eager's, from the same), None
+    without such a result; detail (what differs, if not the values, or "").
+    """
+
+    agrees: bool
+    error: float = 0.0
+    own_error: float | None = None
+    eager_error: float | None = None
+    detail: str = ""
+
+
+def compare(mine: Any, eager: Any, reference: Any = None) -> Agreement:
+    """mine: an engine's result; eager: eager's; reference: the result in float64, or None."""
+    flat_mine, structure_mine = pytree.tree_flatten(mine)
+    flat_eager, structure_eager = pytree.tree_flatten(eager)
+    if structure_mine != structure_eager:
+        return Agreement(False, detail=f"structure {structure_mine}, eager gives {structure_eager}")
+    flat_reference = pytree.tree_leaves(reference) if reference is not None else [None] * len(flat_eager)
+    if len(flat_reference) != len(flat_eager):
+        flat_reference = [None] * len(flat_eager)
+    return worst([_compare_leaf(*leaves) for leaves in zip(flat_mine, flat_eager, flat_reference, strict=True)])
+
+
+def worst(agreements: list[Agreement]) -> Agreement:
+    """One for several: the first that disagrees, or else the one with the largest error."""
+    return min(agreements, key=lambda item: (item.agrees, -item.error), default=Agreement(True))
+
+
+def _compare_leaf(mine: Any, eager: Any, reference: Any) -> Agreement:
+    if not isinstance(eager, torch.Tensor):
+        return Agreement(type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}")
+    if not isinstance(mine, torch.Tensor):
+        return Agreement(False, detail=f"{type(mine).__name__}, eager gives a tensor")
+    for fact in ("shape", "dtype", "device"):
+        if getattr(mine, fact) != getattr(eager, fact):
+            return Agreement(False, detail=f"{fact} {getattr(mine, fact)}, eager gives {getattr(eager, fact)}")
+    if not eager.is_floating_point():
+        differing = int((mine != eager).sum())
+        return Agreement(not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else "")
+    error = distance(mine, eager)
+    if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
+        return Agreement(error <= TOLERANCE.get(eager.dtype, 0.0), error)
+    own_error, eager_error = distance(mine, reference), distance(eager, reference)
+    agrees = error <= TOLERANCE.get(eager.dtype, 0.0) or own_error <= MULTIPLE * eager_error < float("inf")
+    return Agreement(agrees, error, own_error, eager_error)
+
+
+def distance(tensor: torch.Tensor, reference: torch.Tensor) -> float:
+    """The largest difference over the reference's largest magnitude; infinite where one is finite (or NaN) and the other is not."""
+    if not reference.numel():
+        return 0.0
+    mine, theirs = tensor.detach().double(), reference.detach().double()
+    finite = theirs.isfinite()
+    same = (mine == theirs) | (mine.isnan() & theirs.isnan())
+    if not bool(torch.where(finite, mine.isfinite(), same).all()):
+        return float("inf")
+    difference = torch.where(finite, mine - theirs, 0.0).abs().max().item()
+    magnitude = torch.where(finite, theirs, 0.0).abs().max().item()
+    return difference / magnitude if magnitude else (float("inf") if difference else 0.0)
+
+
+def in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:
+    """The model's results in float64, or None where it has none (it fails, or needs more memory than there is)."""
+    try:
+        wide = copy.deepcopy(model).double()
+        return [wide(*[tensor.double() if tensor.is_floating_point() else tensor for tensor in args]) for args in inputs]
+    except Exception:
+        return None

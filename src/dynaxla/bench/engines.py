@@ -1,0 +1,162 @@
+"""The ways to run a model that are compared.
+
+    eager            PyTorch as it is
+    inductor         torch.compile's own compiler, in its default mode
+    torchscript      torch.jit.trace, not frozen
+    dynamo           TorchDynamo alone: its guards around the captured graph, which runs as it is
+    dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs as it is
+    dynaxla          trace once
+    dynaxla_retrace  trace at every call, as lazy tensors do
+    torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
+    torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from functorch.compile import make_boxed_func
+from torch import nn
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils import _pytree as pytree
+
+from ..backend import dynaxla, dynaxla_retrace
+from .errors import BenchmarkError
+
+Call = Callable[..., Any]
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One way to run a model.
+
+    Attributes:
+        name.
+        prepare: from a model and example inputs to what is called; compiling may wait for the first call.
+        obstacle: why the engine cannot be used here, or "". Cheap, and without importing anything that changes this process.
+        isolated: must run in a process of its own.
+    """
+
+    name: str
+    prepare: Callable[[nn.Module, Inputs], Call]
+    obstacle: Callable[[], str] = lambda: ""
+    isolated: bool = False
+
+
+def _compiled(backend: Any) -> Callable[[nn.Module, Inputs], Call]:
+    return lambda model, _: torch.compile(model, backend=backend)
+
+
+def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
+    with warnings.catch_warnings():
+        # Deprecated since torch 2.9, and it warns of every Python branch that it cannot see.
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(model, inputs, check_trace=False)
+
+
+def _graph_as_it_is(module: torch.fx.GraphModule, _: Sequence[Any]) -> Call:
+    return module.forward
+
+
+def _boxed_graph_as_it_is(module: torch.fx.GraphModule, _: Sequence[Any]) -> Call:
+    return make_boxed_func(module.forward)
+
+
+def _torchax(model: nn.Module, _: Inputs) -> Call:
+    """Inputs and results cross over at each call, as in the other engines they stay tensors of torch."""
+    import torchax
+
+    torchax.enable_globally()
+    compiled = torchax.compile(copy.deepcopy(model).to("jax"))
+
+    def call(*inputs: torch.Tensor) -> Any:
+        result = compiled(*[tensor.to("jax") for tensor in inputs])
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
+
+    return call
+
+
+def _torch_xla(model: nn.Module, _: Inputs) -> Call:
+    """Inputs and results cross over at each call, which is included, as in PR #87741."""
+    import torch_xla
+
+    device = torch_xla.device()
+    compiled = torch.compile(copy.deepcopy(model).to(device), backend="openxla")
+
+    def call(*inputs: torch.Tensor) -> Any:
+        result = compiled(*[tensor.to(device) for tensor in inputs])
+        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
+
+    return call
+
+
+def _not_importable(module: str) -> Callable[[], str]:
+    def obstacle() -> str:
+        if importlib.util.find_spec(module) is None:
+            return f"{module} is not installed"
+        attempt = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+        last_line = attempt.stderr.strip().rpartition("\n")[2]
+        return f"{module} cannot be imported: {last_line}" if attempt.returncode else ""
+
+    return obstacle
+
+
+def _no_cpp_compiler() -> str:
+    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
+    return "" if any(name and shutil.which(name) for name in candidates) else "Inductor needs a C++ compiler (g++ or clang++)"
+
+
+_ALL = [
+    Engine("eager", lambda model, _: model),
+    Engine("inductor", _compiled("inductor"), _no_cpp_compiler),
+    Engine("torchscript", _torchscript),
+    Engine("dynamo", _compiled(_graph_as_it_is)),
+    Engine("dynamo_aot", _compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is))),
+    Engine("dynaxla", _compiled(dynaxla)),
+    Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
+    Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
+    Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),
+]
+
+ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
+
+# TorchScript follows the example's path and repeats it, so it cannot be right about models whose path depends on values.
+USUAL: Mapping[str, list[str]] = {
+    "models": ["eager", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
+    "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
+}
+QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
+
+
+def choose(names: Iterable[str], usual: Sequence[str]) -> tuple[list[Engine], list[str]]:
+    """Engines by name, in the table's order, and notes about those left out. Without names: the usual ones that can be used here.
+
+    Raises: BenchmarkError for an unknown name, and for a named engine that cannot be used here.
+    """
+    wanted = list(dict.fromkeys(names))
+    unknown = [name for name in wanted if name not in ENGINES]
+    if unknown:
+        raise BenchmarkError(f"no engine {', '.join(map(repr, unknown))}; there are: {', '.join(ENGINES)}")
+    chosen, notes = [], []
+    for engine in ENGINES.values():
+        if engine.name not in (wanted or usual):
+            continue
+        obstacle = engine.obstacle()
+        if not obstacle:
+            chosen.append(engine)
+        elif wanted:
+            raise BenchmarkError(f"the engine {engine.name!r} cannot be used here: {obstacle}")
+        else:
+            notes.append(f"{engine.name} left out: {obstacle}")
+    return chosen, notes

@@ -1,0 +1,350 @@
+"""The measurements: every engine of a model is prepared and checked, then all are timed in turns.
+
+Turns matter: a machine's speed drifts, and what one engine leaves behind (caches, clocks) must not always meet the same successor. In each
+round each engine makes one call untimed, to be warm, and `iterations_per_run` calls timed; the order moves on by one from round to round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import torch
+from torch import nn
+
+from ..observe import metrics
+from . import capture
+from .agreement import Agreement, compare, in_float64, worst
+from .engines import Engine
+from .runner import Local, Memory, Placement, Remote, Runner, first_line, measure_memory, release
+from .suites import Case
+
+Inputs = tuple[torch.Tensor, ...]
+
+MINIMUM_ROUNDS = 3
+MAXIMUM_ROUNDS = 100
+# TorchDynamo keeps the code of all engines under one function, and would give up compiling at 8 of them.
+RECOMPILE_LIMIT = 256
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure, and for how long.
+
+    Attributes: placement; iterations_per_run (calls timed together); randomize_input (new values at each call, instead of one input);
+    baseline (the engine that is 1.00); rounds, or else seconds of timing for each engine of a model; memory (measure it); traceback (of failures).
+    """
+
+    placement: Placement = field(default_factory=Placement)
+    iterations_per_run: int = 1
+    randomize_input: bool = False
+    baseline: str = "eager"
+    rounds: int | None = None
+    seconds: float = 3.0
+    memory: bool = False
+    traceback: bool = False
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Milliseconds per call over the rounds: the median, and the quartiles around it."""
+
+    median: float
+    lower: float
+    upper: float
+
+    @staticmethod
+    def of(samples: Sequence[float]) -> Spread:
+        if len(samples) < 2:
+            return Spread(samples[0], samples[0], samples[0])
+        lower, median, upper = statistics.quantiles(samples, n=4, method="inclusive")
+        return Spread(median, lower, upper)
+
+
+@dataclass
+class Row:
+    """One engine on one model. What could not be measured is None; `failure` says why.
+
+    Attributes: first_call_seconds; first_phases, seconds of dynaxla's phases in the first call; call_phases, milliseconds of them in one
+    timed call; traces, how often a graph was traced in all timed calls; wall and cpu, milliseconds per call; wall_samples; speedup over the baseline;
+    agreement with eager; memory.
+    """
+
+    model: str
+    engine: str
+    failure: str = ""
+    first_call_seconds: float | None = None
+    first_phases: dict[str, float] = field(default_factory=dict)
+    call_phases: dict[str, float] = field(default_factory=dict)
+    traces: int = 0
+    wall: Spread | None = None
+    cpu: Spread | None = None
+    wall_samples: list[float] = field(default_factory=list)
+    cpu_samples: list[float] = field(default_factory=list)
+    speedup: float | None = None
+    agreement: Agreement | None = None
+    memory: Memory | None = None
+
+    @property
+    def good(self) -> bool:
+        return not self.failure and self.agreement is not None and self.agreement.agrees
+
+
+@dataclass
+class ModelResult:
+    """One model: its rows, and what TorchDynamo captures of it (None if that failed: capture_failure)."""
+
+    model: str
+    rows: list[Row]
+    captured: capture.Capture | None = None
+    capture_failure: str = ""
+
+
+class Progress(Protocol):
+    """Told what is being done, and how many of a model's steps are behind it."""
+
+    def begin(self, model: str, steps: int) -> None: ...
+
+    def step(self, text: str, steps: float = 1) -> None: ...
+
+
+class Silent:
+    def begin(self, model: str, steps: int) -> None:
+        pass
+
+    def step(self, text: str, steps: float = 1) -> None:
+        pass
+
+
+# The rounds of a model count as this many steps for a progress bar, each engine's first call as one.
+STEPS_OF_ROUNDS = 5
+
+
+def measure(case: Case, engines: Sequence[Engine], settings: Settings, progress: Progress | None = None) -> ModelResult:
+    """One model in all engines. A failing engine becomes a row that says why; only a model that cannot be built raises."""
+    progress = progress or Silent()
+    progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + STEPS_OF_ROUNDS)
+    generator = torch.Generator().manual_seed(settings.placement.seed + 1)
+    with torch.no_grad(), torch._dynamo.config.patch(
+        recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True
+    ):
+        try:
+            return _Measurement(case, settings, generator, progress).run(engines)
+        finally:
+            torch._dynamo.reset()
+            jax.clear_caches()
+            release()
+
+
+class _Measurement:
+    def __init__(self, case: Case, settings: Settings, generator: torch.Generator, progress: Progress) -> None:
+        self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
+        progress.step("building")
+        self.model = settings.placement.model(case)
+        # The second input is kept for after the timing: what was compiled for the first must be right for it too.
+        self.inputs = [self._fresh(), self._fresh()]
+        self.expected: list[Any] = []
+        self.reference: list[Any] | None = None
+
+    def _fresh(self) -> Inputs:
+        return self.settings.placement.inputs(self.case, self.generator)
+
+    def run(self, engines: Sequence[Engine]) -> ModelResult:
+        rows = {engine.name: Row(self.case.name, engine.name) for engine in engines}
+        result = ModelResult(self.case.name, list(rows.values()))
+        try:
+            self.expected = [self.model(*args) for args in self.inputs]
+        except Exception as error:
+            for row in result.rows:
+                row.failure = f"eager itself fails: {self._reason(error)}"
+            return result
+        self.reference = in_float64(self.model, self.inputs)
+        self.progress.step("counting what TorchDynamo captures")
+        try:
+            result.captured = capture.examine(self.model, self.inputs[0])
+        except Exception as error:
+            result.capture_failure = self._reason(error)
+        torch._dynamo.reset()
+
+        if self.settings.memory:
+            for engine in engines:
+                self.progress.step(f"{engine.name}: memory")
+                with self._failure_in(rows[engine.name]):
+                    rows[engine.name].memory = measure_memory(
+                        engine.name, self.case, self.settings.placement, [self.inputs[0], *(self._fresh() for _ in range(3))]
+                    )
+        runners: dict[str, Runner] = {}
+        try:
+            for engine in engines:
+                self.progress.step(f"{engine.name}: first call")
+                self._first_call(engine, rows[engine.name], runners)
+            self._rounds(rows, runners)
+            self._check_second_input(rows, runners)
+        finally:
+            for runner in runners.values():
+                runner.close()
+        self._compare(rows)
+        return result
+
+    @contextlib.contextmanager
+    def _failure_in(self, row: Row) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            row.failure = row.failure or self._reason(error)
+
+    def _reason(self, error: Exception) -> str:
+        if self.settings.traceback:
+            traceback.print_exception(error)
+        return first_line(error)
+
+    def _first_call(self, engine: Engine, row: Row, runners: dict[str, Runner]) -> None:
+        capture.forget_sizes()
+        placement = self.settings.placement
+        runner: Runner | None = None
+        with self._failure_in(row):
+            # A process of its own makes the model before the clock starts: its first call is the engine's, not the process's.
+            if engine.isolated:
+                runner = Remote(engine.name, self.case, placement)
+            before = metrics.seconds()
+            start = time.perf_counter()
+            runner = runner or Local(engine, self.model, self.inputs[0], placement)
+            result = runner.call(self.inputs[0])
+            row.first_call_seconds = time.perf_counter() - start
+            row.first_phases = _difference(metrics.seconds(), before)
+            row.agreement = compare(result, self.expected[0], self.reference[0] if self.reference else None)
+            # The calls after the first still differ: memory is seen for the second time, TorchScript specialises, sizes become dynamic.
+            for _ in range(3):
+                runner.call(self._fresh() if self.settings.randomize_input else self.inputs[0])
+        if row.failure and runner is not None:
+            runner.close()
+        elif runner is not None:
+            runners[engine.name] = runner
+
+    def _rounds(self, rows: dict[str, Row], runners: dict[str, Runner]) -> None:
+        settings = self.settings
+        names = list(runners)
+        timings = {name: _PhaseCounts() for name in names}
+        budget = settings.seconds * len(names)
+        start = time.perf_counter()
+        reported = 0.0
+        for number in range(settings.rounds or MAXIMUM_ROUNDS):
+            elapsed = time.perf_counter() - start
+            if settings.rounds is None and number >= MINIMUM_ROUNDS and elapsed >= budget:
+                break
+            for position in range(len(names)):
+                name = names[(position + number) % len(names)]
+                if rows[name].failure:
+                    continue
+                batches = [self._fresh() if settings.randomize_input else self.inputs[0] for _ in range(1 + settings.iterations_per_run)]
+                with self._failure_in(rows[name]):
+                    runners[name].call(batches[0])
+                    with timings[name]:
+                        timing = runners[name].time(batches[1:])
+                    rows[name].wall_samples.append(timing.wall_seconds / settings.iterations_per_run * 1e3)
+                    rows[name].cpu_samples.append(timing.cpu_seconds / settings.iterations_per_run * 1e3)
+            share = (number + 1) / settings.rounds if settings.rounds else min(1.0, (time.perf_counter() - start) / budget)
+            self.progress.step(f"round {number + 1}", (share - reported) * STEPS_OF_ROUNDS)
+            reported = share
+        for name in names:
+            row = rows[name]
+            calls = len(row.wall_samples) * settings.iterations_per_run
+            if calls:
+                row.wall, row.cpu = Spread.of(row.wall_samples), Spread.of(row.cpu_samples)
+                row.call_phases = {phase: seconds / calls * 1e3 for phase, seconds in timings[name].seconds.items()}
+                row.traces = timings[name].traces
+
+    def _check_second_input(self, rows: dict[str, Row], runners: dict[str, Runner]) -> None:
+        for name, runner in runners.items():
+            row = rows[name]
+            if row.failure or row.agreement is None:
+                continue
+            with self._failure_in(row):
+                again = compare(runner.call(self.inputs[1]), self.expected[1], self.reference[1] if self.reference else None)
+                row.agreement = worst([row.agreement, again])
+
+    def _compare(self, rows: dict[str, Row]) -> None:
+        baseline = rows.get(self.settings.baseline)
+        if baseline is None or baseline.wall is None or baseline.failure:
+            return
+        for row in rows.values():
+            if row.wall is not None and not row.failure:
+                row.speedup = baseline.wall.median / row.wall.median
+
+
+class _PhaseCounts:
+    """Sums up what dynaxla counts while it is entered."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.traces = 0
+
+    def __enter__(self) -> None:
+        self._seconds, self._traces = metrics.seconds(), metrics.snapshot().get("trace", 0)
+
+    def __exit__(self, *_: object) -> None:
+        for phase, seconds in _difference(metrics.seconds(), self._seconds).items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+        self.traces += metrics.snapshot().get("trace", 0) - self._traces
+
+
+def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
+    return {phase: seconds - before.get(phase, 0.0) for phase, seconds in after.items() if seconds > before.get(phase, 0.0)}
+
+
+def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
+    """Run something tiny in each engine of this process, so that what happens once per process (imports, compilers' own start) is not
+    charged to the first model. Failures will show in the rows."""
+    model = nn.Linear(4, 4).to(placement.device, placement.dtype).requires_grad_(False).eval()
+    inputs = (torch.ones(2, 4, device=placement.device, dtype=placement.dtype),)
+    for engine in engines:
+        if not engine.isolated:
+            with contextlib.suppress(Exception), torch.no_grad():
+                engine.prepare(model, inputs)(*inputs)
+    torch._dynamo.reset()
+
+
+@contextlib.contextmanager
+def prepared_process(threads: int) -> Iterator[list[str]]:
+    """Give torch this many threads, and XLA's CPU pool too where that is still possible; start with empty caches on disk.
+
+    Yields notes for the report. XLA's pool belongs to JAX's CPU client: it is as large as PJRT_NPROC said when the client was made, or as the
+    machine has cores, and it cannot be sized for one client or one program.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    notes: list[str] = []
+    with contextlib.ExitStack() as stack:
+        stack.callback(torch.set_num_threads, before)
+        if _jax_has_begun():
+            notes.append("XLA's CPU pool was made before the benchmark began: it has a thread for each core, whatever --threads says.")
+        elif os.environ.get("PJRT_NPROC"):
+            notes.append(f"XLA's CPU pool has PJRT_NPROC={os.environ['PJRT_NPROC']} threads, as the environment says.")
+        else:
+            os.environ["PJRT_NPROC"] = str(threads)
+            stack.callback(os.environ.pop, "PJRT_NPROC", None)
+            notes.append(
+                f"XLA's CPU pool was sized to {threads} by PJRT_NPROC, which XLA reads once in a process; it cannot be sized for one client or program."
+            )
+        with contextlib.suppress(ImportError, AttributeError):
+            from torch._inductor.utils import fresh_cache
+
+            stack.enter_context(fresh_cache())
+        yield notes
+
+
+def _jax_has_begun() -> bool:
+    """Whether JAX has made its clients, so that their thread pools have their sizes."""
+    try:
+        from jax._src import xla_bridge
+
+        return xla_bridge.backends_are_initialized()
+    except (ImportError, AttributeError):
+        return False

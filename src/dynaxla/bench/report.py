@@ -1,0 +1,344 @@
+"""What was measured, as tables on the terminal, JSON, Markdown, and a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import math
+import os
+import platform
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from .errors import BenchmarkError
+from .measure import ModelResult, Row, Settings
+
+MEBIBYTE = 1 << 20
+_PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm", "transformers", "torchax", "torch_xla")
+
+
+@dataclass
+class Report:
+    """All models of a run. Write it with `write`, show it with `show`."""
+
+    suite: str
+    settings: Settings
+    engines: list[str]
+    notes: list[str] = field(default_factory=list)
+    models: list[ModelResult] = field(default_factory=list)
+    environment: dict[str, str] = field(default_factory=lambda: environment())
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for model in self.models for row in model.rows]
+
+    @property
+    def bad_rows(self) -> list[Row]:
+        """Rows that failed or disagree with eager."""
+        return [row for row in self.rows if not row.good]
+
+    def geometric_mean(self, engine: str, over: str) -> tuple[float, int] | None:
+        """Of the speedups of one engine over another, and how many models it is of: those on which both succeed and are right."""
+        ratios = []
+        for model in self.models:
+            mine, theirs = (next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over))
+            if mine is not None and theirs is not None and mine.wall is not None and theirs.wall is not None:
+                ratios.append(theirs.wall.median / mine.wall.median)
+        return (math.exp(sum(map(math.log, ratios)) / len(ratios)), len(ratios)) if ratios else None
+
+
+def environment() -> dict[str, str]:
+    """Versions and the machine."""
+    facts = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"), "python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            facts[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    facts["system"] = f"{platform.system()} {platform.machine()}"
+    facts["cpu"] = f"{_cpu_model()}, {os.cpu_count()} cores, {torch.backends.cpu.get_cpu_capability()}"
+    if torch.cuda.is_available():
+        facts["gpu"] = torch.cuda.get_device_name()
+    return facts
+
+
+def _cpu_model() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or "unknown"
+
+
+# One table, for the terminal and for Markdown: a heading, and what it shows of a row.
+_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+    ("model", lambda row: row.model),
+    ("engine", lambda row: row.engine),
+    ("first call s", lambda row: _number(row.first_call_seconds, "{:.2f}")),
+    ("median ms", lambda row: _number(row.wall and row.wall.median, "{:.4g}")),
+    ("quartiles ms", lambda row: f"{row.wall.lower:.4g} … {row.wall.upper:.4g}" if row.wall else "-"),
+    ("CPU ms", lambda row: _number(row.cpu and row.cpu.median, "{:.4g}")),
+    ("speedup", lambda row: _number(row.speedup, "{:.3f}")),
+    ("agrees", lambda row: _agreement(row)),
+    ("error", lambda row: _number(row.agreement and row.agreement.error, "{:.1e}")),
+]
+_MEMORY_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+    ("peak MiB", lambda row: _number(row.memory and (row.memory.device_peak_bytes or row.memory.peak_bytes) / MEBIBYTE, "{:.0f}")),
+    ("kept MiB", lambda row: _number(row.memory and row.memory.kept_bytes / MEBIBYTE, "{:.0f}")),
+]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _agreement(row: Row) -> str:
+    if row.failure:
+        return f"failed: {row.failure}"
+    if row.agreement is None:
+        return "-"
+    if row.agreement.agrees:
+        return "yes"
+    return f"NO: {row.agreement.detail or f'off by {row.agreement.error:.1e} of the largest value'}"
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table before it is drawn. The first `left` columns are text, the others numbers."""
+
+    title: str
+    headings: list[str]
+    lines: list[list[str]]
+    left: int = 1
+
+
+def grids(report: Report) -> list[Grid]:
+    """Everything that is shown, in order."""
+    found = [_measurements(report), _speedups(report), _first_phases(report), _call_phases(report), _captured(report)]
+    return [grid for grid in found if grid is not None and grid.lines]
+
+
+def _measurements(report: Report) -> Grid:
+    columns = _COLUMNS + (_MEMORY_COLUMNS if report.settings.memory else [])
+    lines = [[show(row) for _, show in columns] for row in report.rows]
+    return Grid(f"Measurements (baseline: {report.settings.baseline})", [heading for heading, _ in columns], lines, 2)
+
+
+def _speedups(report: Report) -> Grid:
+    lines = []
+    for model in report.models:
+        of = {row.engine: row for row in model.rows}
+        lines.append([model.model, *[_number(of[name].speedup if of[name].good else None, "{:.3f}") for name in report.engines]])
+    means = [report.geometric_mean(name, report.settings.baseline) for name in report.engines]
+    lines.append(["geometric mean", *["-" if mean is None else f"{mean[0]:.3f}" for mean in means]])
+    lines.append(["models in it", *["0" if mean is None else str(mean[1]) for mean in means]])
+    return Grid(f"Speedup over {report.settings.baseline}", ["model", *report.engines], lines)
+
+
+def _first_phases(report: Report) -> Grid:
+    names = ("capture", "trace", "lower", "compile")
+    lines = []
+    for row in report.rows:
+        if row.first_phases and row.first_call_seconds is not None:
+            seconds = [row.first_phases.get(name, 0.0) for name in names]
+            rest = row.first_call_seconds - sum(seconds)
+            lines.append([row.model, row.engine, *[f"{value:.3f}" for value in (*seconds, rest, row.first_call_seconds)]])
+    headings = ["model", "engine", "AOTAutograd", "trace", "lower", "XLA compile", "TorchDynamo and first run", "first call"]
+    return Grid("The first call's phases, seconds", headings, lines, 2)
+
+
+def _call_phases(report: Report) -> Grid:
+    names = ("trace", "lower", "lookup", "run")
+    lines = []
+    for model in report.models:
+        once = next((row for row in model.rows if row.engine == "dynaxla" and row.good and row.wall is not None), None)
+        for row in model.rows:
+            if row.call_phases and row.wall is not None:
+                values = [row.call_phases.get(name, 0.0) for name in names]
+                ratio = row.wall.median / once.wall.median if once is not None and once.wall is not None else None
+                lines.append(
+                    [
+                        row.model, row.engine, *[f"{value:.3f}" for value in values], f"{row.wall.median:.3f}",
+                        _number(once and once.wall and once.wall.median, "{:.3f}"), _number(once and float(once.traces), "{:.0f}"), _number(ratio, "{:.3f}"),
+                    ]
+                )  # fmt: skip
+    headings = ["model", "engine", *names, "whole call (median)", "dynaxla", "traces in dynaxla's calls", "dynaxla is faster by"]
+    return Grid("Phases of a later call, mean milliseconds, beside dynaxla's whole call", headings, lines, 2)
+
+
+def _captured(report: Report) -> Grid:
+    lines = []
+    for model in report.models:
+        found = model.captured
+        if found is None:
+            if model.capture_failure:
+                lines.append([model.model, *["-"] * 6, f"failed: {model.capture_failure}"])
+            continue
+        reasons = "; ".join(found.breaks) or "none"
+        numbers = [
+            found.graphs, found.graph_calls, f"{found.ops_per_graph:.1f}", found.largest_graph, found.eager_ops,
+            f"{found.captured_share:.1%}",
+        ]  # fmt: skip
+        lines.append([model.model, *map(str, numbers), reasons])
+    headings = ["model", "graphs", "graph calls", "ops per graph", "largest graph", "eager ops", "ops captured", "graph breaks"]
+    return Grid("What TorchDynamo captures (ATen ops, graph calls in one call of the model)", headings, lines)
+
+
+def conclusions(report: Report) -> list[str]:
+    """Sentences that sum the tables up."""
+    found = []
+    mean = report.geometric_mean("dynaxla", "dynaxla_retrace")
+    if mean is not None:
+        found.append(f"Trace once over trace at every call: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
+    if report.bad_rows:
+        found.append(f"{len(report.bad_rows)} of {len(report.rows)} rows failed or disagree with eager.")
+    elif report.rows:
+        found.append(f"All {len(report.rows)} rows agree with eager.")
+    return found
+
+
+def describe(report: Report) -> list[str]:
+    """The circumstances, a line each."""
+    settings, placement = report.settings, report.settings.placement
+    rounds = f"{settings.rounds} rounds" if settings.rounds else f"about {settings.seconds:g} s of rounds for each engine"
+    versions = ", ".join(f"{name} {report.environment[name]}" for name in ("python", *_PACKAGES) if name in report.environment)
+    return [
+        f"{report.environment['date']}; {versions}.",
+        f"{report.environment['system']}; {report.environment['cpu']}" + (f"; {report.environment['gpu']}" if "gpu" in report.environment else "") + ".",
+        f"Suite {report.suite}, batch {placement.batch}, {str(placement.dtype).removeprefix('torch.')}, {placement.device}, {placement.threads} thread(s), "
+        f"seed {placement.seed}; {rounds}, {settings.iterations_per_run} call(s) in a measurement, "
+        f"{'fresh random input at each call' if settings.randomize_input else 'the same input at each call'}.",
+        *report.notes,
+    ]
+
+
+def show(report: Report, console: Console) -> None:
+    for grid in grids(report):
+        table = Table(title=grid.title, title_justify="left", header_style="bold")
+        for number, heading in enumerate(grid.headings):
+            table.add_column(heading, justify="left" if number < grid.left else "right", overflow="fold")
+        previous = None
+        for line in grid.lines:
+            if grid.left == 2 and previous is not None and line[0] != previous:
+                table.add_section()
+            style = "red" if any(cell.startswith(("failed", "NO")) for cell in line) else None
+            table.add_row(*([""] if grid.left == 2 and line[0] == previous else [line[0]]), *line[1:], style=style)
+            previous = line[0]
+        console.print(table)
+    for line in describe(report):
+        console.print(line, style="dim", highlight=False)
+    for line in conclusions(report):
+        console.print(line, style="bold red" if report.bad_rows and "failed" in line else "bold", highlight=False)
+
+
+def write(report: Report, directory: Path) -> list[Path]:
+    """NAME.json (everything, with each sample), NAME.md and NAME.png, NAME being the suite and the device. Returns the files.
+
+    Raises: BenchmarkError if the directory cannot be written.
+    """
+    name = f"{report.suite}-{report.settings.placement.device.type}"
+    files = [directory / f"{name}.{kind}" for kind in ("json", "md", "png")]
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        files[0].write_text(json.dumps(as_json(report), indent=1) + "\n")
+        files[1].write_text(as_markdown(report, files[2].name))
+        plot(report, files[2])
+    except OSError as error:
+        raise BenchmarkError(f"cannot write the report to {directory}: {error}") from error
+    return files
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    means = {name: report.geometric_mean(name, report.settings.baseline) for name in report.engines}
+    return {
+        "suite": report.suite,
+        "environment": report.environment,
+        "settings": _plain(report.settings),
+        "engines": report.engines,
+        "notes": report.notes,
+        "geometric_means": {name: {"speedup": mean[0], "models": mean[1]} for name, mean in means.items() if mean is not None},
+        "conclusions": conclusions(report),
+        "models": [
+            {
+                "model": model.model,
+                "captured": _plain(model.captured),
+                "capture_failure": model.capture_failure,
+                "rows": [{**_plain(row), "good": row.good} for row in model.rows],
+            }
+            for model in report.models
+        ],
+    }
+
+
+def _plain(value: Any) -> Any:
+    """Only what JSON has. Infinities become text: JSON has none."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
+
+
+def as_markdown(report: Report, plot_name: str = "") -> str:
+    device = str(report.settings.placement.device)
+    lines = [f"# dynaxla bench: {report.suite} on {device}", "", *[f"- {line}" for line in describe(report)], ""]
+    lines += [f"**{line}**\n" for line in conclusions(report)]
+    if plot_name:
+        lines += [f"![speedups]({plot_name})", ""]
+    for grid in grids(report):
+        lines += [f"## {grid.title}", "", _markdown_line(grid.headings)]
+        lines.append(_markdown_line("---" if number < grid.left else "---:" for number in range(len(grid.headings))))
+        lines += [_markdown_line(line) for line in grid.lines]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _markdown_line(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def plot(report: Report, path: Path) -> None:
+    """Bars of speedups, a group for each model and one for the geometric means. Raises: BenchmarkError without matplotlib."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise BenchmarkError("the plot needs matplotlib, which is not installed: pip install 'dynaxla[bench]'") from error
+    groups = [*[model.model for model in report.models], "geometric mean"]
+    figure = Figure(figsize=(max(6.0, 1.6 * len(groups)), 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    width = 0.8 / max(1, len(report.engines))
+    for number, name in enumerate(report.engines):
+        heights = _heights(report, name)
+        places = [place + (number - (len(report.engines) - 1) / 2) * width for place in range(len(groups))]
+        axes.bar(places, heights, width, label=name)
+        for place, height in zip(places, heights, strict=True):
+            if not height:
+                axes.annotate("×", (place, 0), ha="center", va="bottom", color="red")
+    axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
+    axes.set_ylabel(f"speedup over {report.settings.baseline}")
+    axes.set_title(f"{report.suite}, batch {report.settings.placement.batch}, {report.settings.placement.device}; × failed")
+    axes.legend(ncols=min(4, len(report.engines)), fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def _heights(report: Report, engine: str) -> Sequence[float]:
+    rows = [next(row for row in model.rows if row.engine == engine) for model in report.models]
+    mean = report.geometric_mean(engine, report.settings.baseline)
+    return [*[(row.speedup or 0.0) if row.good else 0.0 for row in rows], mean[0] if mean is not None else 0.0]

@@ -1,0 +1,268 @@
+"""Running one engine on one model: in this process, or in one of its own behind the same interface."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import multiprocessing
+import resource
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from . import engines
+from .suites import Case, make_inputs, make_model
+
+Inputs = tuple[torch.Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a model and its inputs are made with."""
+
+    batch: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device = torch.device("cpu")
+    seed: int = 0
+    threads: int = 1
+
+    def model(self, case: Case) -> nn.Module:
+        return make_model(case, self.seed, self.dtype, self.device)
+
+    def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
+        return make_inputs(case, self.batch, generator, self.dtype, self.device)
+
+    def synchronise(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of several calls together, the device's work included. cpu_seconds: of all threads of the process."""
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+class Runner(Protocol):
+    def call(self, inputs: Inputs) -> Any:
+        """One call's result, complete."""
+        ...
+
+    def time(self, batches: Sequence[Inputs]) -> Timing:
+        """One call after the other, one wait for the device at the end."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Local:
+    """The engine in this process."""
+
+    def __init__(self, engine: engines.Engine, model: nn.Module, inputs: Inputs, placement: Placement) -> None:
+        self._call = engine.prepare(model, inputs)
+        self._placement = placement
+
+    def call(self, inputs: Inputs) -> Any:
+        result = self._call(*inputs)
+        self._placement.synchronise()
+        return result
+
+    def time(self, batches: Sequence[Inputs]) -> Timing:
+        call = self._call
+        with _no_garbage_collection():
+            self._placement.synchronise()
+            cpu, wall = time.process_time(), time.perf_counter()
+            for inputs in batches:
+                call(*inputs)
+            self._placement.synchronise()
+            return Timing(time.perf_counter() - wall, time.process_time() - cpu)
+
+    def close(self) -> None:
+        self._call = _closed
+
+
+def _closed(*_: Any) -> Any:
+    raise RuntimeError("the runner is closed")
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class Remote:
+    """The engine in a process of its own, which makes the same model of the same seed. That process idles while others are timed."""
+
+    def __init__(self, engine_name: str, case: Case, placement: Placement) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, engine_name, case, placement), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def _ask(self, request: str, *arguments: Any) -> Any:
+        try:
+            self._connection.send((request, *arguments))
+            answer = self._connection.recv()
+        except (EOFError, BrokenPipeError) as error:
+            self._process.join(10)
+            raise RuntimeError(f"the engine's process ended with exit code {self._process.exitcode}") from error
+        if isinstance(answer, Failure):
+            raise RuntimeError(answer.message)
+        return answer
+
+    def call(self, inputs: Inputs) -> Any:
+        return self._ask("call", inputs)
+
+    def time(self, batches: Sequence[Inputs]) -> Timing:
+        return self._ask("time", list(batches))
+
+    def memory(self, batches: Sequence[Inputs]) -> Memory:
+        return self._ask("memory", list(batches))
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.close()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception on the other side, as text: not every exception can be sent."""
+
+    message: str
+
+
+def _serve(connection: Connection, engine_name: str, case: Case, placement: Placement) -> None:
+    torch.set_num_threads(placement.threads)
+    local: Local | None = None
+    with torch.no_grad():
+        model = placement.model(case)
+        while True:
+            try:
+                request, argument = connection.recv()
+            except EOFError:
+                return
+            try:
+                if request == "memory":
+                    answer: Any = _measure_memory(engine_name, model, argument, placement)
+                else:
+                    if local is None:
+                        first = argument if request == "call" else argument[0]
+                        local = Local(engines.ENGINES[engine_name], model, first, placement)
+                    answer = local.call(argument) if request == "call" else local.time(argument)
+            except Exception as error:
+                answer = Failure(first_line(error))
+            connection.send(answer)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes above what the process held with the model and its inputs made and nothing run.
+
+    peak: the most, during the first calls (which compile). kept: what was still held after them. Child processes (Inductor's
+    compilers) are not in it. On a GPU, device_peak is the device memory that torch and JAX held at most, the model included.
+    """
+
+    peak_bytes: int
+    kept_bytes: int
+    device_peak_bytes: int | None = None
+
+
+def measure_memory(engine_name: str, case: Case, placement: Placement, batches: Sequence[Inputs]) -> Memory:
+    """In a fresh process, so that nothing which other engines took or left is counted. Raises: RuntimeError if the engine fails."""
+    remote = Remote(engine_name, case, placement)
+    try:
+        return remote.memory(batches)
+    finally:
+        remote.close()
+
+
+def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs], placement: Placement) -> Memory:
+    release()
+    before = resident_bytes()
+    resettable = _reset_peak()
+    local = Local(engines.ENGINES[engine_name], model, batches[0], placement)
+    for inputs in batches:
+        local.call(inputs)
+    peak = _peak_bytes() if resettable else max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT)
+    gc.collect()
+    return Memory(peak - before, resident_bytes() - before, _device_peak_bytes(placement.device))
+
+
+def _device_peak_bytes(device: torch.device) -> int | None:
+    if device.type != "cuda":
+        return None
+    import jax
+
+    total = torch.cuda.max_memory_allocated(device)
+    for jax_device in jax.local_devices():
+        total += (jax_device.memory_stats() or {}).get("peak_bytes_in_use", 0) if jax_device.platform != "cpu" else 0
+    return total
+
+
+_MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024
+
+
+def resident_bytes() -> int:
+    """0 where the system does not tell."""
+    return _status("VmRSS:")
+
+
+def _peak_bytes() -> int:
+    return _status("VmHWM:")
+
+
+def _status(field: str) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(field):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+def _reset_peak() -> bool:
+    """Let the system's high-water mark start anew (Linux). getrusage cannot, and it inherits the parent's across an exec."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def release() -> None:
+    """Collect garbage, and give what the C library keeps in store back to the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def first_line(error: BaseException) -> str:
+    """The kind of an error and its first line, of what a compiler raised rather than of TorchDynamo's wrapping."""
+    inner = getattr(error, "inner_exception", None)
+    if isinstance(inner, BaseException):
+        return first_line(inner)
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return text if len(text) <= 200 else text[:199] + "…"

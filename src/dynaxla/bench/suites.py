@@ -1,0 +1,163 @@
+"""The models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
+
+    models  the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
+    breaks  small models whose Python TorchDynamo cannot capture whole
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import breaks
+from .errors import BenchmarkError
+
+Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model. Both functions must be picklable: isolated measurements build the model in a process of their own.
+
+    Attributes: name; build, which makes the model with torch's default generator, on the CPU, in float32; inputs(batch, generator).
+    """
+
+    name: str
+    build: Callable[[], nn.Module]
+    inputs: Inputs
+
+
+def make_model(case: Case, seed: int, dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """The model, ready for inference. The same seed gives the same weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = case.build().eval()
+        settle_batch_norm(model, case.inputs(4, torch.Generator().manual_seed(seed)))
+    return model.to(device=device, dtype=dtype).requires_grad_(False)
+
+
+def make_inputs(
+    case: Case, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device
+) -> tuple[torch.Tensor, ...]:
+    tensors = case.inputs(batch, generator)
+    return tuple(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for tensor in tensors)
+
+
+def settle_batch_norm(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+    """Give batch norms the statistics of a batch.
+
+    With those they are born with, random weights let activations fade layer by layer: mobilenet_v2's logits end at 1e-9, the same for all inputs,
+    and comparing such results would show nothing.
+    """
+    norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats]
+    if not norms:
+        return
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.train()
+        norm.momentum = None
+    with torch.no_grad():
+        model(*inputs)
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        norm.eval()
+
+
+def _import(name: str) -> Any:
+    if name in ("torchvision", "timm", "transformers"):
+        _declare_torchvision_ops()
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise BenchmarkError(f"the benchmark's models need {name}, which is not installed: pip install 'dynaxla[bench]'") from error
+
+
+_torchvision_ops: torch.library.Library | None = None
+
+
+def _declare_torchvision_ops() -> None:
+    """torchvision's C++ library loads only beside the very torch build that it was made for (a CUDA build's does not beside a CPU torch),
+    and without it importing torchvision fails for want of two schemas. The models here use neither op."""
+    global _torchvision_ops
+    if _torchvision_ops is not None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return
+    except RuntimeError:
+        _torchvision_ops = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, name):
+                _torchvision_ops.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def torchvision_model(name: str) -> nn.Module:
+    return getattr(_import("torchvision").models, name)(weights=None)
+
+
+def timm_model(name: str) -> nn.Module:
+    return _import("timm").create_model(name)
+
+
+class Bert(nn.Module):
+    """BERT (base), returning plain tensors, which every engine can."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = _import("transformers")
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        self.bert = transformers.BertModel(transformers.BertConfig())
+
+    def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        output = self.bert(tokens, return_dict=True)
+        return output.last_hidden_state, output.pooler_output
+
+
+def images(batch: int, generator: torch.Generator, size: int = 224) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, 3, size, size, generator=generator),)
+
+
+def tokens(batch: int, generator: torch.Generator, length: int = 128, vocabulary: int = 30522) -> tuple[torch.Tensor, ...]:
+    return (torch.randint(0, vocabulary, (batch, length), generator=generator),)
+
+
+_VISION = ("resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16")
+
+MODELS = [
+    *[Case(name, partial(torchvision_model, name), images) for name in _VISION],
+    Case("bert_base", Bert, tokens),
+    Case("vit_base_patch16_224", partial(timm_model, "vit_base_patch16_224"), images),
+]
+
+BREAKS = [
+    Case("branch", breaks.Branch, breaks.vectors),
+    Case("item", breaks.Item, breaks.vectors),
+    Case("side_effects", breaks.SideEffects, breaks.vectors),
+    Case("numpy_round_trip", breaks.NumpyRoundTrip, breaks.vectors),
+    Case("generate", breaks.Generate, breaks.prompts),
+]
+
+SUITES: Mapping[str, list[Case]] = {"models": MODELS, "breaks": BREAKS}
+
+# Small ones of different kinds: residual and depthwise convolutions, and a transformer.
+QUICK: Mapping[str, list[str]] = {"models": ["resnet18", "mobilenet_v2", "bert_base"], "breaks": ["branch", "item"]}
+
+
+def choose(suite: str, names: Iterable[str]) -> list[Case]:
+    """The cases of a suite by name, in the suite's order; all of them without names. Raises: BenchmarkError for an unknown name."""
+    if suite not in SUITES:
+        raise BenchmarkError(f"no suite {suite!r}; there are: {', '.join(SUITES)}")
+    wanted = set(names)
+    known = [case.name for case in SUITES[suite]]
+    unknown = sorted(wanted - set(known))
+    if unknown:
+        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} in the suite {suite!r}; there are: {', '.join(known)}")
+    return [case for case in SUITES[suite] if not wanted or case.name in wanted]

@@ -1,0 +1,32 @@
+"""The command `dynaxla`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from . import __version__
+from .bench.__main__ import bench
+from .doctor import doctor
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.command("bench")(bench)
+app.command("doctor")(doctor)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"dynaxla {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """XLA as a compiler for PyTorch."""
+
+
+def main() -> None:
+    app()

@@ -1,0 +1,294 @@
+"""Looks at an environment and says what is wrong with it and how to mend it: `dynaxla doctor`."""
+
+from __future__ import annotations
+
+import enum
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from .backend import dynaxla
+from .observe import metrics
+from .runtime import devices, transfer
+
+# With newer releases than these dynaxla has not been tried.
+TESTED = {"torch": "2.13", "jax": "0.10"}
+OLDEST = {"torch": "2.11", "jax": "0.10"}
+OLDEST_PYTHON = (3, 11)
+_OPTIONAL = ("torchvision", "timm", "transformers", "matplotlib")
+_BACKENDS = ("dynaxla", "dynaxla_retrace")
+_ENTRY_POINTS = "torch_dynamo_backends"
+
+
+class State(enum.Enum):
+    """note: a fact. good: checked and right. doubt: works, but slower or untried. broken: must be mended."""
+
+    NOTE = "-"
+    GOOD = "ok"
+    DOUBT = "?"
+    BROKEN = "broken"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at.
+
+    Attributes: topic (versions, devices, backends, fast paths, environment, check); what; value; state; mend, what to do (or "").
+    """
+
+    topic: str
+    what: str
+    value: str
+    state: State = State.NOTE
+    mend: str = ""
+
+
+def examine() -> list[Finding]:
+    """Everything, in the order in which it is shown. It compiles and runs a tiny function on each kind of device."""
+    examinations: list[Callable[[], Iterable[Finding]]] = [
+        examine_versions, examine_devices, examine_backends, examine_fast_paths, examine_environment, examine_allocator, examine_programs,
+    ]  # fmt: skip
+    findings: list[Finding] = []
+    for examination in examinations:
+        try:
+            findings += examination()
+        except Exception as error:
+            what = examination.__name__.removeprefix("examine_")
+            findings.append(Finding(what, "examination", f"{type(error).__name__}: {error}", State.BROKEN, "report this: the doctor itself failed"))
+    return findings
+
+
+def examine_versions() -> list[Finding]:
+    python = sys.version_info[:2]
+    too_old = State.BROKEN if python < OLDEST_PYTHON else State.GOOD
+    wanted = ".".join(map(str, OLDEST_PYTHON))
+    findings = [Finding("versions", "python", platform.python_version(), too_old, f"use Python {wanted} or newer" if python < OLDEST_PYTHON else "")]
+    found = {name: _version(name) for name in ("torch", "jax", "jaxlib", "numpy", "dynaxla", *_OPTIONAL)}
+    for name in ("torch", "jax"):
+        findings.append(judge_version(name, found[name]))
+    findings.append(judge_jaxlib(found["jax"], found["jaxlib"]))
+    for name in ("numpy", "dynaxla"):
+        findings.append(Finding("versions", name, found[name] or "not installed as a package"))
+    for name in _OPTIONAL:
+        value = found[name] or "not installed: only `dynaxla bench` needs it (pip install 'dynaxla[bench]')"
+        findings.append(Finding("versions", name, value))
+    return findings
+
+
+def judge_version(name: str, version: str | None) -> Finding:
+    if version is None:
+        return Finding("versions", name, "not installed", State.BROKEN, f"pip install '{name}>={OLDEST[name]}'")
+    if _release(version) < _release(OLDEST[name]):
+        return Finding("versions", name, version, State.BROKEN, f"too old: pip install '{name}>={OLDEST[name]}'")
+    if _release(version) > _release(TESTED[name]):
+        mend = f"newer than {name} {TESTED[name]}, the newest tried; if something fails: pip install '{name}=={TESTED[name]}.*'"
+        return Finding("versions", name, version, State.DOUBT, mend)
+    return Finding("versions", name, version, State.GOOD)
+
+
+def judge_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding:
+    if jaxlib_version is None:
+        return Finding("versions", "jaxlib", "not installed", State.BROKEN, "pip install --upgrade jax jaxlib")
+    if jax_version is not None and _release(jaxlib_version) != _release(jax_version):
+        return Finding("versions", "jaxlib", jaxlib_version, State.DOUBT, f"it is for another jax than {jax_version}: pip install --upgrade jax jaxlib")
+    return Finding("versions", "jaxlib", jaxlib_version, State.GOOD)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _release(version: str) -> tuple[int, int]:
+    """Major and minor."""
+    numbers = re.findall(r"\d+", version)
+    return (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0)
+
+
+def examine_devices() -> list[Finding]:
+    cuda = torch.cuda.is_available()
+    build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
+    seen = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())) if cuda else ""
+    findings = [Finding("devices", "torch", f"cpu{', ' + seen if seen else ''} (build: {build})", State.GOOD)]
+    if torch.version.cuda and not cuda:
+        findings.append(Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing, if this machine has none"))
+    for platform_name in ["cpu", *([devices.platform_of(torch.device("cuda"))] if cuda else [])]:
+        findings.append(_jax_platform(platform_name))
+    return findings
+
+
+def _jax_platform(name: str) -> Finding:
+    try:
+        # Through the runtime, which keeps JAX from taking a GPU's memory as its client is made.
+        devices.jax_device(torch.device("cpu" if name == "cpu" else "cuda"))
+        found = jax.local_devices(backend=name)
+    except Exception as error:
+        if name == "cpu":
+            mend = "unset JAX_PLATFORMS, or put cpu into it" if os.environ.get("JAX_PLATFORMS") else "pip install --upgrade jax jaxlib"
+        else:
+            cuda_major = (torch.version.cuda or "13").partition(".")[0]
+            plugin = f"jax[cuda{cuda_major}]" if name == "cuda" else f"jax[{name}]"
+            mend = f"torch sees a GPU and JAX does not: pip install '{plugin}'"
+        return Finding("devices", f"jax {name}", str(error).partition("\n")[0], State.BROKEN, mend)
+    return Finding("devices", f"jax {name}", ", ".join(map(str, found)), State.GOOD)
+
+
+def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable[str] | None = None) -> list[Finding]:
+    """listed: the backends that torch lists; entry_points: the names of those that are installed. Both are looked up if not given."""
+    if listed is None:
+        listed = torch._dynamo.list_backends()
+    if entry_points is None:
+        entry_points = [point.name for point in importlib.metadata.entry_points(group=_ENTRY_POINTS)]
+    listed, entry_points = set(listed), set(entry_points)
+    findings = []
+    for name in _BACKENDS:
+        if name in listed:
+            findings.append(Finding("backends", name, f'found by torch.compile(model, backend="{name}")', State.GOOD))
+        elif name in entry_points:
+            mend = "torch looked for backends before dynaxla was installed: restart the process"
+            findings.append(Finding("backends", name, "installed, but torch does not list it", State.BROKEN, mend))
+        else:
+            mend = "install the package, a copy on the import path is not enough: pip install dynaxla, or pip install -e . in its source"
+            findings.append(Finding("backends", name, f"no entry point in the group {_ENTRY_POINTS}", State.BROKEN, mend))
+    return findings
+
+
+def examine_fast_paths(live: Mapping[str, bool] | None = None) -> list[Finding]:
+    """live: which ways are live; looked up if not given."""
+    findings = []
+    for name, is_live in (transfer.live_fast_paths() if live is None else live).items():
+        mend = "" if is_live else f"calls work but cost more; dynaxla is made for jax {TESTED['jax']} and torch {TESTED['torch']}"
+        findings.append(Finding("fast paths", name, "live" if is_live else "missing, the public way is used", State.GOOD if is_live else State.DOUBT, mend))
+    return findings
+
+
+def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:
+    """variables: the environment; cuda: whether torch has a GPU. Both are looked up if not given."""
+    variables = os.environ if variables is None else variables
+    cuda = torch.cuda.is_available() if cuda is None else cuda
+    findings = []
+
+    def found(name: str, state: State, mend: str) -> None:
+        findings.append(Finding("environment", name, variables[name], state, mend))
+
+    for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
+        if variables.get(name, "0") == "1":
+            found(name, State.BROKEN, f"torch.compile does nothing while it is set: unset {name}")
+    platforms = variables.get("JAX_PLATFORMS", "")
+    if platforms:
+        lacks_cpu = "cpu" not in platforms.split(",")
+        found("JAX_PLATFORMS", State.DOUBT if lacks_cpu else State.NOTE, "CPU tensors cannot be compiled without cpu in it" if lacks_cpu else "")
+    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"):
+        if name in variables:
+            takes_all = name == "XLA_PYTHON_CLIENT_PREALLOCATE" and variables[name].lower() not in ("false", "0")
+            mend = "JAX then takes most of the GPU's memory at its start, and torch runs out: set it to false, or unset it" if takes_all else ""
+            found(name, State.DOUBT if takes_all and cuda else State.NOTE, mend if cuda else "")
+    if cuda and "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables and any("MEM_FRACTION" in name for name in variables):
+        mend = "your fraction is kept, and JAX takes it at its start; XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow instead"
+        findings.append(Finding("environment", "JAX's preallocation", "on", State.DOUBT, mend))
+    for name in ("XLA_FLAGS", "PJRT_NPROC", "JAX_ENABLE_X64", "DYNAXLA_DUMP", "TORCH_LOGS"):
+        if name in variables:
+            found(name, State.NOTE, "")
+    if "LD_PRELOAD" in variables:
+        found("LD_PRELOAD", State.NOTE, "if it replaces malloc, look at the allocator below")
+    return findings or [Finding("environment", "variables", "none that matters is set", State.GOOD)]
+
+
+def examine_allocator(addresses: Iterable[int] | None = None) -> list[Finding]:
+    """addresses: of newly made CPU tensors; some are made if not given."""
+    if addresses is None:
+        tensors = [torch.empty(size) for size in (1, 3, 17, 100, 1000, 4099, 100_003, 1_000_001)]
+        addresses = [tensor.data_ptr() for tensor in tensors]
+    addresses = list(addresses)
+    misaligned = sum(address % transfer.ALIGNMENT != 0 for address in addresses)
+    if misaligned:
+        mend = f"XLA shares memory only at multiples of {transfer.ALIGNMENT} bytes, so these are copied at each call: remove the allocator that replaces torch's (LD_PRELOAD)"
+        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(addresses)} tensors misaligned", State.DOUBT, mend)]
+    return [Finding("allocator", "torch's CPU memory", f"aligned to {transfer.ALIGNMENT} bytes", State.GOOD)]
+
+
+def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]:
+    """Compile and run x * 2 + 1 on each kind of device. backend: dynaxla's, if not given."""
+    findings = []
+    for name in ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]:
+        try:
+            right, copies = _run_program(torch.device(name), backend or dynaxla)
+        except Exception as error:
+            mend = "see the devices above; if they are as they should be, report this"
+            findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", State.BROKEN, mend))
+            continue
+        value = "compiled, and right" if right else "compiled, and the result is wrong"
+        mend = "" if right else "do not use this installation; report it with the versions above"
+        findings.append(Finding("check", f"x * 2 + 1 on {name}", value, State.GOOD if right else State.BROKEN, mend))
+        shared = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
+        mend = "" if not copies else "calls work but cost more; look at the fast paths and the allocator above"
+        findings.append(Finding("check", f"zero-copy on {name}", shared, State.DOUBT if copies else State.GOOD, mend))
+    return findings
+
+
+def _run_program(device: torch.device, backend: Callable[..., Any]) -> tuple[bool, int]:
+    """Whether the results are right, also after the input has been changed in place, and how many inputs were copied."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 + 1
+
+    compiled = torch.compile(function, backend=backend)
+    before = metrics.snapshot().get("input_copies", 0)
+    x = torch.arange(1024, dtype=torch.float32, device=device)
+    right = True
+    for _ in range(3):
+        right = right and torch.equal(compiled(x), function(x))
+        x.add_(1)
+    return right, metrics.snapshot().get("input_copies", 0) - before
+
+
+_STYLES = {State.NOTE: "dim", State.GOOD: "green", State.DOUBT: "yellow", State.BROKEN: "bold red"}
+
+
+def show(findings: Iterable[Finding], console: Console) -> None:
+    """A table of everything, then what to do."""
+    findings = list(findings)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for _ in range(2):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    table.add_column(no_wrap=True)
+    topic = ""
+    for finding in findings:
+        table.add_row(
+            finding.topic if finding.topic != topic else "", finding.what, finding.value, finding.state.value, style=_STYLES[finding.state]
+        )
+        topic = finding.topic
+    console.print(table)
+    mendable = [finding for finding in findings if finding.state in (State.DOUBT, State.BROKEN)]
+    if not mendable:
+        console.print("Nothing is wrong.", style="bold green")
+    for finding in mendable:
+        # Plain text: brackets, as in dynaxla[bench], are no markup here.
+        console.print(f"{finding.state.value:>6}  {finding.what}: {finding.value}", style=_STYLES[finding.state], markup=False, highlight=False)
+        console.print(f"        {finding.mend}", markup=False, highlight=False)
+
+
+def doctor() -> None:
+    """Show versions, devices and fast paths, what is wrong with this environment, and how to mend it.
+
+    The exit code is 1 if something is broken.
+    """
+    console = Console()
+    findings = examine()
+    show(findings, console if console.is_terminal else Console(width=160))
+    if any(finding.state is State.BROKEN for finding in findings):
+        raise typer.Exit(1)

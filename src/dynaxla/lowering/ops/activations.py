@@ -1,0 +1,295 @@
+"""Activation functions and their gradients. Half types are computed in float32, as ATen computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+from jax import lax
+
+from ..context import Context
+from ..promotion import Promotion, elementwise, full_like, number
+from ..registry import lower_table, lowers
+
+aten = torch.ops.aten
+Array = jax.Array
+
+
+def _apply(function: Callable[..., Array], *operands: Any) -> Array:
+    return elementwise(function, operands, Promotion.DEFAULT)
+
+
+def _bounded(x: Array, low: Any, high: Any) -> Array:
+    """x between two numbers; nan stays nan."""
+    return lax.min(lax.max(x, number(low, x.dtype)), number(high, x.dtype))
+
+
+def _times(x: Array, factor: float) -> Array:
+    return lax.mul(x, number(factor, x.dtype))
+
+
+def _plus(x: Array, term: float) -> Array:
+    return lax.add(x, number(term, x.dtype))
+
+
+def _zeros_where(condition: Array, x: Array) -> Array:
+    return lax.select(condition, full_like(x, 0), x)
+
+
+lower_table({aten.relu.default: lambda x: lax.max(x, number(0, x.dtype))}, promote=Promotion.NO_OPMATH)
+
+
+def _tanh_backward(grad: Array, out: Array) -> Array:
+    return lax.mul(grad, lax.sub(number(1, out.dtype), lax.square(_conjugate(out))))
+
+
+def _sigmoid_backward(grad: Array, out: Array) -> Array:
+    out = _conjugate(out)
+    return lax.mul(grad, lax.mul(lax.sub(number(1, out.dtype), out), out))
+
+
+def _conjugate(x: Array) -> Array:
+    return lax.conj(x) if jax.numpy.iscomplexobj(x) else x
+
+
+def _silu(x: Array) -> Array:
+    return lax.mul(x, lax.logistic(x))
+
+
+def _silu_backward(grad: Array, x: Array) -> Array:
+    sigmoid = lax.logistic(x)
+    slope = lax.mul(sigmoid, _plus(lax.mul(x, lax.sub(number(1, x.dtype), sigmoid)), 1))
+    return lax.mul(grad, slope)
+
+
+def _mish_tanh(x: Array) -> Array:
+    return lax.tanh(lax.log1p(lax.exp(x)))
+
+
+def _mish_backward(grad: Array, x: Array) -> Array:
+    tanh = _mish_tanh(x)
+    slope = lax.add(tanh, lax.mul(lax.mul(x, lax.logistic(x)), lax.sub(number(1, x.dtype), lax.square(tanh))))
+    return lax.mul(grad, slope)
+
+
+def _hardsigmoid(x: Array) -> Array:
+    return _times(_bounded(_plus(x, 3), 0, 6), 1 / 6)
+
+
+def _hardsigmoid_backward(grad: Array, x: Array) -> Array:
+    inside = lax.bitwise_and(lax.gt(x, number(-3, x.dtype)), lax.lt(x, number(3, x.dtype)))
+    return lax.select(inside, _times(grad, 1 / 6), full_like(grad, 0))
+
+
+def _hardswish_backward(grad: Array, x: Array) -> Array:
+    """Source: ATen native/cpu/Activation.cpp, hardswish_backward_kernel."""
+    slope = lax.mul(grad, _plus(_times(x, 1 / 3), 0.5))
+    out = lax.select(lax.lt(x, number(3, x.dtype)), slope, grad)
+    return _zeros_where(lax.le(x, number(-3, x.dtype)), out)
+
+
+lower_table(
+    {
+        aten.silu.default: _silu,
+        aten.silu_backward.default: _silu_backward,
+        aten.mish.default: lambda x: lax.mul(x, _mish_tanh(x)),
+        aten.mish_backward.default: _mish_backward,
+        aten.hardsigmoid.default: _hardsigmoid,
+        aten.hardsigmoid_backward.default: _hardsigmoid_backward,
+        aten.hardswish.default: lambda x: lax.mul(x, _hardsigmoid(x)),
+        aten.hardswish_backward.default: _hardswish_backward,
+        aten.tanh_backward.default: _tanh_backward,
+        aten.sigmoid_backward.default: _sigmoid_backward,
+        aten._prelu_kernel.default: lambda x, weight: lax.select(lax.gt(x, number(0, x.dtype)), x, lax.mul(weight, x)),
+    },
+    promote=Promotion.DEFAULT,
+)
+
+lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, promote=Promotion.INT_TO_FLOAT)
+
+
+@lowers(aten._prelu_kernel_backward.default)
+def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
+    """The gradients of x and, not yet summed to its shape, of weight."""
+
+    def of_x(grad: Array, x: Array, weight: Array) -> Array:
+        return lax.select(lax.gt(x, number(0, x.dtype)), grad, lax.mul(weight, grad))
+
+    def of_weight(grad: Array, x: Array, weight: Array) -> Array:
+        return _zeros_where(lax.gt(x, number(0, x.dtype)), lax.mul(x, grad))
+
+    return _apply(of_x, grad, x, weight), _apply(of_weight, grad, x, weight)
+
+
+_SQRT_HALF = math.sqrt(0.5)
+_TANH_SCALE = math.sqrt(2 / math.pi)
+_TANH_CUBIC = 0.044715
+
+
+def _tanh_argument(x: Array) -> Array:
+    return _times(lax.add(x, _times(lax.mul(lax.square(x), x), _TANH_CUBIC)), _TANH_SCALE)
+
+
+@lowers(aten.gelu.default)
+def gelu(x: Array, *, approximate: str = "none") -> Array:
+    def exact(x: Array) -> Array:
+        return lax.mul(_times(x, 0.5), _plus(lax.erf(_times(x, _SQRT_HALF)), 1))
+
+    def by_tanh(x: Array) -> Array:
+        return lax.mul(_times(x, 0.5), _plus(lax.tanh(_tanh_argument(x)), 1))
+
+    return _apply(by_tanh if approximate == "tanh" else exact, x)
+
+
+@lowers(aten.gelu_backward.default)
+def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
+    def exact(grad: Array, x: Array) -> Array:
+        cdf = _times(_plus(lax.erf(_times(x, _SQRT_HALF)), 1), 0.5)
+        pdf = _times(lax.exp(_times(lax.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+        return lax.mul(grad, lax.add(cdf, lax.mul(x, pdf)))
+
+    def by_tanh(grad: Array, x: Array) -> Array:
+        tanh = lax.tanh(_tanh_argument(x))
+        inner = _times(_plus(_times(lax.square(x), 3 * _TANH_CUBIC), 1), _TANH_SCALE)
+        left = _times(_plus(tanh, 1), 0.5)
+        right = lax.mul(lax.mul(_times(x, 0.5), lax.sub(number(1, x.dtype), lax.square(tanh))), inner)
+        return lax.mul(grad, lax.add(left, right))
+
+    return _apply(by_tanh if approximate == "tanh" else exact, grad, x)
+
+
+@lowers(aten.hardtanh.default)
+def hardtanh(x: Array, low: Any = -1, high: Any = 1) -> Array:
+    """x between low and high; nan stays nan."""
+    return _bounded(x, low, high)
+
+
+@lowers(aten.hardtanh_backward.default)
+def hardtanh_backward(grad: Array, x: Array, low: Any, high: Any) -> Array:
+    def function(grad: Array, x: Array) -> Array:
+        return _zeros_where(lax.bitwise_or(lax.le(x, number(low, x.dtype)), lax.ge(x, number(high, x.dtype))), grad)
+
+    return _apply(function, grad, x)
+
+
+@lowers(aten.threshold.default)
+def threshold(x: Array, limit: Any, value: Any) -> Array:
+    return lax.select(lax.le(x, number(limit, x.dtype)), full_like(x, value), x)
+
+
+@lowers(aten.threshold_backward.default)
+def threshold_backward(grad: Array, x: Array, limit: Any) -> Array:
+    """grad where x > limit, also where x is nan."""
+
+    def function(grad: Array, x: Array) -> Array:
+        return _zeros_where(lax.le(x, number(limit, x.dtype)), grad)
+
+    return elementwise(function, (grad, x), Promotion.NO_OPMATH)
+
+
+@lowers(aten.leaky_relu.default)
+def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
+    return _apply(lambda x: lax.select(lax.gt(x, number(0, x.dtype)), x, _times(x, negative_slope)), x)
+
+
+@lowers(aten.leaky_relu_backward.default)
+def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
+    return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, _times(grad, negative_slope)), grad, x)
+
+
+@lowers(aten.elu.default)
+def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
+    def function(x: Array) -> Array:
+        negative = _times(lax.expm1(_times(x, input_scale)), alpha * scale)
+        # expm1 of a large x is infinite, but not selected
+        return lax.select(lax.lt(x, number(0, x.dtype)), negative, _times(x, scale))
+
+    return _apply(function, x)
+
+
+@lowers(aten.elu_backward.default)
+def elu_backward(grad: Array, alpha: float, scale: float, input_scale: float, is_result: bool, x: Array) -> Array:
+    """x: what elu got, or with is_result what it gave."""
+
+    def function(grad: Array, x: Array) -> Array:
+        if is_result:
+            slope = _times(_plus(x, alpha * scale), input_scale)
+        else:
+            slope = _times(lax.exp(_times(x, input_scale)), alpha * scale * input_scale)
+        return lax.mul(grad, lax.select(lax.le(x, number(0, x.dtype)), slope, full_like(x, scale)))
+
+    return _apply(function, grad, x)
+
+
+@lowers(aten.softplus.default)
+def softplus(x: Array, beta: float = 1, limit: float = 20) -> Array:
+    """log(1 + exp(beta x)) / beta; x itself where beta x > limit."""
+
+    def function(x: Array) -> Array:
+        scaled = _times(x, beta)
+        soft = lax.div(lax.log1p(lax.exp(scaled)), full_like(x, beta))
+        return lax.select(lax.gt(scaled, number(limit, x.dtype)), x, soft)
+
+    return _apply(function, x)
+
+
+@lowers(aten.softplus_backward.default)
+def softplus_backward(grad: Array, x: Array, beta: float, limit: float) -> Array:
+    def function(grad: Array, x: Array) -> Array:
+        scaled = _times(x, beta)
+        return lax.select(lax.gt(scaled, number(limit, x.dtype)), grad, lax.mul(grad, lax.logistic(scaled)))
+
+    return _apply(function, grad, x)
+
+
+@lowers(aten.log_sigmoid_forward.default)
+def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
+    """The result, and the buffer that the gradient would read: exp(-|x|), empty on a GPU."""
+
+    def function(x: Array) -> Array:
+        return lax.sub(lax.min(x, number(0, x.dtype)), lax.log1p(lax.exp(lax.neg(lax.abs(x)))))
+
+    buffer = ctx.output[1]
+    if buffer.shape != x.shape:
+        return _apply(function, x), lax.full(buffer.shape, 0, buffer.jax_dtype)
+    return _apply(function, x), _apply(lambda x: lax.exp(lax.neg(lax.abs(x))), x)
+
+
+@lowers(aten.log_sigmoid_backward.default)
+def log_sigmoid_backward(grad: Array, x: Array, buffer: Array) -> Array:
+    return _apply(lambda grad, x: lax.mul(grad, lax.logistic(lax.neg(x))), grad, x)
+
+
+@lowers(aten.hardshrink.default)
+def hardshrink(x: Array, lambd: float = 0.5) -> Array:
+    """0 within [-lambd, lambd], x outside."""
+    return _zeros_where(_within(x, lambd), x)
+
+
+def _within(x: Array, lambd: float) -> Array:
+    return lax.bitwise_and(lax.ge(x, number(-lambd, x.dtype)), lax.le(x, number(lambd, x.dtype)))
+
+
+@lowers(aten.hardshrink_backward.default)
+def hardshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
+    return elementwise(lambda grad, x: _zeros_where(_within(x, lambd), grad), (grad, x), Promotion.NO_OPMATH)
+
+
+@lowers(aten.softshrink.default)
+def softshrink(x: Array, lambd: float = 0.5) -> Array:
+    """x moved towards 0 by lambd, and 0 within [-lambd, lambd]; nan stays nan."""
+
+    def function(x: Array) -> Array:
+        below = lax.lt(x, number(-lambd, x.dtype))
+        moved = lax.select(below, _plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
+        return _zeros_where(_within(x, lambd), moved)
+
+    return _apply(function, x)
+
+
+@lowers(aten.softshrink_backward.default)
+def softshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
+    return hardshrink_backward(grad, x, lambd)

@@ -1,0 +1,274 @@
+"""Tensors from nothing, copies, casts, and views as another dtype.
+
+Most of these ops take their shape and dtype from PyTorch's own metadata of the result (`ctx.output`), which knows every default.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import Promotion, convert, elementwise, expand, full_like, number
+from ..registry import lower_table, lowers
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+Array = jax.Array
+
+
+def _filled(value: Any, ctx: Context) -> Array:
+    spec = ctx.output
+    return lax.broadcast_in_dim(number(value, spec.jax_dtype), spec.shape, ())
+
+
+@lowers(aten.full.default)
+def full(size: Any, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(value, ctx)
+
+
+@lowers(aten.full_like.default)
+def full_like_tensor(x: Array, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(value, ctx)
+
+
+@lowers(aten.new_full.default)
+def new_full(x: Array, size: Any, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(value, ctx)
+
+
+@lowers(aten.scalar_tensor.default)
+def scalar_tensor(value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(value, ctx)
+
+
+@lowers(aten.zeros.default, aten.empty.memory_format)
+def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Also for `empty`, so that a program gives the same results at every call."""
+    return _filled(0, ctx)
+
+
+@lowers(aten.empty_strided.default, aten.empty_permuted.default)
+def empty_strided(size: Any, layout: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(0, ctx)
+
+
+@lowers(aten.zeros_like.default, aten.empty_like.default)
+def zeros_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(0, ctx)
+
+
+@lowers(aten.new_zeros.default, aten.new_empty.default)
+def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(0, ctx)
+
+
+@lowers(aten.new_empty_strided.default)
+def new_empty_strided(x: Array, size: Any, stride: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(0, ctx)
+
+
+@lowers(aten.ones.default)
+def ones(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(1, ctx)
+
+
+@lowers(aten.ones_like.default)
+def ones_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(1, ctx)
+
+
+@lowers(aten.new_ones.default)
+def new_ones(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _filled(1, ctx)
+
+
+# Ranges and the identity
+
+
+def _sequence_dtype(dtype: DType) -> DType:
+    """ATen counts in int64 or float64, and in float32 for half types."""
+    if not dtypes.is_float(dtype):
+        return np.dtype(np.int64)
+    return dtypes.accumulator(dtype) if dtype.itemsize < 4 else np.dtype(np.float64)
+
+
+@lowers(aten.arange.start_step)
+def arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, ctx: Context) -> Array:
+    spec = ctx.output
+    counter = _sequence_dtype(spec.jax_dtype)
+    if dtypes.is_integer(counter):
+        start, step = int(start), int(step)
+    steps = lax.iota(counter, spec.shape[0])
+    if step != 1:
+        steps = lax.mul(steps, number(step, counter))
+    if start != 0:
+        steps = lax.add(steps, number(start, counter))
+    return convert(steps, spec.jax_dtype)
+
+
+@lowers(aten.arange.start)
+def arange_start(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return arange(start, end, ctx=ctx)
+
+
+@lowers(aten.arange.default)
+def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return arange(0, end, ctx=ctx)
+
+
+@lowers(prims.iota.default)
+def iota(length: int, *, start: int, step: int, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
+    return arange(start, None, step, ctx=ctx)
+
+
+@lowers(aten.linspace.default)
+def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel: counted from the nearer end, so that both ends are exact."""
+    dtype = ctx.output.jax_dtype
+    if steps < 2:
+        return lax.full((steps,), number(start, dtype))
+    if dtypes.is_integer(dtype):
+        # The step is a float32 for all but int64; each value is truncated.
+        counter = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
+        start, end = int(start), int(end)
+    elif dtypes.is_complex(dtype):
+        counter = dtype
+    else:
+        counter = dtypes.accumulator(dtype)
+    step = number((end - start) / (steps - 1), counter)
+    forward = convert(lax.iota(np.int64, steps), counter)
+    backward = lax.sub(number(steps - 1, counter), forward)
+    first = lax.add(number(start, counter), lax.mul(forward, step))
+    second = lax.sub(number(end, counter), lax.mul(backward, step))
+    return convert(lax.select(lax.lt(lax.iota(np.int64, steps), np.int64(steps // 2)), first, second), dtype)
+
+
+@lowers(aten.eye.m)
+def eye(rows: int, columns: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    shape = (rows, columns)
+    return convert(lax.eq(lax.broadcasted_iota(np.int64, shape, 0), lax.broadcasted_iota(np.int64, shape, 1)), ctx.output.jax_dtype)
+
+
+@lowers(aten.eye.default)
+def eye_square(size: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return eye(size, size, ctx=ctx)
+
+
+# Copies and casts
+
+
+@lowers(aten._to_copy.default)
+def to_copy(x: Array, *, dtype: DType | None = None) -> Array:
+    return x if dtype is None else convert(x, dtype)
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(x: Array, dtype: DType) -> Array:
+    return convert(x, dtype)
+
+
+@lowers(prims.device_put.default)
+def device_put(x: Array, device: torch.device, non_blocking: bool = False) -> Array:
+    return x
+
+
+@lowers(aten.fill.Scalar, aten.fill.Tensor)
+def fill(x: Array, value: Any) -> Array:
+    return expand(convert(value, x.dtype), x.shape) if isinstance(value, jax.Array) else full_like(x, value)
+
+
+@lowers(aten.copy.default)
+def copy(x: Array, source: Array) -> Array:
+    """source with the shape and dtype of x."""
+    return expand(convert(source, x.dtype), x.shape)
+
+
+# The conjugate and negative bits of PyTorch's views do not exist here: arrays hold the values that such views show.
+lower_table(
+    {
+        aten.clone.default: lambda x: x,
+        aten.zero.default: lambda x: full_like(x, 0),
+        aten._conj.default: lambda x: conjugate(x),
+        aten._conj_physical.default: lambda x: conjugate(x),
+        aten.conj_physical.default: lambda x: conjugate(x),
+        aten._neg_view.default: lax.neg,
+        aten.resolve_conj.default: lambda x: x,
+        aten.resolve_neg.default: lambda x: x,
+        aten.real.default: lambda x: lax.real(x) if dtypes.is_complex(x.dtype) else x,
+        aten.imag.default: lax.imag,
+    }
+)
+
+
+def conjugate(x: Array) -> Array:
+    return lax.conj(x) if dtypes.is_complex(x.dtype) else x
+
+
+# Complex numbers from and to pairs
+
+
+@lowers(aten.complex.default)
+def complex_from_parts(real: Array, imaginary: Array) -> Array:
+    return elementwise(_complex, (real, imaginary), Promotion.NO_OPMATH)
+
+
+def _complex(real: Array, imaginary: Array) -> Array:
+    return lax.complex(real, imaginary)
+
+
+@lowers(aten.polar.default)
+def polar(magnitude: Array, angle: Array) -> Array:
+    def parts(r: Array, phi: Array) -> Array:
+        return lax.complex(lax.mul(r, lax.cos(phi)), lax.mul(r, lax.sin(phi)))
+
+    return elementwise(parts, (magnitude, angle), Promotion.NO_OPMATH)
+
+
+@lowers(aten.view_as_real.default, aten.view_as_real_copy.default)
+def view_as_real(x: Array) -> Array:
+    shape = (*x.shape, 1)
+    return lax.concatenate([lax.reshape(lax.real(x), shape), lax.reshape(lax.imag(x), shape)], x.ndim)
+
+
+@lowers(aten.view_as_complex.default, aten.view_as_complex_copy.default)
+def view_as_complex(x: Array) -> Array:
+    shape = x.shape[:-1]
+    real, imaginary = (lax.reshape(lax.slice_in_dim(x, part, part + 1, axis=x.ndim - 1), shape) for part in (0, 1))
+    return lax.complex(real, imaginary)
+
+
+@lowers(aten.view.dtype, prims.view_of_dtype.default)
+def view_dtype(x: Array, dtype: DType) -> Array:
+    """The same bytes read as another dtype; where the sizes differ, the last dimension grows or shrinks."""
+    if dtypes.is_complex(x.dtype):
+        if x.dtype == dtype:
+            return x
+        # Pairs of the real dtype, which joins the last dimension.
+        x = view_as_real(x)
+        x = lax.reshape(x, (*x.shape[:-2], 2 * x.shape[-2]) if x.ndim > 1 else (2,))
+    if dtypes.is_bool(x.dtype):
+        x = lax.convert_element_type(x, np.uint8)
+    if dtypes.is_complex(dtype):
+        pairs = _bitcast(x, dtypes.real(dtype))
+        return view_as_complex(lax.reshape(pairs, (*pairs.shape[:-1], pairs.shape[-1] // 2, 2)))
+    if dtypes.is_bool(dtype):
+        return lax.ne(_bitcast(x, np.dtype(np.uint8)), np.uint8(0))
+    return _bitcast(x, dtype)
+
+
+def _bitcast(x: Array, dtype: DType) -> Array:
+    before, after = x.dtype.itemsize, np.dtype(dtype).itemsize
+    if before < after:
+        ratio = after // before
+        x = lax.reshape(x, (*x.shape[:-1], x.shape[-1] // ratio, ratio))
+    out = lax.bitcast_convert_type(x, dtype)
+    if before > after:
+        out = lax.reshape(out, (*x.shape[:-1], x.shape[-1] * (before // after)))
+    return out

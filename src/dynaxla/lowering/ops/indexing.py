@@ -1,0 +1,199 @@
+"""Reading and masking by index: gathers, embeddings, masks, triangles. Writing by index is in scattering.py.
+
+Indices out of range: eager mode raises IndexError. A compiled program cannot; reads are clamped to the nearest element and writes are
+dropped, as XLA defines them, so no memory outside of the tensor is touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..dimensions import wrap
+from ..promotion import broadcast, convert, expand
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+def from_front(index: Array, size: int) -> Array:
+    """Indices with the negative ones counted from the end."""
+    if dtypes.is_bool(index.dtype) or index.dtype == np.uint8:
+        raise UnsupportedOp(
+            "a mask among the indices: the result's size depends on data", hint="use torch.where, masked_fill, or integer indices"
+        )
+    index = convert(index, np.dtype(np.int64)) if index.dtype.itemsize < 4 else index
+    return lax.select(lax.lt(index, lax.full_like(index, 0)), lax.add(index, lax.full_like(index, size)), index)
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Index tensors at some dimensions of a tensor, as XLA's gather and scatter want them.
+
+    Attributes: dims (indexed dimensions); coordinates (one row of len(dims) numbers per element of the broadcast indices); shape (of the
+    broadcast indices); at (where these dimensions come to stand in the result).
+    """
+
+    dims: tuple[int, ...]
+    coordinates: Array
+    shape: tuple[int, ...]
+    at: int
+
+    @staticmethod
+    def of(x: Array, indices: Sequence[Array | None]) -> Picks:
+        """The dimensions of the indices replace the indexed ones if those are neighbours, and go to the front otherwise."""
+        dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
+        given = broadcast([from_front(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
+        common = np.dtype(np.int64) if any(index.dtype != given[0].dtype for index in given) else given[0].dtype
+        rank = given[0].ndim
+        columns = [lax.expand_dims(convert(index, common), [rank]) for index in given]
+        together = dims[-1] - dims[0] == len(dims) - 1
+        coordinates = columns[0] if len(columns) == 1 else lax.concatenate(columns, rank)
+        return Picks(dims, coordinates, given[0].shape, dims[0] if together else 0)
+
+    def window_dims(self, rank: int) -> tuple[int, ...]:
+        """Where the dimensions that are not indexed stand in the result."""
+        total = rank - len(self.dims) + len(self.shape)
+        return tuple(dim for dim in range(total) if not self.at <= dim < self.at + len(self.shape))
+
+    def result_shape(self, x: Array) -> tuple[int, ...]:
+        rest = [size for dim, size in enumerate(x.shape) if dim not in self.dims]
+        return (*rest[: self.at], *self.shape, *rest[self.at :])
+
+
+@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(x: Array, indices: Sequence[Array | None]) -> Array:
+    """Raises: UnsupportedOp for masks: the result's size would depend on data."""
+    picks = Picks.of(x, indices)
+    if 0 in picks.result_shape(x):
+        return lax.full(picks.result_shape(x), 0, x.dtype)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=picks.window_dims(x.ndim), collapsed_slice_dims=picks.dims, start_index_map=picks.dims
+    )
+    sizes = tuple(1 if dim in picks.dims else size for dim, size in enumerate(x.shape))
+    return lax.gather(x, picks.coordinates, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+
+
+def take_along(x: Array, dim: int, indices: Array) -> Array:
+    """Slices of x at non-negative indices of one dimension, which the dimensions of `indices` replace."""
+    shape = (*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=tuple(d if d < dim else d + indices.ndim - 1 for d in range(x.ndim) if d != dim),
+        collapsed_slice_dims=(dim,),
+        start_index_map=(dim,),
+    )
+    sizes = tuple(1 if d == dim else size for d, size in enumerate(x.shape))
+    return lax.gather(x, lax.expand_dims(indices, [indices.ndim]), numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+
+
+@lowers(aten.index_select.default)
+def index_select(x: Array, dim: int, indices: Array) -> Array:
+    indices = lax.reshape(indices, (indices.size,))
+    if x.ndim == 0:
+        return x
+    return take_along(x, wrap(dim, x.ndim), indices)
+
+
+@lowers(aten.embedding.default)
+def embedding(weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Array:
+    return take_along(weight, 0, indices)
+
+
+@lowers(aten.gather.default)
+def gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False) -> Array:
+    """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions."""
+    if x.ndim == 0 or indices.size == 0:
+        return expand(x, indices.shape) if x.ndim == 0 else lax.full(indices.shape, 0, x.dtype)
+    if indices.ndim == 0:
+        return lax.reshape(take_along(x, 0, indices), ())
+    dim = wrap(dim, x.ndim)
+    if x.ndim == 1:
+        return take_along(x, 0, indices)
+    kept = tuple(size if d == dim else indices.shape[d] for d, size in enumerate(x.shape))
+    if kept != x.shape:
+        x = lax.slice(x, [0] * x.ndim, kept)
+    others = tuple(d for d in range(x.ndim) if d != dim)
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(dim,),
+        start_index_map=(dim,),
+        operand_batching_dims=others,
+        start_indices_batching_dims=others,
+    )
+    coordinates = lax.expand_dims(indices, [indices.ndim])
+    return lax.gather(x, coordinates, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.CLIP)
+
+
+@lowers(aten.take.default)
+def take(x: Array, indices: Array) -> Array:
+    """Elements of the flattened tensor."""
+    return take_along(lax.reshape(x, (x.size,)), 0, from_front(indices, x.size))
+
+
+def ordinals(mask: Array) -> Array:
+    """For each element of a mask, flattened, how many True ones come before it."""
+    counted = lax.cumsum(convert(lax.reshape(mask, (mask.size,)), np.dtype(np.int64)), 0)
+    return lax.reshape(lax.sub(counted, lax.full_like(counted, 1)), mask.shape)
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
+    """The n-th True element of the mask gets the n-th element of the source."""
+    shape = np.broadcast_shapes(x.shape, mask.shape)
+    x, mask = expand(x, shape), expand(mask, shape)
+    if source.size == 0 or x.size == 0:
+        return x
+    return lax.select(mask, take_along(lax.reshape(source, (source.size,)), 0, ordinals(mask)), x)
+
+
+@lowers(aten._unsafe_masked_index.default)
+def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], fill: bool | int | float) -> Array:
+    """x[indices] where the mask is True, `fill` elsewhere. Indices under a False mask may be out of range."""
+    result = index(x, indices)
+    return lax.select(expand(mask, result.shape), result, lax.full_like(result, fill))
+
+
+def _triangle(x: Array, diagonal: int, lower: bool) -> Array:
+    rows = lax.broadcasted_iota("int32", x.shape, x.ndim - 2)
+    columns = lax.broadcasted_iota("int32", x.shape, x.ndim - 1)
+    edge = lax.add(rows, lax.full_like(rows, max(min(diagonal, x.shape[-1]), -x.shape[-2])))
+    return lax.select(lax.le(columns, edge) if lower else lax.ge(columns, edge), x, lax.full_like(x, 0))
+
+
+@lowers(aten.tril.default)
+def tril(x: Array, diagonal: int = 0) -> Array:
+    return _triangle(x, diagonal, lower=True)
+
+
+@lowers(aten.triu.default)
+def triu(x: Array, diagonal: int = 0) -> Array:
+    return _triangle(x, diagonal, lower=False)
+
+
+@lowers(aten.tril_indices.default)
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype: np.dtype | None = None) -> Array:
+    return jax.numpy.asarray(np.stack(np.tril_indices(row, offset, col)).astype(dtype or np.int64))
+
+
+@lowers(aten.triu_indices.default)
+def triu_indices(row: int, col: int, offset: int = 0, *, dtype: np.dtype | None = None) -> Array:
+    return jax.numpy.asarray(np.stack(np.triu_indices(row, offset, col)).astype(dtype or np.int64))
+
+
+@lowers(aten.one_hot.default)
+def one_hot(x: Array, num_classes: int = -1) -> Array:
+    """Raises: UnsupportedOp without a number of classes: the result's size would depend on data."""
+    if num_classes < 0:
+        raise UnsupportedOp("one_hot without num_classes: the result's size depends on data", hint="give num_classes")
+    shape = (*x.shape, num_classes)
+    classes = lax.broadcasted_iota(x.dtype, shape, x.ndim)
+    return convert(lax.eq(classes, lax.broadcast_in_dim(x, shape, range(x.ndim))), np.dtype(np.int64))

@@ -1,0 +1,96 @@
+"""Negative log-likelihood, forward and backward. The other losses are decomposed into elementwise ops and reductions."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..promotion import convert
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+# Values of the argument `reduction`.
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+def _classes_dim(x: Array) -> int:
+    return 0 if x.ndim == 1 else 1
+
+
+def _weights(target: Array, weight: Array | None, ignore_index: int, like: Array) -> tuple[Array, Array]:
+    """Which targets count, and each one's weight (0 where it does not), in the dtype of `like`."""
+    counts = lax.ne(target, lax.full_like(target, ignore_index))
+    each = lax.full(target.shape, 1, like.dtype) if weight is None else _pick(convert(weight, like.dtype), target)
+    return counts, lax.select(counts, each, lax.full_like(each, 0))
+
+
+def _pick(weight: Array, target: Array) -> Array:
+    """weight[target], NaN where there is no such class."""
+    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    index = lax.reshape(target, (*target.shape, 1))
+    return lax.gather(weight, index, numbers, (1,), mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+
+def _pick_class(x: Array, target: Array) -> Array:
+    """x at the target class of each place: x without its dimension of classes. NaN where there is no such class."""
+    dim = _classes_dim(x)
+    others = [place for place in range(x.ndim) if place != dim]
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(),
+        collapsed_slice_dims=(dim,),
+        start_index_map=(dim,),
+        operand_batching_dims=tuple(others),
+        start_indices_batching_dims=tuple(range(target.ndim)),
+    )
+    index = lax.reshape(target, (*target.shape, 1))
+    return lax.gather(x, index, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.FILL_OR_DROP)
+
+
+@lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def nll_loss_forward(
+    x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
+) -> tuple[Array, Array]:
+    """The loss and the sum of weights (0 if nothing is reduced).
+
+    Shape: x (classes), (batch, classes) or (batch, classes, height, width); target lacks the classes.
+    """
+    if x.ndim == 1:
+        target = lax.reshape(target, ())
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    counts, weights = _weights(target, weight, ignore_index, wide)
+    losses = lax.neg(lax.mul(_pick_class(wide, target), weights))
+    losses = lax.select(counts, losses, lax.full_like(losses, 0))
+    if reduction == _NONE and x.ndim > 1:
+        return convert(losses, x.dtype), lax.full((), 0, x.dtype)
+    every = range(losses.ndim)
+    loss, total = lax.reduce_sum(losses, every), lax.reduce_sum(weights, every)
+    if reduction == _MEAN:
+        loss = lax.div(loss, total)
+    return convert(loss, x.dtype), convert(total, x.dtype)
+
+
+@lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def nll_loss_backward(
+    grad: Array, x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, total_weight: Array
+) -> Array:
+    """The weight of each target, negative, at its class; zero everywhere else."""
+    if x.ndim == 1:
+        target, grad = lax.reshape(target, ()), lax.reshape(grad, ())
+    dtype = dtypes.accumulator(x.dtype)
+    wide = convert(grad, dtype)
+    counts, weights = _weights(target, weight, ignore_index, wide)
+    if reduction == _MEAN:
+        wide = lax.div(wide, convert(total_weight, dtype))
+    if wide.ndim < target.ndim:
+        wide = lax.broadcast_in_dim(wide, target.shape, ())
+    each = lax.neg(lax.mul(wide, weights))
+    each = lax.select(counts, each, lax.full_like(each, 0))
+    dim = _classes_dim(x)
+    others = [place for place in range(x.ndim) if place != dim]
+    classes = lax.broadcasted_iota(target.dtype, x.shape, dim)
+    chosen = lax.eq(classes, lax.broadcast_in_dim(target, x.shape, others))
+    out = lax.select(chosen, lax.broadcast_in_dim(each, x.shape, others), lax.full(x.shape, np.array(0, dtype)))
+    return convert(out, x.dtype)

@@ -1,0 +1,152 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+from jax import numpy as jnp
+
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert, expand
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+Dims = Sequence[int]
+
+
+def contract(
+    x: Array,
+    y: Array,
+    over: tuple[Dims, Dims],
+    ctx: Context,
+    batch: tuple[Dims, Dims] = ((), ()),
+    dtype: DType | None = None,
+) -> Array:
+    """The sum of products over dimension pairs. Half types are added in float32 and stay there: the caller casts.
+
+    Shape: batch dimensions, then x's remaining ones, then y's.
+    Dtype: `dtype`, or the accumulator of x's.
+    """
+    dtype = dtype or dtypes.accumulator(x.dtype)
+    return lax.dot_general(x, y, (over, batch), precision=ctx.matmul_precision, preferred_element_type=dtype)
+
+
+def _scale(x: Array, factor: Any) -> Array:
+    """x * factor; integers take a factor's whole part, as ATen does."""
+    if isinstance(factor, (int, float, complex)) and factor == 1:
+        return x
+    if not dtypes.is_inexact(x.dtype):
+        factor = int(factor)
+        if dtypes.is_integer(x.dtype):
+            factor = np.array(factor, np.int64).astype(x.dtype)
+    return lax.mul(x, lax.full_like(x, factor))
+
+
+def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType) -> Array:
+    """beta * x + alpha * product, cast to dtype. With beta = 0, x is not read: not even its NaNs."""
+    product = _scale(product, alpha)
+    if beta != 0:
+        product = lax.add(_scale(expand(convert(x, product.dtype), product.shape), beta), product)
+    return convert(product, dtype)
+
+
+_MATRICES = ((1,), (0,))
+_BATCHES = {"over": ((2,), (1,)), "batch": ((0,), (0,))}
+
+
+@lowers(aten.mm.default)
+def mm(x: Array, y: Array, *, ctx: Context) -> Array:
+    return convert(contract(x, y, _MATRICES, ctx), x.dtype)
+
+
+@lowers(aten.bmm.default)
+def bmm(x: Array, y: Array, *, ctx: Context) -> Array:
+    return convert(contract(x, y, ctx=ctx, **_BATCHES), x.dtype)
+
+
+@lowers(aten.mm.dtype)
+def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
+    return convert(contract(x, y, _MATRICES, ctx), out_dtype)
+
+
+@lowers(aten.bmm.dtype)
+def bmm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
+    return convert(contract(x, y, ctx=ctx, **_BATCHES), out_dtype)
+
+
+@lowers(aten.addmm.default)
+def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    return _add_scaled(x, contract(y, z, _MATRICES, ctx), beta, alpha, y.dtype)
+
+
+@lowers(aten.baddbmm.default)
+def baddbmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    return _add_scaled(x, contract(y, z, ctx=ctx, **_BATCHES), beta, alpha, y.dtype)
+
+
+@lowers(aten.addmm.dtype)
+def addmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    return _add_scaled(x, contract(y, z, _MATRICES, ctx), beta, alpha, out_dtype)
+
+
+@lowers(aten.baddbmm.dtype)
+def baddbmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    return _add_scaled(x, contract(y, z, ctx=ctx, **_BATCHES), beta, alpha, out_dtype)
+
+
+@lowers(aten.addbmm.default)
+def addbmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    """beta * x + alpha * (the sum over the batch of y @ z)."""
+    return _add_scaled(x, contract(y, z, ((0, 2), (0, 1)), ctx), beta, alpha, y.dtype)
+
+
+@lowers(aten.mv.default, aten.dot.default)
+def mv(x: Array, y: Array, *, ctx: Context) -> Array:
+    return convert(contract(x, y, ((x.ndim - 1,), (0,)), ctx), x.dtype)
+
+
+@lowers(aten.vdot.default)
+def vdot(x: Array, y: Array, *, ctx: Context) -> Array:
+    return mv(lax.conj(x) if dtypes.is_complex(x.dtype) else x, y, ctx=ctx)
+
+
+@lowers(aten.addmv.default)
+def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    return _add_scaled(x, contract(y, z, _MATRICES, ctx), beta, alpha, y.dtype)
+
+
+@lowers(aten._int_mm.default)
+def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
+    """int8 matrices to an int32 product."""
+    return contract(x, y, _MATRICES, ctx, dtype=np.dtype(np.int32))
+
+
+@lowers(aten._trilinear.default)
+def trilinear(
+    x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand3: Dims, sumdim: Dims, *, ctx: Context
+) -> Array:
+    """The sum over `sumdim` of the product of three tensors, each first given new dimensions at `expand1`, `expand2`, `expand3`.
+
+    Source: ATen native/Linear.cpp, _trilinear (under nn.Bilinear)
+    """
+    rank = x.ndim + len(expand1)
+    letters = [
+        [dim for dim in range(rank) if dim not in {position % rank for position in added}] for added in (expand1, expand2, expand3)
+    ]
+    summed = {dim % rank for dim in sumdim}
+    dtype = dtypes.accumulator(x.dtype)
+    operands = [item for pair in zip((x, y, z), letters, strict=True) for item in pair]
+    out = jnp.einsum(
+        *operands,
+        [dim for dim in range(rank) if dim not in summed],
+        precision=ctx.matmul_precision,
+        preferred_element_type=dtype,
+    )
+    return convert(out, x.dtype)

@@ -1,0 +1,77 @@
+"""Padding with a constant, by reflection, and by repeating the edge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..dimensions import slice_dim
+from ..promotion import convert, expand
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | complex = 0) -> Array:
+    """`pad` holds (before, after) pairs, the last dimension's first; a negative one crops."""
+    pairs = [(before, after, 0) for before, after in zip(pad[::2], pad[1::2], strict=True)]
+    return lax.pad(x, convert(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(pairs)) + pairs[::-1])
+
+
+def _pad_dim(x: Array, dim: int, before: int, after: int, edge: Callable[[Array, int, int, bool], Array]) -> Array:
+    """Pad one dimension with what `edge` makes of x; where one side crops, the other's padding still comes from the whole of x."""
+    start, end = max(-before, 0), x.shape[dim] - max(-after, 0)
+    parts = [edge(x, dim, before, True)] if before > 0 else []
+    parts.append(slice_dim(x, dim, start, end))
+    if after > 0:
+        parts.append(edge(x, dim, after, False))
+    return lax.concatenate(parts, dim) if len(parts) > 1 else x
+
+
+def _reflected(x: Array, dim: int, count: int, front: bool) -> Array:
+    size = x.shape[dim]
+    return lax.rev(slice_dim(x, dim, 1, 1 + count) if front else slice_dim(x, dim, size - 1 - count, size - 1), [dim])
+
+
+def _repeated(x: Array, dim: int, count: int, front: bool) -> Array:
+    edge = slice_dim(x, dim, 0, 1) if front else slice_dim(x, dim, x.shape[dim] - 1, x.shape[dim])
+    return expand(edge, [*x.shape[:dim], count, *x.shape[dim + 1 :]])
+
+
+def _pad(x: Array, padding: Sequence[int], edge: Callable[[Array, int, int, bool], Array]) -> Array:
+    for place in range(len(padding) // 2):
+        x = _pad_dim(x, x.ndim - 1 - place, padding[2 * place], padding[2 * place + 1], edge)
+    return x
+
+
+@lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
+    return _pad(x, padding, _reflected)
+
+
+@lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+def replication_pad(x: Array, padding: Sequence[int]) -> Array:
+    return _pad(x, padding, _repeated)
+
+
+def _transposed(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    """The gradient of a padding with respect to x: every padded element adds to the one that it copies."""
+    dtype = dtypes.accumulator(grad.dtype)
+    like = jax.ShapeDtypeStruct(x.shape, dtype)
+    (result,) = jax.linear_transpose(lambda operand: pad(operand, padding), like)(convert(grad, dtype))
+    return convert(result, grad.dtype)
+
+
+@lowers(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default)
+def reflection_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    return _transposed(reflection_pad, grad, x, padding)
+
+
+@lowers(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
+def replication_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    return _transposed(replication_pad, grad, x, padding)

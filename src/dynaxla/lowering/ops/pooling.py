@@ -1,0 +1,350 @@
+"""Max and average pooling over windows, plain and adaptive, forward and backward."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jax import Array, lax
+from jax import numpy as jnp
+
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert
+from ..registry import lowers
+from .windows import Windows
+
+aten = torch.ops.aten
+
+Sizes = Sequence[int]
+
+
+@dataclass(frozen=True)
+class _Dim:
+    """The windows along one dimension of size `size`: `out` of them, each reading `kernel` places, `dilation` apart."""
+
+    dim: int
+    size: int
+    out: int
+    kernel: int
+    stride: int
+    padding: int
+    dilation: int
+
+    @property
+    def margins(self) -> tuple[int, int]:
+        """How much the windows reach beyond both ends; negative where they leave a rest unread."""
+        reach = (self.out - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
+        return self.padding, reach - self.size - self.padding
+
+    @property
+    def starts(self) -> np.ndarray:
+        """The first place of each window, with 0 the first of the input."""
+        return np.arange(self.out) * self.stride - self.padding
+
+
+def _dims(space: Sizes, out: Sizes, rank: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,)) -> list[_Dim]:
+    """space, out: the last sizes of input and output. Settings given once hold for all dimensions; stride () means that of the kernel."""
+    count = len(space)
+    settings = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
+    return [_Dim(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
+
+
+def _lowest(dtype: DType) -> float | int:
+    return -math.inf if dtypes.is_float(dtype) else int(jnp.iinfo(dtype).min)
+
+
+def _is_nan(x: Array) -> Array | None:
+    return lax.ne(x, x) if dtypes.is_float(x.dtype) else None
+
+
+def _pad(x: Array, value: float | int, margins: dict[int, tuple[int, int]], spacing: int = 0) -> Array:
+    """Pad, or crop where negative, along some dimensions, with `spacing` new places between the old ones."""
+    return lax.pad(x, lax.full((), value, x.dtype), [(*margins[dim], spacing) if dim in margins else (0, 0, 0) for dim in range(x.ndim)])
+
+
+def _reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[_Dim]) -> Array:
+    """The sum or maximum of each window; beyond the ends lies `initial`."""
+    crop = {dim.dim: (0, min(dim.margins[1], 0)) for dim in dims}
+    if any(high for _, high in crop.values()):
+        x = _pad(x, initial, crop)
+    window, stride, dilation, padding = [1] * x.ndim, [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
+    for dim in dims:
+        window[dim.dim], stride[dim.dim], dilation[dim.dim] = dim.kernel, dim.stride, dim.dilation
+        padding[dim.dim] = (dim.margins[0], max(dim.margins[1], 0))
+    combine = lax.max if function == "max" else lax.add
+    return lax.reduce_window(x, np.array(initial, x.dtype), combine, window, stride, padding, window_dilation=dilation)
+
+
+# --- max pooling
+
+
+def _first_maximum(dims: Sequence[_Dim], x: Array) -> tuple[Array, Array]:
+    """Each window's maximum and its flat position in the input's last dimensions.
+
+    One dimension after the other: of equal values the first counts, and a NaN beats everything before it, as in ATen.
+    """
+    shape = [1] * (x.ndim - len(dims)) + [dim.size for dim in dims]
+    count = math.prod(shape)
+    position = lax.reshape(lax.iota(np.int32 if count < 2**31 else np.int64, count), shape)
+    position = lax.broadcast_in_dim(position, x.shape, range(x.ndim))
+    for dim in reversed(dims):
+        before, after = dim.margins
+        padded = before > 0 or after > 0
+        if before or after:
+            margins = {dim.dim: dim.margins}
+            x, position = _pad(x, _lowest(x.dtype), margins), _pad(position, -1, margins)
+        best, best_position = _tap(x, dim, 0), _tap(position, dim, 0)
+        for tap in range(1, dim.kernel):
+            value, place = _tap(x, dim, tap), _tap(position, dim, tap)
+            better = lax.gt(value, best)
+            if (nan := _is_nan(value)) is not None:
+                better = lax.bitwise_or(better, nan)
+            if padded:
+                # Padding is as low as can be, but a window of nothing higher must still name a place of the input.
+                better = lax.bitwise_or(better, lax.lt(best_position, lax.full_like(best_position, 0)))
+            best, best_position = lax.select(better, value, best), lax.select(better, place, best_position)
+        x, position = best, best_position
+    return x, convert(position, np.dtype(np.int64))
+
+
+def _tap(x: Array, dim: _Dim, tap: int) -> Array:
+    """The tap-th place of every window along a padded dimension."""
+    first = tap * dim.dilation
+    last = first + (dim.out - 1) * dim.stride
+    return lax.slice_in_dim(x, first, last + 1, dim.stride, dim.dim)
+
+
+@lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def max_pool_with_indices(
+    x: Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, *, ctx: Context
+) -> tuple[Array, Array | None]:
+    """Maxima and, if the graph uses them, their flat positions.
+
+    Source: ATen native/cpu/MaxPoolKernel.cpp
+    """
+    count = 2 if ctx.node.target is aten.max_pool2d_with_indices.default else 3
+    shape = ctx.output[0].shape
+    dims = _dims(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding, dilation)
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
+    if any(user.args[1] == 1 for user in ctx.node.users):
+        return _first_maximum(dims, x)
+    return _reduce_window(x, _lowest(x.dtype), "max", dims), None
+
+
+# Beyond this many places in a window, the backward scatters instead of looking at each place.
+_MOST_TAPS = 36
+
+
+@lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
+def max_pool_with_indices_backward(
+    grad: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    ceil_mode: bool,
+    indices: Array,
+    *,
+    ctx: Context,
+) -> Array:
+    """Each output's gradient goes to the place where its maximum was."""
+    count = 2 if ctx.node.target is aten.max_pool2d_with_indices_backward.default else 3
+    dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding, dilation)
+    if 0 in grad.shape:
+        return lax.full_like(x, 0)
+    if math.prod(dim.kernel for dim in dims) > _MOST_TAPS:
+        return _scatter_maxima(grad, x, indices, count)
+    wide = convert(grad, dtypes.accumulator(grad.dtype))
+    nothing = lax.full_like(wide, 0)
+    places = convert(indices, np.dtype(np.int32 if math.prod(dim.size for dim in dims) < 2**31 else np.int64))
+    total: Array | None = None
+    # A scatter walks its updates one by one. Instead every place of the input asks each window that could have chosen it.
+    for taps in itertools.product(*[range(dim.kernel) for dim in dims]):
+        position = lax.full(grad.shape, 0, places.dtype)
+        for dim, tap in zip(dims, taps, strict=True):
+            along = (dim.starts + tap * dim.dilation).astype(places.dtype)
+            position = lax.add(
+                lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(along, grad.shape, (dim.dim,))
+            )
+        part = lax.select(lax.eq(places, position), wide, nothing)
+        for dim, tap in zip(dims, taps, strict=True):
+            before = tap * dim.dilation - dim.padding
+            part = _pad(part, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
+        total = part if total is None else lax.add(total, part)
+    assert total is not None
+    return convert(total, x.dtype)
+
+
+def _scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
+    """Add gradients at flat positions of the last `count` dimensions."""
+    rows = math.prod(x.shape[:-count])
+    if 0 in grad.shape or 0 in x.shape:
+        return lax.full_like(x, 0)
+    flat_grad = lax.reshape(convert(grad, dtypes.accumulator(grad.dtype)), (rows, math.prod(grad.shape[-count:])))
+    flat_indices = lax.reshape(indices, flat_grad.shape)
+    out = jnp.zeros((rows, math.prod(x.shape[-count:])), flat_grad.dtype)
+    out = out.at[lax.broadcasted_iota(np.int64, flat_grad.shape, 0), flat_indices].add(flat_grad, mode="drop")
+    return convert(lax.reshape(out, x.shape), x.dtype)
+
+
+@lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Array, Array]:
+    """Maxima and their flat positions; of equal values the first, of NaNs the last, as in ATen."""
+    count = len(output_size)
+    if 0 in ctx.output[0].shape:
+        return tuple(lax.full(spec.shape, 0, spec.jax_dtype) for spec in ctx.output)
+    space = x.shape[-count:]
+    position = np.arange(math.prod(space), dtype=np.int64).reshape(space)
+    read, reads = x, []
+    for place, (size, out) in enumerate(zip(space, output_size, strict=True)):
+        windows = Windows.adaptive(size, out)
+        dim = x.ndim - count + 2 * place
+        read = windows.gather(read, dim)
+        position = np.take(position, windows.index, axis=2 * place)
+        reads.append(dim + 1)
+    positions = lax.broadcast_in_dim(position, read.shape, range(x.ndim - count, read.ndim))
+    best = lax.reduce_max(read, reads)
+    kept = [dim for dim in range(read.ndim) if dim not in reads]
+    chosen = lax.eq(read, lax.broadcast_in_dim(best, read.shape, kept))
+    index = lax.reduce_min(lax.select(chosen, positions, lax.full_like(positions, np.iinfo(np.int64).max)), reads)
+    if (nan := _is_nan(read)) is not None:
+        last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), reads)
+        index = lax.select(lax.ge(last_nan, lax.full_like(last_nan, 0)), last_nan, index)
+    return best, index
+
+
+@lowers(aten.adaptive_max_pool2d_backward.default)
+def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array:
+    return _scatter_maxima(grad, x, indices, 2)
+
+
+@lowers(aten.adaptive_max_pool3d_backward.default)
+def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
+    return _scatter_maxima(grad, x, indices, 3)
+
+
+# --- average pooling
+
+
+def _divisors(dims: Sequence[_Dim], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
+    """What each window's sum is divided by: how many places it covers, padding counted or not."""
+    if divisor_override is not None:
+        return np.full([dim.out for dim in dims], divisor_override)
+    counts = np.ones([1] * len(dims), np.int64)
+    for place, dim in enumerate(dims):
+        low, high = (-dim.padding, dim.size + dim.padding) if count_include_pad else (0, dim.size)
+        # With ceil_mode the last window may reach beyond the padding: what lies there is never counted.
+        covered = np.minimum(dim.starts + dim.kernel, high) - np.maximum(dim.starts, low)
+        counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != place])
+    return counts
+
+
+def _divide(x: Array, divisors: np.ndarray) -> Array:
+    """x over the divisors of its last dimensions; integers lose their fraction."""
+    if (divisors == divisors.flat[0]).all():
+        return lax.div(x, lax.full_like(x, divisors.flat[0]))
+    return lax.div(x, lax.broadcast_in_dim(divisors.astype(x.dtype), x.shape, range(x.ndim - divisors.ndim, x.ndim)))
+
+
+def _count(ctx: Context) -> int:
+    return 2 if "2d" in ctx.node.target._schema.name else 3
+
+
+@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    ctx: Context,
+) -> Array:
+    count, shape = _count(ctx), ctx.output.shape
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype)
+    dims = _dims(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding)
+    total = _reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", dims)
+    return convert(_divide(total, _divisors(dims, count_include_pad, divisor_override)), x.dtype)
+
+
+@lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
+def avg_pool_backward(
+    grad: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    ctx: Context,
+) -> Array:
+    """Each place gets its share from every window that covers it."""
+    if 0 in grad.shape:
+        return lax.full_like(x, 0)
+    count = _count(ctx)
+    dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding)
+    out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(dims, count_include_pad, divisor_override))
+    for dim in dims:
+        out = _spread_windows(out, dim)
+    return convert(out, x.dtype)
+
+
+def _spread_windows(x: Array, dim: _Dim) -> Array:
+    """Along one dimension, from windows to places: the sum of all windows that cover a place."""
+    if dim.kernel == dim.stride and dim.padding == 0:
+        shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
+        repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
+        repeated = lax.reshape(repeated, (*x.shape[: dim.dim], dim.out * dim.kernel, *x.shape[dim.dim + 1 :]))
+        rest = dim.size - dim.out * dim.kernel
+        return _pad(repeated, 0, {dim.dim: (0, rest)}) if rest else repeated
+    before = dim.kernel - 1 - dim.padding
+    after = dim.size + dim.padding - (dim.out - 1) * dim.stride - 1
+    spaced = _pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
+    window = [dim.kernel if other == dim.dim else 1 for other in range(x.ndim)]
+    return lax.reduce_window(spaced, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
+
+
+@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
+    count = len(output_size)
+    shape = (*x.shape[:-count], *output_size)
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype)
+    out = convert(x, dtypes.accumulator(x.dtype))
+    for dim, size in enumerate(output_size, x.ndim - count):
+        out = _adaptive_mean(out, dim, size)
+    return convert(out, x.dtype)
+
+
+def _adaptive_mean(x: Array, dim: int, places: int) -> Array:
+    size = x.shape[dim]
+    if size % places:
+        return Windows.adaptive(size, places).sum(x, dim)
+    if size == places:
+        return x
+    split = lax.reshape(x, (*x.shape[:dim], places, size // places, *x.shape[dim + 1 :]))
+    total = lax.reduce_sum(split, (dim + 1,))
+    return lax.div(total, lax.full_like(total, size // places))
+
+
+@lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
+def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
+    if 0 in grad.shape or 0 in x.shape:
+        return lax.full_like(x, 0)
+    out = convert(grad, dtypes.accumulator(grad.dtype))
+    for dim in range(x.ndim - _count(ctx), x.ndim):
+        out = Windows.adaptive(x.shape[dim], grad.shape[dim]).mirrored().sum(out, dim)
+    return convert(out, x.dtype)

@@ -1,0 +1,311 @@
+"""Reductions over dimensions: sums, extrema and where they are, truth, moments, norms."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..dimensions import reduced, wrap
+from ..dtypes import DType
+from ..promotion import convert, expand
+from ..registry import lowers
+
+aten = torch.ops.aten
+Dims = int | Sequence[int] | None
+
+_BOOL = np.dtype(np.bool_)
+_INT64 = np.dtype(np.int64)
+
+
+def keep(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
+    """A result of reducing x over dims, with those as dimensions of size 1 if keepdim."""
+    return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
+
+
+def spread(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
+    """A result of reducing over dims, broadcast back to `shape`."""
+    return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
+
+
+def is_nan(x: Array) -> Array:
+    return lax.ne(x, x)
+
+
+def _number(value: float, like: Array) -> Array:
+    return lax.full_like(like, value)
+
+
+@lowers(aten.sum.dim_IntList)
+def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+    """Dtype: `dtype` if given, int64 for bool and integers, else that of x; half types are added in float32."""
+    out = dtype or dtypes.widen_integers(x.dtype)
+    dims = reduced(dim, x.ndim)
+    return keep(convert(lax.reduce_sum(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
+
+
+@lowers(aten.sum.default)
+def sum_all(x: Array, *, dtype: DType | None = None) -> Array:
+    return sum_(x, dtype=dtype)
+
+
+@lowers(aten.mean.dim)
+def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+    out = dtype or x.dtype
+    dims = reduced(dim, x.ndim)
+    total = lax.reduce_sum(convert(x, dtypes.accumulator(out)), dims)
+    count = math.prod(x.shape[d] for d in dims)
+    return keep(convert(lax.div(total, _number(count, total)), out), x, dims, keepdim)
+
+
+@lowers(aten.mean.default)
+def mean_all(x: Array, *, dtype: DType | None = None) -> Array:
+    return mean(x, dtype=dtype)
+
+
+@lowers(aten.prod.dim_int)
+def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+    out = dtype or dtypes.widen_integers(x.dtype)
+    dims = reduced(dim, x.ndim)
+    return keep(convert(lax.reduce_prod(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
+
+
+@lowers(aten.prod.default)
+def prod_all(x: Array, *, dtype: DType | None = None) -> Array:
+    return prod(x, None, dtype=dtype)
+
+
+@lowers(aten.nansum.default)
+def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+    if dtypes.is_inexact(x.dtype):
+        x = lax.select(is_nan(x), _number(0, x), x)
+    return sum_(x, dim, keepdim, dtype=dtype)
+
+
+@lowers(aten.amax.default)
+def amax(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
+    """NaN if there is one."""
+    dims = reduced(dim, x.ndim)
+    return keep(lax.reduce_max(x, dims), x, dims, keepdim)
+
+
+@lowers(aten.amin.default)
+def amin(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
+    dims = reduced(dim, x.ndim)
+    return keep(lax.reduce_min(x, dims), x, dims, keepdim)
+
+
+@lowers(aten.aminmax.default)
+def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    return amin(x, dim, keepdim), amax(x, dim, keepdim)
+
+
+def first_place(hits: Array, dim: int) -> Array:
+    """The first index along one dimension where `hits` is True; it has to be somewhere."""
+    size = hits.shape[dim]
+    kind = "int32" if size < 2**31 else "int64"
+    places = lax.broadcasted_iota(kind, hits.shape, dim)
+    return convert(lax.reduce_min(lax.select(hits, places, lax.full_like(places, size - 1)), (dim,)), _INT64)
+
+
+def _extremum(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
+    """The extremum along one dimension, and the first index where it is. NaN counts as the extremum, whichever it is.
+
+    Two plain reductions: XLA vectorises these, but not one over pairs.
+    """
+    best = reduce(x, (dim,))
+    hits = lax.eq(x, spread(best, x.shape, (dim,)))
+    if dtypes.is_float(x.dtype):
+        hits = lax.bitwise_or(hits, is_nan(x))
+    return best, first_place(hits, dim)
+
+
+def _value_and_place(
+    x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]
+) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return x, lax.full((), 0, _INT64)
+    dim = wrap(dim, x.ndim)
+    if 0 in x.shape:
+        shape = [size for d, size in enumerate(x.shape) if d != dim]
+        best, place = lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
+    else:
+        best, place = _extremum(x, dim, reduce)
+    return keep(best, x, (dim,), keepdim), keep(place, x, (dim,), keepdim)
+
+
+@lowers(aten.max.dim)
+def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return _value_and_place(x, dim, keepdim, lax.reduce_max)
+
+
+@lowers(aten.min.dim)
+def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    return _value_and_place(x, dim, keepdim, lax.reduce_min)
+
+
+@lowers(aten.max.default)
+def max_all(x: Array) -> Array:
+    return amax(x)
+
+
+@lowers(aten.min.default)
+def min_all(x: Array) -> Array:
+    return amin(x)
+
+
+def _place(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
+    if dim is None:
+        place = _value_and_place(lax.reshape(x, (x.size,)), 0, False, reduce)[1]
+        return lax.reshape(place, (1,) * x.ndim) if keepdim else place
+    return _value_and_place(x, dim, keepdim, reduce)[1]
+
+
+@lowers(aten.argmax.default)
+def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The first of several equal ones, and the first NaN if there is one."""
+    return _place(x, dim, keepdim, lax.reduce_max)
+
+
+@lowers(aten.argmin.default)
+def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    return _place(x, dim, keepdim, lax.reduce_min)
+
+
+def _truth(x: Array) -> Array:
+    return convert(x, _BOOL) if dtypes.is_bool(x.dtype) else lax.ne(x, lax.full_like(x, 0))
+
+
+def _truth_dtype(x: Array) -> DType:
+    """uint8 was PyTorch's bool once, and any and all still return it for itself."""
+    return x.dtype if x.dtype == np.uint8 else _BOOL
+
+
+@lowers(aten.any.dim, aten.any.dims)
+def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    dims = _truth_dims(dim, x.ndim)
+    return keep(convert(lax.reduce_or(_truth(x), dims), _truth_dtype(x)), x, dims, keepdim)
+
+
+@lowers(aten.all.dim, aten.all.dims)
+def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    dims = _truth_dims(dim, x.ndim)
+    return keep(convert(lax.reduce_and(_truth(x), dims), _truth_dtype(x)), x, dims, keepdim)
+
+
+def _truth_dims(dim: Dims, rank: int) -> tuple[int, ...]:
+    """Unlike the sums, any and all reduce nothing for an empty list."""
+    return () if dim is not None and not isinstance(dim, int) and not len(dim) else reduced(dim, rank)
+
+
+@lowers(aten.any.default)
+def any_of_all(x: Array) -> Array:
+    return any_(x)
+
+
+@lowers(aten.all.default)
+def all_of_all(x: Array) -> Array:
+    return all_(x)
+
+
+@lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
+def count_nonzero(x: Array, dim: Dims = None) -> Array:
+    return lax.reduce_sum(convert(_truth(x), _INT64), reduced(dim, x.ndim))
+
+
+def _moments(x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
+    """Variance and mean in the accumulating dtype. The variance of complex numbers is the sum of both parts'."""
+    dims = reduced(dim, x.ndim)
+    x = convert(x, dtypes.accumulator(x.dtype))
+    count = math.prod(x.shape[d] for d in dims)
+    total = lax.reduce_sum(x, dims)
+    center = lax.div(total, _number(count, total))
+    away = lax.sub(x, spread(center, x.shape, dims))
+    parts = [lax.real(away), lax.imag(away)] if dtypes.is_complex(x.dtype) else [away]
+    squares = functools.reduce(lax.add, [lax.reduce_sum(lax.square(part), dims) for part in parts])
+    freedom = max(count - (1 if correction is None else correction), 0)
+    return lax.div(squares, _number(freedom, squares)), center, dims
+
+
+@lowers(aten.var.correction)
+def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+    variance, _, dims = _moments(x, dim, correction)
+    return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
+
+
+@lowers(aten.std.correction)
+def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+    variance, _, dims = _moments(x, dim, correction)
+    return keep(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
+
+
+@lowers(aten.var_mean.correction)
+def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    variance, center, dims = _moments(x, dim, correction)
+    return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
+
+
+@lowers(aten.std_mean.correction)
+def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    variance, center, dims = _moments(x, dim, correction)
+    deviation = lax.sqrt(variance)
+    return keep(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
+
+
+@lowers(aten.logsumexp.default)
+def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
+    """log(sum(exp(x))), shifted by the maximum so that exp does not overflow."""
+    dims = reduced(dim, x.ndim)
+    out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
+    work = convert(x, dtypes.accumulator(out))
+    if math.prod(x.shape[d] for d in dims) == 0:
+        total = lax.reduce_sum(work, dims)
+        return keep(convert(lax.log(total), out), x, dims, keepdim)
+    top = lax.reduce_max(lax.real(work) if dtypes.is_complex(work.dtype) else work, dims)
+    # An infinite maximum would make inf - inf.
+    top = lax.select(lax.is_finite(top), top, _number(0, top))
+    shift = convert(top, work.dtype)
+    total = lax.log(lax.reduce_sum(lax.exp(lax.sub(work, spread(shift, x.shape, dims))), dims))
+    return keep(convert(lax.add(total, shift), out), x, dims, keepdim)
+
+
+@lowers(aten.linalg_vector_norm.default)
+def linalg_vector_norm(x: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+    """(sum(|x|**ord))**(1/ord); the largest and smallest |x| for infinite orders, the number of nonzero elements for 0."""
+    out = dtypes.real(dtype or x.dtype)
+    dims = reduced(dim, x.ndim)
+    if dtype is not None:
+        x = convert(x, dtype)
+    size = lax.abs(convert(x, dtypes.accumulator(x.dtype)))
+    if math.isinf(ord):
+        if math.prod(x.shape[d] for d in dims) == 0:
+            result = lax.reduce_sum(size, dims)
+        else:
+            result = lax.reduce_max(size, dims) if ord > 0 else lax.reduce_min(size, dims)
+    elif ord == 0:
+        result = lax.reduce_sum(convert(lax.ne(size, _number(0, size)), size.dtype), dims)
+    elif ord == 1:
+        result = lax.reduce_sum(size, dims)
+    elif ord == 2:
+        result = lax.sqrt(lax.reduce_sum(lax.square(size), dims))
+    else:
+        total = lax.reduce_sum(lax.pow(size, _number(ord, size)), dims)
+        result = lax.pow(total, _number(1 / ord, total))
+    return keep(convert(result, out), x, dims, keepdim)
+
+
+@lowers(aten.trace.default)
+def trace(x: Array) -> Array:
+    rows, columns = (lax.broadcasted_iota("int32", x.shape, dim) for dim in (0, 1))
+    return sum_(lax.select(lax.eq(rows, columns), x, lax.full_like(x, 0)))
+
+
+@lowers(aten.dist.default)
+def dist(x: Array, other: Array, p: float = 2) -> Array:
+    shape = np.broadcast_shapes(x.shape, other.shape)
+    return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p)

@@ -1,0 +1,301 @@
+"""Writing by index: a tensor with some of its elements replaced by, or combined with, others.
+
+Indices out of range are dropped (see indexing.py). Of several values written to one place without combining them, any may stay, as in
+eager mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..dimensions import wrap
+from ..promotion import convert, expand
+from ..registry import lowers
+from .indexing import Picks, from_front, ordinals, take_along
+
+aten = torch.ops.aten
+
+# How a written value and the one that it meets combine.
+_SCATTERS: dict[str, Callable[..., Array]] = {
+    "set": lax.scatter,
+    "sum": lax.scatter_add,
+    "prod": lax.scatter_mul,
+    "amax": lax.scatter_max,
+    "amin": lax.scatter_min,
+}
+_COMBINE: dict[str, Callable[[Array, Array], Array]] = {"sum": lax.add, "prod": lax.mul, "amax": lax.max, "amin": lax.min}
+
+
+def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDimensionNumbers, reduce: str) -> Array:
+    """lax.scatter of any kind, for any dtype; half types are combined in float32."""
+    dtype = x.dtype
+    if reduce != "set":
+        # Bools count as 0 and 1: a sum or maximum is "or", a product or minimum is "and".
+        reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce) if dtypes.is_bool(dtype) else reduce
+        work = np.dtype(np.uint8) if dtypes.is_bool(dtype) else dtypes.accumulator(dtype)
+        x, source = convert(x, work), convert(source, work)
+    return convert(_SCATTERS[reduce](x, coordinates, source, numbers, mode=lax.GatherScatterMode.FILL_OR_DROP), dtype)
+
+
+def _identity(reduce: str, dtype: dtypes.DType) -> Any:
+    """What leaves any value as it is."""
+    if reduce in ("sum", "mean"):
+        return 0
+    if reduce == "prod":
+        return 1
+    if dtypes.is_bool(dtype):
+        return reduce == "amin"
+    if dtypes.is_float(dtype):
+        return -np.inf if reduce == "amax" else np.inf
+    return np.iinfo(dtype).min if reduce == "amax" else np.iinfo(dtype).max
+
+
+def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: Array, reduce: str, include_self: bool) -> Array:
+    """Combine `source` into x. write(x, source, how) does so for the simple ways; "mean" is made of them.
+
+    Without include_self the old values of the places written to do not take part; other places keep theirs.
+    """
+    start = x
+    if not include_self:
+        start = write(x, lax.full_like(source, _identity(reduce, x.dtype)), "set")
+    if reduce != "mean":
+        return write(start, source, reduce)
+    work = dtypes.accumulator(x.dtype)
+    total = write(convert(start, work), convert(source, work), "sum")
+    count = write(lax.full(x.shape, int(include_self), work), lax.full(source.shape, 1, work), "sum")
+    count = lax.max(count, lax.full_like(count, 1)) if not dtypes.is_complex(work) else count
+    if dtypes.is_integer(work):
+        return convert(jax.numpy.floor_divide(total, count), x.dtype)
+    return convert(lax.div(total, count), x.dtype)
+
+
+def _write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    """x[..., indices[i], ...] is combined with source[..., i, ...]."""
+    if x.size == 0 or source.size == 0:
+        return x
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(d for d in range(x.ndim) if d != dim),
+        inserted_window_dims=(dim,),
+        scatter_dims_to_operand_dims=(dim,),
+    )
+    return _scatter(x, lax.expand_dims(indices, [1]), source, numbers, reduce)
+
+
+def _write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    """x[indices[i][j]][j] is combined with source[i][j] for dim 0, and so on; `source` may be larger than `indices`."""
+    if indices.size == 0 or x.size == 0:
+        return x
+    if x.ndim == 0 or indices.ndim == 0:
+        shape = x.shape
+        written = _write_elements(lax.reshape(x, (x.size,)), 0, lax.reshape(indices, (1,)), lax.reshape(source, (source.size,)), reduce)
+        return lax.reshape(written, shape)
+    if source.shape != indices.shape:
+        source = lax.slice(source, [0] * source.ndim, indices.shape)
+    if indices.shape[dim] == 1 and all(d == dim or size == indices.shape[d] for d, size in enumerate(x.shape)):
+        return _write_one(x, dim, indices, source, reduce)
+    if x.ndim == 1:
+        return _write_slices(x, 0, indices, source, reduce)
+    # Every element has its full coordinates.
+    coordinates = [
+        lax.expand_dims(indices if d == dim else lax.broadcasted_iota(indices.dtype, indices.shape, d), [x.ndim]) for d in range(x.ndim)
+    ]
+    every = tuple(range(x.ndim))
+    numbers = lax.ScatterDimensionNumbers(update_window_dims=(), inserted_window_dims=every, scatter_dims_to_operand_dims=every)
+    return _scatter(x, lax.concatenate(coordinates, x.ndim), source, numbers, reduce)
+
+
+def _write_one(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    """One write per row (the gradient of a loss over classes, one-hot): XLA does comparisons far faster than scatters."""
+    here = lax.eq(lax.broadcasted_iota(indices.dtype, x.shape, dim), expand(indices, x.shape))
+    source = expand(source, x.shape)
+    if reduce != "set":
+        combine = _COMBINE[reduce] if not dtypes.is_bool(x.dtype) else (lax.bitwise_or if reduce in ("sum", "amax") else lax.bitwise_and)
+        work = dtypes.accumulator(x.dtype)
+        source = convert(combine(convert(x, work), convert(source, work)), x.dtype)
+    return lax.select(here, source, x)
+
+
+@lowers(aten.scatter.src)
+def scatter(x: Array, dim: int, indices: Array, source: Array) -> Array:
+    return _write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "set")
+
+
+@lowers(aten.scatter.value)
+def scatter_value(x: Array, dim: int, indices: Array, value: bool | int | float | complex) -> Array:
+    return scatter(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)))
+
+
+@lowers(aten.scatter.reduce)
+def scatter_reduce(x: Array, dim: int, indices: Array, source: Array, *, reduce: str) -> Array:
+    kind = {"add": "sum", "multiply": "prod"}[reduce]
+    return _write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), kind)
+
+
+@lowers(aten.scatter.value_reduce)
+def scatter_value_reduce(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, reduce: str) -> Array:
+    return scatter_reduce(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), reduce=reduce)
+
+
+@lowers(aten.scatter_add.default)
+def scatter_add(x: Array, dim: int, indices: Array, source: Array) -> Array:
+    return _write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "sum")
+
+
+@lowers(aten.scatter_reduce.two)
+def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True) -> Array:
+    if indices.size == 0 or x.size == 0:
+        return x
+    if source.ndim and source.shape != indices.shape:
+        source = lax.slice(source, [0] * source.ndim, indices.shape)
+
+    def write(into: Array, values: Array, how: str) -> Array:
+        return _write_elements(into, wrap(dim, x.ndim), indices, values, how)
+
+    return _reduce_into(x, write, convert(source, x.dtype), reduce, include_self)
+
+
+def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Array]:
+    """x, indices and source of index_add and the like with at least one dimension each."""
+    lift = x.ndim == 0
+    x = lax.reshape(x, (1,)) if lift else x
+    source = lax.reshape(source, (1,) * (x.ndim - source.ndim) + source.shape) if source.ndim < x.ndim else source
+    return x, lax.reshape(indices, (indices.size,)), source
+
+
+@lowers(aten.index_add.default)
+def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool | int | float | complex = 1) -> Array:
+    flat, rows, added = _by_dim(x, indices, source)
+    if alpha != 1:
+        added = lax.mul(added, convert(alpha, added.dtype) * lax.full_like(added, 1))
+    return lax.reshape(_write_slices(flat, wrap(dim, x.ndim), rows, convert(added, x.dtype), "sum"), x.shape)
+
+
+@lowers(aten.index_copy.default)
+def index_copy(x: Array, dim: int, indices: Array, source: Array) -> Array:
+    flat, rows, written = _by_dim(x, indices, source)
+    return lax.reshape(_write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
+
+
+@lowers(aten.index_reduce.default)
+def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True) -> Array:
+    flat, rows, written = _by_dim(x, indices, source)
+    if x.size == 0 or written.size == 0:
+        return x
+
+    def write(into: Array, values: Array, how: str) -> Array:
+        return _write_slices(into, wrap(dim, x.ndim), rows, values, how)
+
+    return lax.reshape(_reduce_into(flat, write, convert(written, x.dtype), reduce, include_self), x.shape)
+
+
+@lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | float | complex) -> Array:
+    if x.size == 0 or indices.size == 0:
+        return x
+    rank, dim = x.ndim, wrap(dim, x.ndim)
+    flat = x if rank else lax.reshape(x, (1,))
+    rows = from_front(lax.reshape(indices, (indices.size,)), flat.shape[dim])
+    hit = _write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
+    chosen = lax.broadcast_in_dim(hit, flat.shape, [dim])
+    return lax.reshape(lax.select(chosen, expand(convert(value, x.dtype), flat.shape), flat), x.shape)
+
+
+@lowers(aten.put.default)
+def put(x: Array, indices: Array, source: Array, accumulate: bool = False) -> Array:
+    """Writes to the flattened tensor."""
+    rows = from_front(lax.reshape(indices, (indices.size,)), x.size)
+    values = lax.reshape(source, (source.size,))
+    return lax.reshape(_write_slices(lax.reshape(x, (x.size,)), 0, rows, values, "sum" if accumulate else "set"), x.shape)
+
+
+@lowers(aten._index_put_impl.default)
+def index_put_impl(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False) -> Array:
+    return index_put(x, indices, values, accumulate)
+
+
+@lowers(aten.index_put.default, aten._unsafe_index_put.default)
+def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    """x[indices] = values, or += with `accumulate`.
+
+    Raises: UnsupportedOp for a mask beside other indices.
+    """
+    values = convert(values, x.dtype)
+    given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if x.size == 0:
+        return x
+    if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in given):
+        if len(given) > 1:
+            raise UnsupportedOp("index_put with a mask beside other indices: how many elements it writes depends on data")
+        return _masked_put(x, *given[0], values, accumulate)
+    picks = Picks.of(x, indices)
+    target = picks.result_shape(x)
+    if 0 in target:
+        return x
+    numbers = lax.ScatterDimensionNumbers(
+        update_window_dims=picks.window_dims(x.ndim), inserted_window_dims=picks.dims, scatter_dims_to_operand_dims=picks.dims
+    )
+    return _scatter(x, picks.coordinates, _fit(values, target), numbers, "sum" if accumulate else "set")
+
+
+def _fit(values: Array, shape: tuple[int, ...]) -> Array:
+    """Broadcast; leading dimensions of size 1 beyond the target's rank are dropped, as ATen does."""
+    if values.ndim > len(shape):
+        values = lax.reshape(values, values.shape[values.ndim - len(shape) :])
+    return expand(values, shape)
+
+
+def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool) -> Array:
+    """x[:, mask] = values, with `dim` dimensions before the mask."""
+    mask = convert(mask, np.dtype(np.bool_))
+    after = x.ndim - dim - mask.ndim
+    over = lax.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim))
+    extent = values.shape[values.ndim - after - 1] if values.ndim > after else 1
+    if extent == 1:
+        # The same values for every True place: the dimension of the places becomes those of the mask, broadcast.
+        shape = (1,) * max(dim + 1 + after - values.ndim, 0) + values.shape
+        shape = shape[len(shape) - dim - 1 - after :]
+        placed = expand(lax.reshape(values, (*shape[:dim], *[1] * mask.ndim, *shape[dim + 1 :])), x.shape)
+    else:
+        # The n-th True place gets the n-th slice.
+        values = _fit(values, (*x.shape[:dim], extent, *x.shape[dim + mask.ndim :]))
+        placed = take_along(values, dim, ordinals(mask))
+    if accumulate:
+        work = dtypes.accumulator(x.dtype)
+        combine = lax.bitwise_or if dtypes.is_bool(x.dtype) else lax.add
+        placed = convert(combine(convert(x, work), convert(placed, work)), x.dtype)
+    return lax.select(over, placed, x)
+
+
+@lowers(aten._unsafe_masked_index_put_accumulate.default)
+def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[Array | None], values: Array) -> Array:
+    """index_put with accumulate of the values where the mask is True. Indices under a False mask may be out of range."""
+    values = lax.select(expand(mask, values.shape), values, lax.full_like(values, 0))
+    return index_put(x, indices, values, accumulate=True)
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_dense_backward(
+    grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
+) -> Array:
+    """Each row of the weight's gradient is the sum of the gradients of its uses."""
+    width = grad.shape[-1]
+    work = dtypes.accumulator(grad.dtype)
+    rows = lax.reshape(indices, (indices.size,))
+    added = convert(lax.reshape(grad, (indices.size, width)), work)
+    if scale_grad_by_freq:
+        counts = _write_slices(lax.full((num_weights,), 0, work), 0, rows, lax.full(rows.shape, 1, work), "sum")
+        uses = take_along(counts, 0, rows)
+        added = lax.div(added, lax.broadcast_in_dim(uses, added.shape, [0]))
+    if padding_idx >= 0:
+        # A row past the end is dropped.
+        rows = lax.select(lax.eq(rows, lax.full_like(rows, padding_idx)), lax.full_like(rows, num_weights), rows)
+    total = _write_slices(lax.full((num_weights, width), 0, work), 0, rows, added, "sum")
+    return convert(total, grad.dtype)

@@ -1,0 +1,366 @@
+"""Views, joins and rearrangements: every element of a result is an element of an operand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jax import Array, lax
+
+from ..dimensions import clamp_slice, infer, move, slice_dim, wrap, wrap_all
+from ..promotion import convert, result_type
+from ..promotion import expand as broadcast_to
+from ..registry import lower_table, lowers
+
+aten = torch.ops.aten
+
+
+def _identity(x: Array) -> Array:
+    return x
+
+
+lower_table(
+    {
+        aten.alias.default: _identity,
+        aten.alias_copy.default: _identity,
+        aten.lift.default: _identity,
+        aten.lift_fresh.default: _identity,
+        aten.lift_fresh_copy.default: _identity,
+        aten.t.default: lambda x: x if x.ndim < 2 else lax.transpose(x, (1, 0)),
+        aten.t_copy.default: lambda x: x if x.ndim < 2 else lax.transpose(x, (1, 0)),
+    }
+)
+
+
+@lowers(
+    aten.view.default,
+    aten.view_copy.default,
+    aten._unsafe_view.default,
+    aten.reshape.default,
+    aten._reshape_alias.default,
+    aten._reshape_copy.default,
+)
+def view(x: Array, size: Sequence[int]) -> Array:
+    return lax.reshape(x, infer(size, x.size))
+
+
+@lowers(aten.expand.default, aten.expand_copy.default)
+def expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
+    new = len(size) - x.ndim
+    return broadcast_to(x, [x.shape[dim - new] if extent == -1 else extent for dim, extent in enumerate(size)])
+
+
+@lowers(aten.permute.default, aten.permute_copy.default)
+def permute(x: Array, dims: Sequence[int]) -> Array:
+    return lax.transpose(x, wrap_all(dims, x.ndim))
+
+
+@lowers(aten.transpose.int, aten.transpose_copy.int, aten.swapaxes.default, aten.swapdims.default)
+def transpose(x: Array, dim0: int, dim1: int) -> Array:
+    if x.ndim == 0:
+        return x
+    order = list(range(x.ndim))
+    order[dim0], order[dim1] = order[dim1], order[dim0]
+    return lax.transpose(x, order)
+
+
+@lowers(aten.squeeze.default, aten.squeeze_copy.default)
+def squeeze(x: Array) -> Array:
+    return lax.reshape(x, [size for size in x.shape if size != 1])
+
+
+@lowers(aten.squeeze.dim, aten.squeeze_copy.dim)
+def squeeze_dim(x: Array, dim: int) -> Array:
+    return squeeze_dims(x, [dim])
+
+
+@lowers(aten.squeeze.dims, aten.squeeze_copy.dims)
+def squeeze_dims(x: Array, dims: Sequence[int]) -> Array:
+    dropped = wrap_all(dims, x.ndim)
+    return lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dropped])
+
+
+@lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
+def unsqueeze(x: Array, dim: int) -> Array:
+    return lax.expand_dims(x, [wrap(dim, x.ndim + 1)])
+
+
+@lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
+def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    dim = wrap(dim, x.ndim)
+    first, last, _ = clamp_slice(x.shape[dim], start, end, step)
+    return slice_dim(x, dim, first, last, step)
+
+
+@lowers(aten.narrow_copy.default)
+def narrow(x: Array, dim: int, start: int, length: int) -> Array:
+    dim = wrap(dim, x.ndim)
+    start += x.shape[dim] if start < 0 else 0
+    return slice_dim(x, dim, start, start + length)
+
+
+@lowers(aten.select.int, aten.select_copy.int)
+def select(x: Array, dim: int, index: int) -> Array:
+    dim = wrap(dim, x.ndim)
+    index += x.shape[dim] if index < 0 else 0
+    return lax.squeeze(slice_dim(x, dim, index, index + 1), [dim])
+
+
+@lowers(
+    aten.split_with_sizes.default,
+    aten.split_with_sizes_copy.default,
+    aten.unsafe_split_with_sizes.default,
+)
+def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
+    return lax.split(x, list(sizes), wrap(dim, x.ndim))
+
+
+@lowers(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
+def split(x: Array, size: int, dim: int = 0) -> list[Array]:
+    """Pieces of `size`, the last one smaller. An empty dimension gives one empty piece."""
+    total = x.shape[wrap(dim, x.ndim)]
+    if total == 0:
+        return [x]
+    return split_with_sizes(x, [min(size, total - start) for start in range(0, total, size)], dim)
+
+
+@lowers(aten.unbind.int, aten.unbind_copy.int)
+def unbind(x: Array, dim: int = 0) -> list[Array]:
+    dim = wrap(dim, x.ndim)
+    if x.shape[dim] == 0:
+        return []
+    return [lax.squeeze(piece, [dim]) for piece in lax.split(x, [1] * x.shape[dim], dim)]
+
+
+@lowers(aten.cat.default)
+def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
+    """Dtype: promoted. Operands of shape [0] may stand among others of any shape."""
+    dtype = result_type(tensors)
+    kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
+    if not kept:
+        return convert(tensors[0], dtype)
+    return kept[0] if len(kept) == 1 else lax.concatenate(kept, wrap(dim, kept[0].ndim))
+
+
+@lowers(aten.stack.default)
+def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
+    return cat([unsqueeze(x, dim) for x in tensors], wrap(dim, tensors[0].ndim + 1))
+
+
+@lowers(aten.repeat.default)
+def repeat(x: Array, repeats: Sequence[int]) -> Array:
+    sizes = (1,) * (len(repeats) - x.ndim) + x.shape
+    # Each dimension becomes (copies, size); both factors are joined again by the reshape.
+    shape = [extent for copies, size in zip(repeats, sizes, strict=True) for extent in (copies, size)]
+    offset = len(repeats) - x.ndim
+    tiled = lax.broadcast_in_dim(x, shape, [2 * (dim + offset) + 1 for dim in range(x.ndim)])
+    return lax.reshape(tiled, [copies * size for copies, size in zip(repeats, sizes, strict=True)])
+
+
+@lowers(aten.flip.default)
+def flip(x: Array, dims: Sequence[int]) -> Array:
+    return lax.rev(x, wrap_all(dims, x.ndim)) if x.ndim and dims else x
+
+
+@lowers(aten.roll.default)
+def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
+    """Without dims, the tensor is rolled as if it were flat."""
+    if not dims:
+        return lax.reshape(roll(lax.reshape(x, (x.size,)), shifts, [0]), x.shape) if x.size else x
+    for shift, dim in zip(shifts, wrap_all(dims, x.ndim), strict=True):
+        size = x.shape[dim] if x.ndim else 0
+        cut = -shift % size if size else 0
+        if cut:
+            x = lax.concatenate([slice_dim(x, dim, cut, size), slice_dim(x, dim, 0, cut)], dim)
+    return x
+
+
+@lowers(aten.rot90.default)
+def rot90(x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
+    first, second = wrap_all(dims, x.ndim)
+    turns = k % 4
+    if turns == 0:
+        return x
+    if turns == 2:
+        return lax.rev(x, (first, second))
+    return transpose(lax.rev(x, (second,)), first, second) if turns == 1 else lax.rev(transpose(x, first, second), (second,))
+
+
+def diagonal_span(rows: int, columns: int, offset: int) -> tuple[int, int]:
+    """Where a diagonal of a row-major matrix starts and how many elements it has; they lie columns + 1 apart."""
+    if offset >= 0:
+        return offset, max(min(rows, columns - offset), 0)
+    return -offset * columns, max(min(rows + offset, columns), 0)
+
+
+def _last_two(x: Array, dim1: int, dim2: int) -> Array:
+    """x with two of its dimensions moved to the end, in that order."""
+    return lax.transpose(x, [dim for dim in range(x.ndim) if dim not in (dim1, dim2)] + [dim1, dim2])
+
+
+def _back_to(x: Array, dim1: int, dim2: int) -> Array:
+    """Undo _last_two."""
+    order = [dim for dim in range(x.ndim) if dim not in (dim1, dim2)] + [dim1, dim2]
+    return lax.transpose(x, sorted(range(x.ndim), key=order.__getitem__))
+
+
+@lowers(aten.diagonal.default, aten.diagonal_copy.default)
+def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    x = _last_two(x, *wrap_all((dim1, dim2), x.ndim))
+    *batch, rows, columns = x.shape
+    start, count = diagonal_span(rows, columns, offset)
+    if count == 0:
+        return lax.full((*batch, 0), 0, x.dtype)
+    flat = lax.reshape(x, (*batch, rows * columns))
+    return slice_dim(flat, len(batch), start, start + (count - 1) * (columns + 1) + 1, columns + 1)
+
+
+def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
+    """Matrices of zeros with x's last dimension on a diagonal."""
+    *batch, count = x.shape
+    if count == 0:
+        return lax.full((*batch, rows, columns), 0, x.dtype)
+    start, _ = diagonal_span(rows, columns, offset)
+    last = start + (count - 1) * (columns + 1)
+    zero = lax.full((), 0, x.dtype)
+    flat = lax.pad(x, zero, [(0, 0, 0)] * len(batch) + [(start, rows * columns - last - 1, columns)])
+    return lax.reshape(flat, (*batch, rows, columns))
+
+
+@lowers(aten.diag_embed.default)
+def diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
+    size = x.shape[-1] + abs(offset)
+    return _back_to(embed_diagonal(x, size, size, offset), *wrap_all((dim1, dim2), x.ndim + 1))
+
+
+@lowers(aten.diagonal_backward.default)
+def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
+    dim1, dim2 = wrap_all((dim1, dim2), len(input_sizes))
+    return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    dim1, dim2 = wrap_all((dim1, dim2), x.ndim)
+    rows, columns = (lax.broadcasted_iota("int32", x.shape, dim) for dim in (dim1, dim2))
+    on_diagonal = lax.eq(columns, lax.add(rows, lax.full_like(rows, offset)))
+    return lax.select(on_diagonal, diagonal_backward(convert(source, x.dtype), x.shape, offset, dim1, dim2), x)
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Array:
+    dim = wrap(dim, x.ndim)
+    size = x.shape[dim]
+    first, _, count = clamp_slice(size, start, end, step)
+    source = broadcast_to(convert(source, x.dtype), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
+    if count == size:
+        return source
+    if count == 0 or x.size == 0:
+        return x
+    if step == 1 or count == 1:
+        # Of a chain of such updates XLA makes one copy and writes in place.
+        return lax.dynamic_update_slice(x, source, [first if d == dim else 0 for d in range(x.ndim)])
+    position = lax.sub(lax.broadcasted_iota("int64", x.shape, dim), lax.full(x.shape, first, "int64"))
+    multiple = lax.eq(lax.rem(position, lax.full_like(position, step)), lax.full_like(position, 0))
+    inside = lax.bitwise_and(multiple, lax.bitwise_and(lax.ge(position, lax.full_like(position, 0)), _below(position, count * step)))
+    return lax.select(inside, _spread(source, x.shape[dim], dim, first, step), x)
+
+
+def _below(position: Array, limit: int) -> Array:
+    return lax.lt(position, lax.full_like(position, limit))
+
+
+def _spread(x: Array, size: int, dim: int, first: int, step: int) -> Array:
+    """Zeros of `size` in one dimension, with x's elements from `first` on, `step` apart."""
+    count = x.shape[dim]
+    if count == 0:
+        return lax.full((*x.shape[:dim], size, *x.shape[dim + 1 :]), 0, x.dtype)
+    padding = [(0, 0, 0)] * x.ndim
+    padding[dim] = (first, size - first - (count - 1) * step - 1, step - 1)
+    return lax.pad(x, lax.full((), 0, x.dtype), padding)
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
+    dim = wrap(dim, len(input_sizes))
+    first, _, _ = clamp_slice(input_sizes[dim], start, end, step)
+    return _spread(grad, input_sizes[dim], dim, first, step)
+
+
+@lowers(aten.select_backward.default)
+def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
+    dim = wrap(dim, len(input_sizes))
+    index += input_sizes[dim] if index < 0 else 0
+    return _spread(lax.expand_dims(grad, [dim]), input_sizes[dim], dim, index, 1)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
+    dim = wrap(dim, x.ndim)
+    index += x.shape[dim] if index < 0 else 0
+    source = broadcast_to(source, [*x.shape[:dim], *x.shape[dim + 1 :]])
+    return slice_scatter(x, lax.expand_dims(source, [dim]), dim, index, index + 1)
+
+
+@lowers(aten.unfold.default, aten.unfold_copy.default)
+def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
+    """Windows of one dimension; the place within a window becomes the last dimension."""
+    if x.ndim == 0:
+        return slice_dim(lax.reshape(x, (1,)), 0, 0, size)
+    dim = wrap(dimension, x.ndim)
+    count = (x.shape[dim] - size) // step + 1
+    if step >= size > 0:
+        # Windows do not overlap: cut the dimension into runs of `step` and keep the first `size` elements of each.
+        missing = count * step - x.shape[dim]
+        if missing > 0:
+            x = lax.pad(x, lax.full((), 0, x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
+        x = slice_dim(x, dim, 0, count * step)
+        x = lax.reshape(x, (*x.shape[:dim], count, step, *x.shape[dim + 1 :]))
+        return move(slice_dim(x, dim + 1, 0, size), dim + 1, x.ndim - 1)
+    if size == 0:
+        return lax.full((*x.shape[:dim], count, *x.shape[dim + 1 :], 0), 0, x.dtype)
+    places = [slice_dim(x, dim, place, place + (count - 1) * step + 1, step) for place in range(size)]
+    return lax.concatenate([lax.expand_dims(piece, [x.ndim]) for piece in places], x.ndim)
+
+
+@lowers(aten.pixel_shuffle.default)
+def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
+    *batch, channels, height, width = x.shape
+    factor, rank = upscale_factor, len(batch)
+    x = lax.reshape(x, (*batch, channels // factor**2, factor, factor, height, width))
+    x = lax.transpose(x, [*range(rank), *[rank + place for place in (0, 3, 1, 4, 2)]])
+    return lax.reshape(x, (*batch, channels // factor**2, height * factor, width * factor))
+
+
+@lowers(aten.pixel_unshuffle.default)
+def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
+    *batch, channels, height, width = x.shape
+    factor, rank = downscale_factor, len(batch)
+    x = lax.reshape(x, (*batch, channels, height // factor, factor, width // factor, factor))
+    x = lax.transpose(x, [*range(rank), *[rank + place for place in (0, 2, 4, 1, 3)]])
+    return lax.reshape(x, (*batch, channels * factor**2, height // factor, width // factor))
+
+
+@lowers(aten.channel_shuffle.default)
+def channel_shuffle(x: Array, groups: int) -> Array:
+    batch, channels, *rest = x.shape
+    grouped = lax.reshape(x, (batch, groups, channels // groups, math.prod(rest)))
+    return lax.reshape(lax.transpose(grouped, (0, 2, 1, 3)), x.shape)
+
+
+@lowers(aten.block_diag.default)
+def block_diag(tensors: Sequence[Array]) -> Array:
+    dtype = result_type(tensors)
+    blocks = [lax.reshape(convert(x, dtype), (1,) * (2 - x.ndim) + x.shape) for x in tensors]
+    columns = sum(block.shape[1] for block in blocks)
+    rows: list[Any] = []
+    before = 0
+    for block in blocks:
+        width = block.shape[1]
+        rows.append(lax.pad(block, lax.full((), 0, dtype), [(0, 0, 0), (before, columns - before - width, 0)]))
+        before += width
+    return lax.concatenate(rows, 0)

@@ -1,0 +1,86 @@
+"""Softmax and its relatives."""
+
+from __future__ import annotations
+
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..dtypes import DType
+from ..promotion import convert
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
+    """x, which lacks `dim`, repeated along it."""
+    return lax.broadcast_in_dim(x, shape, [kept for kept in range(len(shape)) if kept != dim])
+
+
+def _shifted(x: Array, dim: int) -> Array:
+    """x less its largest value along `dim`: no exponential overflows."""
+    return lax.sub(x, _spread(lax.reduce_max(x, (dim,)), x.shape, dim))
+
+
+def _along(x: Array, dim: int) -> tuple[Array, int]:
+    """x in the accumulator's dtype, of rank 1 at least, and the dimension counted from the front."""
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    return (wide, dim % x.ndim) if x.ndim else (lax.reshape(wide, (1,)), 0)
+
+
+def _like(out: Array, x: Array, dtype: DType) -> Array:
+    return convert(out if x.ndim else lax.reshape(out, ()), dtype)
+
+
+def _result_dtype(x: Array, half_to_float: bool) -> DType:
+    return dtypes.accumulator(x.dtype) if half_to_float else x.dtype
+
+
+def _normalized_exponentials(wide: Array, dim: int) -> Array:
+    weights = lax.exp(_shifted(wide, dim))
+    return lax.div(weights, _spread(lax.reduce_sum(weights, (dim,)), wide.shape, dim))
+
+
+@lowers(aten._softmax.default)
+def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
+    wide, dim = _along(x, dim)
+    return _like(_normalized_exponentials(wide, dim), x, _result_dtype(x, half_to_float))
+
+
+@lowers(aten._log_softmax.default)
+def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
+    wide, dim = _along(x, dim)
+    shifted = _shifted(wide, dim)
+    total = lax.log(lax.reduce_sum(lax.exp(shifted), (dim,)))
+    return _like(lax.sub(shifted, _spread(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
+
+
+@lowers(aten._safe_softmax.default)
+def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
+    """Softmax with zeros, not NaNs, where all values along `dim` are -inf.
+
+    Dtype: `dtype` if given, else that of x.
+    """
+    result = dtype or x.dtype
+    wide, dim = _along(convert(x, result), dim)
+    largest = lax.reduce_max(wide, (dim,))
+    nothing = lax.eq(largest, lax.full_like(largest, -float("inf")))
+    out = _normalized_exponentials(wide, dim)
+    return _like(lax.select(_spread(nothing, wide.shape, dim), lax.full_like(out, 0), out), x, result)
+
+
+@lowers(aten._softmax_backward_data.default)
+def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
+    wide_grad, dim = _along(grad, dim)
+    wide_output, _ = _along(output, dim)
+    total = lax.reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
+    return _like(lax.mul(lax.sub(wide_grad, _spread(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
+
+
+@lowers(aten._log_softmax_backward_data.default)
+def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
+    wide_grad, dim = _along(grad, dim)
+    wide_output, _ = _along(output, dim)
+    total = _spread(lax.reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
+    return _like(lax.sub(wide_grad, lax.mul(lax.exp(wide_output), total)), grad, input_dtype)

@@ -1,0 +1,261 @@
+"""Sorting, selection by rank, and search in sorted tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..dimensions import slice_dim, wrap
+from ..promotion import convert, expand, result_type
+from ..registry import lowers
+from .indexing import gather, take_along
+from .reductions import first_place, is_nan, keep
+
+aten = torch.ops.aten
+
+_INT32 = np.dtype(np.int32)
+_INT64 = np.dtype(np.int64)
+
+
+def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Array, Array]:
+    """Stable, NaN as the largest value, -0.0 equal to 0.0; places as int32 if they fit."""
+    kind = "int32" if x.shape[dim] < 2**31 else "int64"
+    places = lax.broadcasted_iota(kind, x.shape, dim)
+    if descending:
+        # Sorting the reversed tensor and reversing the result keeps equal elements in order, and puts NaN first.
+        x, places = lax.rev(x, [dim]), lax.rev(places, [dim])
+    values, order = lax.sort((x, places), dimension=dim, is_stable=True, num_keys=1)
+    return (lax.rev(values, [dim]), lax.rev(order, [dim])) if descending else (values, order)
+
+
+@lowers(aten.sort.stable)
+def sort_stable(x: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
+    if x.ndim == 0 or x.size == 0:
+        return x, lax.full(x.shape, 0, _INT64)
+    values, places = sorted_with_places(x, wrap(dim, x.ndim), descending)
+    return values, convert(places, _INT64)
+
+
+@lowers(aten.sort.default)
+def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
+    return sort_stable(x, dim=dim, descending=descending)
+
+
+@lowers(aten.argsort.default)
+def argsort(x: Array, dim: int = -1, descending: bool = False) -> Array:
+    return sort(x, dim, descending)[1]
+
+
+@lowers(aten.argsort.stable)
+def argsort_stable(x: Array, *, stable: bool, dim: int = -1, descending: bool = False) -> Array:
+    return sort(x, dim, descending)[1]
+
+
+@lowers(aten.topk.default)
+def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
+    """Of equal elements the first are taken (eager mode leaves it open). NaN is the largest value."""
+    if x.ndim == 0:
+        return (x, lax.full((), 0, _INT64)) if k else (lax.full((0,), 0, x.dtype), lax.full((0,), 0, _INT64))
+    dim = wrap(dim, x.ndim)
+    if k == 0 or x.size == 0:
+        shape = [k if d == dim else size for d, size in enumerate(x.shape)]
+        return lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
+    if not largest or dtypes.is_bool(x.dtype):
+        values, places = sorted_with_places(x, dim, descending=largest)
+        return slice_dim(values, dim, 0, k), convert(slice_dim(places, dim, 0, k), _INT64)
+    if dtypes.is_float(x.dtype):
+        # XLA orders a NaN by its sign bit, which x86 sets when it makes one.
+        x = lax.select(is_nan(x), lax.full_like(x, np.nan), x)
+    order = [d for d in range(x.ndim) if d != dim] + [dim]
+    values, places = lax.top_k(lax.transpose(x, order) if dim != x.ndim - 1 else x, k)
+    if dim != x.ndim - 1:
+        back = np.argsort(order)
+        values, places = lax.transpose(values, back), lax.transpose(places, back)
+    return values, convert(places, _INT64)
+
+
+def _of_rank(x: Array, dim: int, rank: Array | int, keepdim: bool) -> tuple[Array, Array]:
+    """The element of a given rank (from 0) along one dimension, and its place. An array of ranks has a dimension of size 1 there."""
+    values, places = sorted_with_places(x, dim)
+    if isinstance(rank, int):
+        chosen = slice_dim(values, dim, rank, rank + 1), slice_dim(places, dim, rank, rank + 1)
+    else:
+        chosen = gather(values, dim, rank), gather(places, dim, rank)
+    value, place = (lax.squeeze(item, [dim]) for item in chosen)
+    return keep(value, x, (dim,), keepdim), convert(keep(place, x, (dim,), keepdim), _INT64)
+
+
+def _scalar_pair(x: Array) -> tuple[Array, Array]:
+    return x, lax.full(x.shape, 0, _INT64)
+
+
+def _nothing(x: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
+    shape = [1 if d == dim else size for d, size in enumerate(x.shape) if d != dim or keepdim]
+    return lax.full(shape, 0, x.dtype), lax.full(shape, 0, _INT64)
+
+
+@lowers(aten.kthvalue.default)
+def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    if x.ndim == 0:
+        return _scalar_pair(x)
+    dim = wrap(dim, x.ndim)
+    return _nothing(x, dim, keepdim) if x.size == 0 else _of_rank(x, dim, k - 1, keepdim)
+
+
+def _nan_count(x: Array, dim: int) -> Array:
+    return lax.expand_dims(lax.reduce_sum(convert(is_nan(x), _INT32), (dim,)), [dim])
+
+
+@lowers(aten.median.dim)
+def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    """The lower of two middle elements; the first NaN if there is one."""
+    if x.ndim == 0:
+        return _scalar_pair(x)
+    dim = wrap(dim, x.ndim)
+    if x.size == 0:
+        return _nothing(x, dim, keepdim)
+    count = x.shape[dim]
+    middle = (count - 1) // 2
+    if not dtypes.is_float(x.dtype):
+        return _of_rank(x, dim, middle, keepdim)
+    nans = _nan_count(x, dim)
+    rank = lax.select(lax.gt(nans, lax.full_like(nans, 0)), lax.sub(lax.full_like(nans, count), nans), lax.full_like(nans, middle))
+    return _of_rank(x, dim, rank, keepdim)
+
+
+@lowers(aten.nanmedian.dim)
+def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    """The median of the elements that are not NaN; NaN if all are."""
+    if x.ndim == 0 or not dtypes.is_float(x.dtype) or x.size == 0:
+        return median_dim(x, dim, keepdim)
+    dim = wrap(dim, x.ndim)
+    nans = _nan_count(x, dim)
+    rank = lax.shift_right_arithmetic(lax.sub(lax.full_like(nans, x.shape[dim] - 1), nans), lax.full_like(nans, 1))
+    return _of_rank(x, dim, lax.max(rank, lax.full_like(rank, 0)), keepdim)
+
+
+def _of_all(x: Array, of_dim: Callable[..., tuple[Array, Array]]) -> Array:
+    if x.size == 0:
+        return lax.full((), np.nan if dtypes.is_float(x.dtype) else np.iinfo(x.dtype).min, x.dtype)
+    return of_dim(lax.reshape(x, (x.size,)), 0)[0]
+
+
+@lowers(aten.median.default)
+def median(x: Array) -> Array:
+    return _of_all(x, median_dim)
+
+
+@lowers(aten.nanmedian.default)
+def nanmedian(x: Array) -> Array:
+    return _of_all(x, nanmedian_dim)
+
+
+@lowers(aten.mode.default)
+def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    """The most frequent element, the smallest of several, and the last place where it is."""
+    if x.ndim == 0:
+        return _scalar_pair(x)
+    dim = wrap(dim, x.ndim)
+    if x.size == 0:
+        return _nothing(x, dim, keepdim)
+    count = x.shape[dim]
+    values, places = sorted_with_places(x, dim)
+    position = lax.broadcasted_iota("int32", x.shape, dim)
+    if count > 1:
+        changes = lax.ne(slice_dim(values, dim, 1, count), slice_dim(values, dim, 0, count - 1))
+        first = lax.full((*x.shape[:dim], 1, *x.shape[dim + 1 :]), True)
+        starts = lax.concatenate([first, changes], dim)
+        start = lax.cummax(lax.select(starts, position, lax.full_like(position, 0)), dim)
+        length = lax.sub(position, start)
+        longest = lax.expand_dims(lax.reduce_max(length, (dim,)), [dim])
+        # The first run to become that long, at its last element.
+        rank = lax.expand_dims(first_place(lax.eq(length, expand(longest, x.shape)), dim), [dim])
+        values, places = gather(values, dim, rank), gather(places, dim, rank)
+    value, place = lax.squeeze(values, [dim]), lax.squeeze(places, [dim])
+    return keep(value, x, (dim,), keepdim), convert(keep(place, x, (dim,), keepdim), _INT64)
+
+
+def _search(sequence: Array, values: Array, right: bool) -> Array:
+    """For each value, how many leading elements of its row of the sequence are smaller (with `right`: not greater).
+
+    sequence: [rows, length], sorted. values: [rows, count]. The comparisons are those of eager mode, so that NaN goes where it goes there.
+    """
+    rows, length = sequence.shape
+    goes_on = lax.gt if right else lax.ge
+
+    if length <= 32:
+        shape = (rows, values.shape[1], length)
+        stops = goes_on(lax.broadcast_in_dim(sequence, shape, (0, 2)), lax.broadcast_in_dim(values, shape, (0, 1)))
+        return lax.reduce_sum(convert(lax.bitwise_not(stops), _INT64), (2,))
+
+    flat = lax.reshape(sequence, (rows * length,))
+    base = lax.mul(lax.broadcasted_iota("int64", values.shape, 0), lax.full(values.shape, length, _INT64))
+    one = lax.full(values.shape, 1, _INT64)
+
+    def halve(_: int, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        low, high = state
+        middle = lax.shift_right_arithmetic(lax.add(low, high), one)
+        after = lax.bitwise_not(goes_on(take_along(flat, 0, lax.add(base, middle)), values))
+        open_ = lax.lt(low, high)
+        return (
+            lax.select(lax.bitwise_and(open_, after), lax.add(middle, one), low),
+            lax.select(lax.bitwise_and(open_, lax.bitwise_not(after)), middle, high),
+        )
+
+    start = (lax.full(values.shape, 0, _INT64), lax.full(values.shape, length, _INT64))
+    return lax.fori_loop(0, length.bit_length(), halve, start)[0]
+
+
+@lowers(aten.searchsorted.Tensor)
+def searchsorted(
+    sorted_sequence: Array,
+    x: Array,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Array | None = None,
+) -> Array:
+    """Where x would be inserted in each row of a sorted sequence (or of one that `sorter` sorts), left or right of equal elements."""
+    out = _INT32 if out_int32 else _INT64
+    dtype = result_type([sorted_sequence, x])
+    if sorter is not None:
+        sorted_sequence = gather(sorted_sequence, -1, sorter)
+    length = sorted_sequence.shape[-1]
+    if x.size == 0 or length == 0:
+        return lax.full(x.shape, 0, out)
+    rows = sorted_sequence.size // length
+    found = _search(
+        convert(lax.reshape(sorted_sequence, (rows, length)), dtype),
+        convert(lax.reshape(x, (rows, x.size // rows)), dtype),
+        side == "right" if side is not None else right,
+    )
+    return convert(lax.reshape(found, x.shape), out)
+
+
+@lowers(aten.searchsorted.Scalar)
+def searchsorted_scalar(
+    sorted_sequence: Array,
+    x: int | float,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Array | None = None,
+) -> Array:
+    value = convert(x, result_type([sorted_sequence, x]))
+    return searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter)
+
+
+@lowers(aten.bucketize.Tensor)
+def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
+    return searchsorted(boundaries, x, out_int32=out_int32, right=right)
+
+
+@lowers(aten.bucketize.Scalar)
+def bucketize_scalar(x: int | float, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
+    return searchsorted_scalar(boundaries, x, out_int32=out_int32, right=right)

@@ -1,0 +1,104 @@
+"""as_strided: views given by strides of memory. Arrays have no memory order, so PyTorch's metadata supplies it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from ..context import Context, TensorSpec
+from ..promotion import convert, expand
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
+    """Where each element lies in its storage."""
+    place = np.full((1,) * len(size), offset, np.int64)
+    for dim, (extent, step) in enumerate(zip(size, stride, strict=True)):
+        place = place + (np.arange(extent, dtype=np.int64) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
+    return np.broadcast_to(place, tuple(size))
+
+
+def _dense_order(spec: TensorSpec) -> list[int] | None:
+    """The dimensions from the outermost in memory to the innermost, if the tensor fills its memory without gaps or overlaps."""
+    order = sorted(range(len(spec.shape)), key=lambda dim: (-spec.stride[dim], -spec.shape[dim]))
+    expected = 1
+    for dim in reversed(order):
+        if spec.shape[dim] != 1 and spec.stride[dim] != expected:
+            return None
+        expected *= spec.shape[dim]
+    return order
+
+
+def _sources(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
+    """For storage positions, which element of the tensor (counted in row-major order) lies there.
+
+    Raises: UnsupportedOp if the tensor does not reach one of them.
+    """
+    own = _positions(spec.shape, spec.stride, spec.offset).reshape(-1)
+    element = np.full(max(int(own.max(initial=-1)), int(positions.max(initial=-1))) + 1, -1, np.int64)
+    element[own] = np.arange(own.size)
+    found = element[positions]
+    if positions.size and found.min() < 0:
+        raise UnsupportedOp(
+            f"as_strided of {spec} with strides {list(spec.stride)} reads memory outside of that tensor",
+            hint="call as_strided on the tensor that owns the memory",
+        )
+    return found
+
+
+def _fast_path(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence[int], offset: int) -> Array | None:
+    """Dense tensors seen as dense tensors: a transpose, a slice and a transpose."""
+    source = _dense_order(spec)
+    target = TensorSpec(tuple(size), tuple(stride), spec.dtype, spec.device, offset)
+    order = _dense_order(target)
+    start, count = offset - spec.offset, math.prod(size)
+    if source is None or order is None or start < 0 or start + count > x.size:
+        return None
+    flat = lax.reshape(lax.transpose(x, source), (x.size,))
+    flat = lax.slice(flat, [start], [start + count]) if count != x.size else flat
+    return lax.transpose(lax.reshape(flat, [size[dim] for dim in order]), sorted(range(len(order)), key=order.__getitem__))
+
+
+@lowers(aten.as_strided.default, aten.as_strided_copy.default)
+def as_strided(
+    x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context
+) -> Array:
+    """Raises: UnsupportedOp if elements outside of x, but in the storage that x is a view of, are asked for."""
+    spec = ctx.input(0)
+    offset = spec.offset if storage_offset is None else storage_offset
+    if math.prod(size) == 0:
+        return lax.full(tuple(size), 0, x.dtype)
+    if (result := _fast_path(x, spec, size, stride, offset)) is not None:
+        return result
+    sources = _sources(spec, _positions(size, stride, offset))
+    return _take_flat(lax.reshape(x, (x.size,)), sources)
+
+
+def _take_flat(flat: Array, sources: np.ndarray) -> Array:
+    numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
+    return lax.gather(flat, sources[..., None], numbers, slice_sizes=(1,), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+
+
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    x: Array, source: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context
+) -> Array:
+    """x with the elements of one of its strided views replaced. Of several written to one place, the last stays."""
+    spec = ctx.input(0)
+    offset = spec.offset if storage_offset is None else storage_offset
+    if math.prod(size) == 0:
+        return x
+    places = _sources(spec, _positions(size, stride, offset)).reshape(-1)
+    writer = np.full(x.size, -1, np.int64)
+    writer[places] = np.arange(places.size)
+    written = writer >= 0
+    replaced = _take_flat(lax.reshape(expand(convert(source, x.dtype), size), (places.size,)), np.where(written, writer, 0))
+    return lax.select(jax.numpy.asarray(written.reshape(x.shape)), lax.reshape(replaced, x.shape), x)

@@ -1,0 +1,101 @@
+"""Products of matrices and vectors."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+
+NUMERIC = [
+    torch.uint8,
+    torch.int8,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.complex64,
+    torch.complex128,
+]
+
+
+def make(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=torch.complex128 if dtype.is_complex else torch.float64).to(dtype)
+    return torch.randint(-100 if dtype.is_signed else 0, 100, shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", NUMERIC, ids=str)
+def test_products(dtype: torch.dtype) -> None:
+    def function(x, y, b, c, v):
+        return (
+            x @ y,
+            x.t() @ y.t()[:, :3].t(),
+            torch.bmm(b, c),
+            torch.bmm(b.transpose(1, 2), b),
+            torch.mv(x, v),
+            torch.dot(v, y[:, 1]),
+            torch.vdot(v, y[:, 1]),
+            torch.addmv(v[:3], x, v),
+            torch.outer(v, v),
+            torch.einsum("ij,bjk->bik", x, c),
+        )
+
+    check(function, make(dtype, 3, 5), make(dtype, 5, 4), make(dtype, 2, 3, 5), make(dtype, 2, 5, 4), make(dtype, 5))
+
+
+@pytest.mark.parametrize("dtype", NUMERIC, ids=str)
+def test_products_added_to_something(dtype: torch.dtype) -> None:
+    beta, alpha = (2, 3) if not (dtype.is_floating_point or dtype.is_complex) else (0.5, -2)
+
+    def function(bias, x, y, b, c, v):
+        return (
+            torch.addmm(bias, x, y),
+            torch.addmm(bias, x, y, beta=beta, alpha=alpha),
+            torch.addmm(bias, x, y, beta=0),
+            torch.baddbmm(bias, b, c, beta=beta, alpha=alpha),
+            torch.addbmm(bias, b, c, beta=beta, alpha=alpha),
+            torch.addmv(v[:1], x, v, beta=beta, alpha=alpha),
+            torch.addr(bias[None], v[:3], v[:4], beta=beta, alpha=alpha),
+            torch.nn.functional.linear(b, y.t(), bias),
+        )
+
+    args = make(dtype, 4), make(dtype, 3, 5), make(dtype, 5, 4), make(dtype, 2, 3, 5), make(dtype, 2, 5, 4), make(dtype, 5)
+    # ATen rounds half types between the product and the sum; this is float32 throughout.
+    tolerance = {torch.float16: (1e-2, 1e-2), torch.bfloat16: (5e-2, 0.1)}.get(dtype)
+    check(function, *args, tolerance=tolerance)
+
+
+def test_beta_zero_ignores_what_is_not_added() -> None:
+    def function(nan, x, b):
+        return (
+            torch.addmm(nan, x, x, beta=0),
+            torch.baddbmm(nan, b, b, beta=0),
+            torch.addmv(nan[0], x, x[0], beta=0),
+            torch.addbmm(nan, b, b, beta=0),
+        )
+
+    check(function, torch.full((3, 3), float("nan")), torch.randn(3, 3), torch.randn(2, 3, 3))
+
+
+def test_nothing_to_add_up() -> None:
+    def function(x, y, bias, v):
+        return x @ y, torch.addmm(bias, x, y), torch.mv(x, v), torch.dot(v, v), torch.bmm(x[None], y[None]), y @ x, x[:0] @ y
+
+    check(function, torch.randn(3, 0), torch.randn(0, 4), torch.randn(4), torch.randn(0))
+
+
+def test_integer_products_wrap_around() -> None:
+    def function(x, wide):
+        return x @ x, torch._int_mm(wide, wide)
+
+    check(function, torch.full((4, 4), 100, dtype=torch.int8), torch.full((32, 32), -128, dtype=torch.int8))
+
+
+def test_bilinear_and_gradients() -> None:
+    def function(x, y, w, bilinear):
+        return torch.nn.functional.bilinear(x, y, bilinear), torch.nn.functional.linear(x, w).relu(), x @ w.t()[:, :2]
+
+    check_gradients(function, torch.randn(2, 3), torch.randn(2, 4), torch.randn(6, 3), torch.randn(5, 3, 4))

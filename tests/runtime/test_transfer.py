@@ -1,0 +1,126 @@
+"""Handing memory over: the fast private ways and the public fallbacks, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+import torch
+from compare import assert_equal, check
+
+from dynaxla.runtime import transfer
+from dynaxla.runtime.layout import Layout, row_major, storage_extent
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32,
+    torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+@pytest.fixture(params=["fast", "public"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "public":
+        with transfer.force_public():
+            yield request.param
+    else:
+        assert all(transfer.live_fast_paths().values()), transfer.live_fast_paths()
+        yield request.param
+
+
+@pytest.fixture
+def device(way: str) -> jax.Device:
+    return transfer.cpu_device()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_round_trip_shares_memory(dtype: torch.dtype, way: str, device: jax.Device) -> None:
+    if way == "public" and dtype.itemsize == 1 and dtype.is_floating_point:
+        pytest.skip("the public DLPack functions of torch do not take float8")
+    tensor = torch.tensor([0, 1, 1, 0] * 16).to(dtype)
+    array = transfer.import_tensor(tensor, device)
+    assert array.unsafe_buffer_pointer() == tensor.data_ptr()
+    back = transfer.export_array(array)
+    assert back.data_ptr() == tensor.data_ptr()
+    assert back.dtype == dtype
+    tensor.view(torch.uint8).fill_(0)
+    assert back.view(torch.uint8).sum() == 0
+
+
+def test_alias_reads_updates_and_holds_nothing(device: jax.Device, way: str) -> None:
+    tensor = torch.arange(12.0).view(3, 4)
+    array = transfer.import_alias(tensor, (3, 4), (4, 1), device)
+    tensor.mul_(2)
+    assert np.array_equal(np.asarray(array), tensor.numpy())
+    parameter = torch.nn.Parameter(torch.arange(16.0))
+    assert transfer.import_alias(parameter, (16,), (1,), device).unsafe_buffer_pointer() == parameter.data_ptr()
+
+
+def test_argument_check_sees_every_change(way: str) -> None:
+    x, y = torch.randn(3, 4), torch.randn(2)
+    check_arguments = transfer.ArgumentCheck([x, y])
+    assert check_arguments.matches(x, y)
+    assert check_arguments.matches(torch.randn(3, 4), torch.randn(2))
+    assert not check_arguments.matches(torch.randn(4, 3).t(), y)
+    assert not check_arguments.matches(x.double(), y)
+    assert not check_arguments.matches(x, torch.randn(3))
+    assert not check_arguments.matches(torch.nn.Parameter(x), y)
+    complex_tensor = torch.randn(3, dtype=torch.complex64)
+    check_complex = transfer.ArgumentCheck([complex_tensor])
+    assert not check_complex.matches(complex_tensor.conj())
+
+
+@pytest.mark.usefixtures("way")
+def test_whole_path() -> None:
+    check(lambda x, y: ((x * y).t(), x.view(-1), x.add_(1)), torch.randn(4, 5), torch.randn(4, 5))
+
+
+def test_import_of_misaligned_memory_is_a_copy(device: jax.Device, way: str) -> None:
+    tensor = torch.arange(17.0)[1:]
+    array = transfer.import_tensor(tensor, device)
+    assert array.unsafe_buffer_pointer() != tensor.data_ptr()
+    assert np.array_equal(np.asarray(array), tensor.numpy())
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride", "dense", "packed"),
+    [
+        ((3, 4), (4, 1), True, (3, 4)),
+        ((3, 4), (1, 3), True, (4, 3)),
+        ((2, 3, 4, 5), (60, 1, 15, 3), True, (2, 4, 5, 3)),
+        ((3, 5), (1, 0), True, (3, 1)),
+        ((3, 4), (8, 2), False, (3, 4)),
+        ((4, 3), (2, 1), False, (4, 3)),
+        ((3, 1, 5), (5, 77, 1), True, (3, 1, 5)),
+        ((), (), True, ()),
+        ((1, 1), (9, 9), True, (1, 1)),
+    ],
+)
+def test_layout(shape: tuple[int, ...], stride: tuple[int, ...], dense: bool, packed: tuple[int, ...]) -> None:
+    layout = Layout.of(shape, stride)
+    assert layout.dense == dense
+    assert layout.packed_shape == packed
+    tensor = torch.arange(float(max(storage_extent(shape, stride), 1))).as_strided(shape, stride)
+    packed_tensor = layout.pack_tensor(tensor)
+    assert packed_tensor.is_contiguous()
+    assert (packed_tensor.data_ptr() == tensor.data_ptr()) == dense
+    logical = layout.unpack(jax.numpy.asarray(packed_tensor.numpy()))
+    assert np.array_equal(np.asarray(logical), tensor.numpy())
+    assert np.array_equal(np.asarray(layout.pack(logical)), packed_tensor.numpy())
+
+
+def test_row_major_of_empty_dimensions() -> None:
+    assert row_major((2, 0, 3)) == torch.empty(2, 0, 3).stride()
+
+
+def test_side_effects(tmp_path: object) -> None:
+    """Compiling and running changes no setting of JAX's or torch's."""
+    before = (jax.config.jax_enable_x64, dict(jax.config.values), torch.get_default_dtype(), torch.get_num_threads())
+    dynamo_before = torch._dynamo.config.get_config_copy()
+    compiled = torch.compile(lambda x: x * 2, backend="dynaxla")
+    assert_equal(compiled(torch.ones(3, dtype=torch.float64)), torch.full((3,), 2.0, dtype=torch.float64))
+    after = (jax.config.jax_enable_x64, dict(jax.config.values), torch.get_default_dtype(), torch.get_num_threads())
+    assert before == after
+    assert torch._dynamo.config.get_config_copy() == dynamo_before
+    assert jax.numpy.ones(3).dtype == np.float32

@@ -1,0 +1,279 @@
+"""design.md's contracts: results, strides, aliasing, mutation and grad flags as in eager mode."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import aliases, assert_equal, check
+
+Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
+
+
+def add_in_place(x: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * 2
+
+
+def mutate_and_return(x: torch.Tensor) -> torch.Tensor:
+    return x.mul_(3)
+
+
+def mutate_a_view(x: torch.Tensor) -> torch.Tensor:
+    x[1:3].zero_()
+    return x.sum()
+
+
+def mutate_both(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    y.mul_(2)
+    return x + y
+
+
+def mutate_one_of_two(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.add_(1)
+    return x + y, y * 2
+
+
+def views_of_inputs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x, x.t(), x[1:], x.reshape(-1), x.expand(2, *x.shape), x[:, ::2], x + 1
+
+
+def view_after_mutation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.add_(1)
+    return x.t(), x[0]
+
+
+def shared_outputs(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    y = x * 2
+    return y, y.t(), y[1:], y[:, ::2]
+
+
+def split_of_intermediate(x: torch.Tensor) -> list[torch.Tensor]:
+    return list((x + 1).split(2)) + list((x * 3).unbind(1))
+
+
+def gapped(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1)[:, ::2]
+
+
+def expanded(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1)[:, :1].expand(-1, 6)
+
+
+def permuted(x: torch.Tensor) -> torch.Tensor:
+    return (x + 1).permute(2, 0, 1)
+
+
+def detached(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    return y, y.detach()
+
+
+def with_numbers(x: torch.Tensor) -> tuple[Any, ...]:
+    return x + 1, None, x.shape[0], 2.5, "text", [x.dim(), x * 0]
+
+
+def in_place_on_alias_of_intermediate(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = x * 2
+    z = y[0]
+    z.add_(1)
+    return y, z
+
+
+def resized_by_index(x: torch.Tensor) -> torch.Tensor:
+    x[0] = 5
+    x[:, 1] = x[:, 0]
+    return x.clone()
+
+
+def t(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape)
+
+
+CASES: dict[str, Case] = {
+    "in_place_on_input": (add_in_place, lambda: (t(4, 5),)),
+    "mutated_input_returned": (mutate_and_return, lambda: (t(4, 5),)),
+    "mutation_through_view": (mutate_a_view, lambda: (t(4, 5),)),
+    "mutation_of_transposed_input": (add_in_place, lambda: (t(4, 5).t(),)),
+    "mutation_of_strided_input": (add_in_place, lambda: (t(4, 10)[:, ::2],)),
+    "mutation_of_channels_last": (add_in_place, lambda: (t(2, 3, 4, 5).to(memory_format=torch.channels_last),)),
+    "mutation_of_two": (mutate_both, lambda: (t(4, 5), t(4, 5))),
+    "item_assignment": (resized_by_index, lambda: (t(4, 5),)),
+    "views_of_an_input": (views_of_inputs, lambda: (t(4, 6),)),
+    "views_of_a_transposed_input": (lambda x: (x.t(), x[1:], x + 1), lambda: (t(4, 6).t(),)),
+    "view_after_mutation": (view_after_mutation, lambda: (t(4, 5),)),
+    "outputs_sharing_memory": (shared_outputs, lambda: (t(4, 6),)),
+    "split_outputs": (split_of_intermediate, lambda: (t(4, 6),)),
+    "gapped_output": (gapped, lambda: (t(4, 6),)),
+    "expanded_output": (expanded, lambda: (t(4, 6),)),
+    "permuted_output": (permuted, lambda: (t(2, 3, 4),)),
+    "detached_output": (detached, lambda: (t(4, 6),)),
+    "alias_of_intermediate_mutated": (in_place_on_alias_of_intermediate, lambda: (t(4, 6),)),
+    "outputs_that_are_no_tensors": (with_numbers, lambda: (t(4, 6),)),
+    "same_output_twice": (lambda x: (lambda y: (y, y, y * 2))(x + 1), lambda: (t(4),)),
+    "input_and_nothing_else": (lambda x: x, lambda: (t(4),)),
+    "channels_last_elementwise": (lambda x: x + 1, lambda: (t(2, 3, 4, 5).to(memory_format=torch.channels_last),)),
+    "transposed_elementwise": (lambda x: x * 2, lambda: (t(3, 4).t(),)),
+    "expanded_input": (lambda x: (x + 1, x * x), lambda: (t(3, 1).expand(3, 5),)),
+    "overlapping_input": (lambda x: x * 2, lambda: (t(10).as_strided((4, 3), (2, 1)),)),
+    "strided_input": (lambda x: x * 2, lambda: (t(4, 10)[:, 1::3],)),
+    "misaligned_input": (lambda x: x * 2, lambda: (t(13)[1:],)),
+    "size_one_dimensions": (lambda x: (x + 1, x.permute(1, 0, 2) * 2), lambda: (torch.randn(3, 5).as_strided((3, 1, 5), (5, 77, 1)),)),
+    "rank_zero": (lambda x: (x + 1, x), lambda: (torch.tensor(2.5),)),
+    "zero_size": (lambda x: (x + 1, x.sum(), x.t()), lambda: (torch.zeros(0, 3),)),
+    "zero_size_and_not": (lambda x, y: (x + y[:0], y * 2), lambda: (torch.zeros(0, 3), t(2, 3))),
+    "only_created": (lambda x: (torch.ones(3), torch.arange(4)), lambda: (t(1),)),
+    "bool_and_integers": (lambda x, y: (x & y, x | ~y, (x * 3).sum()), lambda: (t(4) > 0, t(4) > 0)),
+    "conjugate_input": (lambda x: (x * 2, x.real), lambda: (torch.randn(3, 4, dtype=torch.complex64).conj(),)),
+    "negative_bit_input": (lambda x: x * 2, lambda: (torch.randn(3, 4, dtype=torch.complex64).conj().imag,)),
+    "conjugate_output": (lambda x: (x * 2).conj(), lambda: (torch.randn(3, 4, dtype=torch.complex64),)),
+    "conjugate_of_input": (lambda x: x.conj(), lambda: (torch.randn(3, 4, dtype=torch.complex64),)),
+    "view_as_other_dtype": (lambda x: (x.view(torch.int32) + 1, (x * 2).view(torch.int32)), lambda: (t(4),)),
+    "complex_parts_of_intermediate": (lambda x: torch.view_as_real(x * 2), lambda: (torch.randn(3, dtype=torch.complex64),)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_in_eager(name: str) -> None:
+    function, make = CASES[name]
+    check(function, *make(), calls=3)
+
+
+@pytest.mark.parametrize("name", ["in_place_on_input", "outputs_sharing_memory", "misaligned_input", "strided_input", "views_of_an_input"])
+def test_as_in_eager_when_retracing(name: str) -> None:
+    function, make = CASES[name]
+    check(function, *make(), backend="dynaxla_retrace")
+
+
+@pytest.mark.parametrize("name", ["in_place_on_input", "outputs_sharing_memory", "views_of_an_input", "permuted_output", "gapped_output"])
+def test_as_in_eager_with_dynamic_shapes(name: str) -> None:
+    function, make = CASES[name]
+    check(function, *make(), dynamic=True)
+
+
+def test_same_tensor_twice() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x * y
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for _ in range(2):
+        mine, theirs = torch.ones(4), torch.ones(4)
+        assert_equal(compiled(mine, mine), function(theirs, theirs))
+        assert_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("ranges", [((0, 6), (2, 8)), ((0, 4), (4, 8)), ((0, 8), (0, 4))])
+def test_views_of_one_base_as_inputs(ranges: tuple[tuple[int, int], tuple[int, int]]) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return x.sum() + y.sum()
+
+    (a, b), (c, d) = ranges
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for _ in range(2):
+        mine, theirs = torch.arange(8.0), torch.arange(8.0)
+        assert_equal(compiled(mine[a:b], mine[c:d]), function(theirs[a:b], theirs[c:d]))
+        assert_equal(mine, theirs)
+
+
+def test_views_of_one_base_with_same_shape_both_written() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        y.mul_(3)
+        return x + y
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    mine, theirs = torch.arange(8.0), torch.arange(8.0)
+    assert_equal(compiled(mine[:6], mine[2:]), function(theirs[:6], theirs[2:]))
+    assert_equal(mine, theirs)
+
+
+def test_outputs_are_ordinary_tensors() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
+    out = compiled(torch.zeros(4))
+    out.mul_(2)
+    out.resize_(2)
+    assert torch.equal(out, torch.full((2,), 2.0))
+    assert torch.equal(compiled(torch.zeros(4)), torch.ones(4)), "writing a result must not reach the next call"
+
+
+def test_overwriting_an_input_after_the_call_cannot_change_the_result() -> None:
+    compiled = torch.compile(lambda x: (x @ x).sum(0) * 1.5, backend="dynaxla")
+    for _ in range(20):
+        x = torch.ones(300, 300)
+        out = compiled(x)
+        x.zero_()
+        assert torch.equal(out, torch.full((300,), 300 * 300 * 1.5))
+
+
+def test_grad_mode_and_requires_grad() -> None:
+    layer = torch.nn.Linear(3, 4)
+    compiled = torch.compile(layer, backend="dynaxla", fullgraph=True)
+    x = torch.randn(2, 3)
+    with torch.no_grad():
+        assert_equal(compiled(x), layer(x))
+    with torch.inference_mode():
+        out = compiled(x)
+        assert out.is_inference()
+    out = compiled(x)
+    assert out.requires_grad
+    out.sum().backward()
+    mine = {name: parameter.grad.clone() for name, parameter in layer.named_parameters()}
+    layer.zero_grad()
+    layer(x).sum().backward()
+    assert_equal(mine, {name: parameter.grad for name, parameter in layer.named_parameters()})
+
+
+def test_gradients_through_views_and_mutations() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = (x @ w).t()
+        y = y.clone()
+        y[0].mul_(2)
+        return y.relu(), (x * 2).view(-1)[::2]
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    results = []
+    for callee in (compiled, function):
+        torch.manual_seed(1)
+        x, w = torch.randn(4, 3, requires_grad=True), torch.randn(3, 5, requires_grad=True)
+        a, b = callee(x, w)
+        (a.sum() * 2 + b.square().sum()).backward()
+        results.append((a, b, x.grad, w.grad))
+    assert_equal(results[0], results[1])
+
+
+def test_autocast() -> None:
+    layer = torch.nn.Linear(8, 8)
+    compiled = torch.compile(layer, backend="dynaxla", fullgraph=True)
+    x = torch.randn(4, 8)
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_equal(compiled(x), layer(x))
+
+
+def test_default_dtype_is_seen() -> None:
+    compiled = torch.compile(lambda x: x / 3, backend="dynaxla")
+    x = torch.arange(4)
+    assert compiled(x).dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert_equal(compiled(x), x / 3)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_aliasing_helper_can_fail() -> None:
+    x = torch.zeros(3)
+    assert aliases([x], [x.view(3)]) != aliases([x], [x.clone()])
+    with pytest.raises(AssertionError, match="strides"):
+        assert_equal(torch.zeros(2, 3), torch.zeros(3, 2).t())
+    with pytest.raises(AssertionError, match="dtype"):
+        assert_equal(torch.zeros(2), torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(AssertionError):
+        assert_equal(torch.zeros(2), torch.ones(2))
+    with pytest.raises(AssertionError):
+        check(lambda x: x.add_(torch.rand(3)), copy.copy(x))

@@ -1,0 +1,165 @@
+"""Bad input: clear errors of our own classes; the process goes on, inputs are unchanged, and a later good call works."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import dynaxla
+from dynaxla.lowering.registry import Registry
+
+aten = torch.ops.aten
+
+
+def compile_and_call(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    return torch.compile(function, backend="dynaxla", fullgraph=True, **options)(*args)
+
+
+def still_works() -> None:
+    x = torch.randn(3)
+    assert torch.equal(compile_and_call(lambda x: x * 2, x), x * 2)
+
+
+def test_unknown_option() -> None:
+    with pytest.raises(dynaxla.OptionError, match=r"unknown option 'dmup'(.|\n)*did you mean 'dump'(.|\n)*executables"):
+        compile_and_call(lambda x: x * 2, torch.randn(3), options={"dmup": "here"})
+    still_works()
+
+
+@pytest.mark.parametrize("options", [{"executables": 0}, {"executables": True}, {"xla": 3}, {"dump": 5}, {"xla": {"a": None}}])
+def test_wrong_option_value(options: dict[str, Any]) -> None:
+    with pytest.raises(dynaxla.OptionError, match="option"):
+        compile_and_call(lambda x: x * 2, torch.randn(3), options=options)
+
+
+def test_unknown_xla_option_names_the_option() -> None:
+    with pytest.raises(dynaxla.CompilationError, match="xla_no_such_flag"):
+        compile_and_call(lambda x: x * 2, torch.randn(3), options={"xla": {"xla_no_such_flag": True}})
+    still_works()
+
+
+def test_mode_is_refused_and_default_accepted() -> None:
+    with pytest.raises(dynaxla.OptionError, match="reduce-overhead"):
+        compile_and_call(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
+    torch._dynamo.reset()
+    compile_and_call(lambda x: x * 2, torch.randn(3), mode="default")
+
+
+def test_sparse_tensor() -> None:
+    backend_input = torch.eye(3).to_sparse()
+    with pytest.raises((dynaxla.UnsupportedTensor, torch._dynamo.exc.Unsupported)):
+        compile_and_call(lambda x: x * 2, backend_input)
+    still_works()
+
+
+def test_sparse_tensor_at_the_backend() -> None:
+    module = torch.fx.symbolic_trace(lambda x: x * 2)
+    with pytest.raises(dynaxla.UnsupportedTensor, match=r"sparse(.|\n)*to_dense"):
+        dynaxla.dynaxla(module, [torch.eye(3).to_sparse()])
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+def test_quantized_tensor_at_the_backend() -> None:
+    module = torch.fx.symbolic_trace(lambda x: x * 2)
+    quantized = torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)
+    with pytest.raises(dynaxla.UnsupportedTensor, match=r"quantized(.|\n)*dequantize"):
+        dynaxla.dynaxla(module, [quantized])
+
+
+def test_meta_tensor() -> None:
+    with pytest.raises(dynaxla.UnsupportedTensor, match=r"meta device(.|\n)*to_empty"):
+        compile_and_call(lambda x: x * 2, torch.randn(3, device="meta"))
+    still_works()
+
+
+def test_tensors_on_different_devices() -> None:
+    with pytest.raises((dynaxla.DynaxlaError, torch._dynamo.exc.TorchRuntimeError)):
+        compile_and_call(lambda x, y: (x * 2, y * 2), torch.randn(3), torch.randn(3, device="meta"))
+    still_works()
+
+
+def test_op_without_a_lowering_names_op_input_line_and_remedy() -> None:
+    @torch.library.custom_op("dynaxla_test::unknown", mutates_args=())
+    def unknown(x: torch.Tensor, factor: float) -> torch.Tensor:
+        return x * factor
+
+    unknown.register_fake(lambda x, factor: torch.empty_like(x))
+    x = torch.randn(8, 4)
+    before = x.clone()
+    with pytest.raises(dynaxla.UnsupportedOp) as raised:
+        compile_and_call(lambda x: unknown(x.mul_(2), 2.0) + 1, x)
+    message = str(raised.value)
+    assert "dynaxla_test.unknown" in message
+    assert "f32[8, 4]" in message
+    assert "test_errors.py" in message
+    assert "dynaxla.lowers" in message
+    assert torch.equal(x, before), "an input must not be written when the program cannot run"
+    still_works()
+
+
+def test_a_users_lowering_that_disagrees_is_found() -> None:
+    @torch.library.custom_op("dynaxla_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    twice.register_fake(lambda x: torch.empty_like(x))
+    dynaxla.lowers(torch.ops.dynaxla_test.twice.default)(lambda x: x[:1] * 2)
+    with pytest.raises(dynaxla.LoweringError, match=r"gave float32\[1, 4\], PyTorch gives float32\[8, 4\]"):
+        compile_and_call(lambda x: twice(x), torch.randn(8, 4))
+
+
+def test_a_users_lowering_that_fails_is_named() -> None:
+    @torch.library.custom_op("dynaxla_test::thrice", mutates_args=())
+    def thrice(x: torch.Tensor) -> torch.Tensor:
+        return x * 3
+
+    thrice.register_fake(lambda x: torch.empty_like(x))
+
+    def lowering(x: Any) -> Any:
+        raise ValueError("broken on purpose")
+
+    dynaxla.lowers(torch.ops.dynaxla_test.thrice.default)(lowering)
+    with pytest.raises(dynaxla.LoweringError, match=r"thrice(.|\n)*broken on purpose(.|\n)*f32\[8, 4\]"):
+        compile_and_call(lambda x: thrice(x), torch.randn(8, 4))
+
+
+def test_registering_twice_names_both_places() -> None:
+    registry = Registry()
+    registry.register(aten.sin.default, lambda x: x)
+    with pytest.raises(ValueError, match=r"aten.sin.default has two lowerings(.|\n)*test_errors:\d+ and at .*test_errors:\d+"):
+        registry.register(aten.sin.default, lambda x: x)
+
+
+def test_a_lowering_must_fit_its_schema() -> None:
+    registry = Registry()
+
+    def wrong_keyword(x: Any, *, flavour: int) -> Any:
+        return x
+
+    with pytest.raises(TypeError, match="flavour"):
+        registry.register(aten.sin.default, wrong_keyword)
+    with pytest.raises(TypeError, match="positional"):
+        registry.register(aten.sin.default, lambda x, y: x)
+
+
+def test_out_of_memory() -> None:
+    x = torch.randn(1, requires_grad=False)
+    before = x.clone()
+
+    def huge(x: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x.expand(2**44) + torch.ones(2**44)
+
+    with pytest.raises(dynaxla.OutOfMemory, match=r"out of memory(.|\n)*inputs are unchanged"):
+        compile_and_call(huge, x)
+    assert torch.equal(x, before)
+    still_works()
+
+
+def test_an_error_inside_the_graph_is_eagers() -> None:
+    with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError), match="(?i)size|shape|broadcast"):
+        compile_and_call(lambda x, y: x + y, torch.randn(3), torch.randn(4))
+    still_works()

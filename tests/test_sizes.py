@@ -1,0 +1,124 @@
+"""Changing sizes: one Dynamo graph, an executable per concrete size, a bounded cache."""
+
+from __future__ import annotations
+
+import random
+import warnings
+
+import pytest
+import torch
+from compare import assert_equal
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from dynaxla.observe import metrics
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    return nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()
+
+
+def dynamo_graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_second_batch_size(net: nn.Module) -> None:
+    torch._dynamo.utils.counters.clear()
+    metrics.reset()
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
+    with torch.no_grad():
+        for size in (8, 5, 7, 8, 5):
+            x = torch.randn(size, 16)
+            assert_equal(compiled(x), net(x))
+    assert dynamo_graphs() == 2, "the first size alone, then one graph for all"
+    counts = metrics.snapshot()
+    assert counts["compile"] == 4, "8 alone; then 5, 7 and 8 under the dynamic graph"
+
+
+def test_ten_batch_sizes_in_random_order(net: nn.Module) -> None:
+    torch._dynamo.utils.counters.clear()
+    metrics.reset()
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True)
+    sizes = list(range(2, 12)) * 3
+    random.Random(0).shuffle(sizes)
+    with torch.no_grad():
+        for size in sizes:
+            x = torch.randn(size, 16)
+            assert_equal(compiled(x), net(x))
+    assert dynamo_graphs() == 1
+    assert metrics.snapshot()["compile"] == 10
+    assert metrics.snapshot()["graphs"] == 1
+
+
+def test_eviction_means_compiling_again(net: nn.Module) -> None:
+    metrics.reset()
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True, options={"executables": 2})
+    with torch.no_grad():
+        for size in (2, 3, 4, 2, 3, 4):
+            x = torch.randn(size, 16)
+            assert_equal(compiled(x), net(x))
+    counts = metrics.snapshot()
+    assert counts["compile"] == 6
+    assert counts["evictions"] == 4
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_data_loader_with_a_short_last_batch(net: nn.Module, workers: int) -> None:
+    data = TensorDataset(torch.randn(22, 16))
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
+    metrics.reset()
+    torch._dynamo.utils.counters.clear()
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            for (batch,) in DataLoader(data, batch_size=8, num_workers=workers):
+                assert_equal(compiled(batch), net(batch))
+    assert dynamo_graphs() == 2
+    assert metrics.snapshot()["compile"] <= 3
+
+
+def test_views_and_strides_of_dynamic_inputs() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y.t(), y.reshape(-1), y[:, : x.shape[1] // 2], y.expand(2, *y.shape), x.new_zeros(x.shape[0] + 1)
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=True)
+    for rows, columns in ((3, 4), (5, 6), (4, 3), (7, 2)):
+        x = torch.randn(rows, columns)
+        assert_equal(compiled(x), function(x))
+        assert_equal(compiled(x.t()), function(x.t()))
+
+
+def test_changing_python_numbers() -> None:
+    def function(x: torch.Tensor, scale: float, count: int) -> tuple[torch.Tensor, int]:
+        return x * scale + count, count * 2
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    torch._dynamo.utils.counters.clear()
+    x = torch.randn(4)
+    for index in range(5):
+        assert_equal(compiled(x, 1.5 + index, 3 + index), function(x, 1.5 + index, 3 + index))
+    assert dynamo_graphs() <= 3
+
+
+def test_strides_that_change_under_one_dynamic_graph() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="dynaxla", fullgraph=True, dynamic=True)
+    base = torch.randn(6, 8, 10)
+    for x in (base, base[:, :, :5], base.permute(2, 0, 1), base[::2], base[:, 1:, 3:], base.transpose(0, 1)[:4]):
+        assert_equal(compiled(x), x + 1)
+
+
+def test_backward_with_changing_sizes() -> None:
+    torch._dynamo.utils.counters.clear()
+    layer = nn.Linear(8, 4)
+    compiled = torch.compile(layer, backend="dynaxla", fullgraph=True, dynamic=True)
+    for size in (3, 5, 4, 3):
+        gradients = []
+        x = torch.randn(size, 8)
+        for callee in (compiled, layer):
+            layer.zero_grad()
+            callee(x).square().sum().backward()
+            gradients.append([parameter.grad.clone() for parameter in layer.parameters()])
+        assert_equal(gradients[0], gradients[1])
+    assert dynamo_graphs() == 1

@@ -17,6 +17,7 @@ import torch
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .backend import dynaxla
 from .observe import metrics
@@ -27,6 +28,12 @@ TESTED = {"torch": "2.13", "jax": "0.10"}
 OLDEST = {"torch": "2.11", "jax": "0.10"}
 OLDEST_PYTHON = (3, 11)
 _OPTIONAL = ("torchvision", "timm", "transformers", "matplotlib")
+_JAX_MEMORY = (
+    "XLA_PYTHON_CLIENT_PREALLOCATE",
+    "XLA_PYTHON_CLIENT_ALLOCATOR",
+    "XLA_PYTHON_CLIENT_MEM_FRACTION",
+    "XLA_CLIENT_MEM_FRACTION",
+)
 _BACKENDS = ("dynaxla", "dynaxla_retrace")
 _ENTRY_POINTS = "torch_dynamo_backends"
 
@@ -65,15 +72,14 @@ def examine() -> list[Finding]:
             findings += examination()
         except Exception as error:
             what = examination.__name__.removeprefix("examine_")
-            findings.append(Finding(what, "examination", f"{type(error).__name__}: {error}", State.BROKEN, "report this: the doctor itself failed"))
+            findings.append(
+                Finding(what, "examination", f"{type(error).__name__}: {error}", State.BROKEN, "report this: the doctor itself failed")
+            )
     return findings
 
 
 def examine_versions() -> list[Finding]:
-    python = sys.version_info[:2]
-    too_old = State.BROKEN if python < OLDEST_PYTHON else State.GOOD
-    wanted = ".".join(map(str, OLDEST_PYTHON))
-    findings = [Finding("versions", "python", platform.python_version(), too_old, f"use Python {wanted} or newer" if python < OLDEST_PYTHON else "")]
+    findings = [judge_python(sys.version_info[:2])]
     found = {name: _version(name) for name in ("torch", "jax", "jaxlib", "numpy", "dynaxla", *_OPTIONAL)}
     for name in ("torch", "jax"):
         findings.append(judge_version(name, found[name]))
@@ -84,6 +90,13 @@ def examine_versions() -> list[Finding]:
         value = found[name] or "not installed: only `dynaxla bench` needs it (pip install 'dynaxla[bench]')"
         findings.append(Finding("versions", name, value))
     return findings
+
+
+def judge_python(version: tuple[int, ...]) -> Finding:
+    if version < OLDEST_PYTHON:
+        mend = f"too old: make an environment with Python {'.'.join(map(str, OLDEST_PYTHON))} or newer"
+        return Finding("versions", "python", ".".join(map(str, version)), State.BROKEN, mend)
+    return Finding("versions", "python", platform.python_version(), State.GOOD)
 
 
 def judge_version(name: str, version: str | None) -> Finding:
@@ -101,7 +114,9 @@ def judge_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding
     if jaxlib_version is None:
         return Finding("versions", "jaxlib", "not installed", State.BROKEN, "pip install --upgrade jax jaxlib")
     if jax_version is not None and _release(jaxlib_version) != _release(jax_version):
-        return Finding("versions", "jaxlib", jaxlib_version, State.DOUBT, f"it is for another jax than {jax_version}: pip install --upgrade jax jaxlib")
+        return Finding(
+            "versions", "jaxlib", jaxlib_version, State.DOUBT, f"it is for another jax than {jax_version}: pip install --upgrade jax jaxlib"
+        )
     return Finding("versions", "jaxlib", jaxlib_version, State.GOOD)
 
 
@@ -124,7 +139,9 @@ def examine_devices() -> list[Finding]:
     seen = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())) if cuda else ""
     findings = [Finding("devices", "torch", f"cpu{', ' + seen if seen else ''} (build: {build})", State.GOOD)]
     if torch.version.cuda and not cuda:
-        findings.append(Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing, if this machine has none"))
+        findings.append(
+            Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing, if this machine has none")
+        )
     for platform_name in ["cpu", *([devices.platform_of(torch.device("cuda"))] if cuda else [])]:
         findings.append(_jax_platform(platform_name))
     return findings
@@ -168,11 +185,13 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
 
 def examine_fast_paths(live: Mapping[str, bool] | None = None) -> list[Finding]:
     """live: which ways are live; looked up if not given."""
-    findings = []
-    for name, is_live in (transfer.live_fast_paths() if live is None else live).items():
-        mend = "" if is_live else f"calls work but cost more; dynaxla is made for jax {TESTED['jax']} and torch {TESTED['torch']}"
-        findings.append(Finding("fast paths", name, "live" if is_live else "missing, the public way is used", State.GOOD if is_live else State.DOUBT, mend))
-    return findings
+    mend = f"calls work but cost more; dynaxla is made for jax {TESTED['jax']} and torch {TESTED['torch']}"
+    return [
+        Finding("fast paths", name, "live", State.GOOD)
+        if is_live
+        else Finding("fast paths", name, "missing, the public way is used", State.DOUBT, mend)
+        for name, is_live in (transfer.live_fast_paths() if live is None else live).items()
+    ]
 
 
 def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:
@@ -181,27 +200,29 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
     cuda = torch.cuda.is_available() if cuda is None else cuda
     findings = []
 
-    def found(name: str, state: State, mend: str) -> None:
+    def found(name: str, state: State, mend: str = "") -> None:
         findings.append(Finding("environment", name, variables[name], state, mend))
 
     for name in ("TORCHDYNAMO_DISABLE", "TORCH_COMPILE_DISABLE"):
         if variables.get(name, "0") == "1":
             found(name, State.BROKEN, f"torch.compile does nothing while it is set: unset {name}")
     platforms = variables.get("JAX_PLATFORMS", "")
-    if platforms:
-        lacks_cpu = "cpu" not in platforms.split(",")
-        found("JAX_PLATFORMS", State.DOUBT if lacks_cpu else State.NOTE, "CPU tensors cannot be compiled without cpu in it" if lacks_cpu else "")
-    for name in ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION"):
-        if name in variables:
-            takes_all = name == "XLA_PYTHON_CLIENT_PREALLOCATE" and variables[name].lower() not in ("false", "0")
-            mend = "JAX then takes most of the GPU's memory at its start, and torch runs out: set it to false, or unset it" if takes_all else ""
-            found(name, State.DOUBT if takes_all and cuda else State.NOTE, mend if cuda else "")
-    if cuda and "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables and any("MEM_FRACTION" in name for name in variables):
-        mend = "your fraction is kept, and JAX takes it at its start; XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow instead"
-        findings.append(Finding("environment", "JAX's preallocation", "on", State.DOUBT, mend))
+    if platforms and "cpu" not in platforms.split(","):
+        found("JAX_PLATFORMS", State.DOUBT, f"CPU tensors cannot be compiled: JAX_PLATFORMS={platforms},cpu, or unset it")
+    elif platforms:
+        found("JAX_PLATFORMS", State.NOTE)
+    for name in _JAX_MEMORY:
+        if name not in variables:
+            continue
+        if cuda and name == "XLA_PYTHON_CLIENT_PREALLOCATE" and variables[name].lower() not in ("false", "0"):
+            found(name, State.DOUBT, "JAX takes most of the GPU's memory at its start, and torch runs out: set it to false, or unset it")
+        elif cuda and "MEM_FRACTION" in name and "XLA_PYTHON_CLIENT_PREALLOCATE" not in variables:
+            found(name, State.DOUBT, "JAX takes this share of the GPU's memory at once; XLA_PYTHON_CLIENT_PREALLOCATE=false lets it grow")
+        else:
+            found(name, State.NOTE)
     for name in ("XLA_FLAGS", "PJRT_NPROC", "JAX_ENABLE_X64", "DYNAXLA_DUMP", "TORCH_LOGS"):
         if name in variables:
-            found(name, State.NOTE, "")
+            found(name, State.NOTE)
     if "LD_PRELOAD" in variables:
         found("LD_PRELOAD", State.NOTE, "if it replaces malloc, look at the allocator below")
     return findings or [Finding("environment", "variables", "none that matters is set", State.GOOD)]
@@ -215,7 +236,10 @@ def examine_allocator(addresses: Iterable[int] | None = None) -> list[Finding]:
     addresses = list(addresses)
     misaligned = sum(address % transfer.ALIGNMENT != 0 for address in addresses)
     if misaligned:
-        mend = f"XLA shares memory only at multiples of {transfer.ALIGNMENT} bytes, so these are copied at each call: remove the allocator that replaces torch's (LD_PRELOAD)"
+        mend = (
+            f"XLA shares memory only at multiples of {transfer.ALIGNMENT} bytes, so these are copied at each call: "
+            "remove the allocator that replaces torch's (LD_PRELOAD)"
+        )
         return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(addresses)} tensors misaligned", State.DOUBT, mend)]
     return [Finding("allocator", "torch's CPU memory", f"aligned to {transfer.ALIGNMENT} bytes", State.GOOD)]
 
@@ -262,24 +286,21 @@ def show(findings: Iterable[Finding], console: Console) -> None:
     """A table of everything, then what to do."""
     findings = list(findings)
     table = Table(box=None, show_header=False, pad_edge=False)
-    for _ in range(2):
-        table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_column(no_wrap=True)
+    for wraps in (False, True, True, False):
+        table.add_column(no_wrap=not wraps, overflow="fold")
     topic = ""
     for finding in findings:
-        table.add_row(
-            finding.topic if finding.topic != topic else "", finding.what, finding.value, finding.state.value, style=_STYLES[finding.state]
-        )
+        cells = ("" if finding.topic == topic else finding.topic, finding.what, finding.value, finding.state.value)
+        # Text, not str: brackets, as in dynaxla[bench], are no markup.
+        table.add_row(*map(Text, cells), style=_STYLES[finding.state])
         topic = finding.topic
     console.print(table)
     mendable = [finding for finding in findings if finding.state in (State.DOUBT, State.BROKEN)]
     if not mendable:
         console.print("Nothing is wrong.", style="bold green")
     for finding in mendable:
-        # Plain text: brackets, as in dynaxla[bench], are no markup here.
-        console.print(f"{finding.state.value:>6}  {finding.what}: {finding.value}", style=_STYLES[finding.state], markup=False, highlight=False)
-        console.print(f"        {finding.mend}", markup=False, highlight=False)
+        console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
+        console.print(Text(f"        {finding.mend}"))
 
 
 def doctor() -> None:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -271,7 +270,7 @@ def graph_device(module: torch.fx.GraphModule) -> torch.device:
         for tensor in value if isinstance(value, (tuple, list)) else [value]:
             if isinstance(tensor, torch.Tensor):
                 check_tensor(tensor, "a tensor of the graph")
-                (found if math.prod(tensor.shape) != 1 or tensor.dim() or tensor.device.type != "cpu" else scalars).add(tensor.device)
+                (found if tensor.dim() or tensor.device.type != "cpu" else scalars).add(tensor.device)
     return devices.common_device(found or scalars)
 
 

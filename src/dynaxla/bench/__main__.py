@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -23,15 +22,20 @@ DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float1
 QUICK_SECONDS = 2.0
 
 
+def _list(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False)
+
+
+_MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
+_ENGINES = _list(f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without the last two.")
+_SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
+_MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")
+
+
 def bench(
-    models: Annotated[
-        list[str] | None, typer.Option("--models", "--only", help="Models, by comma or repeated. Default: all of the suite.", show_default=False)
-    ] = None,
+    models: Annotated[list[str] | None, _MODELS] = None,
     suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(suites.SUITES)} (these break graphs).")] = "models",
-    engines: Annotated[
-        list[str] | None,
-        typer.Option(help=f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without the last two.", show_default=False),
-    ] = None,
+    engines: Annotated[list[str] | None, _ENGINES] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     dtype: Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(DTYPES)}.")] = "float32",
     device: Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")] = "cpu",
@@ -39,10 +43,10 @@ def bench(
     randomize_input: Annotated[bool, typer.Option("--randomize-input", help="A fresh random input for each call.")] = False,
     baseline: Annotated[str, typer.Option(help="The engine whose speed is 1.00.")] = "eager",
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")] = 1,
-    quick: Annotated[bool, typer.Option("--quick", help="Three small models, four engines, few rounds: a few minutes.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small models, four engines, few rounds: a few minutes.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Timed rounds, instead of --seconds.", show_default=False)] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)] = None,
-    memory: Annotated[bool, typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")] = False,
+    seconds: Annotated[float | None, _SECONDS] = None,
+    memory: Annotated[bool, _MEMORY] = False,
     output: Annotated[Path | None, typer.Option(help="A directory for JSON, Markdown and a plot.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print failures in full.")] = False,
@@ -95,7 +99,8 @@ class Bar:
     """A bar over all models; each counts the same."""
 
     def __init__(self, models: int) -> None:
-        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"), TimeElapsedColumn())
+        percentage = TextColumn("{task.percentage:>3.0f}%")
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), percentage, TimeElapsedColumn())
         self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
         self._task = self._progress.add_task("", total=models)
         self._begun = 0
@@ -163,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -61,7 +62,7 @@ def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
 
         return run
 
-    before = dict(torch._dynamo.utils.counters["graph_break"])
+    already = len(torch._dynamo.utils.graph_break_reasons)
     compiled = torch.compile(model, backend=counting)
     for _ in range(2):  # the second call may compile more graphs: of a size that has changed, for example
         compiled(*inputs)
@@ -69,11 +70,7 @@ def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
     compiled(*inputs)
     with OpCounter() as eager:
         model(*inputs)
-    breaks = {
-        reason.strip().partition("\n")[0]: count - before.get(reason, 0)
-        for reason, count in torch._dynamo.utils.counters["graph_break"].items()
-        if count > before.get(reason, 0)
-    }
+    reasons = [reason.reason.strip().partition("\n")[0] for reason in torch._dynamo.utils.graph_break_reasons[already:]]
     captured = sum(calls)
     return Capture(
         len(graph_sizes),
@@ -82,7 +79,7 @@ def examine(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> Capture:
         max(graph_sizes, default=0),
         eager.count,
         captured / eager.count if eager.count else 0.0,
-        breaks,
+        dict(Counter(reasons)),
     )
 
 

@@ -1,14 +1,14 @@
 """The ways to run a model that are compared.
 
-    eager            PyTorch as it is
-    inductor         torch.compile's own compiler, in its default mode
-    torchscript      torch.jit.trace, not frozen
-    dynamo           TorchDynamo alone: its guards around the captured graph, which runs as it is
-    dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs as it is
-    dynaxla          trace once
-    dynaxla_retrace  trace at every call, as lazy tensors do
-    torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
-    torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
+eager            PyTorch as it is
+inductor         torch.compile's own compiler, in its default mode
+torchscript      torch.jit.trace, not frozen
+dynamo           TorchDynamo alone: its guards around the captured graph, which runs as it is
+dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs as it is
+dynaxla          trace once
+dynaxla_retrace  trace at every call, as lazy tensors do
+torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
+torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
 """
 
 from __future__ import annotations

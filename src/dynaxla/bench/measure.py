@@ -7,6 +7,7 @@ round each engine makes one call untimed, to be warm, and `iterations_per_run` c
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import statistics
 import time
@@ -39,7 +40,8 @@ class Settings:
     """What to measure, and for how long.
 
     Attributes: placement; iterations_per_run (calls timed together); randomize_input (new values at each call, instead of one input);
-    baseline (the engine that is 1.00); rounds, or else seconds of timing for each engine of a model; memory (measure it); traceback (of failures).
+    baseline (the engine that is 1.00); rounds, or else seconds of timing for each engine of a model; memory (measure it); traceback
+    (print those of failures).
     """
 
     placement: Placement = field(default_factory=Placement)
@@ -73,8 +75,8 @@ class Row:
     """One engine on one model. What could not be measured is None; `failure` says why.
 
     Attributes: first_call_seconds; first_phases, seconds of dynaxla's phases in the first call; call_phases, milliseconds of them in one
-    timed call; traces, how often a graph was traced in all timed calls; wall and cpu, milliseconds per call; wall_samples; speedup over the baseline;
-    agreement with eager; memory.
+    timed call; traces, how often a graph was traced in all timed calls; wall and cpu, milliseconds per call, and their samples, one of
+    each round; speedup over the baseline; agreement with eager; memory.
     """
 
     model: str
@@ -132,8 +134,11 @@ def measure(case: Case, engines: Sequence[Engine], settings: Settings, progress:
     progress = progress or Silent()
     progress.begin(case.name, 2 + len(engines) * (2 if settings.memory else 1) + STEPS_OF_ROUNDS)
     generator = torch.Generator().manual_seed(settings.placement.seed + 1)
-    with torch.no_grad(), torch._dynamo.config.patch(
-        recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True
+    with (
+        torch.no_grad(),
+        torch._dynamo.config.patch(
+            recompile_limit=RECOMPILE_LIMIT, accumulated_recompile_limit=RECOMPILE_LIMIT, fail_on_recompile_limit_hit=True
+        ),
     ):
         try:
             return _Measurement(case, settings, generator, progress).run(engines)
@@ -302,7 +307,7 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
     """Run something tiny in each engine of this process, so that what happens once per process (imports, compilers' own start) is not
     charged to the first model. Failures will show in the rows."""
-    model = nn.Linear(4, 4).to(placement.device, placement.dtype).requires_grad_(False).eval()
+    model = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(placement.device, placement.dtype).requires_grad_(False).eval()
     inputs = (torch.ones(2, 4, device=placement.device, dtype=placement.dtype),)
     for engine in engines:
         if not engine.isolated:
@@ -315,8 +320,8 @@ def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
 def prepared_process(threads: int) -> Iterator[list[str]]:
     """Give torch this many threads, and XLA's CPU pool too where that is still possible; start with empty caches on disk.
 
-    Yields notes for the report. XLA's pool belongs to JAX's CPU client: it is as large as PJRT_NPROC said when the client was made, or as the
-    machine has cores, and it cannot be sized for one client or one program.
+    Yields notes for the report. XLA's pool belongs to JAX's CPU client: it is as large as PJRT_NPROC said when the client was made, or
+    as the machine has cores, and it cannot be sized for one client or one program.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -331,12 +336,17 @@ def prepared_process(threads: int) -> Iterator[list[str]]:
             os.environ["PJRT_NPROC"] = str(threads)
             stack.callback(os.environ.pop, "PJRT_NPROC", None)
             notes.append(
-                f"XLA's CPU pool was sized to {threads} by PJRT_NPROC, which XLA reads once in a process; it cannot be sized for one client or program."
+                f"XLA's CPU pool was sized to {threads} by PJRT_NPROC, which XLA reads once in a process; "
+                "it cannot be sized for one client or program."
             )
         with contextlib.suppress(ImportError, AttributeError):
             from torch._inductor.utils import fresh_cache
 
             stack.enter_context(fresh_cache())
+        # Its one message says how to avoid a graph break at .item(), in the middle of the progress bar.
+        logger = logging.getLogger("torch._dynamo.variables.tensor")
+        stack.callback(logger.setLevel, logger.level)
+        logger.setLevel(logging.ERROR)
         yield notes
 
 

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from .errors import BenchmarkError
-from .measure import ModelResult, Row, Settings
+from .measure import ModelResult, Row, Settings, Spread
 
 MEBIBYTE = 1 << 20
 _PACKAGES = ("dynaxla", "torch", "jax", "jaxlib", "numpy", "torchvision", "timm", "transformers", "torchax", "torch_xla")
@@ -85,21 +86,27 @@ _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("model", lambda row: row.model),
     ("engine", lambda row: row.engine),
     ("first call s", lambda row: _number(row.first_call_seconds, "{:.2f}")),
-    ("median ms", lambda row: _number(row.wall and row.wall.median, "{:.4g}")),
+    ("median ms", lambda row: _median(row.wall, "{:.4g}")),
     ("quartiles ms", lambda row: f"{row.wall.lower:.4g} … {row.wall.upper:.4g}" if row.wall else "-"),
-    ("CPU ms", lambda row: _number(row.cpu and row.cpu.median, "{:.4g}")),
+    ("CPU ms", lambda row: _median(row.cpu, "{:.4g}")),
     ("speedup", lambda row: _number(row.speedup, "{:.3f}")),
     ("agrees", lambda row: _agreement(row)),
-    ("error", lambda row: _number(row.agreement and row.agreement.error, "{:.1e}")),
+    ("error", lambda row: f"{row.agreement.error:.1e}" if row.agreement else "-"),
 ]
 _MEMORY_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
-    ("peak MiB", lambda row: _number(row.memory and (row.memory.device_peak_bytes or row.memory.peak_bytes) / MEBIBYTE, "{:.0f}")),
-    ("kept MiB", lambda row: _number(row.memory and row.memory.kept_bytes / MEBIBYTE, "{:.0f}")),
+    ("peak MiB", lambda row: f"{row.memory.peak_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
+    ("kept MiB", lambda row: f"{row.memory.kept_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
+    ("GPU peak MiB", lambda row: f"{row.memory.device_peak_bytes / MEBIBYTE:.0f}" if row.memory and row.memory.device_peak_bytes else "-"),
 ]
+_TEXTS = ("agrees", "graph breaks")
 
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
+
+
+def _median(spread: Spread | None, form: str) -> str:
+    return "-" if spread is None else form.format(spread.median)
 
 
 def _agreement(row: Row) -> str:
@@ -161,18 +168,14 @@ def _call_phases(report: Report) -> Grid:
     names = ("trace", "lower", "lookup", "run")
     lines = []
     for model in report.models:
-        once = next((row for row in model.rows if row.engine == "dynaxla" and row.good and row.wall is not None), None)
+        once = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
+        beside = ["-"] * 2 if once is None else [_median(once.wall, "{:.3f}"), str(once.traces)]
         for row in model.rows:
             if row.call_phases and row.wall is not None:
-                values = [row.call_phases.get(name, 0.0) for name in names]
+                phases = [f"{row.call_phases.get(name, 0.0):.3f}" for name in names]
                 ratio = row.wall.median / once.wall.median if once is not None and once.wall is not None else None
-                lines.append(
-                    [
-                        row.model, row.engine, *[f"{value:.3f}" for value in values], f"{row.wall.median:.3f}",
-                        _number(once and once.wall and once.wall.median, "{:.3f}"), _number(once and float(once.traces), "{:.0f}"), _number(ratio, "{:.3f}"),
-                    ]
-                )  # fmt: skip
-    headings = ["model", "engine", *names, "whole call (median)", "dynaxla", "traces in dynaxla's calls", "dynaxla is faster by"]
+                lines.append([row.model, row.engine, *phases, _median(row.wall, "{:.3f}"), *beside, _number(ratio, "{:.3f}")])
+    headings = ["model", "engine", *names, "whole call (median)", "dynaxla (median)", "its traces", "dynaxla is faster by"]
     return Grid("Phases of a later call, mean milliseconds, beside dynaxla's whole call", headings, lines, 2)
 
 
@@ -185,11 +188,8 @@ def _captured(report: Report) -> Grid:
                 lines.append([model.model, *["-"] * 6, f"failed: {model.capture_failure}"])
             continue
         reasons = "; ".join(found.breaks) or "none"
-        numbers = [
-            found.graphs, found.graph_calls, f"{found.ops_per_graph:.1f}", found.largest_graph, found.eager_ops,
-            f"{found.captured_share:.1%}",
-        ]  # fmt: skip
-        lines.append([model.model, *map(str, numbers), reasons])
+        counts = [found.graphs, found.graph_calls, f"{found.ops_per_graph:.1f}", found.largest_graph, found.eager_ops]
+        lines.append([model.model, *map(str, counts), f"{found.captured_share:.1%}", reasons])
     headings = ["model", "graphs", "graph calls", "ops per graph", "largest graph", "eager ops", "ops captured", "graph breaks"]
     return Grid("What TorchDynamo captures (ATen ops, graph calls in one call of the model)", headings, lines)
 
@@ -212,12 +212,13 @@ def describe(report: Report) -> list[str]:
     settings, placement = report.settings, report.settings.placement
     rounds = f"{settings.rounds} rounds" if settings.rounds else f"about {settings.seconds:g} s of rounds for each engine"
     versions = ", ".join(f"{name} {report.environment[name]}" for name in ("python", *_PACKAGES) if name in report.environment)
+    dtype = str(placement.dtype).removeprefix("torch.")
+    inputs = "fresh random input at each call" if settings.randomize_input else "the same input at each call"
     return [
         f"{report.environment['date']}; {versions}.",
-        f"{report.environment['system']}; {report.environment['cpu']}" + (f"; {report.environment['gpu']}" if "gpu" in report.environment else "") + ".",
-        f"Suite {report.suite}, batch {placement.batch}, {str(placement.dtype).removeprefix('torch.')}, {placement.device}, {placement.threads} thread(s), "
-        f"seed {placement.seed}; {rounds}, {settings.iterations_per_run} call(s) in a measurement, "
-        f"{'fresh random input at each call' if settings.randomize_input else 'the same input at each call'}.",
+        "; ".join(report.environment[name] for name in ("system", "cpu", "gpu") if name in report.environment) + ".",
+        f"Suite {report.suite}, batch {placement.batch}, {dtype}, {placement.device}, {placement.threads} thread(s), "
+        f"seed {placement.seed}; {rounds}, {settings.iterations_per_run} call(s) in a measurement, {inputs}.",
         *report.notes,
     ]
 
@@ -226,27 +227,32 @@ def show(report: Report, console: Console) -> None:
     for grid in grids(report):
         table = Table(title=grid.title, title_justify="left", header_style="bold")
         for number, heading in enumerate(grid.headings):
-            table.add_column(heading, justify="left" if number < grid.left else "right", overflow="fold")
+            table.add_column(heading, justify="left" if number < grid.left or heading in _TEXTS else "right", overflow="fold")
         previous = None
         for line in grid.lines:
-            if grid.left == 2 and previous is not None and line[0] != previous:
+            repeated = grid.left == 2 and line[0] == previous
+            if grid.left == 2 and previous is not None and not repeated:
                 table.add_section()
-            style = "red" if any(cell.startswith(("failed", "NO")) for cell in line) else None
-            table.add_row(*([""] if grid.left == 2 and line[0] == previous else [line[0]]), *line[1:], style=style)
+            style = "red" if any(cell.startswith(("failed", "NO")) for cell in line) else ""
+            # Text, not str: brackets in messages are no markup.
+            table.add_row(*[Text(cell) for cell in (["", *line[1:]] if repeated else line)], style=style)
             previous = line[0]
         console.print(table)
-    for line in describe(report):
-        console.print(line, style="dim", highlight=False)
-    for line in conclusions(report):
-        console.print(line, style="bold red" if report.bad_rows and "failed" in line else "bold", highlight=False)
+    for sentence in describe(report):
+        console.print(Text(sentence), style="dim")
+    for sentence in conclusions(report):
+        console.print(Text(sentence), style="bold red" if report.bad_rows else "bold")
 
 
 def write(report: Report, directory: Path) -> list[Path]:
-    """NAME.json (everything, with each sample), NAME.md and NAME.png, NAME being the suite and the device. Returns the files.
+    """NAME.json (everything, with each sample), NAME.md and NAME.png. Returns the files.
+
+    NAME is made of the suite, the device, the batch size and the dtype, so that several runs can share a directory.
 
     Raises: BenchmarkError if the directory cannot be written.
     """
-    name = f"{report.suite}-{report.settings.placement.device.type}"
+    placement = report.settings.placement
+    name = f"{report.suite}-{placement.device.type}-batch{placement.batch}-{str(placement.dtype).removeprefix('torch.')}"
     files = [directory / f"{name}.{kind}" for kind in ("json", "md", "png")]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -301,7 +307,8 @@ def as_markdown(report: Report, plot_name: str = "") -> str:
         lines += [f"![speedups]({plot_name})", ""]
     for grid in grids(report):
         lines += [f"## {grid.title}", "", _markdown_line(grid.headings)]
-        lines.append(_markdown_line("---" if number < grid.left else "---:" for number in range(len(grid.headings))))
+        left = [number < grid.left or heading in _TEXTS for number, heading in enumerate(grid.headings)]
+        lines.append(_markdown_line("---" if is_left else "---:" for is_left in left))
         lines += [_markdown_line(line) for line in grid.lines]
         lines.append("")
     return "\n".join(lines)
@@ -316,6 +323,7 @@ def plot(report: Report, path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
+        from matplotlib.ticker import ScalarFormatter
     except ImportError as error:
         raise BenchmarkError("the plot needs matplotlib, which is not installed: pip install 'dynaxla[bench]'") from error
     groups = [*[model.model for model in report.models], "geometric mean"]
@@ -326,15 +334,18 @@ def plot(report: Report, path: Path) -> None:
     for number, name in enumerate(report.engines):
         heights = _heights(report, name)
         places = [place + (number - (len(report.engines) - 1) / 2) * width for place in range(len(groups))]
-        axes.bar(places, heights, width, label=name)
+        # From 1 upwards if faster, downwards if slower: on a logarithmic scale twice and half are equally far.
+        axes.bar(places, [height - 1 if height else 0.0 for height in heights], width, bottom=1.0, label=name)
         for place, height in zip(places, heights, strict=True):
             if not height:
-                axes.annotate("×", (place, 0), ha="center", va="bottom", color="red")
+                axes.annotate("x", (place, 1.0), ha="center", va="center", color="red")
     axes.axhline(1.0, color="black", linewidth=0.8)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
     axes.set_ylabel(f"speedup over {report.settings.baseline}")
-    axes.set_title(f"{report.suite}, batch {report.settings.placement.batch}, {report.settings.placement.device}; × failed")
-    axes.legend(ncols=min(4, len(report.engines)), fontsize="small")
+    axes.set_title(f"{report.suite}, batch {report.settings.placement.batch}, {report.settings.placement.device}; x: failed")
+    figure.legend(loc="outside upper center", ncols=len(report.engines), fontsize="small")
     figure.savefig(path, dpi=120)
 
 

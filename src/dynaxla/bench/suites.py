@@ -1,7 +1,7 @@
 """The models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
 
-    models  the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
-    breaks  small models whose Python TorchDynamo cannot capture whole
+models  the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
+breaks  small models whose Python TorchDynamo cannot capture whole
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def make_model(case: Case, seed: int, dtype: torch.dtype, device: torch.device) 
     return model.to(device=device, dtype=dtype).requires_grad_(False)
 
 
-def make_inputs(
-    case: Case, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device
-) -> tuple[torch.Tensor, ...]:
+def make_inputs(case: Case, batch: int, generator: torch.Generator, dtype: torch.dtype, device: torch.device) -> tuple[torch.Tensor, ...]:
     tensors = case.inputs(batch, generator)
     return tuple(tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype) for tensor in tensors)
 
@@ -53,8 +51,8 @@ def make_inputs(
 def settle_batch_norm(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
     """Give batch norms the statistics of a batch.
 
-    With those they are born with, random weights let activations fade layer by layer: mobilenet_v2's logits end at 1e-9, the same for all inputs,
-    and comparing such results would show nothing.
+    With those they are born with, random weights let activations fade layer by layer: mobilenet_v2's logits end at 1e-9, almost the
+    same for all inputs, and comparing such results would show little.
     """
     norms = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.track_running_stats]
     if not norms:

@@ -82,7 +82,7 @@ def test_beta_zero_ignores_what_is_not_added() -> None:
 
 def test_nothing_to_add_up() -> None:
     def function(x, y, bias, v):
-        return x @ y, torch.addmm(bias, x, y), torch.mv(x, v), torch.dot(v, v), torch.bmm(x[None], y[None]), y @ x, x[:0] @ y
+        return x @ y, torch.addmm(bias, x, y), torch.mv(x, v), torch.dot(v, v), torch.bmm(x[None], y[None]), y.t() @ x.t(), x[:0] @ y
 
     check(function, torch.randn(3, 0), torch.randn(0, 4), torch.randn(4), torch.randn(0))
 

@@ -1,4 +1,4 @@
-"""Reading and masking by index: gathers, embeddings, masks, triangles. Writing by index is in scattering.py.
+"""Reading and masking by index: gathers, masks, triangles. Writing by index is in scattering.py, embeddings in embedding.py.
 
 Indices out of range: eager mode raises IndexError. A compiled program cannot; reads are clamped to the nearest element and writes are
 dropped, as XLA defines them, so no memory outside of the tensor is touched.
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import jax
 import numpy as np
 import torch
 from jax import Array, lax
+from jax import numpy as jnp
 
 from ...errors import UnsupportedOp
 from .. import dtypes
+from ..context import Context
 from ..dimensions import wrap
 from ..promotion import broadcast, convert, expand
 from ..registry import lowers
@@ -103,11 +104,6 @@ def index_select(x: Array, dim: int, indices: Array) -> Array:
     return take_along(x, wrap(dim, x.ndim), indices)
 
 
-@lowers(aten.embedding.default)
-def embedding(weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Array:
-    return take_along(weight, 0, indices)
-
-
 @lowers(aten.gather.default)
 def gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False) -> Array:
     """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions."""
@@ -180,13 +176,26 @@ def triu(x: Array, diagonal: int = 0) -> Array:
 
 
 @lowers(aten.tril_indices.default)
-def tril_indices(row: int, col: int, offset: int = 0, *, dtype: np.dtype | None = None) -> Array:
-    return jax.numpy.asarray(np.stack(np.tril_indices(row, offset, col)).astype(dtype or np.int64))
+def tril_indices(row: int, col: int, offset: int = 0, *, ctx: Context) -> Array:
+    return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(ctx.output.jax_dtype))
 
 
 @lowers(aten.triu_indices.default)
-def triu_indices(row: int, col: int, offset: int = 0, *, dtype: np.dtype | None = None) -> Array:
-    return jax.numpy.asarray(np.stack(np.triu_indices(row, offset, col)).astype(dtype or np.int64))
+def triu_indices(row: int, col: int, offset: int = 0, *, ctx: Context) -> Array:
+    return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(ctx.output.jax_dtype))
+
+
+@lowers(aten.repeat_interleave.Tensor)
+def repeat_interleave(repeats: Array, *, output_size: int | None = None) -> Array:
+    """Each position as often as `repeats` says.
+
+    Raises: UnsupportedOp without an output size: it would depend on data.
+    """
+    if output_size is None:
+        raise UnsupportedOp("repeat_interleave by a tensor: the result's size depends on data", hint="give output_size")
+    ends = lax.cumsum(convert(repeats, np.dtype(np.int64)), 0)
+    places = lax.broadcasted_iota("int64", (output_size,), 0)
+    return convert(jnp.searchsorted(ends, places, side="right"), repeats.dtype)
 
 
 @lowers(aten.one_hot.default)

@@ -87,7 +87,7 @@ def _blend(running: Array, statistic: Array, momentum: float) -> Array:
     """(1 - momentum) * running + momentum * statistic"""
     wide = convert(running, statistic.dtype)
     blended = lax.add(lax.mul(wide, lax.full_like(wide, 1 - momentum)), lax.mul(statistic, lax.full_like(wide, momentum)))
-    return convert(blended, running.dtype)
+    return blended
 
 
 def _saved(ctx: Context, index: int, statistic: Array | None) -> Array:
@@ -137,7 +137,8 @@ def batch_norm_functional(
     *,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
-    return _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
+    *results, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
+    return *results, _saved(ctx, 3, new_mean), _saved(ctx, 4, new_var)
 
 
 @lowers(aten._native_batch_norm_legit.no_stats)
@@ -175,7 +176,7 @@ def batch_norm_with_update(
     ctx: Context,
 ) -> tuple[Array | None, ...]:
     out, mean, inverse, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, ctx)
-    return out, mean, inverse, _saved(ctx, 3, None), new_mean, new_var
+    return out, mean, inverse, _saved(ctx, 3, None), _saved(ctx, 4, new_mean), _saved(ctx, 5, new_var)
 
 
 @lowers(aten._batch_norm_no_update.default)

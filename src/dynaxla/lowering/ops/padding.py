@@ -24,13 +24,13 @@ def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | co
 
 
 def _pad_dim(x: Array, dim: int, before: int, after: int, edge: Callable[[Array, int, int, bool], Array]) -> Array:
-    """Pad one dimension with what `edge` makes of x; where one side crops, the other's padding still comes from the whole of x."""
-    start, end = max(-before, 0), x.shape[dim] - max(-after, 0)
+    """Pad one dimension with what `edge` makes of x. What crops one side may reach into the other's padding, so it comes last."""
     parts = [edge(x, dim, before, True)] if before > 0 else []
-    parts.append(slice_dim(x, dim, start, end))
+    parts.append(x)
     if after > 0:
         parts.append(edge(x, dim, after, False))
-    return lax.concatenate(parts, dim) if len(parts) > 1 else x
+    padded = lax.concatenate(parts, dim) if len(parts) > 1 else x
+    return slice_dim(padded, dim, max(-before, 0), padded.shape[dim] - max(-after, 0))
 
 
 def _reflected(x: Array, dim: int, count: int, front: bool) -> Array:

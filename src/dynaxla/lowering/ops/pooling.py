@@ -217,7 +217,10 @@ def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Ar
     index = lax.reduce_min(lax.select(chosen, positions, lax.full_like(positions, np.iinfo(np.int64).max)), reads)
     if (nan := _is_nan(read)) is not None:
         last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), reads)
-        index = lax.select(lax.ge(last_nan, lax.full_like(last_nan, 0)), last_nan, index)
+        has_nan = lax.ge(last_nan, lax.full_like(last_nan, 0))
+        index = lax.select(has_nan, last_nan, index)
+        # XLA:CPU's maximum of more than a few thousand numbers loses NaNs (jax 0.10.2).
+        best = lax.select(has_nan, lax.full_like(best, math.nan), best)
     return best, index
 
 

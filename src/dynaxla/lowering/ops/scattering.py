@@ -6,6 +6,7 @@ eager mode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
     return convert(lax.div(total, count), x.dtype)
 
 
-def _write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
     """x[..., indices[i], ...] is combined with source[..., i, ...]."""
     if x.size == 0 or source.size == 0:
         return x
@@ -89,20 +90,20 @@ def _write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str
     return _scatter(x, lax.expand_dims(indices, [1]), source, numbers, reduce)
 
 
-def _write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
     """x[indices[i][j]][j] is combined with source[i][j] for dim 0, and so on; `source` may be larger than `indices`."""
     if indices.size == 0 or x.size == 0:
         return x
     if x.ndim == 0 or indices.ndim == 0:
         shape = x.shape
-        written = _write_elements(lax.reshape(x, (x.size,)), 0, lax.reshape(indices, (1,)), lax.reshape(source, (source.size,)), reduce)
+        written = write_elements(lax.reshape(x, (x.size,)), 0, lax.reshape(indices, (1,)), lax.reshape(source, (source.size,)), reduce)
         return lax.reshape(written, shape)
     if source.shape != indices.shape:
         source = lax.slice(source, [0] * source.ndim, indices.shape)
     if indices.shape[dim] == 1 and all(d == dim or size == indices.shape[d] for d, size in enumerate(x.shape)):
         return _write_one(x, dim, indices, source, reduce)
     if x.ndim == 1:
-        return _write_slices(x, 0, indices, source, reduce)
+        return write_slices(x, 0, indices, source, reduce)
     # Every element has its full coordinates.
     coordinates = [
         lax.expand_dims(indices if d == dim else lax.broadcasted_iota(indices.dtype, indices.shape, d), [x.ndim]) for d in range(x.ndim)
@@ -125,7 +126,7 @@ def _write_one(x: Array, dim: int, indices: Array, source: Array, reduce: str) -
 
 @lowers(aten.scatter.src)
 def scatter(x: Array, dim: int, indices: Array, source: Array) -> Array:
-    return _write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "set")
+    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "set")
 
 
 @lowers(aten.scatter.value)
@@ -136,7 +137,7 @@ def scatter_value(x: Array, dim: int, indices: Array, value: bool | int | float 
 @lowers(aten.scatter.reduce)
 def scatter_reduce(x: Array, dim: int, indices: Array, source: Array, *, reduce: str) -> Array:
     kind = {"add": "sum", "multiply": "prod"}[reduce]
-    return _write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), kind)
+    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), kind)
 
 
 @lowers(aten.scatter.value_reduce)
@@ -146,7 +147,7 @@ def scatter_value_reduce(x: Array, dim: int, indices: Array, value: bool | int |
 
 @lowers(aten.scatter_add.default)
 def scatter_add(x: Array, dim: int, indices: Array, source: Array) -> Array:
-    return _write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "sum")
+    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "sum")
 
 
 @lowers(aten.scatter_reduce.two)
@@ -157,7 +158,7 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
         source = lax.slice(source, [0] * source.ndim, indices.shape)
 
     def write(into: Array, values: Array, how: str) -> Array:
-        return _write_elements(into, wrap(dim, x.ndim), indices, values, how)
+        return write_elements(into, wrap(dim, x.ndim), indices, values, how)
 
     return _reduce_into(x, write, convert(source, x.dtype), reduce, include_self)
 
@@ -174,14 +175,15 @@ def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Arra
 def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool | int | float | complex = 1) -> Array:
     flat, rows, added = _by_dim(x, indices, source)
     if alpha != 1:
-        added = lax.mul(added, convert(alpha, added.dtype) * lax.full_like(added, 1))
-    return lax.reshape(_write_slices(flat, wrap(dim, x.ndim), rows, convert(added, x.dtype), "sum"), x.shape)
+        scale = lax.full(added.shape, convert(alpha, added.dtype))
+        added = lax.bitwise_and(added, scale) if dtypes.is_bool(added.dtype) else lax.mul(added, scale)
+    return lax.reshape(write_slices(flat, wrap(dim, x.ndim), rows, convert(added, x.dtype), "sum"), x.shape)
 
 
 @lowers(aten.index_copy.default)
 def index_copy(x: Array, dim: int, indices: Array, source: Array) -> Array:
     flat, rows, written = _by_dim(x, indices, source)
-    return lax.reshape(_write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
+    return lax.reshape(write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
 
 
 @lowers(aten.index_reduce.default)
@@ -191,7 +193,7 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
         return x
 
     def write(into: Array, values: Array, how: str) -> Array:
-        return _write_slices(into, wrap(dim, x.ndim), rows, values, how)
+        return write_slices(into, wrap(dim, x.ndim), rows, values, how)
 
     return lax.reshape(_reduce_into(flat, write, convert(written, x.dtype), reduce, include_self), x.shape)
 
@@ -203,7 +205,7 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
     rank, dim = x.ndim, wrap(dim, x.ndim)
     flat = x if rank else lax.reshape(x, (1,))
     rows = from_front(lax.reshape(indices, (indices.size,)), flat.shape[dim])
-    hit = _write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
+    hit = write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
     chosen = lax.broadcast_in_dim(hit, flat.shape, [dim])
     return lax.reshape(lax.select(chosen, expand(convert(value, x.dtype), flat.shape), flat), x.shape)
 
@@ -213,7 +215,7 @@ def put(x: Array, indices: Array, source: Array, accumulate: bool = False) -> Ar
     """Writes to the flattened tensor."""
     rows = from_front(lax.reshape(indices, (indices.size,)), x.size)
     values = lax.reshape(source, (source.size,))
-    return lax.reshape(_write_slices(lax.reshape(x, (x.size,)), 0, rows, values, "sum" if accumulate else "set"), x.shape)
+    return lax.reshape(write_slices(lax.reshape(x, (x.size,)), 0, rows, values, "sum" if accumulate else "set"), x.shape)
 
 
 @lowers(aten._index_put_impl.default)
@@ -274,28 +276,19 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
     return lax.select(over, placed, x)
 
 
+@lowers(aten.masked_scatter_backward.default)
+def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> Array:
+    """The gradient of masked_scatter's source: the gradients at True places, in order, then zeros."""
+    count = math.prod(sizes)
+    mask = expand(mask, grad.shape)
+    # A place past the end is dropped.
+    places = lax.select(mask, ordinals(mask), lax.full(grad.shape, count, np.dtype(np.int64)))
+    flat = write_slices(lax.full((count,), 0, grad.dtype), 0, lax.reshape(places, (grad.size,)), lax.reshape(grad, (grad.size,)), "set")
+    return lax.reshape(flat, tuple(sizes))
+
+
 @lowers(aten._unsafe_masked_index_put_accumulate.default)
 def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[Array | None], values: Array) -> Array:
     """index_put with accumulate of the values where the mask is True. Indices under a False mask may be out of range."""
     values = lax.select(expand(mask, values.shape), values, lax.full_like(values, 0))
     return index_put(x, indices, values, accumulate=True)
-
-
-@lowers(aten.embedding_dense_backward.default)
-def embedding_dense_backward(
-    grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool
-) -> Array:
-    """Each row of the weight's gradient is the sum of the gradients of its uses."""
-    width = grad.shape[-1]
-    work = dtypes.accumulator(grad.dtype)
-    rows = lax.reshape(indices, (indices.size,))
-    added = convert(lax.reshape(grad, (indices.size, width)), work)
-    if scale_grad_by_freq:
-        counts = _write_slices(lax.full((num_weights,), 0, work), 0, rows, lax.full(rows.shape, 1, work), "sum")
-        uses = take_along(counts, 0, rows)
-        added = lax.div(added, lax.broadcast_in_dim(uses, added.shape, [0]))
-    if padding_idx >= 0:
-        # A row past the end is dropped.
-        rows = lax.select(lax.eq(rows, lax.full_like(rows, padding_idx)), lax.full_like(rows, num_weights), rows)
-    total = _write_slices(lax.full((num_weights, width), 0, work), 0, rows, added, "sum")
-    return convert(total, grad.dtype)

@@ -1,0 +1,30 @@
+# Everything works in .venv, which is made if there is none. PYTHON chooses what makes it.
+PYTHON ?= python3
+VENV := .venv
+INSTALLED := $(VENV)/.installed
+
+.PHONY: install bench test lint format
+
+install: $(INSTALLED)
+
+# torch first and by itself: pip then takes the build that its index offers for this machine, and nothing that follows replaces it.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
+	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[bench,dev]'
+	touch $@
+
+bench: install
+	$(VENV)/bin/dynaxla bench --quick
+
+test: install
+	$(VENV)/bin/python -m pytest -n 2 -m 'not slow and not gpu'
+
+lint: install
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	$(VENV)/bin/mypy
+
+format: install
+	$(VENV)/bin/ruff check --fix
+	$(VENV)/bin/ruff format

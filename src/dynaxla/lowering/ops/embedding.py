@@ -1,0 +1,196 @@
+"""Embedding tables: rows by index, bags of rows, and the gradients of both."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert
+from ..registry import lowers
+from .indexing import take_along
+from .reductions import linalg_vector_norm
+from .scattering import write_elements, write_slices
+from .sorting import searchsorted
+
+aten = torch.ops.aten
+
+SUM, MEAN, MAX = range(3)
+
+
+@lowers(aten.embedding.default)
+def embedding(weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Array:
+    return take_along(weight, 0, indices)
+
+
+def _columns(values: Array, like: Array) -> Array:
+    """One value per row, for every column."""
+    return lax.broadcast_in_dim(values, like.shape, [0])
+
+
+def _uses(indices: Array, count: int, dtype: dtypes.DType) -> Array:
+    """How often each row of the table is used."""
+    return write_slices(lax.full((count,), 0, dtype), 0, indices, lax.full(indices.shape, 1, dtype), "sum")
+
+
+def _add_rows(rows: Array, indices: Array, count: int, padding_idx: int, scale_grad_by_freq: bool, out: dtypes.DType) -> Array:
+    """A table's gradient from the gradients of the rows taken from it."""
+    if scale_grad_by_freq:
+        rows = lax.div(rows, _columns(take_along(_uses(indices, count, rows.dtype), 0, indices), rows))
+    if padding_idx >= 0:
+        # A row past the end is dropped.
+        indices = lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(indices, count), indices)
+    return convert(write_slices(lax.full((count, rows.shape[1]), 0, rows.dtype), 0, indices, rows, "sum"), out)
+
+
+@lowers(aten.embedding_dense_backward.default)
+def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
+    """Each row of the weight's gradient is the sum of the gradients of its uses; half types are added in float32."""
+    rows = convert(lax.reshape(grad, (indices.size, grad.shape[-1])), dtypes.accumulator(grad.dtype))
+    flat = lax.reshape(indices, (indices.size,))
+    return _add_rows(rows, flat, num_weights, padding_idx, scale_grad_by_freq, grad.dtype)
+
+
+@lowers(aten.embedding_renorm.default)
+def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
+    """The rows that `indices` use, scaled down to `max_norm` where they are longer."""
+    flat = lax.reshape(indices, (indices.size,))
+    used = write_slices(lax.full(weight.shape[:1], False), 0, flat, lax.full(flat.shape, True), "set")
+    norm = linalg_vector_norm(convert(weight, dtypes.accumulator(weight.dtype)), norm_type, [1])
+    scale = lax.div(lax.full_like(norm, max_norm), lax.add(norm, lax.full_like(norm, 1e-7)))
+    too_long = lax.bitwise_and(used, lax.gt(norm, lax.full_like(norm, max_norm)))
+    scaled = lax.mul(convert(weight, norm.dtype), _columns(scale, weight))
+    return lax.select(_columns(too_long, weight), convert(scaled, weight.dtype), weight)
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    weight: Array,
+    indices: Array,
+    offsets: Array,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Array | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+    *,
+    ctx: Context,
+) -> tuple[Array, ...]:
+    """The sum, mean or maximum of the rows of each bag; zeros for an empty bag. Rows at `padding_idx` do not count.
+
+    The other results serve the gradient: the bag of each index, the sizes of the bags, the rows that are the maxima. Where PyTorch
+    leaves one of them unset for a mode, it holds zeros.
+    """
+    bags, width = offsets.shape[0] - include_last_offset, weight.shape[1]
+    work = dtypes.accumulator(weight.dtype)
+    bag = _bag_of_each(indices, lax.slice(offsets, [0], [bags]))
+    # A row past the end is dropped.
+    target = bag if padding_idx < 0 else lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(bag, bags), bag)
+    rows = convert(take_along(weight, 0, indices), work)
+    if per_sample_weights is not None:
+        rows = lax.mul(rows, _columns(convert(per_sample_weights, work), rows))
+    sizes = _uses(target, bags, np.dtype(np.int64))
+    filled = _columns(lax.gt(sizes, lax.full_like(sizes, 0)), lax.full((bags, width), 0, work))
+    largest = lax.full((bags, width), 0, indices.dtype)
+    if mode == MAX:
+        result = write_slices(lax.full((bags, width), -np.inf, work), 0, target, rows, "amax")
+        # The first position in the bag that has the maximum; NaN is one.
+        met = take_along(result, 0, target)
+        hits = lax.bitwise_or(lax.eq(rows, met), lax.ne(rows, rows))
+        last = lax.full(rows.shape, indices.size, np.dtype(np.int64))
+        places = lax.select(hits, lax.broadcasted_iota("int64", rows.shape, 0), last)
+        first = write_slices(lax.full((bags, width), indices.size, np.dtype(np.int64)), 0, target, places, "amin")
+        largest = lax.select(filled, take_along(indices, 0, first), largest) if indices.size else largest
+        result = lax.select(filled, result, lax.full_like(result, 0))
+    else:
+        result = write_slices(lax.full((bags, width), 0, work), 0, target, rows, "sum")
+        if mode == MEAN:
+            result = lax.div(result, _columns(convert(lax.max(sizes, lax.full_like(sizes, 1)), work), result))
+    extras = [
+        _fit(value, spec.shape, spec.jax_dtype) for value, spec in zip((bag, sizes, largest), ctx.output[1:], strict=True)
+    ]
+    return convert(result, weight.dtype), *extras
+
+
+def _bag_of_each(indices: Array, offsets: Array) -> Array:
+    """The bag of each index, from the bags' first positions."""
+    positions = lax.broadcasted_iota("int64", indices.shape, 0)
+    after = searchsorted(convert(offsets, positions.dtype), positions, right=True)
+    return lax.sub(after, lax.full_like(after, 1))
+
+
+def _fit(value: Array, shape: tuple[int, ...], dtype: dtypes.DType) -> Array:
+    """`value` cut or filled up with zeros to a shape; zeros if the rank differs."""
+    if len(shape) != value.ndim:
+        return lax.full(shape, 0, dtype)
+    return lax.pad(convert(value, dtype), lax.full((), 0, dtype), [(0, new - old, 0) for new, old in zip(shape, value.shape, strict=True)])
+
+
+@lowers(aten._embedding_bag_dense_backward.default)
+def embedding_bag_dense_backward(
+    grad: Array,
+    indices: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    work = dtypes.accumulator(grad.dtype)
+    grads = convert(grad, work)
+    if mode == MAX:
+        filled = lax.gt(bag_size, lax.full_like(bag_size, 0))
+        grads = lax.select(_columns(lax.slice(filled, [0], grads.shape[:1]), grads), grads, lax.full_like(grads, 0))
+        total = lax.full((num_weights, grads.shape[1]), 0, work)
+        return convert(write_elements(total, 0, maximum_indices, grads, "sum"), grad.dtype)
+    if mode == MEAN:
+        sizes = convert(lax.max(bag_size, lax.full_like(bag_size, 1)), work)
+        grads = lax.div(grads, _columns(lax.slice(sizes, [0], grads.shape[:1]), grads))
+    rows = take_along(grads, 0, offset2bag)
+    if per_sample_weights is not None:
+        rows = lax.mul(rows, _columns(convert(per_sample_weights, work), rows))
+    return _add_rows(rows, indices, num_weights, padding_idx, scale_grad_by_freq, grad.dtype)
+
+
+@lowers(aten._embedding_bag_per_sample_weights_backward.default)
+def embedding_bag_per_sample_weights_backward(
+    grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
+) -> Array:
+    work = dtypes.accumulator(grad.dtype)
+    bag = offset2bag if offset2bag.size else _bag_of_each(indices, offsets)
+    products = lax.mul(convert(take_along(grad, 0, bag), work), convert(take_along(weight, 0, indices), work))
+    result = lax.reduce_sum(products, (1,))
+    if padding_idx >= 0:
+        result = lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(result, 0), result)
+    return convert(result, grad.dtype)
+
+
+@lowers(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    grad: Array,
+    indices: Array,
+    offsets: Array,
+    offset2bag: Array,
+    bag_size: Array,
+    maximum_indices: Array,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Array | None,
+    padding_idx: int = -1,
+) -> Array:
+    """Raises: UnsupportedOp for sparse gradients."""
+    if sparse:
+        raise UnsupportedOp("embedding_bag with sparse=True has a sparse gradient", hint="use sparse=False")
+    bag = offset2bag if offset2bag.size else _bag_of_each(indices, offsets)
+    return embedding_bag_dense_backward(
+        grad, indices, bag, bag_size, maximum_indices, num_weights, scale_grad_by_freq, mode, per_sample_weights, padding_idx
+    )

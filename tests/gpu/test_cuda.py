@@ -1,0 +1,180 @@
+"""CUDA tensors: handed over in place, ordered by streams, without a host synchronisation."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from compare import assert_equal
+from torch import nn
+
+from dynaxla.observe import metrics
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and a CUDA build of torch"),
+]
+
+LONG = 200_000_000  # cycles of a delay kernel: about a tenth of a second
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> None:
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+
+
+def cuda(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda")
+
+
+def test_result_and_no_copy() -> None:
+    layer = nn.Linear(64, 64, device="cuda")
+    compiled = torch.compile(layer, backend="dynaxla", fullgraph=True)
+    x = cuda(8, 64)
+    with torch.no_grad():
+        compiled(x)
+        metrics.reset()
+        assert_equal(compiled(x), layer(x), tolerance=(1e-4, 1e-4))
+    assert metrics.snapshot().get("input_copies", 0) == 0
+
+
+def test_views_and_mutations() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        x.add_(1)
+        return y.t(), y[1:], x.view(-1)
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for _ in range(3):
+        mine = cuda(4, 6)
+        theirs = mine.clone()
+        assert_equal(compiled(mine), function(theirs))
+        assert_equal(mine, theirs)
+
+
+def test_call_does_not_wait_for_the_device() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="dynaxla")
+    x = cuda(1000)
+    compiled(x)
+    compiled(x)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    done = torch.cuda.Event()
+    done.record()
+    out = compiled(x)
+    assert not done.query(), "the call came back only after the delay: it waited for the device"
+    assert_equal(out, x * 2)
+
+
+def test_parameters_updated_under_a_delayed_stream_are_seen() -> None:
+    layer = nn.Linear(256, 256, device="cuda")
+    compiled = torch.compile(layer, backend="dynaxla", fullgraph=True)
+    x = cuda(32, 256)
+    with torch.no_grad():
+        compiled(x)
+        compiled(x)
+        for turn in range(5):
+            torch.cuda._sleep(LONG)
+            layer.weight.fill_(turn)
+            layer.bias.fill_(turn)
+            out = compiled(x)
+            assert_equal(out, layer(x), tolerance=(1e-3, 1e-3))
+
+
+def test_input_written_after_the_call_does_not_reach_the_result() -> None:
+    compiled = torch.compile(lambda x: (x @ x) @ x, backend="dynaxla")
+    for _ in range(10):
+        x = torch.ones(2048, 2048, device="cuda")
+        out = compiled(x)
+        x.zero_()
+        assert torch.all(out == 2048.0**2)
+
+
+def test_output_freed_while_torch_still_reads_it() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
+    x = torch.zeros(1 << 20, device="cuda")
+    compiled(x)
+    for turn in range(20):
+        out = compiled(x)
+        torch.cuda._sleep(LONG // 10)
+        later = out.clone()
+        del out
+        others = [compiled(torch.full_like(x, 100.0 + turn)) for _ in range(3)]
+        assert torch.all(later == 1), "the memory of a freed result was written while it was still being read"
+        del others
+
+
+def test_side_stream() -> None:
+    compiled = torch.compile(lambda x: x * 3, backend="dynaxla")
+    x = cuda(1 << 20)
+    compiled(x)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(LONG)
+        y = x + 1
+        out = compiled(y)
+        expected = y * 3
+    stream.synchronize()
+    assert_equal(out, expected)
+
+
+def test_torch_rules_precision() -> None:
+    compiled = torch.compile(lambda x: x @ x, backend="dynaxla")
+    x = cuda(512, 512)
+    exact = (x.double() @ x.double()).float()
+    fine = (compiled(x) - exact).abs().max()
+    torch.set_float32_matmul_precision("high")
+    coarse = (compiled(x) - exact).abs().max()
+    assert coarse > 5 * fine, "TF32 must come with torch's setting, and only with it"
+    torch.set_float32_matmul_precision("highest")
+    assert (compiled(x) - exact).abs().max() <= 2 * fine
+
+
+def test_memory_is_left_to_torch() -> None:
+    if any(name.startswith("XLA_PYTHON_CLIENT") for name in os.environ):
+        pytest.skip("the environment sets JAX's allocator")
+    compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
+    compiled(cuda(10))
+    free, total = torch.cuda.mem_get_info()
+    assert free > 0.8 * total
+
+
+def test_rank_zero_cpu_tensor_beside_cuda_tensors() -> None:
+    compiled = torch.compile(lambda x, s: x * s, backend="dynaxla", fullgraph=True)
+    x = cuda(8)
+    for value in (2.0, 3.0):
+        assert_equal(compiled(x, torch.tensor(value)), x * value)
+
+
+def test_random_follows_manual_seed() -> None:
+    compiled = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5), backend="dynaxla")
+    x = torch.ones(1000, device="cuda")
+    torch.manual_seed(1)
+    first, second = compiled(x), compiled(x)
+    torch.manual_seed(1)
+    assert_equal(compiled(x), first)
+    assert not torch.equal(first, second)
+
+
+def test_training_step() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 4)).cuda()
+    x = cuda(4, 3, 8, 8)
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
+    net(x).square().mean().backward()
+    expected = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    compiled(x).square().mean().backward()
+    assert_equal([parameter.grad for parameter in net.parameters()], expected, tolerance=(1e-3, 1e-4))
+
+
+def test_convolution_and_channels_last() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)).cuda().eval()
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
+    x = cuda(2, 3, 16, 16)
+    with torch.no_grad():
+        for example in (x, x.to(memory_format=torch.channels_last)):
+            assert_equal(compiled(example), net(example), tolerance=(1e-4, 1e-4))

@@ -1,0 +1,115 @@
+"""Pooling, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from torch.nn import functional as F
+
+MAXIMA = {
+    "overlapping": lambda x: F.max_pool2d(x, 3, 2, 1),
+    "overlapping, with indices": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+    "tiles": lambda x: F.max_pool2d(x, 2),
+    "mixed": lambda x: F.max_pool2d(x, (3, 2), (2, 3), (1, 0), (2, 1), ceil_mode=True, return_indices=True),
+    "gaps": lambda x: F.max_pool2d(x, 2, 5, return_indices=True),
+    "large window": lambda x: F.max_pool2d(x, 7, 2, 3, return_indices=True),
+    "three dimensions": lambda x: F.max_pool3d(x, 3, 2, 1, ceil_mode=True, return_indices=True),
+    "one dimension": lambda x: F.max_pool1d(x[0], 3, 2, 1, return_indices=True),
+    "unbatched": lambda x: F.max_pool2d(x[0], 2, return_indices=True),
+    "adaptive": lambda x: F.adaptive_max_pool2d(x, (5, 20), return_indices=True),
+    "adaptive 1d": lambda x: F.adaptive_max_pool1d(x[0], 4, return_indices=True),
+    "adaptive 3d": lambda x: F.adaptive_max_pool3d(x, (2, 5, 4), return_indices=True),
+}
+
+
+@pytest.mark.parametrize("case", MAXIMA)
+def test_max_pool(case: str) -> None:
+    check_gradients(MAXIMA[case], torch.randn(2, 3, 13, 14))
+
+
+def with_ties_and_nans() -> torch.Tensor:
+    x = torch.randint(0, 3, (2, 3, 13, 14)).float()
+    x[0][torch.rand(3, 13, 14) < 0.1] = float("nan")
+    x[1][torch.rand(3, 13, 14) < 0.7] = -float("inf")
+    x[1, 0] = -float("inf")
+    return x
+
+
+@pytest.mark.parametrize("case", [case for case in MAXIMA if "indices" in case or case not in ("overlapping", "tiles")])
+def test_ties_nans_and_infinities(case: str) -> None:
+    check(MAXIMA[case], with_ties_and_nans(), calls=1)
+
+
+def test_values_alone_keep_nans() -> None:
+    check(lambda x: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 5, 3)), with_ties_and_nans(), calls=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64, torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_max_pool_dtypes(dtype: torch.dtype) -> None:
+    def function(x):
+        return F.max_pool2d(x, 3, 2, 1, return_indices=True), F.max_pool2d(x, 2), F.max_pool3d(x, 2)
+
+    check(function, (torch.randn(2, 3, 7, 8) * 20).to(dtype), calls=1)
+
+
+AVERAGES = {
+    "overlapping": lambda x: F.avg_pool2d(x, 3, 2, 1),
+    "ceil_mode": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),
+    "padding not counted": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "divisor": lambda x: F.avg_pool2d(x, (3, 2), 2, (1, 0), divisor_override=5),
+    "tiles": lambda x: F.avg_pool2d(x, 2),
+    "tiles, rounded up": lambda x: F.avg_pool2d(x, 5, 5, ceil_mode=True),
+    "gaps": lambda x: F.avg_pool2d(x, 2, 3),
+    "one dimension": lambda x: F.avg_pool1d(x[0], 3, 2, 1),
+    "three dimensions": lambda x: F.avg_pool3d(x, (2, 3, 3), 2, 1),
+    "three dimensions, padding not counted": lambda x: F.avg_pool3d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "unbatched": lambda x: F.avg_pool2d(x[0], 2),
+    "adaptive": lambda x: F.adaptive_avg_pool2d(x, (5, 20)),
+    "adaptive, in part even": lambda x: F.adaptive_avg_pool2d(x, (13, 7)),
+    "adaptive to one": lambda x: F.adaptive_avg_pool2d(x, 1),
+    "adaptive, unbatched": lambda x: F.adaptive_avg_pool2d(x[0], (4, 3)),
+    "adaptive 1d": lambda x: F.adaptive_avg_pool1d(x[0], 5),
+    "adaptive 3d": lambda x: F.adaptive_avg_pool3d(x, (2, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("case", AVERAGES)
+def test_avg_pool(case: str) -> None:
+    check_gradients(AVERAGES[case], torch.randn(2, 3, 13, 14))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_avg_pool_dtypes(dtype: torch.dtype) -> None:
+    def function(x):
+        return F.avg_pool2d(x, 3, 2, 1), F.adaptive_avg_pool2d(x, (3, 5)), F.adaptive_avg_pool2d(x, (7, 4))
+
+    check_gradients(function, torch.randn(2, 3, 7, 8, dtype=dtype))
+
+
+def test_integer_averages_lose_their_fraction() -> None:
+    check(lambda x: F.avg_pool2d(x, 3, 2, 1), torch.randint(-20, 20, (2, 3, 7, 8)))
+
+
+def test_neighbours_do_not_spread_infinities() -> None:
+    x = torch.randn(1, 1, 7, 8)
+    x[0, 0, 3, 4] = float("inf")
+    check(lambda x: (F.adaptive_avg_pool2d(x, (3, 5)), F.avg_pool2d(x, 3, 2, 1)), x)
+
+
+POOLS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: F.max_pool2d(x, 3, 2, 1),
+    lambda x: F.avg_pool2d(x, 3, 2, 1),
+    lambda x: F.adaptive_avg_pool2d(x, (2, 3)),
+]
+
+
+def test_channels_last() -> None:
+    check_gradients(lambda x: [pool(x) for pool in POOLS], torch.randn(2, 3, 7, 8).to(memory_format=torch.channels_last))
+
+
+def test_empty_batch() -> None:
+    check(lambda x: [pool(x) for pool in POOLS], torch.randn(0, 3, 7, 8))

@@ -143,7 +143,7 @@ class Specialised:
     def __init__(self, program: Program, args: Sequence[Any]) -> None:
         self.program = program
         self.interpreter = program.interpreter
-        self.args = list(args)
+        self.args = [None if isinstance(arg, torch.Tensor) else arg for arg in args]
         placeholders = self.interpreter.placeholders
         self.symbols: SymbolValues = program.sizes.values(args)
         self.outputs, self.buffers = plan_outputs(

@@ -24,7 +24,7 @@ from ..observe import metrics
 from . import capture
 from .agreement import Agreement, compare, in_float64, worst
 from .engines import Engine
-from .runner import Local, Memory, Placement, Remote, Runner, first_line, measure_memory, release
+from .runner import Local, Memory, Placement, Remote, Runner, empty_caches, first_line, measure_memory, release
 from .suites import Case
 
 Inputs = tuple[torch.Tensor, ...]
@@ -339,10 +339,9 @@ def prepared_process(threads: int) -> Iterator[list[str]]:
                 f"XLA's CPU pool was sized to {threads} by PJRT_NPROC, which XLA reads once in a process; "
                 "it cannot be sized for one client or program."
             )
-        with contextlib.suppress(ImportError, AttributeError):
-            from torch._inductor.utils import fresh_cache
-
-            stack.enter_context(fresh_cache())
+        stack.enter_context(empty_caches())
+        if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+            notes.append("JAX_COMPILATION_CACHE_DIR is set: dynaxla's first calls may have found programs of an earlier run.")
         # Its one message says how to avoid a graph break at .item(), in the middle of the progress bar.
         logger = logging.getLogger("torch._dynamo.variables.tensor")
         stack.callback(logger.setLevel, logger.level)

@@ -155,7 +155,7 @@ class Failure:
 def _serve(connection: Connection, engine_name: str, case: Case, placement: Placement) -> None:
     torch.set_num_threads(placement.threads)
     local: Local | None = None
-    with torch.no_grad():
+    with torch.no_grad(), empty_caches():
         model = placement.model(case)
         while True:
             try:
@@ -247,6 +247,17 @@ def _reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+@contextlib.contextmanager
+def empty_caches() -> Iterator[None]:
+    """Inductor keeps what it compiles on disk, and processes share it; here it starts with nothing, so that first calls are first calls."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(ImportError, AttributeError):
+            from torch._inductor.utils import fresh_cache
+
+            stack.enter_context(fresh_cache())
+        yield
 
 
 def release() -> None:

@@ -19,21 +19,23 @@ from ..runtime.layout import Layout, storage_extent
 
 
 class Sizes:
-    """Where the symbols of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
+    """Where the sizes of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
 
     def __init__(self, placeholders: Sequence[Node]) -> None:
         self.numbers = [index for index, node in enumerate(placeholders) if not isinstance(node.meta["val"], torch.Tensor)]
-        self._symbols: dict[Any, tuple[int, int | None]] = {}
-        for index in self.numbers:
-            value = placeholders[index].meta["val"]
-            if isinstance(value, torch.SymInt) and value.node.expr.is_symbol:
-                self._symbols.setdefault(value.node.expr, (index, None))
+        # Expressions (mostly single symbols), and where each is read: an input, and for a tensor its dimension.
+        self._sources: dict[Any, tuple[int, int | None]] = {}
+        dims: list[tuple[Any, tuple[int, int]]] = []
         for index, node in enumerate(placeholders):
-            if isinstance(node.meta["val"], torch.Tensor):
-                for dim, size in enumerate(node.meta["val"].shape):
-                    if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
-                        self._symbols.setdefault(size.node.expr, (index, dim))
-        self._dims = [(index, dim) for index, dim in self._symbols.values() if dim is not None]
+            value = node.meta["val"]
+            if isinstance(value, torch.SymInt):
+                self._sources.setdefault(value.node.expr, (index, None))
+            elif isinstance(value, torch.Tensor):
+                dims += [(size.node.expr, (index, dim)) for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+        for expression, source in sorted(dims, key=lambda item: not item[0].is_symbol):
+            if not expression.free_symbols <= self._sources.keys():
+                self._sources.setdefault(expression, source)
+        self._dims = [(index, dim) for index, dim in self._sources.values() if dim is not None]
         self.is_static = not self.numbers and not self._dims
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -43,7 +45,7 @@ class Sizes:
 
     def values(self, args: Sequence[Any]) -> SymbolValues:
         return SymbolValues(
-            {symbol: args[index] if dim is None else args[index].shape[dim] for symbol, (index, dim) in self._symbols.items()}
+            {expression: args[index] if dim is None else args[index].shape[dim] for expression, (index, dim) in self._sources.items()}
         )
 
 

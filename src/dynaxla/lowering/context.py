@@ -37,11 +37,11 @@ class TensorSpec:
 
 
 class SymbolValues:
-    """Concrete values for the symbols of a graph with dynamic shapes."""
+    """Concrete values for the symbols, or whole expressions of symbols, of a graph with dynamic shapes."""
 
     def __init__(self, values: Mapping[Any, int] | None = None) -> None:
         self.values = dict(values or {})
-        self._expressions: dict[Any, int] = {}
+        self._expressions: dict[Any, int] = dict(self.values)
 
     def integer(self, value: int | torch.SymInt) -> int:
         """The value of a size, stride or offset."""

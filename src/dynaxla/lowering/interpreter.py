@@ -51,7 +51,7 @@ class Interpreter:
         missing: list[Node] = []
         for node in module.graph.nodes:
             if node.op == "get_attr":
-                self._steps.append(_constant_step(module, node, last_use))
+                self._steps += _constant_steps(module, node, last_use)
             elif node.op == "call_function":
                 rule = _find_rule(registry, node, platform)
                 if rule is None and not _is_plain_python(node):
@@ -129,14 +129,15 @@ def _step(node: Node, rule: Rule | None, last_use: dict[Node, tuple[Node, ...]])
     return _Step(node, rule.function, args, kwargs, rule.takes_context, True, frees)
 
 
-def _constant_step(module: torch.fx.GraphModule, node: Node, last_use: dict[Node, tuple[Node, ...]]) -> _Step:
+def _constant_steps(module: torch.fx.GraphModule, node: Node, last_use: dict[Node, tuple[Node, ...]]) -> list[_Step]:
+    """The step that gives a tensor constant; none for the graphs inside control-flow ops, which are reported with their op."""
     value: Any = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
     if not isinstance(value, torch.Tensor):
-        raise UnsupportedOp(f"the graph holds a {type(value).__name__} as an attribute", op=str(node.target), where=user_line(node))
+        return []
     constant = _to_numpy(value)
-    return _Step(node, lambda: jax.numpy.asarray(constant), [], {}, False, False, last_use.get(node, ()))
+    return [_Step(node, lambda: jax.numpy.asarray(constant), [], {}, False, False, last_use.get(node, ()))]
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:

@@ -150,13 +150,12 @@ def start_jax_quietly(start: Callable[[], Any]) -> Any:
 class XlaProgram:
     """A compiled program.
 
-    Attributes: call (arrays on the execution device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
-    text (gives the HLO as XLA optimized it); keep (what the program needs to be kept alive).
+    Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
+    text (gives the HLO as XLA optimized it).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     text: Callable[[], str]
-    keep: Any
 
 
 def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> XlaProgram:
@@ -169,8 +168,8 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
         compiled = lowered.compile(compiler_options=dict(options) or None)
         executable = None if _public_only else compiled.runtime_executable()
         if hasattr(executable, "execute_sharded"):
-            return XlaProgram(_fast_call(executable), lambda: compiled.as_text() or "", compiled)
-        return XlaProgram(lambda arrays: compiled(*arrays), lambda: compiled.as_text() or "", compiled)
+            return XlaProgram(_fast_call(executable), lambda: compiled.as_text() or "")
+        return XlaProgram(lambda arrays: compiled(*arrays), lambda: compiled.as_text() or "")
     from jaxlib import xla_client
 
     compile_options = xla_client.CompileOptions()
@@ -178,7 +177,7 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     compile_options.env_option_overrides = list(options.items())
     executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), xla_client.DeviceList((device,)), compile_options)
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
-    return XlaProgram(_fast_call(executable), text, lowered)
+    return XlaProgram(_fast_call(executable), text)
 
 
 def _is_own(device: jax.Device) -> bool:

@@ -8,14 +8,13 @@ from typing import Any
 
 import jax
 import torch
-from jax import lax
+from jax import Array, lax
 
 from ..context import Context
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
 
 aten = torch.ops.aten
-Array = jax.Array
 
 
 def _apply(function: Callable[..., Array], *operands: Any) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax import lax
+from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
@@ -20,7 +20,6 @@ from ..registry import lower_table, lowers
 
 aten = torch.ops.aten
 prims = torch.ops.prims
-Array = jax.Array
 
 
 def _filled(value: Any, ctx: Context) -> Array:

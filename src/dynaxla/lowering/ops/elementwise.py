@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import numpy as np
 import torch
-from jax import lax
+from jax import Array, lax
 
-from ...errors import UnsupportedOp
 from .. import dtypes
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
 
 aten = torch.ops.aten
-Array = jax.Array
+Function = Callable[..., Array]
+Rounding = Callable[[Array], Array]
 
 
 # Arithmetic
@@ -67,16 +68,22 @@ def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 @lowers(aten.div.Tensor, aten.div.Scalar)
 def div(x: Any, y: Any) -> Array:
     """True division: integers become the default float."""
-    uniform = not isinstance(y, jax.Array) or (y.ndim == 0 and getattr(x, "ndim", 0) > 0)
-    return elementwise(_divide_by_uniform if uniform else lax.div, (x, y), Promotion.INT_TO_FLOAT)
+    return elementwise(_divide_exactly if _is_uniform(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT)
 
 
-def _divide_by_uniform(x: Array, y: Array) -> Array:
-    # XLA would multiply by the reciprocal, so that 49 / 7 may be a bit off 7 and change what floor() or == make of it.
+def _is_uniform(x: Any, y: Any) -> bool:
+    """Whether all elements of x meet the same y, and that is no power of two."""
+    if isinstance(y, Array):
+        return y.ndim == 0 and getattr(x, "ndim", 0) > 0
+    return isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
+
+
+def _divide_exactly(x: Array, y: Array) -> Array:
+    # XLA would multiply by the reciprocal of a broadcast number, so that 49 / 7 may be a bit off 7 and change what floor() makes of it.
     return lax.div(x, lax.optimization_barrier(y))
 
 
-def _floor_divide(x: Array, y: Array) -> Array:
+def _floor_divide(x: Array, y: Array, rounded: Rounding) -> Array:
     """Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer: as Python's //, also for infinities and signed zeros."""
     if dtypes.is_integer(x.dtype):
         quotient = lax.div(x, y)
@@ -86,10 +93,10 @@ def _floor_divide(x: Array, y: Array) -> Array:
         return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
     one, half = number(1, x.dtype), number(0.5, x.dtype)
     remainder = lax.rem(x, y)
-    quotient = lax.div(lax.sub(x, remainder), y)
-    quotient = lax.select(_differs_in_sign(remainder, y), lax.sub(quotient, one), quotient)
+    quotient = rounded(_divide_exactly(rounded(lax.sub(x, remainder)), y))
+    quotient = lax.select(_differs_in_sign(remainder, y), rounded(lax.sub(quotient, one)), quotient)
     floor = lax.floor(quotient)
-    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), lax.add(floor, one), floor)
+    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), rounded(lax.add(floor, one)), floor)
     plain = lax.div(x, y)
     floor = lax.select(lax.eq(quotient, number(0, x.dtype)), copysign(full_like(x, 0), plain), floor)
     return lax.select(lax.eq(y, number(0, x.dtype)), plain, floor)
@@ -101,8 +108,8 @@ def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
     return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
 
 
-def _truncating_divide(x: Array, y: Array) -> Array:
-    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(_divide_by_uniform(x, y))
+def _truncating_divide(x: Array, y: Array, rounded: Rounding) -> Array:
+    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(rounded(_divide_exactly(x, y)))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -110,12 +117,21 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Array:
     """Division rounded towards zero ("trunc") or down ("floor"). Where integers are divided by zero, XLA gives -1; ATen raises."""
     if rounding_mode is None:
         return div(x, y)
-    return elementwise(_floor_divide if rounding_mode == "floor" else _truncating_divide, (x, y), Promotion.DEFAULT)
+    divide = _floor_divide if rounding_mode == "floor" else _truncating_divide
+    # Of two tensors of a half type, ATen rounds every intermediate result to it; a number as divisor is used in float32 throughout.
+    common = result_type((x, y))
+    narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
+    limits = jax.numpy.finfo(common) if narrow else None
+
+    def rounded(value: Array) -> Array:
+        return value if limits is None else lax.reduce_precision(value, limits.nexp, limits.nmant)
+
+    return elementwise(lambda a, b: divide(a, b, rounded), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(x: Any, y: Any) -> Array:
-    return elementwise(_floor_divide, (x, y), Promotion.DEFAULT)
+    return div_mode(x, y, rounding_mode="floor")
 
 
 def _remainder(x: Array, y: Array) -> Array:
@@ -146,7 +162,7 @@ def lerp(start: Array, end: Array, weight: Any) -> Array:
         above = lax.sub(b, lax.mul(span, lax.sub(number(1, w.dtype), w)))
         return lax.select(near, lax.add(a, lax.mul(w, span)), above)
 
-    if isinstance(weight, jax.Array):
+    if isinstance(weight, Array):
         return elementwise(from_nearer, (start, end, weight), Promotion.DEFAULT)
     if abs(weight) < 0.5:
         return elementwise(lambda a, b: lax.add(a, lax.mul(number(weight, a.dtype), lax.sub(b, a))), (start, end), Promotion.DEFAULT)
@@ -182,7 +198,7 @@ def _power(base: Array, exponent: Array) -> Array:
 
 # Exponents that ATen, too, computes by multiplications and roots: (-inf) ** 0.5 is nan, not inf.
 # Source: ATen native/cpu/PowKernel.cpp, pow_tensor_optimized_scalar_kernel
-_POWERS: dict[float, Any] = {
+_POWERS: dict[float, Function] = {
     1: lambda x: x,
     2: lax.square,
     3: lambda x: lax.mul(lax.square(x), x),
@@ -261,7 +277,7 @@ def _round_half_to_even(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
 
-def _floats_only(function: Any) -> Any:
+def _floats_only(function: Function) -> Function:
     """Integers are round already."""
     return lambda x: function(x) if dtypes.is_float(x.dtype) else x
 
@@ -273,8 +289,8 @@ def round_decimals(x: Array, *, decimals: int) -> Array:
         return _floats_only(_round_half_to_even)(x)
     ten = number(10 ** abs(decimals), x.dtype)
     if decimals < 0:
-        return lax.mul(_round_half_to_even(_divide_by_uniform(x, expand(lax.full((), ten), x.shape))), ten)
-    return _divide_by_uniform(_round_half_to_even(lax.mul(x, ten)), expand(lax.full((), ten), x.shape))
+        return lax.mul(_round_half_to_even(_divide_exactly(x, full_like(x, ten))), ten)
+    return _divide_exactly(_round_half_to_even(lax.mul(x, ten)), full_like(x, ten))
 
 
 # Comparisons and logic
@@ -300,7 +316,7 @@ def _equals_infinity(x: Array, infinity: float) -> Array:
     return lax.eq(x, number(infinity, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
 
 
-def _logical(function: Any) -> Any:
+def _logical(function: Function) -> Function:
     """A function of truth values; every operand is converted on its own."""
     return lambda *operands: function(*broadcast([convert(operand, np.dtype(np.bool_)) for operand in operands]))
 
@@ -314,7 +330,7 @@ def _minimum(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.min(x, y)
 
 
-def _skip_nan(function: Any) -> Any:
+def _skip_nan(function: Function) -> Function:
     """The other operand where one is nan."""
 
     def skipping(x: Array, y: Array) -> Array:
@@ -377,14 +393,31 @@ def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, 
 # Functions of calculus
 
 
-def _log_base(base: float) -> Any:
-    # The logarithm of a float32 is divided in float64: the powers of the base must give whole numbers.
-    scale = 1 / math.log(base)
+def _exp2(x: Array) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.exp(_scaled(x, math.log(2)))
+    # XLA's exp2 is exp(x log 2), whose whole powers are not exact.
+    return lax.pow(full_like(x, 2), x)
 
-    def logarithm(x: Array) -> Array:
-        return lax.mul(lax.log(x), number(scale, x.dtype))
 
-    return logarithm
+def _log2(x: Array) -> Array:
+    """Exact for powers of two: their exponents are taken from their bits."""
+    if dtypes.is_complex(x.dtype):
+        return _scaled(lax.log(x), 1 / math.log(2))
+    mantissa, exponent = jax.numpy.frexp(x)
+    small = lax.lt(mantissa, number(math.sqrt(0.5), x.dtype))
+    mantissa = lax.select(small, lax.add(mantissa, mantissa), mantissa)
+    whole = lax.sub(convert(exponent, np.dtype(x.dtype)), convert(small, np.dtype(x.dtype)))
+    out = lax.add(whole, _scaled(lax.log(mantissa), 1 / math.log(2)))
+    ordinary = lax.bitwise_and(lax.gt(x, number(0, x.dtype)), lax.lt(x, number(np.inf, x.dtype)))
+    return lax.select(ordinary, out, lax.log(x))
+
+
+def _log10(x: Array) -> Array:
+    if np.dtype(x.dtype) == np.float32:
+        # Multiplied in float64, so that powers of ten give whole numbers.
+        return convert(_scaled(convert(lax.log(x), np.dtype(np.float64)), 1 / math.log(10)), np.dtype(np.float32))
+    return _scaled(lax.log(x), 1 / math.log(10))
 
 
 def _hypot(x: Array, y: Array) -> Array:
@@ -397,16 +430,26 @@ def _hypot(x: Array, y: Array) -> Array:
     return lax.select(infinite, full_like(x, np.inf), out)
 
 
-def _log_add_exp(exp: Any, log1p: Any) -> Any:
+def _log_add_exp(exp: Function, log1p: Function) -> Function:
     def function(x: Array, y: Array) -> Array:
-        if dtypes.is_complex(x.dtype):
-            raise UnsupportedOp("logaddexp of complex numbers", op="aten.logaddexp.default")
         larger = lax.max(x, y)
         out = lax.add(larger, log1p(exp(lax.neg(lax.abs(lax.sub(x, y))))))
         # inf - inf above
         return lax.select(lax.bitwise_and(lax.eq(x, y), _is_infinite(x)), x, out)
 
     return function
+
+
+def _log_add_exp_natural(x: Array, y: Array) -> Array:
+    """Source of the complex case: ATen native/cpu/LogAddExp.h, _log_add_exp_helper."""
+    if not dtypes.is_complex(x.dtype):
+        return _log_add_exp(lax.exp, lax.log1p)(x, y)
+    swapped = lax.lt(lax.real(x), lax.real(y))
+    larger, smaller = lax.select(swapped, y, x), lax.select(swapped, x, y)
+    real = lax.real(smaller)
+    same = lax.bitwise_and(lax.bitwise_not(lax.is_finite(real)), lax.eq(real, lax.real(larger)))
+    infinite = lax.select(lax.lt(real, number(0, real.dtype)), smaller, lax.log(lax.add(lax.exp(smaller), lax.exp(larger))))
+    return lax.select(same, infinite, lax.add(larger, lax.log1p(lax.exp(lax.sub(smaller, larger)))))
 
 
 def _xlogy(x: Array, y: Array) -> Array:
@@ -421,11 +464,18 @@ def _sinc(x: Array) -> Array:
     return lax.select(is_zero, full_like(x, 1), lax.div(lax.sin(angle), lax.select(is_zero, full_like(x, 1), angle)))
 
 
-def _angle(x: Array) -> Array:
-    if dtypes.is_complex(x.dtype):
-        return lax.atan2(lax.imag(x), lax.real(x))
-    angle = lax.select(lax.lt(x, number(0, x.dtype)), full_like(x, math.pi), full_like(x, 0))
-    return lax.select(is_nan(x), x, angle)
+@lowers(aten.angle.default)
+def angle(x: Array) -> Array:
+    """0 or pi for real numbers; nan for nan."""
+
+    def function(x: Array) -> Array:
+        if dtypes.is_complex(x.dtype):
+            return lax.atan2(lax.imag(x), lax.real(x))
+        out = lax.select(lax.lt(x, number(0, x.dtype)), full_like(x, math.pi), full_like(x, 0))
+        return lax.select(is_nan(x), x, out)
+
+    wide = x if dtypes.is_inexact(x.dtype) else convert(x, dtypes.default_float())
+    return elementwise(function, (wide,), Promotion.COMPLEX_TO_FLOAT)
 
 
 lower_table(
@@ -518,12 +568,12 @@ lower_table(
         aten.sqrt.default: lax.sqrt,
         aten.rsqrt.default: lax.rsqrt,
         aten.exp.default: lax.exp,
-        aten.exp2.default: lax.exp2,
+        aten.exp2.default: _exp2,
         aten.expm1.default: lax.expm1,
         aten.log.default: lax.log,
         aten.log1p.default: lax.log1p,
-        aten.log2.default: _log_base(2),
-        aten.log10.default: _log_base(10),
+        aten.log2.default: _log2,
+        aten.log10.default: _log10,
         aten.sin.default: lax.sin,
         aten.cos.default: lax.cos,
         aten.tan.default: lax.tan,
@@ -539,8 +589,8 @@ lower_table(
         aten.hypot.default: _hypot,
         aten.copysign.Tensor: copysign,
         aten.copysign.Scalar: copysign,
-        aten.logaddexp.default: _log_add_exp(lax.exp, lax.log1p),
-        aten.logaddexp2.default: _log_add_exp(lax.exp2, lambda x: lax.mul(lax.log1p(x), number(1 / math.log(2), x.dtype))),
+        aten.logaddexp.default: _log_add_exp_natural,
+        aten.logaddexp2.default: _log_add_exp(_exp2, lambda x: _scaled(lax.log1p(x), 1 / math.log(2))),
         aten.xlogy.Tensor: _xlogy,
         aten.xlogy.Scalar_Other: _xlogy,
         aten.xlogy.Scalar_Self: _xlogy,

@@ -176,12 +176,12 @@ def triu(x: Array, diagonal: int = 0) -> Array:
 
 
 @lowers(aten.tril_indices.default)
-def tril_indices(row: int, col: int, offset: int = 0, *, ctx: Context) -> Array:
+def tril_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | None = None, ctx: Context) -> Array:
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(ctx.output.jax_dtype))
 
 
 @lowers(aten.triu_indices.default)
-def triu_indices(row: int, col: int, offset: int = 0, *, ctx: Context) -> Array:
+def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | None = None, ctx: Context) -> Array:
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(ctx.output.jax_dtype))
 
 

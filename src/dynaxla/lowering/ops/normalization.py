@@ -262,18 +262,23 @@ def batch_norm_backward(
 # --- layer normalization
 
 
+def normalize_last(x: Array, count: int, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
+    """x normalized over its last `count` dimensions, in the accumulator's dtype; mean and 1 / standard deviation without them."""
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    outer = x.ndim - count
+    mean, variance, centered = _moments(wide, range(outer, x.ndim))
+    inverse = _reciprocal_root(variance, eps)
+    out = lax.mul(centered, _along(inverse, x.shape, range(outer)))
+    return _affine(out, weight, bias, range(outer, x.ndim)), mean, inverse
+
+
 @lowers(aten.native_layer_norm.default)
 def native_layer_norm(
     x: Array, normalized_shape: Dims, weight: Array | None, bias: Array | None, eps: float, *, ctx: Context
 ) -> tuple[Array, Array, Array]:
     """Shape: that of x; mean and 1 / standard deviation keep the normalized dimensions with size 1."""
-    wide = convert(x, dtypes.accumulator(x.dtype))
-    outer = x.ndim - len(normalized_shape)
-    mean, variance, centered = _moments(wide, range(outer, x.ndim))
-    inverse = _reciprocal_root(variance, eps)
-    out = lax.mul(centered, _along(inverse, x.shape, range(outer)))
-    out = _affine(out, weight, bias, range(outer, x.ndim))
-    return convert(out, x.dtype), *(_with_shape(ctx, index, statistic) for index, statistic in ((1, mean), (2, inverse)))
+    out, mean, inverse = normalize_last(x, len(normalized_shape), weight, bias, eps)
+    return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, inverse)
 
 
 def _with_shape(ctx: Context, index: int, statistic: Array) -> Array:

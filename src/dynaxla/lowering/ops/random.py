@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax import lax
+from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context, TensorSpec
@@ -20,7 +20,6 @@ from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 
 aten = torch.ops.aten
-Array = jax.Array
 Shape = tuple[int, ...]
 
 # How many random bits ATen's uniform numbers have. Source: ATen core/TransformationHelper.h, uniform_real
@@ -255,8 +254,10 @@ def _standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
 def geometric(x: Array, p: float, ctx: Context) -> Array:
     """The number of trials up to and with the first success."""
     drawn = _standard_exponential(ctx, x.shape, np.dtype(x.dtype))
-    return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p) if p < 1 else math.inf))), np.dtype(x.dtype)) if p < 1 else (
-        full_like(x, 1)
+    return (
+        convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p) if p < 1 else math.inf))), np.dtype(x.dtype))
+        if p < 1
+        else (full_like(x, 1))
     )
 
 

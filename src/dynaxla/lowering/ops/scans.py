@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...errors import UnsupportedOp
 from .. import dtypes
 from ..dimensions import wrap
 from ..dtypes import DType
@@ -37,6 +38,9 @@ def cumprod(x: Array, dim: int, *, dtype: DType | None = None) -> Array:
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x: Array, dim: int) -> Array:
+    """Raises: UnsupportedOp for complex numbers: the branch of each logarithm depends on the order of additions."""
+    if dtypes.is_complex(x.dtype):
+        raise UnsupportedOp("logcumsumexp of complex numbers")
     return _scan(x, dim, x.dtype, lax.cumlogsumexp)
 
 

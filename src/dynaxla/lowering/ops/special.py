@@ -7,14 +7,13 @@ import math
 import jax
 import numpy as np
 import torch
-from jax import lax
+from jax import Array, lax
 
 from .. import dtypes
 from ..promotion import Promotion, convert, elementwise, full_like, number
 from ..registry import lower_table, lowers
 
 aten = torch.ops.aten
-Array = jax.Array
 
 
 def lgamma(x: Array) -> Array:
@@ -93,9 +92,6 @@ lower_table(
         aten.special_i0e.default: lax.bessel_i0e,
         aten.special_i1.default: _bessel_i1,
         aten.special_i1e.default: lax.bessel_i1e,
-        aten.special_zeta.default: lax.zeta,
-        aten.special_zeta.other_scalar: lax.zeta,
-        aten.special_zeta.self_scalar: lax.zeta,
         aten.special_ndtri.default: jax.scipy.special.ndtri,
         aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
         aten.igamma.default: _igamma,
@@ -115,16 +111,58 @@ lower_table(
 )
 
 
+def zeta(x: Array, q: Array) -> Array:
+    """The sum of (q + k) ** -x over all whole k from 0 up. Below q = 0 it is defined for whole x only."""
+    one, zero = number(1, x.dtype), number(0, x.dtype)
+    # XLA's zeta wants q > 0. Below it: the terms from the fraction of q up, and those in between, of which the sign is that of (-1) ** x.
+    fraction = lax.sub(q, lax.floor(q))
+    mirrored = lax.sub(one, fraction)
+    between = lax.sub(lax.zeta(x, mirrored), lax.zeta(x, lax.sub(one, q)))
+    is_even = lax.eq(lax.rem(x, number(2, x.dtype)), zero)
+    below = lax.add(lax.zeta(x, fraction), lax.select(is_even, between, lax.neg(between)))
+    below = lax.select(lax.eq(x, lax.floor(x)), below, full_like(x, math.nan))
+    below = lax.select(lax.eq(q, lax.floor(q)), full_like(x, math.inf), below)
+    out = lax.select(lax.le(q, zero), below, lax.zeta(x, q))
+    out = lax.select(lax.lt(x, one), full_like(x, math.nan), out)
+    return lax.select(lax.eq(x, one), full_like(x, math.inf), out)
+
+
+def _trigamma(x: Array) -> Array:
+    """Source: ATen native/Math.h, trigamma."""
+    one = number(1, x.dtype)
+    small = lax.lt(x, number(0.5, x.dtype))
+    sine = lax.sin(lax.mul(x, number(math.pi, x.dtype)))
+    reflected = lax.div(full_like(x, math.pi**2), lax.square(sine))
+    x = lax.select(small, lax.sub(one, x), x)
+    out = full_like(x, 0)
+    for _ in range(6):
+        out = lax.add(out, lax.div(full_like(x, 1), lax.square(x)))
+        x = lax.add(x, one)
+    inverse = lax.div(full_like(x, 1), x)
+    square = lax.square(inverse)
+    series = full_like(x, 1 / 42)
+    for coefficient in (1 / 30, 1 / 6):
+        series = lax.sub(number(coefficient, x.dtype), lax.mul(square, series))
+    tail = lax.add(lax.add(one, lax.mul(inverse, number(0.5, x.dtype))), lax.mul(square, series))
+    out = lax.add(out, lax.mul(tail, inverse))
+    return lax.select(small, lax.sub(reflected, out), out)
+
+
+lower_table(
+    {aten.special_zeta.default: zeta, aten.special_zeta.other_scalar: zeta, aten.special_zeta.self_scalar: zeta},
+    promote=Promotion.INT_TO_FLOAT,
+)
+
+
 @lowers(aten.polygamma.default)
 def polygamma(order: int, x: Array) -> Array:
     """The derivative of that order of digamma. Source: ATen native/cpu/UnaryOpsKernel.cpp, polygamma_kernel."""
-    if order == 0:
-        return elementwise(digamma, (x,), Promotion.INT_TO_FLOAT)
 
-    def function(x: Array) -> Array:
+    def by_zeta(x: Array) -> Array:
         factor = (-1.0) ** (order + 1) * math.factorial(order)
-        return lax.mul(lax.zeta(full_like(x, order + 1), x), number(factor, x.dtype))
+        return lax.mul(zeta(full_like(x, order + 1), x), number(factor, x.dtype))
 
+    function = {0: digamma, 1: _trigamma}.get(order, by_zeta)
     return elementwise(function, (x,), Promotion.INT_TO_FLOAT)
 
 

@@ -1,0 +1,177 @@
+"""Resampling of images: nearest, linear, cubic and antialiased, forward and backward, each dimension on its own.
+
+Under torch.compile PyTorch decomposes most of these before they reach a graph, whatever a backend wants; the antialiased ones arrive.
+Places and weights are known when the program is traced. They are computed in the precision in which ATen computes them, since the nearest
+place can hang on the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert
+from ..registry import registry
+from .windows import Windows
+
+aten = torch.ops.aten
+
+Sizes = Sequence[int]
+Scale = float | None
+# From the dtype to compute in, sizes of input and output, align_corners, and the scale that the user gave.
+Method = Callable[[DType, int, int, bool, Scale], Windows]
+
+
+def _scale(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> np.floating:
+    """Input places per output place.
+
+    Source: ATen native/UpSample.h, area_pixel_compute_scale
+    """
+    number = dtype.type
+    if align_corners:
+        return number(size - 1) / number(out - 1) if out > 1 else number(0)
+    return number(1 / scale) if scale is not None and scale > 0 else number(size) / number(out)
+
+
+def _source(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> np.ndarray:
+    """Where in the input each output place lies: an input place is the middle of its pixel."""
+    step, places = _scale(dtype, size, out, align_corners, scale), np.arange(out).astype(dtype)
+    half = dtype.type(0.5)
+    return step * places if align_corners else step * (places + half) - half
+
+
+def _windows(size: int, sources: np.ndarray, weights: np.ndarray) -> Windows:
+    """sources, weights: (places, reads)."""
+    place = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
+    return Windows.from_reads(len(sources), size, place.ravel(), sources.ravel(), weights.ravel())
+
+
+def _nearest(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Windows:
+    source = np.floor(_scale(dtype, size, out, False, scale) * np.arange(out).astype(dtype))
+    return _windows(size, np.minimum(source, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
+
+
+def _nearest_exact(dtype: DType, size: int, out: int, _: bool, scale: Scale) -> Windows:
+    source = np.floor(np.maximum(_source(dtype, size, out, False, scale), 0) + dtype.type(0.5))
+    return _windows(size, np.minimum(source, size - 1).astype(np.int64)[:, None], np.ones((out, 1)))
+
+
+def _linear(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
+    if size == out:
+        return _windows(size, np.arange(out)[:, None], np.ones((out, 1)))
+    source = np.maximum(_source(dtype, size, out, align_corners, scale), 0)
+    left = np.minimum(np.floor(source), size - 1).astype(np.int64)
+    fraction = np.clip(source - left, 0, 1)
+    return _windows(size, np.stack([left, np.minimum(left + 1, size - 1)], 1), np.stack([1 - fraction, fraction], 1))
+
+
+def _cubic(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
+    source = _source(dtype, size, out, align_corners, scale)
+    left = np.minimum(np.floor(source), size - 1).astype(np.int64)
+    fraction = np.clip(source - left, 0, 1)
+    offsets = np.arange(-1, 3)
+    weights = _keys_filter(fraction[:, None] - offsets, -0.75)
+    return _windows(size, np.clip(left[:, None] + offsets, 0, size - 1), weights)
+
+
+def _keys_filter(x: np.ndarray, a: float) -> np.ndarray:
+    """The cubic convolution kernel; `a` is its slope at 1."""
+    x = np.abs(x)
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * a
+    return np.where(x < 1, near, np.where(x < 2, far, 0))
+
+
+def _triangle_filter(x: np.ndarray) -> np.ndarray:
+    return np.maximum(1 - np.abs(x), 0)
+
+
+def _lanczos_filter(x: np.ndarray) -> np.ndarray:
+    return np.where(np.abs(x) < 3, np.sinc(x) * np.sinc(x / 3), 0)
+
+
+def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Method:
+    """A filter of `width` places, stretched where the image shrinks, so that every input place counts."""
+
+    def method(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
+        step = _scale(dtype, size, out, align_corners, scale)
+        stretch = max(step, dtype.type(1))
+        support = dtype.type(width / 2) * stretch
+        center = step * (np.arange(out).astype(dtype) + dtype.type(0.5))
+        first = np.maximum((center - support + dtype.type(0.5)).astype(np.int64), 0)
+        last = np.minimum((center + support + dtype.type(0.5)).astype(np.int64), size)
+        length = np.clip(last - first, 0, math.ceil(support) * 2 + 1)
+        offset = np.arange(int(length.max(initial=1)))
+        sources = first[:, None] + offset
+        weights = filter_((sources - center[:, None] + 0.5) / stretch)
+        weights = np.where(offset < length[:, None], weights, 0)
+        total = weights.sum(1, keepdims=True)
+        weights = weights / np.where(total == 0, 1, total)
+        real = offset < length[:, None]
+        place = np.broadcast_to(np.arange(out)[:, None], real.shape)
+        return Windows.from_reads(out, size, place[real], sources[real], weights[real])
+
+    return method
+
+
+def _resample(x: Array, windows: Sequence[Windows]) -> Array:
+    """Resample the last dimensions, one after the other from the last, in the accumulator's dtype."""
+    dtype = x.dtype
+    if not all(window.index.shape[1] == 1 for window in windows):
+        x = convert(x, dtypes.accumulator(dtype))
+    for dim, window in reversed(list(enumerate(windows, x.ndim - len(windows)))):
+        x = window.sum(x, dim)
+    return convert(x, dtype)
+
+
+def _check_dtype(x: Array, method: Method, ctx: Context) -> None:
+    if not dtypes.is_float(x.dtype) and method not in (_nearest, _nearest_exact):
+        raise UnsupportedOp(
+            f"{ctx.node.target} for {x.dtype}: PyTorch rounds integer images in a way of its own",
+            op=str(ctx.node.target),
+            hint="convert the image to a float dtype first",
+        )
+
+
+def _register(name: str, count: int, method: Method, has_align_corners: bool) -> None:
+    def split(rest: tuple) -> tuple[bool, list[Scale]]:
+        align_corners = bool(rest[0]) if has_align_corners else False
+        scales = list(rest[1:] if has_align_corners else rest)
+        return align_corners, scales or [None] * count
+
+    def windows(x: Array, space: Sizes, out: Sizes, rest: tuple) -> list[Windows]:
+        align_corners, scales = split(rest)
+        dtype = dtypes.accumulator(x.dtype) if dtypes.is_float(x.dtype) else np.dtype(np.float32)
+        return [method(dtype, size, places, align_corners, scale) for size, places, scale in zip(space, out, scales, strict=True)]
+
+    def forward(x: Array, output_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
+        _check_dtype(x, method, ctx)
+        if 0 in ctx.output.shape:
+            return lax.full(ctx.output.shape, 0, x.dtype)
+        return _resample(x, windows(x, x.shape[-count:], output_size, rest))
+
+    def backward(grad: Array, output_size: Sizes, input_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
+        if 0 in ctx.output.shape:
+            return lax.full(ctx.output.shape, 0, grad.dtype)
+        return _resample(grad, [window.mirrored() for window in windows(grad, input_size[-count:], output_size, rest)])
+
+    registry.register(getattr(aten, name).default, forward, source=method)
+    registry.register(getattr(aten, f"{name}_backward").default, backward, source=method)
+
+
+for _count, _scheme in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
+    _register(f"upsample_nearest{_count}d", _count, _nearest, has_align_corners=False)
+    _register(f"_upsample_nearest_exact{_count}d", _count, _nearest_exact, has_align_corners=False)
+    _register(f"upsample_{_scheme}", _count, _linear, has_align_corners=True)
+_register("upsample_bicubic2d", 2, _cubic, has_align_corners=True)
+_register("_upsample_bilinear2d_aa", 2, _antialiased(_triangle_filter, 2), has_align_corners=True)
+_register("_upsample_bicubic2d_aa", 2, _antialiased(lambda x: _keys_filter(x, -0.5), 4), has_align_corners=True)
+_register("_upsample_lanczos2d_aa", 2, _antialiased(_lanczos_filter, 6), has_align_corners=True)

@@ -1,0 +1,165 @@
+"""Sampling of images at places given by a tensor."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+# Values of the arguments `interpolation_mode` and `padding_mode`.
+_BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2
+_ZEROS, _BORDER, _REFLECTION = 0, 1, 2
+
+
+def _scaled(x: Array, factor: float, shift: float) -> Array:
+    return lax.add(lax.mul(x, lax.full_like(x, factor)), lax.full_like(x, shift))
+
+
+def _unnormalized(x: Array, size: int, align_corners: bool) -> Array:
+    """From -1 .. 1 to places of the input."""
+    return _scaled(x, (size - 1) / 2, (size - 1) / 2) if align_corners else _scaled(x, size / 2, (size - 1) / 2)
+
+
+def _clipped(x: Array, size: int) -> Array:
+    return lax.clamp(np.array(0, x.dtype), x, np.array(size - 1, x.dtype))
+
+
+def _reflected(x: Array, size: int, align_corners: bool) -> Array:
+    """Places beyond the borders, mirrored back and forth until they are inside."""
+    low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
+    if low == high:
+        return lax.full_like(x, 0)
+    span = lax.full_like(x, high - low)
+    distance = lax.abs(_scaled(x, 1, -low))
+    extra = lax.rem(distance, span)
+    even = lax.eq(lax.rem(lax.floor(lax.div(distance, span)), lax.full_like(x, 2)), lax.full_like(x, 0))
+    return _scaled(lax.select(even, extra, lax.sub(span, extra)), 1, low)
+
+
+def _inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Array:
+    if padding_mode == _BORDER:
+        return _clipped(x, size)
+    if padding_mode == _REFLECTION:
+        return _clipped(_reflected(x, size, align_corners), size)
+    return x
+
+
+def _read(x: Array, places: Sequence[Array]) -> Array:
+    """x (batch, channel, *space) at whole places (batch, points) per dimension: (batch, channel, points), zeros outside."""
+    space = x.shape[2:]
+    found: Array | None = None
+    index: Array | None = None
+    for place, size in zip(places, space, strict=True):
+        place = lax.stop_gradient(place)
+        here = lax.bitwise_and(lax.ge(place, lax.full_like(place, 0)), lax.le(place, lax.full_like(place, size - 1)))
+        found = here if found is None else lax.bitwise_and(found, here)
+        whole = lax.convert_element_type(lax.select(here, place, lax.full_like(place, 0)), np.dtype(np.int64))
+        index = whole if index is None else lax.add(lax.mul(index, lax.full_like(index, size)), whole)
+    assert found is not None
+    assert index is not None
+    flat = lax.reshape(x, (*x.shape[:2], math.prod(space)))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=(1,), collapsed_slice_dims=(2,), start_index_map=(2,), operand_batching_dims=(0,), start_indices_batching_dims=(0,)
+    )
+    start = lax.reshape(index, (*index.shape, 1))
+    out = lax.gather(flat, start, numbers, (1, x.shape[1], 1), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
+    return lax.select(_per_channel(found, out), out, lax.full_like(out, 0))
+
+
+def _per_channel(x: Array, like: Array) -> Array:
+    return lax.broadcast_in_dim(x, like.shape, (0, 2))
+
+
+def _weighted(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> Array:
+    """The sum over all combinations of one (place, weight) per dimension."""
+    total: Array | None = None
+    for combination in itertools.product(*reads):
+        value = _read(x, [place for place, _ in combination])
+        weight = combination[0][1]
+        for _, other in combination[1:]:
+            weight = lax.mul(weight, other)
+        part = lax.mul(value, _per_channel(weight, value))
+        total = part if total is None else lax.add(total, part)
+    assert total is not None
+    return total
+
+
+def _linear_reads(place: Array) -> list[tuple[Array, Array]]:
+    left = lax.floor(place)
+    fraction = lax.sub(place, lax.stop_gradient(left))
+    return [(left, _scaled(fraction, -1, 1)), (_scaled(left, 1, 1), fraction)]
+
+
+def _cubic_reads(place: Array, inside: Callable[[Array], Array]) -> list[tuple[Array, Array]]:
+    """Four places, each moved inside on its own, and the weights of cubic convolution with slope -0.75 at 1."""
+    left = lax.stop_gradient(lax.floor(place))
+    fraction = lax.sub(place, left)
+    a = -0.75
+
+    def near(t: Array) -> Array:
+        return _scaled(lax.mul(_scaled(t, a + 2, -(a + 3)), lax.mul(t, t)), 1, 1)
+
+    def far(t: Array) -> Array:
+        return _scaled(lax.mul(_scaled(lax.mul(_scaled(t, 1, -5), t), 1, 8), t), a, -4 * a)
+
+    distances = (_scaled(fraction, 1, 1), fraction, _scaled(fraction, -1, 1), _scaled(fraction, -1, 2))
+    weights = (far(distances[0]), near(distances[1]), near(distances[2]), far(distances[3]))
+    return [(inside(_scaled(left, 1, offset)), weight) for offset, weight in zip((-1, 0, 1, 2), weights, strict=True)]
+
+
+def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
+    """x (batch, channel, *space) at grid (batch, *out, dimensions of space, the last one first), in the accumulator's dtype."""
+    dtype = dtypes.accumulator(x.dtype)
+    space = x.shape[2:]
+    points = lax.reshape(convert(grid, dtype), (grid.shape[0], math.prod(grid.shape[1:-1]), len(space)))
+    x = convert(x, dtype)
+    reads = []
+    for dim, size in enumerate(space):
+        place = lax.index_in_dim(points, len(space) - 1 - dim, axis=2, keepdims=False)
+        place = _unnormalized(place, size, align_corners)
+        if interpolation_mode == _BICUBIC:
+            reads.append(_cubic_reads(place, lambda p, size=size: _inside(p, size, padding_mode, align_corners)))  # type: ignore[misc]
+            continue
+        place = _inside(place, size, padding_mode, align_corners)
+        if interpolation_mode == _NEAREST:
+            reads.append([(lax.round(place, lax.RoundingMethod.TO_NEAREST_EVEN), lax.full_like(place, 1))])
+        else:
+            reads.append(_linear_reads(place))
+    return lax.reshape(_weighted(x, reads), (x.shape[0], x.shape[1], *grid.shape[1:-1]))
+
+
+@lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
+def grid_sampler(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool, *, ctx: Context) -> Array:
+    if 0 in ctx.output.shape:
+        return lax.full(ctx.output.shape, 0, x.dtype)
+    return convert(_sample(x, grid, interpolation_mode, padding_mode, align_corners), x.dtype)
+
+
+@lowers(aten.grid_sampler_2d_backward.default, aten.grid_sampler_3d_backward.default)
+def grid_sampler_backward(
+    grad: Array,
+    x: Array,
+    grid: Array,
+    interpolation_mode: int,
+    padding_mode: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Array | None, Array | None]:
+    """Gradients of the image and the grid: those that output_mask asks for."""
+    if grad.size == 0:
+        return lax.full_like(x, 0), lax.full_like(grid, 0)
+    out, pull = jax.vjp(lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), x, grid)
+    grad_x, grad_grid = pull(convert(grad, out.dtype))
+    return grad_x if output_mask[0] else None, grad_grid if output_mask[1] else None

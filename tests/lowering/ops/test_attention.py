@@ -1,0 +1,213 @@
+"""Scaled dot product attention under all of its names."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from single_op import run_op
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+ATTENTION = F.scaled_dot_product_attention
+SUMS = {torch.float16: (1e-2, 5e-3), torch.bfloat16: (5e-2, 3e-2), torch.float32: (1e-4, 1e-5)}
+
+
+def heads(rows: int = 5, columns: int = 7, size: int = 8, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(2, 4, n, size).to(dtype) for n in (rows, columns, columns)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    def function(q, k, v):
+        return ATTENTION(q, k, v), ATTENTION(q, k, v, is_causal=True), ATTENTION(q, k, v, scale=0.3)
+
+    check_gradients(function, *heads(dtype=dtype), tolerance=SUMS.get(dtype))
+
+
+def test_masks() -> None:
+    mask = torch.randn(5, 7)
+    mask[0] = -float("inf")
+    mask[1, :4] = -float("inf")
+
+    def function(q, k, v, mask, per_column):
+        return (
+            ATTENTION(q, k, v, attn_mask=mask),
+            ATTENTION(q, k, v, attn_mask=mask > 0),
+            ATTENTION(q, k, v, attn_mask=per_column),
+            ATTENTION(q, k, v, attn_mask=per_column > 0.2),
+        )
+
+    check_gradients(function, *heads(), constants=[mask, torch.rand(2, 1, 1, 7)], tolerance=SUMS[torch.float32])
+
+
+def test_shapes() -> None:
+    def function(q, k, v):
+        return (
+            ATTENTION(q[:, :, :3], k, v, is_causal=True),
+            ATTENTION(q, k[:, :, :2], v[:, :, :2], is_causal=True),
+            ATTENTION(q[0], k[0], v[0]),
+            ATTENTION(q[0, 0], k[0, 0], v[0, 0]),
+            ATTENTION(q, k, v[..., :6]),
+            ATTENTION(q, k[:, :2], v[:, :2], enable_gqa=True),
+            ATTENTION(q.transpose(1, 2), k.transpose(1, 2)[:, :, :4], v.transpose(1, 2)[:, :, :4]),
+        )
+
+    check_gradients(function, *heads(7, 7), tolerance=SUMS[torch.float32])
+
+
+def test_grouped_query_attention() -> None:
+    def function(q, k, v, mask):
+        return (
+            ATTENTION(q, k, v, enable_gqa=True),
+            ATTENTION(q, k, v, is_causal=True, enable_gqa=True),
+            ATTENTION(q, k, v, attn_mask=mask, enable_gqa=True),
+        )
+
+    q, k, v = torch.randn(2, 6, 5, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)
+    check_gradients(function, q, k, v, constants=[torch.randn(5, 7)], tolerance=SUMS[torch.float32])
+
+
+def test_module_with_gradients() -> None:
+    attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    check_gradients(lambda x: attention(x, x, x, need_weights=False)[0], torch.randn(2, 5, 8), tolerance=SUMS[torch.float32])
+
+
+MULTI_HEAD = {
+    "no mask": (None, None),
+    "rows and columns": (torch.ones(5, 5, dtype=torch.bool).triu(1), 0),
+    "a row of nothing": (torch.ones(5, 5, dtype=torch.bool).triu(), 0),
+    "columns": (torch.tensor([[False] * 5, [False, False, True, True, True]]), 1),
+    "full": (torch.zeros(2, 2, 5, 5).bernoulli(0.3) * -math.inf, 2),
+}
+
+
+@pytest.mark.parametrize("case", MULTI_HEAD)
+def test_native_multi_head_attention(case: str) -> None:
+    mask, mask_type = MULTI_HEAD[case]
+    mask = None if mask is None else mask.nan_to_num(0.0, neginf=-1.0) if mask.is_floating_point() else mask
+
+    def function(q, k, v, mask, *weights):
+        def attend(*inputs, need_weights=True, average=True):
+            results = aten._native_multi_head_attention(*inputs, 8, 2, *weights, mask, need_weights, average, mask_type)
+            return results if need_weights else results[0]
+
+        return attend(q, q, q), attend(q, k, v, average=False), attend(q, q, q, need_weights=False)
+
+    weights = [torch.randn(24, 8) / 3, torch.randn(24), torch.randn(8, 8), torch.randn(8)]
+    with torch.no_grad():
+        check(function, *[torch.randn(2, 5, 8) for _ in range(3)], mask, *weights)
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_transformer_encoder_layer(norm_first: bool, activation: str) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first, activation=activation).eval()
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with torch.no_grad():
+        check(lambda x, padding: (layer(x), layer(x, src_key_padding_mask=padding)), torch.randn(2, 5, 8), padding)
+
+
+def test_log_sum_exp_and_infinite_rows() -> None:
+    q, k, v = heads()
+    mask = torch.zeros(5, 7)
+    mask[1], mask[2, 3] = -float("inf"), -float("inf")
+    op = aten._scaled_dot_product_flash_attention_for_cpu.default
+    out, logsumexp = run_op(op, q, k, v, attn_mask=mask)
+    expected, expected_logsumexp = op(q, k, v, attn_mask=mask)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(logsumexp, expected_logsumexp)
+
+
+# --- kernels that exist on CUDA only: their lowerings run anywhere
+
+
+def reference(q, k, v, mask=None, is_causal=False, scale=None):
+    """(output, log-sum-exp) by definition, in float64."""
+    q, k, v = (x.double() for x in (q, k, v))
+    scores = q @ k.transpose(-1, -2) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if mask is not None:
+        scores = scores + mask
+    if is_causal:
+        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(), -float("inf"))
+    return scores.softmax(-1) @ v, scores.logsumexp(-1)
+
+
+FORWARDS = {
+    "efficient": (aten._scaled_dot_product_efficient_attention.default, (None, True)),
+    "cudnn": (aten._scaled_dot_product_cudnn_attention.default, (None, True)),
+    "flash": (aten._scaled_dot_product_flash_attention.default, ()),
+    "overrideable": (aten._scaled_dot_product_fused_attention_overrideable.default, (None,)),
+}
+
+
+def backward(kernel, grad, q, k, v, results, dropout_p, is_causal, bias=None, scale=None):
+    out, logsumexp, *rest = results
+    if kernel == "efficient":
+        seed, offset = rest
+        op, args = aten._scaled_dot_product_efficient_attention_backward.default, (bias, out, logsumexp, seed, offset, dropout_p)
+        return run_op(op, grad, q, k, v, *args, [True, True, True, bias is not None], is_causal, scale=scale)
+    cum_q, cum_k, max_q, max_k, seed, offset, _ = rest
+    counts = (cum_q, cum_k, max_q, max_k)
+    if kernel == "flash":
+        op, args = aten._scaled_dot_product_flash_attention_backward.default, (out, logsumexp, *counts, dropout_p, is_causal, seed, offset)
+    elif kernel == "cudnn":
+        op = aten._scaled_dot_product_cudnn_attention_backward.default
+        args = (out, logsumexp, seed, offset, bias, *counts, dropout_p, is_causal)
+    else:
+        op = aten._scaled_dot_product_fused_attention_overrideable_backward.default
+        args = (bias, [True, True, True, bias is not None], out, logsumexp, *counts, dropout_p, is_causal, seed, offset)
+    return run_op(op, grad, q, k, v, *args, scale=scale)
+
+
+@pytest.mark.parametrize("kernel", FORWARDS)
+def test_cuda_kernels(kernel: str) -> None:
+    op, extra = FORWARDS[kernel]
+    q, k, v = heads(7, 7)
+    results = run_op(op, q, k, v, *extra, 0.0, True, scale=0.4)
+    expected, expected_logsumexp = reference(q, k, v, is_causal=True, scale=0.4)
+    torch.testing.assert_close(results[0].double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results[1].reshape(2, 4, -1)[:, :, :7].double(), expected_logsumexp, rtol=1e-4, atol=1e-5)
+
+    leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+    grad = torch.randn_like(expected)
+    expected_grads = torch.autograd.grad(reference(*leaves, is_causal=True, scale=0.4)[0], leaves, grad)
+    grads = backward(kernel, grad.float(), q, k, v, results, 0.0, True, scale=0.4)
+    for mine, theirs in zip(grads[:3], expected_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_cuda_kernel_with_bias() -> None:
+    q, k, v = heads()
+    bias = torch.randn(2, 1, 5, 7).expand(2, 4, 5, 7).contiguous()
+    results = run_op(FORWARDS["efficient"][0], q, k, v, bias, True)
+    leaves = [x.clone().requires_grad_() for x in (q, k, v, bias)]
+    expected = reference(*leaves)[0]
+    torch.testing.assert_close(results[0].double(), expected.detach(), rtol=1e-4, atol=1e-5)
+    grad = torch.randn_like(expected)
+    grads = backward("efficient", grad.float(), q, k, v, results, 0.0, False, bias=bias)
+    expected_grads = torch.autograd.grad(expected, leaves, grad)
+    for mine, theirs in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+    without = run_op(FORWARDS["efficient"][0], q, k, v, None, False)
+    assert without[1].numel() == 0
+
+
+@pytest.mark.parametrize("kernel", FORWARDS)
+def test_dropout_is_the_same_in_the_backward(kernel: str) -> None:
+    op, extra = FORWARDS[kernel]
+    q, k = torch.zeros(1, 1, 64, 8), torch.zeros(1, 1, 64, 8)
+    v = torch.eye(64)[None, None, :, :8].contiguous()
+    # With equal scores and values that are unit vectors, the output shows weights: 0, or 1 / 64 / (1 - p).
+    results = run_op(op, q, k, v, *extra, 0.5, False)
+    kept = results[0] != 0
+    assert torch.allclose(results[0][kept], torch.tensor(1 / 32))
+    assert 0.3 < kept.double().mean() < 0.7
+    grad = torch.ones_like(results[0])
+    _, _, grad_value, *_ = backward(kernel, grad, q, k, v, results, 0.5, False)
+    torch.testing.assert_close(grad_value[0, 0, :8, 0], kept[0, 0].sum(0) / 32)
+    again = run_op(op, q, k, v, *extra, 0.5, False)
+    assert not torch.equal(again[0], results[0])

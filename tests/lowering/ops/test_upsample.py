@@ -1,0 +1,99 @@
+"""Resampling of images, as ops of their own and under torch.compile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from single_op import check_op
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+SUMS = (1e-4, 2e-5)
+
+METHODS = {
+    "nearest": {"mode": "nearest"},
+    "exact": {"mode": "nearest-exact"},
+    "bilinear": {"mode": "bilinear"},
+    "bilinear, corners": {"mode": "bilinear", "align_corners": True},
+    "bicubic": {"mode": "bicubic"},
+    "bicubic, corners": {"mode": "bicubic", "align_corners": True},
+    "bilinear, antialiased": {"mode": "bilinear", "antialias": True},
+    "bicubic, antialiased": {"mode": "bicubic", "antialias": True},
+    "area": {"mode": "area"},
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_interpolate(method: str) -> None:
+    settings = METHODS[method]
+
+    def function(x):
+        results = [F.interpolate(x, size=(11, 5), **settings), F.interpolate(x, scale_factor=2, **settings)]
+        if settings["mode"] != "area":
+            results.append(F.interpolate(x, scale_factor=(0.6, 1.7), **settings))
+            results.append(F.interpolate(x, scale_factor=(0.6, 1.7), recompute_scale_factor=True, **settings))
+        return results
+
+    check_gradients(function, torch.randn(2, 3, 7, 9), tolerance=SUMS)
+
+
+def test_one_and_three_dimensions() -> None:
+    def function(x, volume):
+        return (
+            F.interpolate(x, scale_factor=1.7),
+            F.interpolate(x, scale_factor=1.7, mode="linear"),
+            F.interpolate(x, size=4, mode="nearest-exact"),
+            F.interpolate(volume, size=(2, 7, 8)),
+            F.interpolate(volume, size=(2, 7, 8), mode="trilinear", align_corners=True),
+        )
+
+    check_gradients(function, torch.randn(2, 3, 7), torch.randn(1, 2, 4, 5, 3), tolerance=SUMS)
+
+
+def test_channels_last() -> None:
+    def function(x):
+        return [F.interpolate(x, scale_factor=2, mode=mode) for mode in ("nearest", "bilinear", "bicubic")]
+
+    check(function, torch.randn(2, 4, 5, 6).to(memory_format=torch.channels_last), tolerance=SUMS)
+
+
+TWO_DIMENSIONAL = {
+    "upsample_nearest2d": [()],
+    "_upsample_nearest_exact2d": [()],
+    "upsample_bilinear2d": [(False,), (True,)],
+    "upsample_bicubic2d": [(False,), (True,)],
+    "_upsample_bilinear2d_aa": [(False,), (True,)],
+    "_upsample_bicubic2d_aa": [(False,), (True,)],
+    "_upsample_lanczos2d_aa": [(False,)],
+}
+SIZES = [((7, 9), (14, 18), ()), ((7, 9), (3, 25), ()), ((7, 9), (7, 9), ()), ((40, 33), (13, 100), ()), ((7, 9), (4, 15), (0.6, 1.7)), ((1, 4), (3, 1), ())]
+
+
+@pytest.mark.parametrize("name", TWO_DIMENSIONAL)
+@pytest.mark.parametrize(("space", "out", "scales"), SIZES, ids=str)
+def test_ops(name: str, space: tuple[int, int], out: tuple[int, int], scales: tuple[float, ...]) -> None:
+    for align in TWO_DIMENSIONAL[name]:
+        check_op(getattr(aten, name).default, torch.randn(2, 3, *space), out, *align, *scales, tolerance=SUMS)
+        grad = torch.randn(2, 3, *out)
+        check_op(getattr(aten, f"{name}_backward").default, grad, out, (2, 3, *space), *align, *scales, tolerance=SUMS)
+
+
+def test_ops_of_one_and_three_dimensions() -> None:
+    for name, rest in (("upsample_nearest", ()), ("_upsample_nearest_exact", ())):
+        check_op(getattr(aten, f"{name}1d").default, torch.randn(2, 3, 7), (11,), *rest)
+        check_op(getattr(aten, f"{name}3d").default, torch.randn(2, 3, 7, 4, 5), (11, 3, 5), *rest)
+        check_op(getattr(aten, f"{name}3d_backward").default, torch.randn(2, 3, 11, 3, 5), (11, 3, 5), (2, 3, 7, 4, 5), *rest)
+    check_op(aten.upsample_linear1d.default, torch.randn(2, 3, 7), (11,), False, tolerance=SUMS)
+    check_op(aten.upsample_trilinear3d.default, torch.randn(2, 3, 7, 4, 5), (11, 3, 5), True, tolerance=SUMS)
+    check_op(aten.upsample_trilinear3d_backward.default, torch.randn(2, 3, 6, 3, 5), (6, 3, 5), (2, 3, 7, 4, 5), False, tolerance=SUMS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randn(2, 3, 7, 9).to(dtype)
+    tolerance = None if dtype == torch.float64 else (3e-2, 3e-2)
+    for name, align in (("upsample_nearest2d", ()), ("upsample_bilinear2d", (False,)), ("upsample_bicubic2d", (False,))):
+        check_op(getattr(aten, name).default, x, (11, 5), *align, tolerance=tolerance)
+    check_op(aten.upsample_nearest2d.default, torch.arange(24, dtype=torch.uint8).view(1, 1, 4, 6), (9, 4))

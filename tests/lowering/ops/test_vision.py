@@ -1,0 +1,34 @@
+"""Sampling of images at places given by a tensor."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gradients import check_gradients
+from torch.nn import functional as F
+
+SUMS = (1e-4, 1e-4)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_grid_sample(mode: str, padding: str) -> None:
+    def function(x, grid):
+        return [F.grid_sample(x, grid, mode, padding, align_corners=align) for align in (True, False)]
+
+    check_gradients(function, torch.randn(2, 3, 5, 6), torch.randn(2, 4, 7, 2) * 1.5, tolerance=SUMS)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_volumes(padding: str) -> None:
+    def function(x, grid):
+        return [F.grid_sample(x, grid, mode, padding, align_corners=False) for mode in ("bilinear", "nearest")]
+
+    check_gradients(function, torch.randn(2, 3, 5, 6, 4), torch.randn(2, 4, 3, 2, 3) * 1.5, tolerance=SUMS)
+
+
+def test_affine_grid() -> None:
+    def function(x, theta):
+        return F.grid_sample(x, F.affine_grid(theta, (2, 3, 5, 4), align_corners=False), align_corners=False)
+
+    check_gradients(function, torch.randn(2, 3, 5, 6), torch.randn(2, 2, 3), tolerance=SUMS)

@@ -1,0 +1,118 @@
+"""The doctor finds a healthy environment healthy, and each planted fault."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from dynaxla import cli, doctor
+from dynaxla.doctor import State
+from rich.console import Console
+from typer.testing import CliRunner
+
+
+def states(findings: list[doctor.Finding]) -> list[State]:
+    return [finding.state for finding in findings]
+
+
+def test_this_environment_works() -> None:
+    findings = doctor.examine()
+    assert State.BROKEN not in states(findings), findings
+    values = {finding.what: finding.value for finding in findings}
+    assert values["torch"] == torch.__version__
+    assert values["x * 2 + 1 on cpu"] == "compiled, and right"
+    assert values["zero-copy on cpu"] == "the input was shared with XLA"
+    assert any(finding.topic == "fast paths" for finding in findings)
+    assert all(finding.mend for finding in findings if finding.state in (State.DOUBT, State.BROKEN))
+
+
+@pytest.mark.parametrize(
+    ("version", "state"),
+    [(None, State.BROKEN), ("2.9.1", State.BROKEN), ("2.13.0+cpu", State.GOOD), ("2.11.0", State.GOOD), ("2.14.0.dev20261101", State.DOUBT)],
+)
+def test_versions_of_torch(version: str | None, state: State) -> None:
+    assert doctor.judge_version("torch", version).state is state
+
+
+def test_other_versions() -> None:
+    assert doctor.judge_version("jax", "0.9.2").state is State.BROKEN
+    assert doctor.judge_version("jax", "0.10.2").state is State.GOOD
+    assert doctor.judge_jaxlib("0.10.2", "0.10.1").state is State.GOOD
+    assert doctor.judge_jaxlib("0.10.2", "0.9.0").state is State.DOUBT
+    assert doctor.judge_jaxlib("0.10.2", None).state is State.BROKEN
+    assert doctor.judge_python((3, 9)).state is State.BROKEN
+
+
+def test_a_missing_entry_point() -> None:
+    assert states(doctor.examine_backends(["inductor"], [])) == [State.BROKEN] * 2
+    uninstalled = doctor.examine_backends(["inductor", "dynaxla_retrace"], ["dynaxla_retrace"])
+    assert states(uninstalled) == [State.BROKEN, State.GOOD]
+    assert "pip install" in uninstalled[0].mend
+    assert "restart" in doctor.examine_backends([], ["dynaxla", "dynaxla_retrace"])[0].mend
+
+
+def test_a_lost_fast_path() -> None:
+    findings = doctor.examine_fast_paths({"import": False, "export": True})
+    assert states(findings) == [State.DOUBT, State.GOOD]
+
+
+@pytest.mark.parametrize(
+    ("variables", "cuda", "state"),
+    [
+        ({}, True, State.GOOD),
+        ({"TORCHDYNAMO_DISABLE": "1"}, False, State.BROKEN),
+        ({"TORCHDYNAMO_DISABLE": "0"}, False, State.GOOD),
+        ({"JAX_PLATFORMS": "cuda"}, True, State.DOUBT),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, True, State.NOTE),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, True, State.DOUBT),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}, False, State.NOTE),
+        ({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}, True, State.NOTE),
+        ({"XLA_CLIENT_MEM_FRACTION": "0.5"}, True, State.DOUBT),
+        ({"XLA_FLAGS": "--xla_dump_to=x"}, False, State.NOTE),
+    ],
+)
+def test_variables(variables: dict[str, str], cuda: bool, state: State) -> None:
+    assert doctor.examine_environment(variables, cuda)[0].state is state
+
+
+def test_misaligned_memory() -> None:
+    assert states(doctor.examine_allocator([64, 128])) == [State.GOOD]
+    finding = doctor.examine_allocator([64, 80, 96])[0]
+    assert (finding.state, finding.value) == (State.DOUBT, "2 of 3 tensors misaligned")
+
+
+def test_a_backend_that_fails_or_is_wrong() -> None:
+    def failing(*_: object) -> None:
+        raise ValueError("no")
+
+    def wrong(module: torch.fx.GraphModule, _: object) -> object:
+        return lambda *args: [result + 1 for result in module(*args)]
+
+    assert doctor.examine_programs(failing)[0].state is State.BROKEN
+    finding = doctor.examine_programs(wrong)[0]
+    assert (finding.state, finding.value) == (State.BROKEN, "compiled, and the result is wrong")
+
+
+def test_a_failing_examination_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def examine_devices() -> list[doctor.Finding]:
+        raise RuntimeError("driver")
+
+    monkeypatch.setattr(doctor, "examine_devices", examine_devices)
+    assert any(finding.topic == "devices" and finding.state is State.BROKEN for finding in doctor.examine())
+
+
+def test_brackets_are_shown() -> None:
+    text = io.StringIO()
+    doctor.show([doctor.Finding("check", "jax cuda", "no [plugin]", State.BROKEN, "pip install 'jax[cuda13]'")], Console(file=text, width=120))
+    assert "no [plugin]" in text.getvalue()
+    assert "pip install 'jax[cuda13]'" in text.getvalue()
+
+
+def test_the_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = CliRunner().invoke(cli.app, ["doctor"])
+    assert healthy.exit_code == 0, healthy.output
+    monkeypatch.setattr(doctor, "examine", lambda: [doctor.Finding("check", "all", "bad", State.BROKEN, "mend it")])
+    broken = CliRunner().invoke(cli.app, ["doctor"])
+    assert broken.exit_code == 1
+    assert "mend it" in broken.output

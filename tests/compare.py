@@ -21,7 +21,10 @@ TOLERANCE: dict[torch.dtype, tuple[float, float]] = {
 
 
 def assert_equal(actual: Any, expected: Any, *, tolerance: tuple[float, float] | None = None, values: bool = True) -> None:
-    """Same structure, and for tensors: dtype, device, shape, strides, requires_grad, conjugate and negative bits, values (NaN equals NaN)."""
+    """Same structure, and for tensors the same dtype, device, shape, strides, requires_grad, conjugate and negative bits, and values.
+
+    NaN equals NaN.
+    """
     flat_actual, spec_actual = pytree.tree_flatten(actual)
     flat_expected, spec_expected = pytree.tree_flatten(expected)
     assert spec_actual == spec_expected, f"structure {spec_actual}, eager gives {spec_expected}"
@@ -31,7 +34,9 @@ def assert_equal(actual: Any, expected: Any, *, tolerance: tuple[float, float] |
             assert mine == theirs, f"output {index}: {mine!r}, eager gives {theirs!r}"
             continue
         for name in ("dtype", "device", "shape", "requires_grad", "layout"):
-            assert getattr(mine, name) == getattr(theirs, name), f"output {index}: {name} {getattr(mine, name)}, eager gives {getattr(theirs, name)}"
+            assert getattr(mine, name) == getattr(theirs, name), (
+                f"output {index}: {name} {getattr(mine, name)}, eager gives {getattr(theirs, name)}"
+            )
         assert strides(mine) == strides(theirs), f"output {index}: strides {mine.stride()}, eager gives {theirs.stride()}"
         assert mine.is_conj() == theirs.is_conj(), f"output {index}: conjugate bit"
         assert mine.is_neg() == theirs.is_neg(), f"output {index}: negative bit"

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from compare import assert_equal
-from dynaxla.config import Options
-from dynaxla.program import Program
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
+
+from dynaxla.config import Options
+from dynaxla.program import Program
 
 
 def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
@@ -29,7 +30,9 @@ def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
 
     node_args, node_kwargs = pytree.tree_map(placeholder, (args, kwargs))
     node = graph.call_function(op, node_args, node_kwargs)
-    fake_args, fake_kwargs = pytree.tree_map(lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf, (node_args, node_kwargs))
+    fake_args, fake_kwargs = pytree.tree_map(
+        lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf, (node_args, node_kwargs)
+    )
     with mode:
         node.meta["val"] = op(*fake_args, **fake_kwargs)
     if not isinstance(node.meta["val"], (tuple, list)):

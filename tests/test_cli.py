@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 
+from typer.testing import CliRunner
+
 import dynaxla
 from dynaxla import cli
-from typer.testing import CliRunner
 
 
 def test_version() -> None:

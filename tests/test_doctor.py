@@ -6,10 +6,11 @@ import io
 
 import pytest
 import torch
-from dynaxla import cli, doctor
-from dynaxla.doctor import State
 from rich.console import Console
 from typer.testing import CliRunner
+
+from dynaxla import cli, doctor
+from dynaxla.doctor import State
 
 
 def states(findings: list[doctor.Finding]) -> list[State]:
@@ -29,7 +30,13 @@ def test_this_environment_works() -> None:
 
 @pytest.mark.parametrize(
     ("version", "state"),
-    [(None, State.BROKEN), ("2.9.1", State.BROKEN), ("2.13.0+cpu", State.GOOD), ("2.11.0", State.GOOD), ("2.14.0.dev20261101", State.DOUBT)],
+    [
+        (None, State.BROKEN),
+        ("2.9.1", State.BROKEN),
+        ("2.13.0+cpu", State.GOOD),
+        ("2.11.0", State.GOOD),
+        ("2.14.0.dev20261101", State.DOUBT),
+    ],
 )
 def test_versions_of_torch(version: str | None, state: State) -> None:
     assert doctor.judge_version("torch", version).state is state
@@ -104,7 +111,9 @@ def test_a_failing_examination_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_brackets_are_shown() -> None:
     text = io.StringIO()
-    doctor.show([doctor.Finding("check", "jax cuda", "no [plugin]", State.BROKEN, "pip install 'jax[cuda13]'")], Console(file=text, width=120))
+    doctor.show(
+        [doctor.Finding("check", "jax cuda", "no [plugin]", State.BROKEN, "pip install 'jax[cuda13]'")], Console(file=text, width=120)
+    )
     assert "no [plugin]" in text.getvalue()
     assert "pip install 'jax[cuda13]'" in text.getvalue()
 

@@ -160,6 +160,6 @@ def test_out_of_memory() -> None:
 
 
 def test_an_error_inside_the_graph_is_eagers() -> None:
-    with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError), match="(?i)size|shape|broadcast"):
+    with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError), match=r"(?i)size|shape|broadcast"):
         compile_and_call(lambda x, y: x + y, torch.randn(3), torch.randn(4))
     still_works()

@@ -15,6 +15,7 @@ import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
+from torch.fx import GraphModule
 
 from .capture.decompositions import decompositions
 from .capture.signature import check_tensor
@@ -25,8 +26,6 @@ from .program import Program, RetracedProgram
 from .runtime import devices
 
 _graph_numbers = itertools.count()
-
-GraphModule = torch.fx.GraphModule
 
 
 def dynaxla(
@@ -50,9 +49,7 @@ def dynaxla_retrace(
     return _compile(RetracedProgram, module, example_inputs, Options.parse(options, mode))
 
 
-def _compile(
-    kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options
-) -> Callable[..., Any]:
+def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     if options.dump is not None:
         dump.prepare(options.dump)
     tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]

@@ -1,7 +1,7 @@
 """One ATen graph and its executables: what AOTAutograd calls.
 
-    Program         lowers the graph once for each combination of input sizes, compiles it, and from then on only runs it.
-    RetracedProgram traces and lowers the graph again at every call, and finds the executable by the lowered program's hash.
+Program         lowers the graph once for each combination of input sizes, compiles it, and from then on only runs it.
+RetracedProgram traces and lowers the graph again at every call, and finds the executable by the lowered program's hash.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -18,12 +18,12 @@ from jax import lax
 
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
 from .config import Options
-from .lowering import Context, Interpreter, Settings, SymbolValues, TensorSpec
+from .lowering import Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes
 from .observe import dump, metrics
 from .runtime import devices, random, transfer
 from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
-from .runtime.executable import Executable, compilation_error, execution_error, reinterpret
+from .runtime.executable import Executable, compilation_error, execution_error
 from .runtime.layout import Layout
 
 
@@ -121,15 +121,15 @@ class RetracedProgram(Program):
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
             key = (fingerprint(lowered), specialised.facts)
-            executable = self._executables.get(key)
-        if executable is None:
+            found = self._executables.get(key)
+        if found is None:
             compiled = self.compile(lowered)
             dump.record(self.dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
-            executable = specialised.executable(compiled)
-            self._executables.put(key, executable)
-        tensors = self.take(args, executable)
+            found = specialised.executable(compiled)
+            self._executables.put(key, found)
+        tensors = self.take(args, found)
         with metrics.timed("run"):
-            return executable(tensors)
+            return found(tensors)
 
 
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
@@ -147,7 +147,7 @@ class Specialised:
         placeholders = self.interpreter.placeholders
         self.symbols: SymbolValues = program.sizes.values(args)
         self.outputs, self.buffers = plan_outputs(
-            placeholders, self.interpreter.output_node.args[0], self.interpreter.module.graph, self.symbols  # type: ignore[arg-type]
+            placeholders, cast("Sequence[Any]", self.interpreter.output_node.args[0]), self.interpreter.module.graph, self.symbols
         )
         self.specs: dict[int, TensorSpec] = {
             position: self.symbols.spec(placeholders[position].meta["val"]) for position in program.tensor_positions
@@ -167,7 +167,7 @@ class Specialised:
     def trace(self) -> jax.stages.Traced:
         """Walk the graph under jax tracing."""
         parameters = self.parameters()
-        avals = [jax.ShapeDtypeStruct(item.layout.packed_shape, TensorSpec(item.shape, item.stride, item.dtype, self.program.device).jax_dtype) for item in parameters]
+        avals = [jax.ShapeDtypeStruct(item.layout.packed_shape, dtypes.to_jax(item.dtype)) for item in parameters]
         seed = [jax.ShapeDtypeStruct((2,), np.int32)] if self.interpreter.draws_random else []
         layouts = [item.layout for item in parameters]
 
@@ -238,7 +238,7 @@ def _maker(
         if output.whole:
             return lambda _, tensors: tensors[index]
         shape, stride, offset = output.shape, output.stride, output.offset
-        return lambda _, tensors: reinterpret(tensors[index], shape, stride, offset)
+        return lambda _, tensors: transfer.reinterpret(tensors[index], shape, stride, offset)
     return _buffer_maker(output, buffers[output.buffer])
 
 
@@ -251,7 +251,7 @@ def _buffer_maker(output: FromBuffer, view: _BufferView) -> Callable[[Sequence[t
         base = buffers[index]
         if base.dtype != dtype:
             base = base.view(-1).view(dtype)
-        tensor = reinterpret(base, shape, stride, offset)
+        tensor = transfer.reinterpret(base, shape, stride, offset)
         tensor = torch._conj(tensor) if output.is_conj else tensor
         return torch._neg_view(tensor) if output.is_neg else tensor
 
@@ -272,5 +272,3 @@ def graph_device(module: torch.fx.GraphModule) -> torch.device:
                 check_tensor(tensor, "a tensor of the graph")
                 (found if tensor.dim() or tensor.device.type != "cpu" else scalars).add(tensor.device)
     return devices.common_device(found or scalars)
-
-

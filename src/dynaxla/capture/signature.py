@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..errors import UnsupportedTensor
 from ..lowering import SymbolValues, TensorSpec
-from ..lowering.dtypes import describe, is_supported
+from ..lowering.dtypes import is_supported
 from ..runtime.layout import Layout, storage_extent
 
 
@@ -171,14 +171,14 @@ def plan_outputs(
             continue
         spec = symbols.spec(value)
         flags = {"is_conj": value.is_conj(), "is_neg": value.is_neg()}
-        position = input_storages.get(_storage(node))
-        if position is not None:
-            source = placeholders[position].meta["val"]
+        shared = input_storages.get(_storage(node))
+        if shared is not None:
+            source = placeholders[shared].meta["val"]
             if node in placeholders:
                 plan.append(FromInput(placeholders.index(node), spec.shape, spec.stride, 0, True))
                 continue
             if source.dtype == value.dtype and not any(flags.values()) and not source.is_conj() and not source.is_neg():
-                plan.append(FromInput(position, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False))
+                plan.append(FromInput(shared, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False))
                 continue
         if 0 in spec.shape:
             plan.append(Empty(spec))
@@ -187,7 +187,7 @@ def plan_outputs(
         layout = Layout.of(spec.shape, spec.stride)
         alone = len(sharing[_storage(node)]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
-        if position is not None or maker is node or (alone and not any(flags.values())) or made.offset or 0 in made.shape:
+        if shared is not None or maker is node or (alone and not any(flags.values())) or made.offset or 0 in made.shape:
             plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype))
         else:
             plan.append(FromBuffer(buffer(maker), spec.shape, spec.stride, spec.offset, spec.dtype, **flags))

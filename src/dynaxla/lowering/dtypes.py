@@ -78,7 +78,7 @@ def accumulator(dtype: DType) -> DType:
 
 def widen_integers(dtype: DType) -> DType:
     """int64 for bool and integers (the dtype of ATen's sums and products), the dtype itself otherwise."""
-    return np.dtype(dtype) if is_inexact(dtype) else np.dtype(np.int64)
+    return dtype if is_inexact(dtype) else np.dtype("int64")
 
 
 def real(dtype: DType) -> DType:

@@ -15,7 +15,8 @@ from torch.fx import Node
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from . import dtypes
 from .context import Context, TensorSpec
-from .registry import Registry, Rule, registry as default_registry
+from .registry import Registry, Rule
+from .registry import registry as default_registry
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,8 @@ def _step(node: Node, rule: Rule | None, last_use: dict[Node, tuple[Node, ...]])
     try:
         args, kwargs = rule.bind(node.args, node.kwargs)
     except UnsupportedOp as error:
-        raise UnsupportedOp(
-            error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint
-        ) from None
-    return _Step(node, rule.function, args, kwargs, rule.takes_context, True, frees)
+        raise UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint) from None
+    return _Step(node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns), frees)
 
 
 def _constant_steps(module: torch.fx.GraphModule, node: Node, last_use: dict[Node, tuple[Node, ...]]) -> list[_Step]:

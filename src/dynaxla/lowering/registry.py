@@ -33,7 +33,7 @@ STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format"
 class Rule:
     """One registered lowering.
 
-    Attributes: op; function; platforms (JAX's names: "cpu", "cuda", "rocm", "tpu"; empty means all); takes_context; where it was registered.
+    Attributes: op; function; platforms (JAX's names: "cpu", "cuda", "rocm", "tpu"; empty means all); takes_context; where (its place).
     """
 
     op: OpOverload
@@ -128,9 +128,7 @@ class Registry:
 registry = Registry()
 
 
-def lowers(
-    *ops: OpOverload, platforms: Iterable[str] = (), promote: Promotion | None = None
-) -> Callable[[Lowering], Lowering]:
+def lowers(*ops: OpOverload, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Lowering], Lowering]:
     """Register a function as the lowering of `ops`.
 
     With `promote`, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion and

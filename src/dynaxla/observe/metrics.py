@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
-_seconds: Counter[str] = Counter()
+_seconds: defaultdict[str, float] = defaultdict(float)
 
 
 def add(name: str, amount: int = 1) -> None:

@@ -69,7 +69,7 @@ class Arguments:
         pointers = list(map(_data_ptr, tensors))
         # On a GPU one argument is imported at every call: XLA orders its stream after torch's only when it imports.
         if kept.complete and pointers == kept.pointers and not self._on_cuda:
-            return kept.arrays  # type: ignore[return-value]
+            return kept.arrays
         arrays = list(kept.arrays)
         aliases = list(kept.arrays)
         changed = pointers != kept.pointers
@@ -79,7 +79,7 @@ class Arguments:
                 changed = changed or aliases[index] is not None
         if changed:
             self._kept = _Kept(kept.check, pointers, aliases, all(alias is not None for alias in aliases))
-        return arrays  # type: ignore[return-value]
+        return arrays
 
     def _import_all(self, tensors: Sequence[torch.Tensor], stream: int | None) -> Sequence[jax.Array]:
         prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
@@ -87,7 +87,9 @@ class Arguments:
         as_expected = all(mine is theirs for mine, theirs in zip(prepared, tensors, strict=True))
         if as_expected:
             aliases = [alias for _, alias in imported]
-            self._kept = _Kept(transfer.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases))
+            self._kept = _Kept(
+                transfer.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases)
+            )
         return [array for array, _ in imported]
 
     def _prepare(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
@@ -105,7 +107,7 @@ class Arguments:
             tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.stride() != parameter.stride and Layout.of(tuple(tensor.shape), tensor.stride()) != parameter.layout:
             metrics.add("input_copies")
-            exact = torch.empty_strided(parameter.layout.packed_shape, row_major(parameter.layout.packed_shape), dtype=tensor.dtype, device=tensor.device)
+            exact = torch.empty(parameter.layout.packed_shape, dtype=tensor.dtype, device=tensor.device)
             view = tensor.detach().permute(parameter.layout.permutation)
             for dim, size in enumerate(parameter.layout.packed_shape):
                 view = view.narrow(dim, 0, size)
@@ -113,23 +115,21 @@ class Arguments:
             tensor = torch.as_strided(exact, parameter.shape, _strides_of(parameter))
         return tensor
 
-    def _import(
-        self, index: int, tensor: torch.Tensor, seen_before: bool, stream: int | None
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def _import(self, index: int, tensor: torch.Tensor, seen_before: bool, stream: int | None) -> tuple[jax.Array, jax.Array | None]:
         """The array for this call, and the same array if it may be kept for the next one."""
         parameter = self.parameters[index]
         layout = parameter.layout
         if layout.dense and tensor.data_ptr() % transfer.ALIGNMENT == 0:
             if parameter.static or seen_before:
                 metrics.add("aliases")
-                alias = transfer.import_alias(tensor, layout.packed_shape, row_major(layout.packed_shape), self._device, stream)
+                alias = transfer.import_alias(tensor, layout.packed_shape, self._device, stream)
                 return alias, alias
             metrics.add("imports")
-            packed = tensor if layout.is_row_major else layout.pack_tensor(tensor)
+            packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, layout.packed_shape, row_major(layout.packed_shape))
             return transfer.import_tensor(packed, self._device, stream), None
         metrics.add("input_copies")
         packed = layout.pack_tensor(tensor)
-        if packed.data_ptr() % transfer.ALIGNMENT:
+        if packed.data_ptr() == tensor.data_ptr() or packed.data_ptr() % transfer.ALIGNMENT:
             packed = packed.clone()
         return transfer.import_tensor(packed, self._device, stream), None
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import torch
-from torch._C._dynamo.guards import _reinterpret_tensor
 
 from ..errors import CompilationError, ExecutionError, OutOfMemory
 from ..observe import metrics
@@ -76,9 +75,7 @@ def _torch_stream(device: torch.device) -> int:
 def execution_error(name: str, error: Exception) -> ExecutionError:
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text or "out of memory" in text:
-        return OutOfMemory(
-            f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged"
-        )
+        return OutOfMemory(f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged")
     return ExecutionError(f"{name} failed while it ran: {text}", hint="the inputs are unchanged; options={'dump': DIR} writes the program")
 
 
@@ -87,10 +84,3 @@ def compilation_error(name: str, error: Exception) -> CompilationError:
         f"XLA could not compile {name}: {error}",
         hint="options={'dump': DIR} writes the program; check options={'xla': ...} if you gave any",
     )
-
-
-def reinterpret(
-    tensor: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...], offset: int
-) -> torch.Tensor:
-    """Another tensor on the same storage; not a view to autograd. offset: elements from the tensor's own start."""
-    return _reinterpret_tensor(tensor, shape, stride, offset)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import jax
 import torch
 from jax import lax
-from torch._C._dynamo.guards import _reinterpret_tensor
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -63,10 +62,8 @@ class Layout:
     def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor's distinct elements as a contiguous tensor: an alias where the memory allows it, a copy otherwise."""
         stride = tensor.stride()
-        if self.dense:
-            return _reinterpret_tensor(tensor, self.packed_shape, row_major(self.packed_shape))
-        packed = torch.as_strided(tensor, self.packed_shape, [stride[dim] for dim in self.permutation])
-        return packed.contiguous() if not packed.is_contiguous() else packed.clone()
+        packed = torch.as_strided(tensor.detach(), self.packed_shape, [stride[dim] for dim in self.permutation])
+        return packed.contiguous()
 
     def unpack(self, array: jax.Array) -> jax.Array:
         """In a program: from the packed array to the tensor's logical shape."""

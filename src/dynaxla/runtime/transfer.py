@@ -1,4 +1,6 @@
-"""Handing memory between torch and XLA, and compiling and calling programs. The only module that touches private functions of jaxlib and torch.
+"""Handing memory between torch and XLA, and compiling and calling programs.
+
+The only module that touches private functions of jaxlib and torch.
 
 Each step has a fast way (private, a few microseconds) and a public way that needs nothing private. Which one is live is decided at
 import, by looking; `force_public()` is for tests.
@@ -15,6 +17,8 @@ from typing import Any
 import jax
 import torch
 
+from .layout import row_major
+
 # XLA imports memory only at this alignment, in bytes; below it, it copies.
 ALIGNMENT = 64
 
@@ -28,6 +32,7 @@ class _Fast:
     torch_from_capsule: Callable[..., torch.Tensor] | None = None
     storage_at: Callable[..., Any] | None = None
     guards: Callable[..., Any] | None = None
+    reinterpret: Callable[..., torch.Tensor] | None = None
 
 
 def _find_fast_paths() -> None:
@@ -40,9 +45,10 @@ def _find_fast_paths() -> None:
     _Fast.torch_from_capsule = getattr(torch._C, "_from_dlpack", None)
     _Fast.storage_at = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     with contextlib.suppress(ImportError, AttributeError):
-        from torch._C._dynamo.guards import TensorGuards
+        from torch._C._dynamo import guards
 
-        _Fast.guards = TensorGuards
+        _Fast.guards = guards.TensorGuards
+        _Fast.reinterpret = guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
 _find_fast_paths()
@@ -54,6 +60,7 @@ def live_fast_paths() -> dict[str, bool]:
         "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": bool(_Fast.to_buffer and _Fast.torch_to_capsule),
         "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(_Fast.to_capsule and _Fast.torch_from_capsule),
         "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(_Fast.storage_at),
+        "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": bool(_Fast.reinterpret),
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
         "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(cpu_device()),
     }
@@ -91,12 +98,13 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
         return jax.dlpack.from_dlpack(tensor.detach())
 
 
-def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], device: jax.Device, stream: int | None = None) -> jax.Array:
+def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Device, stream: int | None = None) -> jax.Array:
     """A jax.Array on the aligned memory of a torch tensor, read as a row-major array of `shape`, that does not keep the memory alive.
 
     The caller may use it only while a live tensor has this address, and must check that before every use.
     Where torch lacks the means, the array does keep the memory alive, until the caller drops it.
     """
+    strides = row_major(shape)
     if _Fast.storage_at is None:
         return import_tensor(torch.as_strided(tensor.detach(), shape, strides), device, stream)
     bytes_used = tensor.element_size()
@@ -106,6 +114,13 @@ def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[in
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
     return import_tensor(view, device, stream)
+
+
+def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """Another tensor on the same storage; not a view to autograd. offset: elements from the tensor's own start."""
+    if _Fast.reinterpret is not None:
+        return _Fast.reinterpret(tensor, shape, stride, offset)
+    return torch.as_strided(tensor.detach(), shape, stride, tensor.storage_offset() + offset)
 
 
 def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:

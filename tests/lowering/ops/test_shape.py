@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from compare import check
-from dynaxla.errors import UnsupportedOp
 from gradients import check_gradients
 from torch.nn import functional as F
+
+from dynaxla.errors import UnsupportedOp
 
 aten = torch.ops.aten
 

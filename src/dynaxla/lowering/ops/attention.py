@@ -28,8 +28,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class _Attention:
-    """One attention: query (batch, heads, rows, size), key (batch, key heads, columns, size), value (batch, key heads, columns, value size).
+    """One attention.
 
+    Attributes: query (batch, heads, rows, size); key (batch, key heads, columns, size); value (batch, key heads, columns, value size);
+    mask, added to the scores or, if bool, true where a score counts; is_causal; scale (None: 1 / sqrt(size)); ctx.
     With fewer key heads than heads, each serves as many neighbouring heads: their rows are taken together, as rows of one head.
     """
 

@@ -23,11 +23,6 @@ def functional_assert_async(condition: Array, message: str, token: Array) -> Arr
     return token
 
 
-@lowers(aten._assert_tensor_metadata.default)
-def assert_tensor_metadata(*_: Any, dtype: Any = None, device: Any = None, layout: Any = None) -> None:
-    return None
-
-
-@lowers(aten._assert_scalar.default, aten.sym_constrain_range.default, aten.sym_constrain_range_for_size.default)
-def assert_scalar(*_: Any) -> None:
+@lowers(aten._assert_tensor_metadata.default, aten._assert_scalar.default)
+def assert_metadata(*_: Any) -> None:
     return None

@@ -95,9 +95,7 @@ _PLAIN = (0, 1)
 _SWAPPED = (1, 0)
 
 
-def _convolve(
-    x: Array, weight: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
-) -> Array:
+def _convolve(x: Array, weight: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context) -> Array:
     """The plain convolution, in the accumulator's dtype."""
     dtype = dtypes.accumulator(x.dtype)
     if 0 in x.shape or 0 in weight.shape or 0 in shape:

@@ -15,11 +15,10 @@ from jax import Array, lax
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
-from ..promotion import Promotion, convert, elementwise, expand, full_like, number
+from ..promotion import broadcast, convert, expand, full_like, number
 from ..registry import lower_table, lowers
 
 aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 def _filled(value: Any, ctx: Context) -> Array:
@@ -122,11 +121,6 @@ def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
     return arange(0, end, ctx=ctx)
 
 
-@lowers(prims.iota.default)
-def iota(length: int, *, start: int, step: int, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
-    return arange(start, None, step, ctx=ctx)
-
-
 @lowers(aten.linspace.default)
 def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
     """Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel: counted from the nearer end, so that both ends are exact."""
@@ -168,16 +162,6 @@ def to_copy(x: Array, *, dtype: DType | None = None) -> Array:
     return x if dtype is None else convert(x, dtype)
 
 
-@lowers(prims.convert_element_type.default)
-def convert_element_type(x: Array, dtype: DType) -> Array:
-    return convert(x, dtype)
-
-
-@lowers(prims.device_put.default)
-def device_put(x: Array, device: torch.device, non_blocking: bool = False) -> Array:
-    return x
-
-
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
 def fill(x: Array, value: Any) -> Array:
     return expand(convert(value, x.dtype), x.shape) if isinstance(value, jax.Array) else full_like(x, value)
@@ -215,19 +199,13 @@ def conjugate(x: Array) -> Array:
 
 @lowers(aten.complex.default)
 def complex_from_parts(real: Array, imaginary: Array) -> Array:
-    return elementwise(_complex, (real, imaginary), Promotion.NO_OPMATH)
-
-
-def _complex(real: Array, imaginary: Array) -> Array:
-    return lax.complex(real, imaginary)
+    return lax.complex(*broadcast([real, imaginary]))
 
 
 @lowers(aten.polar.default)
 def polar(magnitude: Array, angle: Array) -> Array:
-    def parts(r: Array, phi: Array) -> Array:
-        return lax.complex(lax.mul(r, lax.cos(phi)), lax.mul(r, lax.sin(phi)))
-
-    return elementwise(parts, (magnitude, angle), Promotion.NO_OPMATH)
+    r, phi = broadcast([magnitude, angle])
+    return lax.complex(lax.mul(r, lax.cos(phi)), lax.mul(r, lax.sin(phi)))
 
 
 @lowers(aten.view_as_real.default, aten.view_as_real_copy.default)
@@ -243,7 +221,7 @@ def view_as_complex(x: Array) -> Array:
     return lax.complex(real, imaginary)
 
 
-@lowers(aten.view.dtype, prims.view_of_dtype.default)
+@lowers(aten.view.dtype)
 def view_dtype(x: Array, dtype: DType) -> Array:
     """The same bytes read as another dtype; where the sizes differ, the last dimension grows or shrinks."""
     if dtypes.is_complex(x.dtype):

@@ -110,9 +110,7 @@ def embedding_bag(
         result = write_slices(lax.full((bags, width), 0, work), 0, target, rows, "sum")
         if mode == MEAN:
             result = lax.div(result, _columns(convert(lax.max(sizes, lax.full_like(sizes, 1)), work), result))
-    extras = [
-        _fit(value, spec.shape, spec.jax_dtype) for value, spec in zip((bag, sizes, largest), ctx.output[1:], strict=True)
-    ]
+    extras = [_fit(value, spec.shape, spec.jax_dtype) for value, spec in zip((bag, sizes, largest), ctx.output[1:], strict=True)]
     return convert(result, weight.dtype), *extras
 
 

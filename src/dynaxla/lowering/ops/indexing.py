@@ -75,9 +75,7 @@ def index(x: Array, indices: Sequence[Array | None]) -> Array:
     picks = Picks.of(x, indices)
     if 0 in picks.result_shape(x):
         return lax.full(picks.result_shape(x), 0, x.dtype)
-    numbers = lax.GatherDimensionNumbers(
-        offset_dims=picks.window_dims(x.ndim), collapsed_slice_dims=picks.dims, start_index_map=picks.dims
-    )
+    numbers = lax.GatherDimensionNumbers(offset_dims=picks.window_dims(x.ndim), collapsed_slice_dims=picks.dims, start_index_map=picks.dims)
     sizes = tuple(1 if dim in picks.dims else size for dim, size in enumerate(x.shape))
     return lax.gather(x, picks.coordinates, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
 

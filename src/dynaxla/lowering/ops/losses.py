@@ -50,9 +50,7 @@ def _pick_class(x: Array, target: Array) -> Array:
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def nll_loss_forward(
-    x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int
-) -> tuple[Array, Array]:
+def nll_loss_forward(x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int) -> tuple[Array, Array]:
     """The loss and the sum of weights (0 if nothing is reduced).
 
     Shape: x (classes), (batch, classes) or (batch, classes, height, width); target lacks the classes.

@@ -58,7 +58,11 @@ def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType) -
 
 
 _MATRICES = ((1,), (0,))
-_BATCHES = {"over": ((2,), (1,)), "batch": ((0,), (0,))}
+
+
+def _contract_batches(x: Array, y: Array, ctx: Context) -> Array:
+    """The product of each matrix of x with that of y."""
+    return contract(x, y, ((2,), (1,)), ctx, batch=((0,), (0,)))
 
 
 @lowers(aten.mm.default)
@@ -68,7 +72,7 @@ def mm(x: Array, y: Array, *, ctx: Context) -> Array:
 
 @lowers(aten.bmm.default)
 def bmm(x: Array, y: Array, *, ctx: Context) -> Array:
-    return convert(contract(x, y, ctx=ctx, **_BATCHES), x.dtype)
+    return convert(_contract_batches(x, y, ctx), x.dtype)
 
 
 @lowers(aten.mm.dtype)
@@ -78,7 +82,7 @@ def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
 
 @lowers(aten.bmm.dtype)
 def bmm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
-    return convert(contract(x, y, ctx=ctx, **_BATCHES), out_dtype)
+    return convert(_contract_batches(x, y, ctx), out_dtype)
 
 
 @lowers(aten.addmm.default)
@@ -88,7 +92,7 @@ def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
 @lowers(aten.baddbmm.default)
 def baddbmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    return _add_scaled(x, contract(y, z, ctx=ctx, **_BATCHES), beta, alpha, y.dtype)
+    return _add_scaled(x, _contract_batches(y, z, ctx), beta, alpha, y.dtype)
 
 
 @lowers(aten.addmm.dtype)
@@ -98,7 +102,7 @@ def addmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1
 
 @lowers(aten.baddbmm.dtype)
 def baddbmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    return _add_scaled(x, contract(y, z, ctx=ctx, **_BATCHES), beta, alpha, out_dtype)
+    return _add_scaled(x, _contract_batches(y, z, ctx), beta, alpha, out_dtype)
 
 
 @lowers(aten.addbmm.default)
@@ -129,17 +133,13 @@ def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
 
 
 @lowers(aten._trilinear.default)
-def trilinear(
-    x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand3: Dims, sumdim: Dims, *, ctx: Context
-) -> Array:
+def trilinear(x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand3: Dims, sumdim: Dims, *, ctx: Context) -> Array:
     """The sum over `sumdim` of the product of three tensors, each first given new dimensions at `expand1`, `expand2`, `expand3`.
 
     Source: ATen native/Linear.cpp, _trilinear (under nn.Bilinear)
     """
     rank = x.ndim + len(expand1)
-    letters = [
-        [dim for dim in range(rank) if dim not in {position % rank for position in added}] for added in (expand1, expand2, expand3)
-    ]
+    letters = [[dim for dim in range(rank) if dim not in {position % rank for position in added}] for added in (expand1, expand2, expand3)]
     summed = {dim % rank for dim in sumdim}
     dtype = dtypes.accumulator(x.dtype)
     operands = [item for pair in zip((x, y, z), letters, strict=True) for item in pair]

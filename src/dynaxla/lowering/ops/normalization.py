@@ -68,9 +68,7 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
     return _affine(centered, factor, bias, (1,)), mean, variance, inverse
 
 
-def _normalize_by_running(
-    x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float
-) -> Array:
+def _normalize_by_running(x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float) -> Array:
     """x normalized by given statistics, in the accumulator's dtype."""
     dtype = dtypes.accumulator(x.dtype)
     factor = _reciprocal_root(convert(running_var, dtype), eps)
@@ -390,9 +388,7 @@ def _default_eps(eps: float | None, dtype: DType) -> float:
 
 
 @lowers(aten._fused_rms_norm.default)
-def fused_rms_norm(
-    x: Array, normalized_shape: Dims, weight: Array | None, eps: float | None, *, ctx: Context
-) -> tuple[Array, Array]:
+def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: float | None, *, ctx: Context) -> tuple[Array, Array]:
     """Shape: that of x; 1 / root mean square keeps the normalized dimensions with size 1."""
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)

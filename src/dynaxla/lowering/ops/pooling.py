@@ -171,9 +171,7 @@ def max_pool_with_indices_backward(
         position = lax.full(grad.shape, 0, places.dtype)
         for dim, tap in zip(dims, taps, strict=True):
             along = (dim.starts + tap * dim.dilation).astype(places.dtype)
-            position = lax.add(
-                lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(along, grad.shape, (dim.dim,))
-            )
+            position = lax.add(lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(along, grad.shape, (dim.dim,)))
         part = lax.select(lax.eq(places, position), wide, nothing)
         for dim, tap in zip(dims, taps, strict=True):
             before = tap * dim.dilation - dim.padding

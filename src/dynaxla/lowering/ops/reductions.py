@@ -125,9 +125,7 @@ def _extremum(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array
     return best, first_place(hits, dim)
 
 
-def _value_and_place(
-    x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]
-) -> tuple[Array, Array]:
+def _value_and_place(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
     if x.ndim == 0:
         return x, lax.full((), 0, _INT64)
     dim = wrap(dim, x.ndim)

@@ -250,9 +250,7 @@ def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, di
 
 
 @lowers(aten.slice_scatter.default)
-def slice_scatter(
-    x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> Array:
+def slice_scatter(x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
     dim = wrap(dim, x.ndim)
     size = x.shape[dim]
     first, _, count = clamp_slice(size, start, end, step)

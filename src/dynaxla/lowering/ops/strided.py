@@ -68,9 +68,7 @@ def _fast_path(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence
 
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
-def as_strided(
-    x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context
-) -> Array:
+def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context) -> Array:
     """Raises: UnsupportedOp if elements outside of x, but in the storage that x is a view of, are asked for."""
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset

@@ -61,9 +61,7 @@ def _attend(
     ctx: Context,
 ) -> tuple[Array, Array]:
     """The projected output, and the weights (batch, heads, rows, columns) in the accumulator's dtype."""
-    query, key, value = (
-        lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _projected(inputs, *qkv, ctx)
-    )
+    query, key, value = (lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _projected(inputs, *qkv, ctx))
     scores = contract(query, key, ((3,), (3,)), ctx, batch=((0, 2), (0, 2)))
     scores = _masked(lax.mul(scores, lax.full_like(scores, 1 / math.sqrt(query.shape[3]))), mask, mask_type)
     rows = (0, 1, 2)

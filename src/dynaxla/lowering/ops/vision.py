@@ -33,7 +33,9 @@ def _unnormalized(x: Array, size: int, align_corners: bool) -> Array:
 
 
 def _clipped(x: Array, size: int) -> Array:
-    return lax.clamp(np.array(0, x.dtype), x, np.array(size - 1, x.dtype))
+    """Places beyond the borders, moved to them; NaN goes to the first place, as in ATen."""
+    first = lax.full_like(x, 0)
+    return lax.clamp(np.array(0, x.dtype), lax.select(lax.ne(x, x), first, x), np.array(size - 1, x.dtype))
 
 
 def _reflected(x: Array, size: int, align_corners: bool) -> Array:
@@ -43,8 +45,9 @@ def _reflected(x: Array, size: int, align_corners: bool) -> Array:
         return lax.full_like(x, 0)
     span = lax.full_like(x, high - low)
     distance = lax.abs(_scaled(x, 1, -low))
-    extra = lax.rem(distance, span)
-    even = lax.eq(lax.rem(lax.floor(lax.div(distance, span)), lax.full_like(x, 2)), lax.full_like(x, 0))
+    flips = lax.floor(lax.div(distance, span))
+    extra = lax.sub(distance, lax.mul(flips, span))
+    even = lax.eq(lax.rem(flips, lax.full_like(x, 2)), lax.full_like(x, 0))
     return _scaled(lax.select(even, extra, lax.sub(span, extra)), 1, low)
 
 

@@ -1,0 +1,164 @@
+"""Comparisons, truth values, and choosing between elements: maximum, clamp, where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
+from ..registry import lower_table, lowers
+
+aten = torch.ops.aten
+Function = Callable[..., Array]
+
+
+def signbit(x: Array) -> Array:
+    """Whether the sign is negative: of -0.0 and of negative nans too."""
+    if dtypes.is_float(x.dtype):
+        x = lax.bitcast_convert_type(x, np.dtype(f"int{x.dtype.itemsize * 8}"))
+    elif dtypes.is_bool(x.dtype):
+        return full_like(x, False)
+    return lax.lt(x, number(0, x.dtype))
+
+
+def is_infinite(x: Array) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.bitwise_or(is_infinite(lax.real(x)), is_infinite(lax.imag(x)))
+    return lax.eq(lax.abs(x), number(np.inf, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
+
+
+def is_nan(x: Array) -> Array:
+    return lax.ne(x, x)
+
+
+def is_finite(x: Array) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.bitwise_and(lax.is_finite(lax.real(x)), lax.is_finite(lax.imag(x)))
+    return lax.is_finite(x) if dtypes.is_float(x.dtype) else lax.full(x.shape, True)
+
+
+def equals_infinity(x: Array, infinity: float) -> Array:
+    return lax.eq(x, number(infinity, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
+
+
+def _logical(function: Function) -> Function:
+    """A function of truth values; every operand is converted on its own."""
+    return lambda *operands: function(*broadcast([convert(operand, np.dtype(np.bool_)) for operand in operands]))
+
+
+def _maximum(x: Array, y: Array) -> Array:
+    """The larger; nan where either is."""
+    return lax.bitwise_or(x, y) if dtypes.is_bool(x.dtype) else lax.max(x, y)
+
+
+def _minimum(x: Array, y: Array) -> Array:
+    return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.min(x, y)
+
+
+def _skip_nan(function: Function) -> Function:
+    """The other operand where one is nan."""
+
+    def skipping(x: Array, y: Array) -> Array:
+        if not dtypes.is_float(x.dtype):
+            return function(x, y)
+        return lax.select(is_nan(x), y, lax.select(is_nan(y), x, function(x, y)))
+
+    return skipping
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
+    """low where x < low, then high where that > high; nan where any of the three is."""
+    operands = [operand for operand in (x, low, high) if operand is not None]
+
+    def bound(x: Array, *bounds: Array) -> Array:
+        if low is not None:
+            x = _maximum(x, bounds[0])
+        return x if high is None else _minimum(x, bounds[-1])
+
+    return elementwise(bound, operands, Promotion.NO_OPMATH)
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(x: Array, low: Any) -> Array:
+    return clamp(x, low, None)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(x: Array, high: Any) -> Array:
+    return clamp(x, None, high)
+
+
+@lowers(aten.where.self)
+def where(condition: Array, x: Any, y: Any) -> Array:
+    common = result_type((x, y))
+    chosen, first, second = broadcast([convert(condition, np.dtype(np.bool_)), convert(x, common), convert(y, common)])
+    return lax.select(chosen, first, second)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(x: Array, mask: Array, value: Any) -> Array:
+    """Dtype: that of x, whatever value is."""
+    x, mask = broadcast([x, mask])
+    return lax.select(mask, expand(convert(value, x.dtype), x.shape), x)
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Array:
+    if dtypes.is_complex(x.dtype):
+        return lax.complex(nan_to_num(lax.real(x), nan, posinf, neginf), nan_to_num(lax.imag(x), nan, posinf, neginf))
+    if not dtypes.is_float(x.dtype):
+        return x
+    limits = torch.finfo(dtypes.to_torch(x.dtype))
+    out = lax.select(is_nan(x), full_like(x, nan or 0), x)
+    out = lax.select(lax.eq(x, number(np.inf, x.dtype)), full_like(x, limits.max if posinf is None else posinf), out)
+    return lax.select(lax.eq(x, number(-np.inf, x.dtype)), full_like(x, limits.min if neginf is None else neginf), out)
+
+
+lower_table(
+    {
+        aten.maximum.default: _maximum,
+        aten.minimum.default: _minimum,
+        aten.fmax.default: _skip_nan(_maximum),
+        aten.fmin.default: _skip_nan(_minimum),
+    },
+    promote=Promotion.NO_OPMATH,
+)
+
+lower_table(
+    {
+        aten.eq.Tensor: lax.eq,
+        aten.eq.Scalar: lax.eq,
+        aten.ne.Tensor: lax.ne,
+        aten.ne.Scalar: lax.ne,
+        aten.lt.Tensor: lax.lt,
+        aten.lt.Scalar: lax.lt,
+        aten.le.Tensor: lax.le,
+        aten.le.Scalar: lax.le,
+        aten.gt.Tensor: lax.gt,
+        aten.gt.Scalar: lax.gt,
+        aten.ge.Tensor: lax.ge,
+        aten.ge.Scalar: lax.ge,
+        aten.isnan.default: is_nan,
+        aten.isinf.default: is_infinite,
+        aten.isfinite.default: is_finite,
+        aten.isposinf.default: lambda x: equals_infinity(x, np.inf),
+        aten.isneginf.default: lambda x: equals_infinity(x, -np.inf),
+        aten.signbit.default: signbit,
+    },
+    promote=Promotion.ALWAYS_BOOL,
+)
+
+lower_table(
+    {
+        aten.logical_and.default: _logical(lax.bitwise_and),
+        aten.logical_or.default: _logical(lax.bitwise_or),
+        aten.logical_xor.default: _logical(lax.bitwise_xor),
+        aten.logical_not.default: _logical(lax.bitwise_not),
+    }
+)

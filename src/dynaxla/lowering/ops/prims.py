@@ -1,0 +1,176 @@
+"""PyTorch's prims: what its reference decompositions leave in a graph. Their operands already have one dtype and one shape."""
+
+from __future__ import annotations
+
+import torch
+from jax import Array, lax
+
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert, number
+from ..registry import lower_table, lowers, registry
+from . import comparison as comparison
+from . import creation, elementwise, random
+from . import special as special
+
+aten = torch.ops.aten
+prims = torch.ops.prims
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(x: Array, dtype: DType) -> Array:
+    return convert(x, dtype)
+
+
+@lowers(prims.device_put.default)
+def device_put(x: Array, device: torch.device, non_blocking: bool = False) -> Array:
+    return x
+
+
+@lowers(prims.iota.default)
+def iota(length: int, *, start: int, step: int, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
+    return creation.arange(start, None, step, ctx=ctx)
+
+
+@lowers(prims.full.default)
+def full(shape: list[int], value: complex, *, dtype: DType, requires_grad: bool = False) -> Array:
+    return lax.full(shape, number(value, dtype))
+
+
+@lowers(prims.full_like.default)
+def full_like(x: Array, value: complex, *, dtype: DType, requires_grad: bool = False) -> Array:
+    return lax.full(x.shape, number(value, dtype))
+
+
+@lowers(prims.empty.default)
+def empty(shape: list[int], *, dtype: DType, requires_grad: bool = False) -> Array:
+    return lax.full(shape, number(0, dtype))
+
+
+@lowers(prims.empty_strided.default, prims.empty_permuted.default)
+def empty_strided(shape: list[int], layout: list[int], *, dtype: DType, requires_grad: bool = False) -> Array:
+    return lax.full(shape, number(0, dtype))
+
+
+@lowers(prims.scalar_tensor.default)
+def scalar_tensor(value: complex, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return lax.full((), number(value, ctx.output.jax_dtype))
+
+
+@lowers(prims.broadcast_in_dim.default)
+def broadcast_in_dim(x: Array, shape: list[int], broadcast_dimensions: list[int]) -> Array:
+    return lax.broadcast_in_dim(x, tuple(shape), tuple(broadcast_dimensions))
+
+
+@lowers(prims.transpose.default)
+def transpose(x: Array, permutation: list[int]) -> Array:
+    return lax.transpose(x, permutation)
+
+
+@lowers(prims.div.default)
+def div(x: Array, y: Array) -> Array:
+    """True division, and for integers the one that truncates."""
+    return lax.div(x, y)
+
+
+@lowers(prims.normal.default)
+def normal(shape: list[int], *, mean: float, std: float, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
+    return random.normal(mean, std, ctx=ctx)
+
+
+@lowers(prims.uniform.default)
+def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: list[int], ctx: Context) -> Array:
+    return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
+
+
+# Those that do what an ATen op of this package does.
+for _prim, _op in {
+    prims.abs: aten.abs.default,
+    prims.acos: aten.acos.default,
+    prims.acosh: aten.acosh.default,
+    prims.asin: aten.asin.default,
+    prims.asinh: aten.asinh.default,
+    prims.atan: aten.atan.default,
+    prims.atan2: aten.atan2.default,
+    prims.atanh: aten.atanh.default,
+    prims.bessel_i0: aten.i0.default,
+    prims.bessel_i0e: aten.special_i0e.default,
+    prims.bessel_i1: aten.special_i1.default,
+    prims.bessel_i1e: aten.special_i1e.default,
+    prims.bitwise_and: aten.bitwise_and.Tensor,
+    prims.bitwise_not: aten.bitwise_not.default,
+    prims.bitwise_or: aten.bitwise_or.Tensor,
+    prims.bitwise_xor: aten.bitwise_xor.Tensor,
+    prims.ceil: aten.ceil.default,
+    prims.conj: aten._conj.default,
+    prims.conj_physical: aten._conj_physical.default,
+    prims.cos: aten.cos.default,
+    prims.cosh: aten.cosh.default,
+    prims.digamma: aten.digamma.default,
+    prims.eq: aten.eq.Tensor,
+    prims.erf: aten.erf.default,
+    prims.erf_inv: aten.erfinv.default,
+    prims.erfc: aten.erfc.default,
+    prims.exp: aten.exp.default,
+    prims.exp2: aten.exp2.default,
+    prims.expm1: aten.expm1.default,
+    prims.fill: aten.fill.Scalar,
+    prims.floor: aten.floor.default,
+    prims.fmax: aten.fmax.default,
+    prims.fmin: aten.fmin.default,
+    prims.fmod: aten.fmod.Tensor,
+    prims.frexp: aten.frexp.Tensor,
+    prims.gcd: aten.gcd.default,
+    prims.ge: aten.ge.Tensor,
+    prims.gt: aten.gt.Tensor,
+    prims.hypot: aten.hypot.default,
+    prims.igamma: aten.igamma.default,
+    prims.igammac: aten.igammac.default,
+    prims.imag: aten.imag.default,
+    prims.isfinite: aten.isfinite.default,
+    prims.le: aten.le.Tensor,
+    prims.lgamma: aten.lgamma.default,
+    prims.log: aten.log.default,
+    prims.log10: aten.log10.default,
+    prims.log1p: aten.log1p.default,
+    prims.log2: aten.log2.default,
+    prims.lt: aten.lt.Tensor,
+    prims.maximum: aten.maximum.default,
+    prims.minimum: aten.minimum.default,
+    prims.mul: aten.mul.Tensor,
+    prims.ndtri: aten.special_ndtri.default,
+    prims.ne: aten.ne.Tensor,
+    prims.neg: aten.neg.default,
+    prims.nextafter: aten.nextafter.default,
+    prims.pow: aten.pow.Tensor_Tensor,
+    prims.real: aten.real.default,
+    prims.reciprocal: aten.reciprocal.default,
+    prims.remainder: aten.remainder.Tensor,
+    prims.round: aten.round.default,
+    prims.rsqrt: aten.rsqrt.default,
+    prims.shift_left: aten.bitwise_left_shift.Tensor,
+    prims.shift_right_arithmetic: aten.bitwise_right_shift.Tensor,
+    prims.sign: aten.sign.default,
+    prims.signbit: aten.signbit.default,
+    prims.sin: aten.sin.default,
+    prims.sinh: aten.sinh.default,
+    prims.sqrt: aten.sqrt.default,
+    prims.tan: aten.tan.default,
+    prims.tanh: aten.tanh.default,
+    prims.trunc: aten.trunc.default,
+    prims.view_of_dtype: aten.view.dtype,
+    prims.where: aten.where.self,
+    prims.zeta: aten.special_zeta.default,
+}.items():
+    _rule = registry.find(_op)
+    assert _rule is not None, _op
+    registry.register(_prim.default, _rule.function)
+
+lower_table(
+    {
+        prims.add.default: lambda x, y: elementwise.add(x, y),
+        prims.sub.default: lambda x, y: elementwise.sub(x, y),
+        prims.clone.default: lambda x: x,
+        prims.view_of.default: lambda x: x,
+    }
+)

@@ -1,0 +1,163 @@
+"""Reductions: values, dtypes, NaN, ties, empty dimensions, gradients."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+
+inf, nan = float("inf"), float("nan")
+
+Case = Callable[[torch.Tensor], Any]
+
+SUMS: dict[str, Case] = {
+    "sum": lambda x: (
+        x.sum(),
+        x.sum(1),
+        x.sum((0, -1), keepdim=True),
+        x.sum(()),
+        x.sum(dim=[]),
+        x[0, 0, 0].sum(-1),
+        x.sum(0, dtype=torch.float64),
+    ),
+    "mean": lambda x: (x.mean(), x.mean(-2), x.mean((0, 1), keepdim=True), x[0, 0, 0].mean(), x.mean(1, dtype=torch.float64)),
+    "prod": lambda x: (x.prod(), x.prod(1), x.prod(-1, keepdim=True), x[0, 0, 0].prod(0)),
+    "var": lambda x: (x.var(), x.var(1), x.var((0, 2), correction=0, keepdim=True), x.var(1, correction=2.5)),
+    "std": lambda x: (x.std(), x.std(-1), x.std((0, 2), unbiased=False, keepdim=True)),
+    "moments": lambda x: (torch.var_mean(x), torch.var_mean(x, (0, 1), correction=0, keepdim=True), torch.std_mean(x, 1)),
+    "norms": lambda x: [
+        torch.linalg.vector_norm(x, p, d) for p, d in ((2, None), (2, 1), (1, (0, 2)), (3, 1), (0.5, 1), (inf, 2), (-inf, 2), (0, 1))
+    ],
+    "other norms": lambda x: (x.norm(), x.norm(dim=1), x.norm(p=1, dim=(0, 1), keepdim=True), torch.dist(x, x[0] * 2, 3), x[0].trace()),
+}
+EXTREMA: dict[str, Case] = {
+    "values": lambda x: (x.amax(), x.amin(1), x.amax((0, 2), keepdim=True), x.amin(()), x.max(), x.min(), x[0, 0, 0].amax()),
+    "with places": lambda x: (x.max(1), x.min(-1, keepdim=True), x[0, 0, 0].max(0), x[0, 0, 0].min(0)),
+    "both": lambda x: (x.aminmax(), x.aminmax(dim=1), x.aminmax(dim=-1, keepdim=True)),
+}
+
+
+@pytest.mark.parametrize("case", {**SUMS, **EXTREMA})
+def test_reductions(case: str) -> None:
+    check_gradients({**SUMS, **EXTREMA}[case], torch.randn(4, 3, 5).mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_inexact_dtypes(dtype: torch.dtype) -> None:
+    cases = [case for name, case in SUMS.items() if not (dtype.is_complex and name in ("norms", "sum", "mean", "moments"))]
+    check(lambda x: [case(x) for case in cases], torch.randn(4, 5, 3).to(dtype).mT, calls=1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int64])
+def test_whole_dtypes(dtype: torch.dtype) -> None:
+    """Sums and products are int64, extrema keep the dtype."""
+    x = torch.randint(0, 2 if dtype == torch.bool else 100, (4, 3, 5)).to(dtype)
+    check(
+        lambda x: (
+            x.sum(),
+            x.sum(1),
+            x.prod(2),
+            x.sum(0, dtype=torch.int32),
+            x.amax(1),
+            x.amin(),
+            x.max(1),
+            x.min(0),
+            x.count_nonzero(1),
+            x.sum(0, dtype=torch.float32),
+            x.nansum(1),
+            x[0, 0, 0].sum(),
+            x.logsumexp(1) if dtype != torch.bool else x.any(),
+        ),
+        x.mT,
+        calls=1,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float32, torch.bfloat16, torch.complex64])
+def test_truth(dtype: torch.dtype) -> None:
+    x = torch.tensor([[0, 0, 0], [0, 1, 0], [1, 1, 1]]).to(dtype)
+    check(
+        lambda x: (
+            (x.any(), x.all(), x.any(1), x.all(0), x.any(0, keepdim=True), x.all((0, 1)), x.any((0, 1), keepdim=True), x[0, 0].any()),
+            (x[:0].any(), x[:0].all(), x[:0].all(0), x.count_nonzero(), x.count_nonzero((0, 1)), x.any(()), x.all([])),
+        ),
+        x,
+        calls=1,
+    )
+
+
+def test_places_of_extrema() -> None:
+    """The first of equal ones; the first NaN before everything."""
+    x = torch.tensor([[1.0, 3.0, 3.0, 0.0], [nan, 5.0, nan, -inf], [-inf, -inf, -inf, -inf], [0.0, -0.0, 2.0, nan], [inf, 1.0, inf, 2.0]])
+    check(
+        lambda x: (
+            (x.argmax(), x.argmin(), x.argmax(1), x.argmin(1, keepdim=True), x.argmax(0), x.argmax(keepdim=True), x[0, 0].argmax(0)),
+            (x.max(1), x.min(1), x.max(0), x.amax(1), x.amin(1), x.max(), x.min(), x.aminmax(dim=1), x[0].max(), x[0].min()),
+        ),
+        x,
+        calls=1,
+    )
+    check(lambda x: (x.argmax(1), x.argmin(0), x.argmax(), x.max(1)), torch.randint(0, 3, (4, 5)), calls=1)
+
+
+def test_not_a_number() -> None:
+    x = torch.tensor([[1.0, nan, 3.0], [nan, nan, nan], [inf, -inf, 0.0], [inf, inf, 1.0], [-inf, -inf, -inf]])
+    check(
+        lambda x: (
+            x.sum(1),
+            x.nansum(1),
+            x.mean(1),
+            x.prod(1),
+            x.logsumexp(1),
+            x.var(1),
+            x.norm(dim=1),
+            x.norm(p=inf, dim=1),
+            x.nanmean(1),
+        ),
+        x,
+        calls=1,
+    )
+
+
+def test_logsumexp() -> None:
+    x = torch.randn(4, 3, 5)
+    check_gradients(lambda x: (x.logsumexp(1), (x * 50).logsumexp((0, 2)), x.logsumexp(-1, keepdim=True), x[:0].logsumexp(0)), x)
+    check(lambda x: (x.logsumexp(1), x[0, 0, 0].logsumexp(0)), x.bfloat16(), calls=1)
+
+
+def test_without_elements() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # degrees of freedom <= 0
+        check(
+            lambda x: (
+                (x.sum(), x.sum(0), x.sum(1), x.mean(), x.prod(), x.prod(0), x.amax(1), x.max(1), x.argmax(1), x.nansum(0)),
+                (x.var(0), x.std(), torch.var_mean(x, 0), x.norm(), x.norm(dim=0), x.any(0), x.logsumexp(1)),
+            ),
+            torch.zeros(0, 3),
+            calls=1,
+        )
+        check(
+            lambda x: (x.var(), x.var(0), x.std(1), x.var(1, correction=0), x[0, 0].var(), x.var(1, correction=9)),
+            torch.randn(1, 3),
+            calls=1,
+        )
+
+
+def test_large_sums_are_as_accurate_as_eager() -> None:
+    x = torch.rand(3, 400_000)
+    exact = x.double()
+    function: Callable[[torch.Tensor], Any] = lambda x: (x.sum(), x.sum(1), x.mean(1), x.t().mean(0), x.var(1), x.norm(dim=1))  # noqa: E731
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for mine, truth in zip(compiled(x), function(exact), strict=True):
+        torch.testing.assert_close(mine.double(), truth, rtol=5e-7, atol=0)
+
+
+def test_half_types_are_added_in_float32() -> None:
+    x = torch.full((70_000,), 1e-1)
+    for dtype in (torch.float16, torch.bfloat16):
+        check(lambda x: (x.sum(), x.mean(), (x * 0.5).sum(0, dtype=torch.float32), x.var(correction=0)), x.to(dtype), calls=1)

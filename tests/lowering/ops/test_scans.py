@@ -1,0 +1,54 @@
+"""Running sums, products and extrema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+
+from dynaxla.errors import UnsupportedOp
+
+nan, inf = float("nan"), float("inf")
+
+
+def sums(x: torch.Tensor) -> Any:
+    return (
+        x.cumsum(0),
+        x.cumsum(-2),
+        x.cumprod(1),
+        x.cumsum(1, dtype=torch.complex128 if x.is_complex() else torch.float64),
+        x[0, 0, 0].cumsum(0),
+        x[:0].cumprod(0),
+    )
+
+
+def extrema(x: torch.Tensor) -> Any:
+    return x.cummax(1), x.cummin(0), x.cummax(-1), x[0, 0, 0].cummin(0), x[:0].cummax(0)
+
+
+def test_gradients() -> None:
+    check_gradients(lambda x: (sums(x), extrema(x), x.logcumsumexp(1), x[0, 0, 0].logcumsumexp(0)), torch.randn(4, 5, 3).mT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int32, torch.float16, torch.bfloat16, torch.float64, torch.complex64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    x = torch.randint(0, 2, (4, 3, 5)).to(dtype) if not dtype.is_floating_point and not dtype.is_complex else torch.randn(4, 3, 5).to(dtype)
+    check(lambda x: (sums(x), () if dtype.is_complex else extrema(x), x.logcumsumexp(1) if dtype.is_floating_point else x), x, calls=1)
+
+
+def test_places_with_ties_and_not_a_number() -> None:
+    x = torch.tensor([[1.0, 1.0, nan, 5.0, nan, 2.0], [3.0, -inf, 3.0, inf, inf, -inf], [0.0, -0.0, 0.0, -1.0, -1.0, 7.0]])
+    check(lambda x: (x.cummax(1), x.cummin(1), x.cummax(0), x.cummin(0), x.cumsum(1), x.cumprod(1), x.logcumsumexp(1)), x, calls=1)
+
+
+def test_long() -> None:
+    """Half types are added in float32: in their own they would stand still after a few hundred."""
+    check(lambda x: (x.cumsum(0), x.bfloat16().cumsum(0), x.half().cumsum(0)), torch.rand(5000), calls=1)
+
+
+def test_complex_logarithms_are_refused() -> None:
+    with pytest.raises(UnsupportedOp, match="complex"):
+        torch.compile(lambda x: x.logcumsumexp(0), backend="dynaxla", fullgraph=True)(torch.ones(3, dtype=torch.complex64))

@@ -83,9 +83,8 @@ def widen_integers(dtype: DType) -> DType:
 
 def real(dtype: DType) -> DType:
     """The dtype of the real part."""
-    return {np.dtype(np.complex64): np.dtype(np.float32), np.dtype(np.complex128): np.dtype(np.float64)}.get(
-        np.dtype(dtype), np.dtype(dtype)
-    )
+    halves: dict[DType, DType] = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
+    return halves.get(np.dtype(dtype), np.dtype(dtype))
 
 
 def default_float() -> DType:

@@ -43,10 +43,7 @@ class Interpreter:
         self.platform = platform
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-        self.draws_random = any(
-            isinstance(node.target, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags
-            for node in module.graph.nodes
-        )
+        self.draws_random = any(_draws_random(node) for node in module.graph.nodes)
         last_use = _last_uses(module.graph)
         self._steps: list[_Step] = []
         missing: list[Node] = []
@@ -101,6 +98,17 @@ class Interpreter:
 
 def _find_rule(registry: Registry, node: Node, platform: str) -> Rule | None:
     return registry.find(node.target, platform) if isinstance(node.target, torch._ops.OpOverload) else None
+
+
+def _draws_random(node: Node) -> bool:
+    """Whether the node uses random numbers. Attention carries the tag even without dropout: then it must leave torch's generator alone."""
+    if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    for index, argument in enumerate(node.target._schema.arguments):
+        if argument.name == "dropout_p":
+            given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+            return given != 0
+    return True
 
 
 def _is_plain_python(node: Node) -> bool:

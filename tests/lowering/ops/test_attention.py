@@ -122,6 +122,13 @@ def test_log_sum_exp_and_infinite_rows() -> None:
     torch.testing.assert_close(logsumexp, expected_logsumexp)
 
 
+def test_without_dropout_the_generator_stays_as_it_is() -> None:
+    compiled = torch.compile(ATTENTION, backend="dynaxla")
+    state = torch.get_rng_state()
+    compiled(*(torch.ones(1, 1, 2, 4),) * 3)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 # --- kernels that exist on CUDA only: their lowerings run anywhere
 
 

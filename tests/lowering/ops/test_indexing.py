@@ -273,3 +273,16 @@ def test_made_indices() -> None:
         ),
         torch.tensor([1, 3, 2]),
     )
+
+
+def test_places_of_nonzero_elements() -> None:
+    x = torch.tensor([[0, 3, 0], [1, 0, 2]])
+    check(
+        lambda x: (
+            torch.nonzero_static(x, size=2),
+            torch.nonzero_static(x > 0, size=5, fill_value=-7),
+            torch.nonzero_static(x[0, 1], size=2),
+            torch.nonzero_static(x[:0], size=1),
+        ),
+        x,
+    )

@@ -1,0 +1,28 @@
+"""Distances between rows, and counts by interval."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances(p: float) -> None:
+    x, y = torch.randn(2, 5, 3), torch.randn(2, 4, 3)
+    y[0, 0] = x[0, 0]  # a distance of zero
+    check_gradients(lambda x, y: (torch.cdist(x, y, p), torch.cdist(x[0], y, p), torch.pdist(x[0], p)), x, y)
+
+
+def test_without_rows() -> None:
+    check(
+        lambda x: (torch.cdist(x[:0], x), torch.cdist(x[:, :0], x[:, :0]), torch.pdist(x[:1]), torch.pdist(x[:0])),
+        torch.randn(3, 2),
+        calls=1,
+    )
+
+
+def test_histogram() -> None:
+    x = torch.tensor([[1.0, 2.0, 2.0], [float("nan"), 5.0, -1.0]])
+    check(lambda x: (x.histc(3, 0, 4), x.nan_to_num().histc(7), x[:0].histc(4), x[0, :1].histc(4), x.double().histc(2, -1, 5)), x, calls=1)

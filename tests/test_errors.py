@@ -163,3 +163,12 @@ def test_an_error_inside_the_graph_is_eagers() -> None:
     with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError), match=r"(?i)size|shape|broadcast"):
         compile_and_call(lambda x, y: x + y, torch.randn(3), torch.randn(4))
     still_works()
+
+
+def test_a_size_that_depends_on_data() -> None:
+    x = torch.randn(8)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        with pytest.raises(dynaxla.UnsupportedOp, match=r"depends on the values(.|\n)*test_errors.py(.|\n)*fullgraph"):
+            compile_and_call(lambda x: x[x > 0] * 2, x)
+        torch._dynamo.reset()
+    assert torch.equal(torch.compile(lambda x: x[x > 0] * 2, backend="dynaxla")(x), x[x > 0] * 2)

@@ -60,6 +60,7 @@ def bench(
         placement = Placement(batch, _dtype(dtype), _device(device), seed, threads)
         names = _split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
+        engine_table.choose([baseline], [])
         usual = engine_table.QUICK if quick else engine_table.USUAL.get(suite, list(engine_table.ENGINES))
         chosen, notes = engine_table.choose(_with_baseline(_split(engines), baseline), _with_baseline(usual, baseline))
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds

@@ -83,11 +83,13 @@ class Settings:
 
 _EXACT = Settings()
 
+aten = torch.ops.aten
+
 
 class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; node (the FX node being lowered).
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; node (the FX node being lowered); values (of the nodes so far).
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Context:
         self.platform = platform
         self.settings = settings
         self.node: torch.fx.Node
+        self.values: dict[torch.fx.Node, Any] = {}
         self._symbols = symbols or SymbolValues()
         self._key = None if seed is None else jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
         self._keys_given = 0
@@ -114,6 +117,22 @@ class Context:
     def input(self, index: int) -> Any:
         """Metadata of the current node's positional argument: a TensorSpec, a list of them, or None."""
         return torch.fx.node.map_arg(self.node.args[index], lambda node: self._specs(node.meta["val"]))
+
+    def untransposed(self, index: int, value: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
+        """The current node's positional argument `value` as it was before the transpose that made it, if one did, and where each of
+        its dimensions lies there. A contraction over the original's dimensions needs no transpose at all."""
+        node = self.node.args[index]
+        if isinstance(node, torch.fx.Node) and node.target in (aten.permute.default, aten.t.default, aten.transpose.int):
+            source = self.values[node.args[0]]
+            dims = node.args[1:]
+            order = list(range(source.ndim))
+            if node.target is aten.permute.default:
+                order = [dim % source.ndim for dim in dims[0]]
+            elif source.ndim > 1:
+                first, second = dims or (0, 1)
+                order[first], order[second] = order[second], order[first]
+            return source, tuple(order)
+        return value, tuple(range(value.ndim))
 
     def _specs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from . import dtypes
@@ -21,7 +22,7 @@ from .registry import registry as default_registry
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, ready to run: its function, its arguments with nodes in the places of values, and the nodes last used here."""
+    """One node, ready to run: its function, and its arguments with nodes in the places of values."""
 
     node: Node
     function: Callable[..., Any]
@@ -29,7 +30,6 @@ class _Step:
     kwargs: dict[str, Any]
     takes_context: bool
     checked: bool
-    frees: tuple[Node, ...]
 
 
 class Interpreter:
@@ -44,18 +44,18 @@ class Interpreter:
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         self.draws_random = any(_draws_random(node) for node in module.graph.nodes)
-        last_use = _last_uses(module.graph)
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:
+            _refuse_data_dependent_sizes(node)
             if node.op == "get_attr":
-                self._steps += _constant_steps(module, node, last_use)
+                self._steps += _constant_steps(module, node)
             elif node.op == "call_function":
                 rule = _find_rule(registry, node, platform)
                 if rule is None and not _is_plain_python(node):
                     missing.append(node)
                 elif not missing:
-                    self._steps.append(_step(node, rule, last_use))
+                    self._steps.append(_step(node, rule))
         if missing:
             raise _unsupported(missing)
 
@@ -66,8 +66,7 @@ class Interpreter:
         Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype.
         """
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
-        results: dict[Node, Any] = {}
-        keep = set(wanted)
+        ctx.values = values
         for step in self._steps:
             ctx.node = step.node
             args = [_substitute(arg, values) for arg in step.args]
@@ -89,11 +88,19 @@ class Interpreter:
             if step.checked:
                 _check(step.node, value, ctx.output)
             values[step.node] = value
-            for node in step.frees:
-                if node in keep:
-                    results[node] = values[node]
-                del values[node]
-        return [results[node] if node in results else values[node] for node in wanted]
+        return [values[node] for node in wanted]
+
+
+def _refuse_data_dependent_sizes(node: Node) -> None:
+    """XLA's programs have fixed sizes. Raises: UnsupportedOp for an op whose result's size or number comes from a tensor's values."""
+    if node.op == "call_function" and free_unbacked_symbols(node.meta.get("val")):
+        raise UnsupportedOp(
+            f"a size or number that {node.target} gives depends on the values of a tensor",
+            op=str(node.target),
+            inputs=describe_inputs(node),
+            where=user_line(node),
+            hint="leave fullgraph=True out, so that TorchDynamo breaks the graph here, or use a form of fixed size, e.g. torch.where",
+        )
 
 
 def _find_rule(registry: Registry, node: Node, platform: str) -> Rule | None:
@@ -124,19 +131,18 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _step(node: Node, rule: Rule | None, last_use: dict[Node, tuple[Node, ...]]) -> _Step:
-    frees = last_use.get(node, ())
+def _step(node: Node, rule: Rule | None) -> _Step:
     if rule is None:
         assert callable(node.target)
-        return _Step(node, node.target, list(node.args), dict(node.kwargs), False, False, frees)
+        return _Step(node, node.target, list(node.args), dict(node.kwargs), False, False)
     try:
         args, kwargs = rule.bind(node.args, node.kwargs)
     except UnsupportedOp as error:
         raise UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint) from None
-    return _Step(node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns), frees)
+    return _Step(node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns))
 
 
-def _constant_steps(module: torch.fx.GraphModule, node: Node, last_use: dict[Node, tuple[Node, ...]]) -> list[_Step]:
+def _constant_steps(module: torch.fx.GraphModule, node: Node) -> list[_Step]:
     """The step that gives a tensor constant; none for the graphs inside control-flow ops, which are reported with their op."""
     value: Any = module
     for name in str(node.target).split("."):
@@ -144,7 +150,7 @@ def _constant_steps(module: torch.fx.GraphModule, node: Node, last_use: dict[Nod
     if not isinstance(value, torch.Tensor):
         return []
     constant = _to_numpy(value)
-    return [_Step(node, lambda: jax.numpy.asarray(constant), [], {}, False, False, last_use.get(node, ()))]
+    return [_Step(node, lambda: jax.numpy.asarray(constant), [], {}, False, False)]
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -165,18 +171,6 @@ def _substitute(arg: Any, values: dict[Node, Any]) -> Any:
     if isinstance(arg, (list, tuple)):
         return [_substitute(item, values) for item in arg]
     return arg
-
-
-def _last_uses(graph: torch.fx.Graph) -> dict[Node, tuple[Node, ...]]:
-    """For each node, the earlier nodes that no later node reads."""
-    order = {node: index for index, node in enumerate(graph.nodes)}
-    frees: dict[Node, list[Node]] = {}
-    for node in graph.nodes:
-        users = [user for user in node.users]
-        if users:
-            last = max(users, key=order.__getitem__)
-            frees.setdefault(last, []).append(node)
-    return {node: tuple(freed) for node, freed in frees.items()}
 
 
 def _check(node: Node, value: Any, expected: Any) -> None:

@@ -137,7 +137,7 @@ def examine_devices() -> list[Finding]:
     cuda = torch.cuda.is_available()
     build = f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {torch.version.hip}" if torch.version.hip else "CPU only"
     seen = ", ".join(f"cuda:{index} ({torch.cuda.get_device_name(index)})" for index in range(torch.cuda.device_count())) if cuda else ""
-    findings = [Finding("devices", "torch", f"cpu{', ' + seen if seen else ''} (build: {build})", State.GOOD)]
+    findings = [Finding("devices", "torch sees", f"cpu{', ' + seen if seen else ''} (build: {build})", State.GOOD)]
     if torch.version.cuda and not cuda:
         findings.append(
             Finding("devices", "torch and CUDA", "a CUDA build that finds no GPU", State.NOTE, "nothing, if this machine has none")
@@ -159,8 +159,8 @@ def _jax_platform(name: str) -> Finding:
             cuda_major = (torch.version.cuda or "13").partition(".")[0]
             plugin = f"jax[cuda{cuda_major}]" if name == "cuda" else f"jax[{name}]"
             mend = f"torch sees a GPU and JAX does not: pip install '{plugin}'"
-        return Finding("devices", f"jax {name}", str(error).partition("\n")[0], State.BROKEN, mend)
-    return Finding("devices", f"jax {name}", ", ".join(map(str, found)), State.GOOD)
+        return Finding("devices", f"jax sees {name}", str(error).partition("\n")[0], State.BROKEN, mend)
+    return Finding("devices", f"jax sees {name}", ", ".join(map(str, found)), State.GOOD)
 
 
 def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable[str] | None = None) -> list[Finding]:

@@ -6,7 +6,6 @@ RetracedProgram traces and lowers the graph again at every call, and finds the e
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -120,7 +119,7 @@ class RetracedProgram(Program):
             traced = specialised.trace()
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
-            key = (fingerprint(lowered), specialised.facts)
+            key = (transfer.fingerprint(lowered), specialised.facts)
             found = self._executables.get(key)
         if found is None:
             compiled = self.compile(lowered)
@@ -130,11 +129,6 @@ class RetracedProgram(Program):
         tensors = self.take(args, found)
         with metrics.timed("run"):
             return found(tensors)
-
-
-def fingerprint(lowered: jax.stages.Lowered) -> bytes:
-    """A hash of the lowered program."""
-    return hashlib.blake2b(str(lowered.compiler_ir("stablehlo")).encode()).digest()
 
 
 class Specialised:

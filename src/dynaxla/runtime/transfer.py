@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -193,6 +195,21 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), xla_client.DeviceList((device,)), compile_options)
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
     return XlaProgram(_fast_call(executable), text)
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> bytes:
+    """A hash of the lowered program, whatever line of Python each of its operations came from."""
+    module = lowered.compiler_ir("stablehlo")
+    if not _public_only:
+        with contextlib.suppress(ImportError):
+            from jaxlib.mlir.passmanager import PassManager
+
+            with module.context:
+                PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+            code = io.BytesIO()
+            module.operation.write_bytecode(code)
+            return hashlib.blake2b(code.getbuffer()).digest()
+    return hashlib.blake2b(str(module).encode()).digest()
 
 
 def _is_own(device: jax.Device) -> bool:

@@ -323,7 +323,7 @@ def plot(report: Report, path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-        from matplotlib.ticker import ScalarFormatter
+        from matplotlib.ticker import FuncFormatter
     except ImportError as error:
         raise BenchmarkError("the plot needs matplotlib, which is not installed: pip install 'dynaxla[bench]'") from error
     groups = [*[model.model for model in report.models], "geometric mean"]
@@ -340,8 +340,8 @@ def plot(report: Report, path: Path) -> None:
             if not height:
                 axes.annotate("x", (place, 1.0), ha="center", va="center", color="red")
     axes.axhline(1.0, color="black", linewidth=0.8)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
     axes.set_ylabel(f"speedup over {report.settings.baseline}")
     axes.set_title(f"{report.suite}, batch {report.settings.placement.batch}, {report.settings.placement.device}; x: failed")

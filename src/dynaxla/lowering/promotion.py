@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from ..errors import UnsupportedOp
 from . import dtypes
 from .dtypes import DType
 
@@ -69,6 +70,8 @@ def result_type(operands: Sequence[Any]) -> DType:
             number = dtype if number is None else torch.promote_types(number, dtype)
     common = _combine(dimensioned, _combine(rank_zero, number))
     assert common is not None, "result_type needs an operand"
+    if common == torch.complex32:
+        raise UnsupportedOp("float16 beside a complex number gives complex32, which JAX does not have", hint="convert to float32 before")
     return dtypes.to_jax(common)
 
 

@@ -125,7 +125,11 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Array:
     limits = jax.numpy.finfo(common) if narrow else None
 
     def rounded(value: Array) -> Array:
-        return value if limits is None else lax.reduce_precision(value, limits.nexp, limits.nmant)
+        if limits is None:
+            return value
+        # reduce_precision would flush denormals
+        small = lax.lt(lax.abs(value), number(float(limits.tiny), value.dtype))
+        return lax.select(small, value, lax.reduce_precision(value, limits.nexp, limits.nmant))
 
     return elementwise(lambda a, b: divide(a, b, rounded), (x, y), Promotion.DEFAULT)
 
@@ -194,6 +198,8 @@ def _integer_power(base: Array, exponent: Array) -> Array:
 
 
 def _power(base: Array, exponent: Array) -> Array:
+    if dtypes.is_bool(base.dtype):
+        return lax.bitwise_or(base, lax.bitwise_not(exponent))
     return _integer_power(base, exponent) if dtypes.is_integer(base.dtype) else lax.pow(base, exponent)
 
 
@@ -225,6 +231,11 @@ def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
 @lowers(aten.pow.Tensor_Tensor, aten.pow.Scalar)
 def pow_tensor(base: Any, exponent: Array) -> Array:
     return elementwise(_power, (base, exponent), Promotion.DEFAULT)
+
+
+@lowers(aten.ldexp.Tensor)
+def ldexp(x: Array, exponent: Array) -> Array:
+    return elementwise(_multiply, (x, pow_tensor(2.0, exponent)), Promotion.DEFAULT)
 
 
 @lowers(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
@@ -279,10 +290,14 @@ def round_decimals(x: Array, *, decimals: int) -> Array:
     """Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel."""
     if decimals == 0 or not dtypes.is_float(x.dtype):
         return _floats_only(_round_half_to_even)(x)
-    ten = number(10 ** abs(decimals), x.dtype)
-    if decimals < 0:
-        return lax.mul(_round_half_to_even(_divide_exactly(x, full_like(x, ten))), ten)
-    return _divide_exactly(_round_half_to_even(lax.mul(x, ten)), full_like(x, ten))
+
+    def function(x: Array) -> Array:
+        ten = full_like(x, 10 ** abs(decimals))
+        if decimals < 0:
+            return lax.mul(_round_half_to_even(_divide_exactly(x, ten)), ten)
+        return _divide_exactly(_round_half_to_even(lax.mul(x, ten)), ten)
+
+    return elementwise(function, (x,), Promotion.DEFAULT)
 
 
 # Functions of calculus
@@ -377,18 +392,18 @@ lower_table(
     {
         aten.mul.Tensor: _multiply,
         aten.mul.Scalar: _multiply,
+    },
+    promote=Promotion.DEFAULT,
+)
+
+# Exact in every dtype, so that half types need no float32. For the remainders, ATen rounds a number as divisor to the half type.
+lower_table(
+    {
         aten.remainder.Tensor: _remainder,
         aten.remainder.Scalar: _remainder,
         aten.remainder.Scalar_Tensor: _remainder,
         aten.fmod.Tensor: lax.rem,
         aten.fmod.Scalar: lax.rem,
-    },
-    promote=Promotion.DEFAULT,
-)
-
-# Exact in every dtype, so that half types need no float32.
-lower_table(
-    {
         aten.neg.default: lax.neg,
         aten.positive.default: lambda x: x,
         aten.sign.default: _sign,
@@ -411,9 +426,13 @@ lower_table(
         aten.bitwise_left_shift.Tensor: lax.shift_left,
         aten.bitwise_left_shift.Tensor_Scalar: lax.shift_left,
         aten.bitwise_left_shift.Scalar_Tensor: lax.shift_left,
+        aten.__lshift__.Tensor: lax.shift_left,
+        aten.__lshift__.Scalar: lax.shift_left,
         aten.bitwise_right_shift.Tensor: lax.shift_right_arithmetic,
         aten.bitwise_right_shift.Tensor_Scalar: lax.shift_right_arithmetic,
         aten.bitwise_right_shift.Scalar_Tensor: lax.shift_right_arithmetic,
+        aten.__rshift__.Tensor: lax.shift_right_arithmetic,
+        aten.__rshift__.Scalar: lax.shift_right_arithmetic,
     },
     promote=Promotion.NO_OPMATH,
 )

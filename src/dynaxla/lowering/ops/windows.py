@@ -24,7 +24,7 @@ class Windows:
 
     @staticmethod
     def from_reads(places: int, size: int, place: np.ndarray, source: np.ndarray, weight: np.ndarray) -> Windows:
-        """From single reads (output place, input place, weight), in any order; each output place has one at least."""
+        """From single reads (output place, input place, weight), in any order. A place without any gives 0."""
         order = np.argsort(place, kind="stable")
         place, source, weight = place[order], source[order], weight[order]
         count = np.bincount(place, minlength=places)

@@ -100,7 +100,8 @@ class Program:
         """Raises: CompilationError; OutOfMemory."""
         with metrics.timed("compile"):
             try:
-                return transfer.compile_lowered(lowered, self.jax_device, self.options.xla)
+                options = {**transfer.sound_options(self.platform), **self.options.xla}
+                return transfer.compile_lowered(lowered, self.jax_device, options)
             except Exception as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error

@@ -77,12 +77,15 @@ def _torchax(model: nn.Module, _: Inputs) -> Call:
     """Inputs and results cross over at each call, as in the other engines they stay tensors of torch."""
     import torchax
 
-    torchax.enable_globally()
-    compiled = torchax.compile(copy.deepcopy(model).to("jax"))
+    environment = torchax.default_env()
+    mine = copy.deepcopy(model)
+    with environment:
+        compiled = torchax.compile(mine.to("jax"))
 
     def call(*inputs: torch.Tensor) -> Any:
-        result = compiled(*[tensor.to("jax") for tensor in inputs])
-        return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
+        with environment:
+            result = compiled(*[tensor.to("jax") for tensor in inputs])
+            return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.cpu(), result)
 
     return call
 

@@ -106,6 +106,10 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
+class RemoteError(RuntimeError):
+    """An exception of another process, as one line: not every exception can be sent."""
+
+
 class Remote:
     """The engine in a process of its own, which makes the same model of the same seed. That process idles while others are timed."""
 
@@ -122,9 +126,9 @@ class Remote:
             answer = self._connection.recv()
         except (EOFError, BrokenPipeError) as error:
             self._process.join(10)
-            raise RuntimeError(f"the engine's process ended with exit code {self._process.exitcode}") from error
-        if isinstance(answer, Failure):
-            raise RuntimeError(answer.message)
+            raise RemoteError(f"the engine's process ended with exit code {self._process.exitcode}") from error
+        if isinstance(answer, RemoteError):
+            raise answer
         return answer
 
     def call(self, inputs: Inputs) -> Any:
@@ -143,13 +147,6 @@ class Remote:
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-
-@dataclass(frozen=True)
-class Failure:
-    """An exception on the other side, as text: not every exception can be sent."""
-
-    message: str
 
 
 def _serve(connection: Connection, engine_name: str, case: Case, placement: Placement) -> None:
@@ -171,7 +168,7 @@ def _serve(connection: Connection, engine_name: str, case: Case, placement: Plac
                         local = Local(engines.ENGINES[engine_name], model, first, placement)
                     answer = local.call(argument) if request == "call" else local.time(argument)
             except Exception as error:
-                answer = Failure(first_line(error))
+                answer = RemoteError(first_line(error))
             connection.send(answer)
 
 
@@ -189,7 +186,7 @@ class Memory:
 
 
 def measure_memory(engine_name: str, case: Case, placement: Placement, batches: Sequence[Inputs]) -> Memory:
-    """In a fresh process, so that nothing which other engines took or left is counted. Raises: RuntimeError if the engine fails."""
+    """In a fresh process, so that nothing which other engines took or left is counted. Raises: RemoteError if the engine fails."""
     remote = Remote(engine_name, case, placement)
     try:
         return remote.memory(batches)
@@ -274,6 +271,8 @@ def first_line(error: BaseException) -> str:
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, BaseException):
         return first_line(inner)
+    if isinstance(error, RemoteError):
+        return str(error)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return text if len(text) <= 200 else text[:199] + "…"

@@ -197,6 +197,26 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     return XlaProgram(_fast_call(executable), text)
 
 
+@functools.cache
+def sound_options(platform: str) -> Mapping[str, Any]:
+    """XLA options without which programs for a platform are wrong, as far as this XLA has them.
+
+    XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling
+    again for each use inside a fused dot (vgg16's classifier at batch 8: 24 s). So the library gets dots and convolutions alone.
+    """
+    if platform != "cpu":
+        return {}
+    kinds = "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
+    options = {"xla_cpu_experimental_ynn_fusion_type": kinds}
+    with jax.default_device(cpu_device()):
+        trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
+    try:
+        compile_lowered(trivial, cpu_device(), options)
+    except jax.errors.JaxRuntimeError:  # no such option, so no such fusions
+        return {}
+    return options
+
+
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
     """A hash of the lowered program, whatever line of Python each of its operations came from."""
     module = lowered.compiler_ir("stablehlo")

@@ -16,9 +16,9 @@ from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dty
 
 from dynaxla.lowering import dtypes, promotion
 
-INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
+INTEGERS = [torch.uint8, torch.int8, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-COMPLEX = [torch.complex64, torch.complex128]
+COMPLEX = [torch.complex64]
 REAL = [torch.bool, *INTEGERS, *FLOATS]
 ALL = [*REAL, *COMPLEX]
 PROMOTED = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
@@ -100,7 +100,8 @@ def test_promotion(op: Callable[..., torch.Tensor]) -> None:
         x, y = values[i], values[j]
         if not (isinstance(x, torch.Tensor) or isinstance(y, torch.Tensor)) or torch.result_type(x, y) == torch.complex32:
             return False
-        return works(apply, x, y)
+        # PyTorch disagrees with itself: bool ** True is bool, but int64 where it is traced
+        return works(apply, x, y) and not (op is torch.pow and isinstance(y, bool))
 
     # every third, so that the program stays small: 3 divides neither the number of operands nor that of their kinds
     pairs = [(i, j) for i in range(len(values)) for j in range(len(values)) if (i + j) % 3 == 0 and supported(i, j)]

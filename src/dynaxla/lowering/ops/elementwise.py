@@ -12,6 +12,7 @@ import torch
 from jax import Array, lax
 
 from .. import dtypes
+from ..context import Context
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
 from .comparison import equals_infinity, is_infinite, is_nan, signbit
@@ -67,24 +68,25 @@ def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
-def div(x: Any, y: Any) -> Array:
+def div(x: Any, y: Any, ctx: Context) -> Array:
     """True division: integers become the default float."""
-    return elementwise(_divide_exactly if _is_uniform(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT)
+    return elementwise(_exact_division(ctx) if _is_broadcast(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT)
 
 
-def _is_uniform(x: Any, y: Any) -> bool:
-    """Whether all elements of x meet the same y, and that is no power of two."""
+def _is_broadcast(x: Any, y: Any) -> bool:
+    """Whether elements of x share an element of y, and that is not known to be a power of two."""
     if isinstance(y, Array):
-        return y.ndim == 0 and getattr(x, "ndim", 0) > 0
+        return isinstance(x, Array) and y.shape != np.broadcast_shapes(x.shape, y.shape)
     return isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
 
 
-def _divide_exactly(x: Array, y: Array) -> Array:
-    # XLA would multiply by the reciprocal of a broadcast number, so that 49 / 7 may be a bit off 7 and change what floor() makes of it.
-    return lax.div(x, lax.optimization_barrier(y))
+def _exact_division(ctx: Context) -> Function:
+    # XLA multiplies by the reciprocal of a broadcast divisor, so that 49 / 7 may be a bit off 7 and change what floor() makes of it.
+    # So do ATen's CUDA kernels, but not those for the CPU; and XLA:CPU fuses through the barrier.
+    return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.platform == "cpu" else lax.div
 
 
-def _floor_divide(x: Array, y: Array, rounded: Rounding) -> Array:
+def _floor_divide(x: Array, y: Array, divide: Function, rounded: Rounding) -> Array:
     """Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer: as Python's //, also for infinities and signed zeros."""
     if dtypes.is_integer(x.dtype):
         quotient = lax.div(x, y)
@@ -94,7 +96,7 @@ def _floor_divide(x: Array, y: Array, rounded: Rounding) -> Array:
         return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
     one, half = number(1, x.dtype), number(0.5, x.dtype)
     remainder = lax.rem(x, y)
-    quotient = rounded(_divide_exactly(rounded(lax.sub(x, remainder)), y))
+    quotient = rounded(divide(rounded(lax.sub(x, remainder)), y))
     quotient = lax.select(_differs_in_sign(remainder, y), rounded(lax.sub(quotient, one)), quotient)
     floor = lax.floor(quotient)
     floor = lax.select(lax.gt(lax.sub(quotient, floor), half), rounded(lax.add(floor, one)), floor)
@@ -109,16 +111,16 @@ def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
     return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
 
 
-def _truncating_divide(x: Array, y: Array, rounded: Rounding) -> Array:
-    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(rounded(_divide_exactly(x, y)))
+def _truncating_divide(x: Array, y: Array, divide: Function, rounded: Rounding) -> Array:
+    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(rounded(divide(x, y)))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Array:
+def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Array:
     """Division rounded towards zero ("trunc") or down ("floor"). Where integers are divided by zero, XLA gives -1; ATen raises."""
     if rounding_mode is None:
-        return div(x, y)
-    divide = _floor_divide if rounding_mode == "floor" else _truncating_divide
+        return div(x, y, ctx)
+    rounding = _floor_divide if rounding_mode == "floor" else _truncating_divide
     # Of two tensors of a half type, ATen rounds every intermediate result to it; a number as divisor is used in float32 throughout.
     common = result_type((x, y))
     narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
@@ -131,12 +133,12 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None) -> Array:
         small = lax.lt(lax.abs(value), number(float(limits.tiny), value.dtype))
         return lax.select(small, value, lax.reduce_precision(value, limits.nexp, limits.nmant))
 
-    return elementwise(lambda a, b: divide(a, b, rounded), (x, y), Promotion.DEFAULT)
+    return elementwise(lambda a, b: rounding(a, b, _exact_division(ctx), rounded), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(x: Any, y: Any) -> Array:
-    return div_mode(x, y, rounding_mode="floor")
+def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
+    return div_mode(x, y, rounding_mode="floor", ctx=ctx)
 
 
 def _remainder(x: Array, y: Array) -> Array:
@@ -249,6 +251,11 @@ def _reciprocal(x: Array) -> Array:
     return lax.div(full_like(x, 1), x)
 
 
+def _shift_right(x: Array, bits: Array) -> Array:
+    """The sign moves in from the left; all of it where the shift is negative or wider than the dtype."""
+    return (lax.shift_right_logical if np.issubdtype(x.dtype, np.unsignedinteger) else lax.shift_right_arithmetic)(x, bits)
+
+
 # Signs and rounding
 
 
@@ -286,7 +293,7 @@ def _floats_only(function: Function) -> Function:
 
 
 @lowers(aten.round.decimals)
-def round_decimals(x: Array, *, decimals: int) -> Array:
+def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     """Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel."""
     if decimals == 0 or not dtypes.is_float(x.dtype):
         return _floats_only(_round_half_to_even)(x)
@@ -294,8 +301,8 @@ def round_decimals(x: Array, *, decimals: int) -> Array:
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
         if decimals < 0:
-            return lax.mul(_round_half_to_even(_divide_exactly(x, ten)), ten)
-        return _divide_exactly(_round_half_to_even(lax.mul(x, ten)), ten)
+            return lax.mul(_round_half_to_even(_exact_division(ctx)(x, ten)), ten)
+        return _exact_division(ctx)(_round_half_to_even(lax.mul(x, ten)), ten)
 
     return elementwise(function, (x,), Promotion.DEFAULT)
 
@@ -325,8 +332,8 @@ def _log2(x: Array) -> Array:
 
 def _log10(x: Array) -> Array:
     if np.dtype(x.dtype) == np.float32:
-        # Multiplied in float64, so that powers of ten give whole numbers.
-        return convert(_scaled(convert(lax.log(x), np.dtype(np.float64)), 1 / math.log(10)), np.dtype(np.float32))
+        # In float64, so that powers of ten give whole numbers.
+        return convert(_log10(convert(x, np.dtype(np.float64))), np.dtype(np.float32))
     return _scaled(lax.log(x), 1 / math.log(10))
 
 
@@ -428,11 +435,11 @@ lower_table(
         aten.bitwise_left_shift.Scalar_Tensor: lax.shift_left,
         aten.__lshift__.Tensor: lax.shift_left,
         aten.__lshift__.Scalar: lax.shift_left,
-        aten.bitwise_right_shift.Tensor: lax.shift_right_arithmetic,
-        aten.bitwise_right_shift.Tensor_Scalar: lax.shift_right_arithmetic,
-        aten.bitwise_right_shift.Scalar_Tensor: lax.shift_right_arithmetic,
-        aten.__rshift__.Tensor: lax.shift_right_arithmetic,
-        aten.__rshift__.Scalar: lax.shift_right_arithmetic,
+        aten.bitwise_right_shift.Tensor: _shift_right,
+        aten.bitwise_right_shift.Tensor_Scalar: _shift_right,
+        aten.bitwise_right_shift.Scalar_Tensor: _shift_right,
+        aten.__rshift__.Tensor: _shift_right,
+        aten.__rshift__.Scalar: _shift_right,
     },
     promote=Promotion.NO_OPMATH,
 )

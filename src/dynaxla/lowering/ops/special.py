@@ -77,10 +77,13 @@ def gcd(x: Array, y: Array) -> Array:
 
 def lcm(x: Array, y: Array) -> Array:
     """The least common multiple; 0 where either is 0. Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel."""
+    dtype = np.dtype(x.dtype)
+    if dtype.itemsize < 4:
+        # C's arithmetic, which widens to int
+        x, y = convert(x, np.dtype(np.int32)), convert(y, np.dtype(np.int32))
     divisor = gcd(x, y)
     divisor = lax.select(lax.eq(divisor, number(0, x.dtype)), full_like(x, 1), divisor)
-    out = lax.mul(lax.div(x, divisor), y)
-    return out if np.issubdtype(x.dtype, np.unsignedinteger) else lax.abs(out)
+    return convert(lax.abs(lax.mul(lax.div(x, divisor), y)), dtype)
 
 
 lower_table(

@@ -1,0 +1,157 @@
+"""Activation functions and their gradients, in every float dtype and at special values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from compare import assert_equal, check
+from gradients import check_gradients
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+ACTIVATIONS: list[Callable[..., torch.Tensor]] = [
+    F.relu,
+    F.relu6,
+    F.gelu,
+    lambda x: F.gelu(x, approximate="tanh"),
+    F.silu,
+    F.mish,
+    torch.sigmoid,
+    torch.tanh,
+    F.hardswish,
+    F.hardsigmoid,
+    F.hardtanh,
+    lambda x: F.hardtanh(x, -0.5, 2.0),
+    F.elu,
+    lambda x: F.elu(x, alpha=0.7),
+    F.selu,
+    F.celu,
+    F.leaky_relu,
+    lambda x: F.leaky_relu(x, 0.3),
+    F.softplus,
+    lambda x: F.softplus(x, beta=2.0, threshold=5.0),
+    F.logsigmoid,
+    F.hardshrink,
+    F.softshrink,
+    lambda x: F.softshrink(x, 0.2),
+    F.tanhshrink,
+    F.softsign,
+    lambda x: F.threshold(x, 0.5, -2.0),
+    lambda x: F.rrelu(x, training=False),
+    lambda x: F.glu(x, -1),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_values(dtype: torch.dtype) -> None:
+    limits = torch.finfo(dtype)
+    special = [0.0, -0.0, 0.5, -0.5, 3.0, -3.0, 6.0, 20.0, -20.0, 90.0, -90.0, math.inf, -math.inf, math.nan, limits.max, limits.min]
+    x = torch.cat([torch.tensor(special, dtype=dtype), (torch.randn(30) * 3).to(dtype)])
+    # Grouped: a program of all at once would take no less time to compile, but less to search when one fails.
+    check(lambda x: [activation(x) for activation in ACTIVATIONS], x, calls=1)
+    check(lambda x: [activation(x) for activation in ACTIVATIONS[:12]], x.reshape(2, 23).t()[:, :1], calls=1)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_gradients(dtype: torch.dtype) -> None:
+    # At the kinks, too: x holds whole numbers and halves.
+    x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(dtype)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        # The sum of weighted results: one gradient, from every activation.
+        out = torch.zeros_like(x)
+        for index, activation in enumerate(ACTIVATIONS[:-1]):
+            out = out + activation(x) * (index % 5 - 1.5)
+        return out
+
+    # Sums of 28 terms: in half types each is rounded, in another order than eager's.
+    tolerance = {torch.float16: (5e-2, 5e-2), torch.bfloat16: (0.2, 0.5)}.get(dtype)
+    check_gradients(function, x, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("index", range(len(ACTIVATIONS) - 1))
+def test_each_gradient_in_half_precision(index: int) -> None:
+    x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(torch.bfloat16)
+    check_gradients(ACTIVATIONS[index], x)
+
+
+def test_backward_ops_at_special_values() -> None:
+    aten = torch.ops.aten
+    x = torch.tensor([0.0, -0.0, 3.0, -3.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 40.0])
+    grad = torch.arange(1.0, 13.0)
+
+    def function(grad: torch.Tensor, x: torch.Tensor) -> list[Any]:
+        return [
+            aten.threshold_backward(grad, x, 0),
+            aten.hardtanh_backward(grad, x, -1.0, 1.0),
+            aten.hardswish_backward(grad, x),
+            aten.hardsigmoid_backward(grad, x),
+            aten.leaky_relu_backward(grad, x, 0.1, False),
+            aten.elu_backward(grad, 1.0, 1.0, 1.0, False, x),
+            aten.elu_backward(grad, 0.5, 2.0, 1.5, True, x),
+            aten.softplus_backward(grad, x, 1.0, 20.0),
+            aten.hardshrink_backward(grad, x, 0.5),
+            aten.softshrink_backward(grad, x, 0.5),
+            aten.sigmoid_backward(grad, x),
+            aten.tanh_backward(grad, x),
+            aten.silu_backward(grad, x),
+            aten.gelu_backward(grad, x.nan_to_num(0.0, 9.0, -9.0)),
+            aten.log_sigmoid_backward(grad, x, torch.exp(-x.abs())),
+        ]
+
+    check(function, grad, x)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_prelu(dtype: torch.dtype) -> None:
+    check_gradients(lambda x, w: F.prelu(x, w), torch.randn(2, 3, 5).to(dtype), torch.rand(3).to(dtype), tolerance=(2e-2, 2e-2))
+    check_gradients(lambda x, w: F.prelu(x, w), torch.randn(4).to(dtype), torch.rand(1).to(dtype), tolerance=(2e-2, 2e-2))
+
+
+def test_integers() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return F.relu(x), torch.sigmoid(x), torch.tanh(x), F.hardtanh(x, -2, 3), F.relu6(x), F.threshold(x, 1, 20), x.clone().relu_()
+
+    for dtype in (torch.int8, torch.int64):
+        check(function, torch.tensor([-5, -1, 0, 2, 7], dtype=dtype))
+
+
+def test_complex() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return torch.sigmoid(x), torch.tanh(x), F.silu(x)
+
+    x = torch.randn(20, dtype=torch.complex64)
+    check_gradients(function, x, tolerance=(1e-4, 1e-4))
+
+
+def test_shapes() -> None:
+    def function(*xs: torch.Tensor) -> list[torch.Tensor]:
+        return [activation(x) for x in xs for activation in ACTIVATIONS[:8]]
+
+    check(
+        function, torch.tensor(0.3), torch.randn(0, 3), torch.randn(3, 4).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    )
+
+
+def test_in_place_activations_write_their_argument() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        F.relu(x, inplace=True)
+        F.hardswish(y[1:], inplace=True)
+        return F.leaky_relu(x + 1, inplace=True)
+
+    check(function, torch.randn(5), torch.randn(4, 3))
+
+
+def test_random_leaky_relu() -> None:
+    x = torch.randn(4000)
+    compiled = torch.compile(lambda x: F.rrelu(x, 0.1, 0.5, training=True), backend="dynaxla", fullgraph=True)
+    slopes = compiled(x)[x < 0] / x[x < 0]
+    assert_equal(compiled(x)[x >= 0], x[x >= 0])
+    assert 0.0999 < slopes.min() < 0.11
+    assert 0.49 < slopes.max() < 0.5001
+    assert abs(slopes.mean() - 0.3) < 0.02

@@ -81,7 +81,7 @@ SLOW = {
     "gmlp": timm("gmlp_ti16_224", 224),
     "roberta": transformer("Roberta", **BERT),
     "distilbert": transformer("DistilBert", vocab_size=100, dim=32, n_layers=2, n_heads=2, hidden_dim=64),
-    "opt": transformer("OPT", vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64, word_embed_proj_dim=32),
+    "opt": transformer("OPT", **{**BERT, "ffn_dim": 64, "word_embed_proj_dim": 32}),
     "gpt_neox": transformer("GPTNeoX", **BERT),
     "mistral": transformer("Mistral", **LLAMA),
     "qwen2": transformer("Qwen2", **LLAMA),
@@ -105,7 +105,7 @@ def run(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]], dtype: t
     compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
     with torch.no_grad():
         for _ in range(2):
-            assert_equal(tensors(compiled(*inputs)), tensors(model(*inputs)), tolerance=(1e-7, 1e-7))
+            assert_equal(tensors(compiled(*inputs)), tensors(model(*inputs)), tolerance=(1e-5, 1e-5))  # some compute parts in float32
 
 
 @pytest.mark.parametrize("name", QUICK)

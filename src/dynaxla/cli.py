@@ -8,10 +8,12 @@ import typer
 
 from . import __version__
 from .bench.__main__ import bench
+from .bench.overhead import overhead
 from .doctor import doctor
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
+app.command("overhead")(overhead)
 app.command("doctor")(doctor)
 
 

@@ -74,6 +74,10 @@ class Program:
         args.clear()
         return tensors
 
+    def executables(self) -> list[Executable]:
+        """Those that are kept, the one not used for the longest time first."""
+        return self._executables.values()
+
     def build(self, args: Sequence[Any]) -> Executable:
         """Trace, lower and compile the graph for inputs like these."""
         specialised = Specialised(self, args)

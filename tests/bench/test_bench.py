@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from typer import Typer
+from typer.testing import CliRunner, Result
+
 from dynaxla.bench import agreement, capture, engines, report, suites
 from dynaxla.bench.__main__ import bench, run
 from dynaxla.bench.engines import Engine
 from dynaxla.bench.errors import BenchmarkError
 from dynaxla.bench.measure import Row, Settings, Spread, measure, prepared_process
 from dynaxla.bench.runner import Placement, Remote, RemoteError, first_line
-from torch import nn
-from typer import Typer
-from typer.testing import CliRunner, Result
 
 
 class Tiny(nn.Module):
@@ -88,7 +89,7 @@ def test_engines_take_turns() -> None:
         return Engine(name, prepare)
 
     measure(TINY, [recorder("a"), recorder("b")], Settings(rounds=4, iterations_per_run=2))
-    # First calls: one checked, three more. Then rounds of one untimed and two timed calls, starting with another engine each time. Then the check.
+    # First calls: one checked, three more. Then rounds of one untimed and two timed calls, led by another engine each time. Then the check.
     first_calls, rounds, last_check = order[:8], order[8:-2], order[-2:]
     assert first_calls == ["a"] * 4 + ["b"] * 4
     assert rounds == (["a"] * 3 + ["b"] * 3 + ["b"] * 3 + ["a"] * 3) * 2

@@ -318,27 +318,20 @@ def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
 
 @contextlib.contextmanager
 def prepared_process(threads: int) -> Iterator[list[str]]:
-    """Give torch this many threads, and XLA's CPU pool too where that is still possible; start with empty caches on disk.
+    """Give torch this many threads, and so dynaxla's XLA pool too; start with empty caches on disk.
 
-    Yields notes for the report. XLA's pool belongs to JAX's CPU client: it is as large as PJRT_NPROC said when the client was made, or
-    as the machine has cores, and it cannot be sized for one client or one program.
+    Yields notes for the report. JAX's own CPU client, which torchax uses, reads the size of its pool from PJRT_NPROC when it is made.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     notes: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        if _jax_has_begun():
-            notes.append("XLA's CPU pool was made before the benchmark began: it has a thread for each core, whatever --threads says.")
-        elif os.environ.get("PJRT_NPROC"):
-            notes.append(f"XLA's CPU pool has PJRT_NPROC={os.environ['PJRT_NPROC']} threads, as the environment says.")
+        if os.environ.get("PJRT_NPROC"):
+            notes.append(f"XLA's CPU pools have PJRT_NPROC={os.environ['PJRT_NPROC']} threads, as the environment says.")
         else:
             os.environ["PJRT_NPROC"] = str(threads)
             stack.callback(os.environ.pop, "PJRT_NPROC", None)
-            notes.append(
-                f"XLA's CPU pool was sized to {threads} by PJRT_NPROC, which XLA reads once in a process; "
-                "it cannot be sized for one client or program."
-            )
         stack.enter_context(empty_caches())
         if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             notes.append("JAX_COMPILATION_CACHE_DIR is set: dynaxla's first calls may have found programs of an earlier run.")
@@ -347,13 +340,3 @@ def prepared_process(threads: int) -> Iterator[list[str]]:
         stack.callback(logger.setLevel, logger.level)
         logger.setLevel(logging.ERROR)
         yield notes
-
-
-def _jax_has_begun() -> bool:
-    """Whether JAX has made its clients, so that their thread pools have their sizes."""
-    try:
-        from jax._src import xla_bridge
-
-        return xla_bridge.backends_are_initialized()
-    except (ImportError, AttributeError):
-        return False

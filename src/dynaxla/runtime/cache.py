@@ -34,5 +34,10 @@ class LeastRecentlyUsed(Generic[V]):
                 self._entries.popitem(last=False)
                 metrics.add("evictions")
 
+    def values(self) -> list[V]:
+        """The entry not used for the longest time first."""
+        with self._lock:
+            return list(self._entries.values())
+
     def __len__(self) -> int:
         return len(self._entries)

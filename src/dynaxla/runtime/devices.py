@@ -79,8 +79,5 @@ def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.De
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):
         return transfer.start_jax_quietly(start)
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    try:
+    with transfer.environment("XLA_PYTHON_CLIENT_PREALLOCATE", "false"):
         return transfer.start_jax_quietly(start)
-    finally:
-        del os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"]

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -79,12 +80,10 @@ def force_public() -> Iterator[None]:
     for name in saved:
         setattr(_Fast, name, None)
     _public_only = True
-    cpu_device.cache_clear()
     try:
         yield
     finally:
         _public_only = False
-        cpu_device.cache_clear()
         for name, value in saved.items():
             setattr(_Fast, name, value)
 
@@ -133,21 +132,46 @@ def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
     return torch.from_dlpack(array)
 
 
-@functools.cache
 def cpu_device() -> jax.Device:
-    """The CPU device that programs run on: that of a PJRT client of our own.
+    """The CPU device that programs compiled now run on: that of a PJRT client of our own, with as many threads as torch has now.
 
     JAX's own CPU client hands every program to another thread, which costs more than a small program itself, and only a global setting
-    of the user's can tell it not to. And as long as nobody starts JAX's clients, JAX does not warn at every fork, as a DataLoader's
-    workers would make it.
+    of the user's can tell it not to. Its pool has a thread for every core, whatever torch was told. And as long as nobody starts JAX's
+    clients, JAX does not warn at every fork, as a DataLoader's workers would make it.
     """
-    if not _public_only:
-        with contextlib.suppress(ImportError, AttributeError, TypeError):
-            from jaxlib import xla_client
-
-            if hasattr(xla_client, "CompileOptions") and hasattr(xla_client, "DeviceList"):
-                return xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+    if not _public_only and (own := _own_cpu_device(torch.get_num_threads())):
+        return own
     return jax.local_devices(backend="cpu")[0]
+
+
+@functools.cache
+def _own_cpu_device(threads: int) -> jax.Device | None:
+    with contextlib.suppress(ImportError, AttributeError, TypeError):
+        from jaxlib import xla_client
+
+        if hasattr(xla_client, "CompileOptions") and hasattr(xla_client, "DeviceList"):
+            # The client reads the size of its pool here, when it is made, and nowhere else.
+            with environment("PJRT_NPROC", str(threads)):
+                device = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
+            _own_devices.append(device)
+            return device
+    return None
+
+
+_own_devices: list[jax.Device] = []
+
+
+@contextlib.contextmanager
+def environment(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for a moment, unless the user has set it."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 def start_jax_quietly(start: Callable[[], Any]) -> Any:
@@ -233,7 +257,7 @@ def fingerprint(lowered: jax.stages.Lowered) -> bytes:
 
 
 def _is_own(device: jax.Device) -> bool:
-    return device.platform == "cpu" and not _public_only and device is cpu_device() and hasattr(device.client, "compile_and_load")
+    return any(device is own for own in _own_devices)
 
 
 def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:

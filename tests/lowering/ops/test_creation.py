@@ -89,6 +89,7 @@ def test_ranges_of_mixed_numbers() -> None:
     check(lambda x: torch.arange(x.shape[0], dtype=x.dtype) + torch.zeros(x.shape[0]), torch.randn(5, 2), dynamic=True)
 
 
+@pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("source", ALL, ids=str)
 def test_casts(source: torch.dtype) -> None:
     x = (torch.rand(4, 3) * 200 - 100).to(torch.complex64 if source.is_complex else torch.float32).to(source)

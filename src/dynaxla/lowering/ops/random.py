@@ -13,11 +13,13 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context, TensorSpec
 from ..dtypes import DType
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
+from .activations import leaky_relu_backward
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -173,8 +175,18 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
     """x with each element kept with probability 1 - p and then divided by it; and the mask of those kept, in bool."""
     if train is False:
         return x, lax.full(x.shape, True)
+    if train is None and _is_view_of_input(ctx):
+        raise UnsupportedOp(
+            "native_dropout with train=None, of which PyTorch's tracing believes that it drops nothing", hint="pass train=True"
+        )
     mask = _keep(ctx, x.shape, 1 - p)
     return _masked_scale(x, mask, 0.0 if p == 1 else 1 / (1 - p)), mask
+
+
+def _is_view_of_input(ctx: Context) -> bool:
+    result, source = ctx.node.meta["val"][0], ctx.node.args[0]
+    assert isinstance(source, torch.fx.Node)
+    return bool(result.untyped_storage()._cdata == source.meta["val"].untyped_storage()._cdata)
 
 
 def _masked_scale(x: Array, mask: Array, scale: float) -> Array:
@@ -206,6 +218,13 @@ def rrelu_with_noise_functional(
         return lax.select(positive, x, lax.mul(x, slope)), noise
     slopes = lax.select(positive, full_like(x, 1), uniform(x, lower, upper, ctx=ctx))
     return lax.mul(x, slopes), slopes
+
+
+@lowers(aten.rrelu_with_noise_backward.default)
+def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float, upper: float, training: bool, is_result: bool) -> Array:
+    if training and upper - lower > 1e-6:
+        return lax.mul(grad, noise)
+    return leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
 
 
 # With the shape and dtype of a tensor
@@ -253,12 +272,10 @@ def _standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
 @lowers(aten.geometric.default)
 def geometric(x: Array, p: float, ctx: Context) -> Array:
     """The number of trials up to and with the first success."""
+    if p == 1:
+        return full_like(x, 1)
     drawn = _standard_exponential(ctx, x.shape, np.dtype(x.dtype))
-    return (
-        convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p) if p < 1 else math.inf))), np.dtype(x.dtype))
-        if p < 1
-        else (full_like(x, 1))
-    )
+    return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p)))), np.dtype(x.dtype))
 
 
 @lowers(aten.log_normal.default)

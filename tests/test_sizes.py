@@ -66,6 +66,7 @@ def test_eviction_means_compiling_again(net: nn.Module) -> None:
 LOADER = """
 import torch, sys
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from dynaxla.observe import metrics
 
 net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4)).eval()

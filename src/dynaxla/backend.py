@@ -74,7 +74,9 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
     )
     try:
         with metrics.timed("capture"):
-            return capture(module, example_inputs)
+            compiled = capture(module, example_inputs)
+        # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
+        return getattr(compiled, "_torchdynamo_orig_callable", compiled)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise

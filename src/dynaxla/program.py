@@ -65,14 +65,7 @@ class Program:
                 if executable is None:
                     executable = self.build(args)
                     self._executables.put(key, executable)
-        tensors = self.take(args, executable)
-        return executable(tensors)
-
-    def take(self, args: list[Any], executable: Executable) -> list[torch.Tensor]:
-        """The tensors that the executable wants, in its order. Empties args."""
-        tensors = [args[position] for position in executable.positions]
-        args.clear()
-        return tensors
+        return executable(executable.take(args))
 
     def executables(self) -> list[Executable]:
         """Those that are kept, the one not used for the longest time first."""
@@ -119,7 +112,7 @@ class RetracedProgram(Program):
         specialised = Specialised(self, args)
         if not specialised.buffers:
             executable = specialised.executable(None)
-            return executable(self.take(args, executable))
+            return executable(executable.take(args))
         with metrics.timed("trace"):
             traced = specialised.trace()
         lowered = self.lower(traced)
@@ -131,9 +124,8 @@ class RetracedProgram(Program):
             dump.record(self.dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
             found = specialised.executable(compiled)
             self._executables.put(key, found)
-        tensors = self.take(args, found)
         with metrics.timed("run"):
-            return found(tensors)
+            return found(found.take(args))
 
 
 class Specialised:

@@ -41,6 +41,16 @@ class Executable:
         self._seed = seed
         self._torch_device = torch_device
         self.positions = list(positions)
+        self._takes_all = self.positions == list(range(len(self.positions)))
+
+    def take(self, args: list[Any]) -> list[torch.Tensor]:
+        """The tensors that the executable wants, in its order, of all the graph's inputs. Empties args."""
+        if self._takes_all and len(args) == len(self.positions):
+            tensors = args.copy()
+        else:
+            tensors = [args[position] for position in self.positions]
+        args.clear()
+        return tensors
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """tensors: the program's arguments first, then those that only outputs alias.

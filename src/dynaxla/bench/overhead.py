@@ -58,7 +58,7 @@ def perceptron(layers: int, width: int) -> nn.Sequential:
     return nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]).eval()
 
 
-def measure(layers: int, width: int = 32, batch: int = 8, rounds: int = 60, calls: int = 100, seed: int = 0) -> Overhead:
+def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, calls: int = 100, seed: int = 0) -> Overhead:
     """Each round times every way once, `calls` calls together."""
     torch.manual_seed(seed)
     x = torch.randn(batch, width)
@@ -134,7 +134,7 @@ def _interleaved(ways: dict[str, Callable[[], Any]], rounds: int, calls: int) ->
 def overhead(
     layers: Annotated[list[int] | None, typer.Option(help="Layers of the perceptron; repeat for several. Default: 2 and 50.")] = None,
     width: Annotated[int, typer.Option(min=1, help="Its width.")] = 32,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 100 calls.")] = 60,
 ) -> None:
     """Measure what a call costs beyond XLA's own execution, one thread.

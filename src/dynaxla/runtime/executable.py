@@ -45,10 +45,8 @@ class Executable:
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors that the executable wants, in its order, of all the graph's inputs. Empties args."""
-        if self._takes_all and len(args) == len(self.positions):
-            tensors = args.copy()
-        else:
-            tensors = [args[position] for position in self.positions]
+        everything = self._takes_all and len(args) == len(self.positions)
+        tensors = args.copy() if everything else [args[position] for position in self.positions]
         args.clear()
         return tensors
 

@@ -277,3 +277,37 @@ def test_aliasing_helper_can_fail() -> None:
         assert_equal(torch.zeros(2), torch.ones(2))
     with pytest.raises(AssertionError):
         check(lambda x: x.add_(torch.rand(3)), copy.copy(x))
+
+
+def test_an_input_with_other_strides_than_traced() -> None:
+    """torch.compile's guards prevent it; a program called by other means must still not misread the memory."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from dynaxla.config import Options
+    from dynaxla.program import Program
+
+    module = make_fx(lambda x: [x.view(-1), x * 2], tracing_mode="fake")(torch.randn(2, 3))
+    program = Program("other_strides", module, (), Options())
+    for x in (torch.randn(2, 3), torch.randn(3, 2).t(), torch.randn(2, 6)[:, ::2], torch.randn(1, 3).expand(2, 3)):
+        flat, twice = program([x])
+        assert torch.equal(flat, x.reshape(-1))
+        assert torch.equal(twice, x * 2)
+
+
+@pytest.mark.parametrize("gradient", ["contiguous", "expanded", "strided", "transposed", "misaligned"])
+def test_gradients_of_any_layout(gradient: str) -> None:
+    makers = {
+        "contiguous": lambda: torch.randn(4, 6),
+        "expanded": lambda: torch.randn(()).expand(4, 6),
+        "strided": lambda: torch.randn(8, 12)[::2, ::2],
+        "transposed": lambda: torch.randn(6, 4).t(),
+        "misaligned": lambda: torch.randn(25)[1:].view(4, 6),
+    }
+    compiled = torch.compile(lambda x: x.t().exp().t() + x.view(4, 6), backend="dynaxla", fullgraph=True)
+    for _ in range(2):
+        grad = makers[gradient]()
+        mine = torch.randn(4, 6, requires_grad=True)
+        theirs = mine.detach().clone().requires_grad_()
+        compiled(mine).backward(grad)
+        (theirs.t().exp().t() + theirs.view(4, 6)).backward(grad)
+        assert_equal(mine.grad, theirs.grad)

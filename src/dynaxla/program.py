@@ -198,7 +198,7 @@ class Specialised:
         """How to make the graph's outputs of the program's buffers and the inputs."""
         buffer_specs = [_BufferView(buffer) for buffer in self.buffers]
         index_of = {position: index for index, position in enumerate(self.positions)}
-        makers = [_maker(output, buffer_specs, index_of, self.numbers) for output in self.outputs]
+        makers = [_maker(output, buffer_specs, index_of, self.numbers, self.specs) for output in self.outputs]
 
         def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
             return [make(buffers, tensors) for make in makers]
@@ -215,8 +215,20 @@ class _BufferView:
         self.whole = (buffer.spec.shape, buffer.spec.stride) if not buffer.scattered and buffer.layout.is_row_major else None
 
 
+def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor, or if it has other strides than the graph was traced with (a gradient may), a copy that has those."""
+    if tensor.stride() == spec.stride or Layout.of(tuple(tensor.shape), tensor.stride()) == Layout.of(spec.shape, spec.stride):
+        return tensor
+    metrics.add("input_copies")
+    return torch.empty_strided(spec.shape, spec.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
+
+
 def _maker(
-    output: Output, buffers: Sequence[_BufferView], index_of: dict[int, int], numbers: dict[torch.fx.Node, Any]
+    output: Output,
+    buffers: Sequence[_BufferView],
+    index_of: dict[int, int],
+    numbers: dict[torch.fx.Node, Any],
+    specs: dict[int, TensorSpec],
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
@@ -228,8 +240,8 @@ def _maker(
         index = index_of[output.position]
         if output.whole:
             return lambda _, tensors: tensors[index]
-        shape, stride, offset = output.shape, output.stride, output.offset
-        return lambda _, tensors: transfer.reinterpret(tensors[index], shape, stride, offset)
+        shape, stride, offset, source = output.shape, output.stride, output.offset, specs[output.position]
+        return lambda _, tensors: transfer.reinterpret(_laid_out(tensors[index], source), shape, stride, offset)
     return _buffer_maker(output, buffers[output.buffer])
 
 

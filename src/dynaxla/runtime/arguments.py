@@ -53,7 +53,6 @@ class Arguments:
         self._torch_device = torch_device
         self._device = device
         self._on_cuda = torch_device.type == "cuda"
-        self._positions = list(range(len(self.parameters)))
         self._kept: _Kept | None = None
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
@@ -67,10 +66,10 @@ class Arguments:
         kept = self._kept
         if kept is None or not kept.check.matches(*tensors):
             return self._import_all(tensors, stream)
-        # On a GPU one argument is imported at every call: XLA orders its stream after torch's only when it imports.
-        if kept.complete and not self._on_cuda and transfer.same_addresses(tensors, kept.pointers, self._positions):
-            return kept.arrays
         pointers = list(map(_data_ptr, tensors))
+        # On a GPU one argument is imported at every call: XLA orders its stream after torch's only when it imports.
+        if kept.complete and pointers == kept.pointers and not self._on_cuda:
+            return kept.arrays
         arrays = list(kept.arrays)
         aliases = list(kept.arrays)
         changed = pointers != kept.pointers

@@ -36,7 +36,6 @@ class _Fast:
     storage_at: Callable[..., Any] | None = None
     guards: Callable[..., Any] | None = None
     reinterpret: Callable[..., torch.Tensor] | None = None
-    same_addresses: Callable[..., bool] | None = None
 
 
 def _find_fast_paths() -> None:
@@ -47,7 +46,6 @@ def _find_fast_paths() -> None:
         _Fast.to_capsule = _jax.buffer_to_dlpack_managed_tensor
     _Fast.torch_to_capsule = getattr(torch._C, "_to_dlpack", None)
     _Fast.torch_from_capsule = getattr(torch._C, "_from_dlpack", None)
-    _Fast.same_addresses = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
     _Fast.storage_at = getattr(torch._C, "_construct_storage_from_data_pointer", None)
     with contextlib.suppress(ImportError, AttributeError):
         from torch._C._dynamo import guards
@@ -66,7 +64,6 @@ def live_fast_paths() -> dict[str, bool]:
         "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(_Fast.to_capsule and _Fast.torch_from_capsule),
         "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(_Fast.storage_at),
         "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": bool(_Fast.reinterpret),
-        "address check (torch._C._tensors_data_ptrs_at_indices_equal)": bool(_Fast.same_addresses),
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
         "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(cpu_device()),
     }
@@ -270,13 +267,6 @@ def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.
         return [shards[0] for shards in execute(arrays).disassemble_into_single_device_arrays()]
 
     return call
-
-
-def same_addresses(tensors: Sequence[torch.Tensor], pointers: list[int], positions: list[int]) -> bool:
-    """Whether the tensors lie where they lay. positions: range(len(tensors)), as a list."""
-    if _Fast.same_addresses is not None:
-        return _Fast.same_addresses(tensors, pointers, positions)
-    return [tensor.data_ptr() for tensor in tensors] == pointers
 
 
 class ArgumentCheck:

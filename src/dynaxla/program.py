@@ -198,7 +198,7 @@ class Specialised:
         """How to make the graph's outputs of the program's buffers and the inputs."""
         buffer_specs = [_BufferView(buffer) for buffer in self.buffers]
         index_of = {position: index for index, position in enumerate(self.positions)}
-        makers = [_maker(output, buffer_specs, index_of, self.numbers, self.specs) for output in self.outputs]
+        makers = [_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device) for output in self.outputs]
 
         def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
             return [make(buffers, tensors) for make in makers]
@@ -229,6 +229,7 @@ def _maker(
     index_of: dict[int, int],
     numbers: dict[torch.fx.Node, Any],
     specs: dict[int, TensorSpec],
+    device: torch.device,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
@@ -242,7 +243,10 @@ def _maker(
             return lambda _, tensors: tensors[index]
         shape, stride, offset, source = output.shape, output.stride, output.offset, specs[output.position]
         return lambda _, tensors: transfer.reinterpret(_laid_out(tensors[index], source), shape, stride, offset)
-    return _buffer_maker(output, buffers[output.buffer])
+    make = _buffer_maker(output, buffers[output.buffer])
+    if output.device.type == device.type:
+        return make
+    return lambda results, tensors: make(results, tensors).to(output.device)
 
 
 def _buffer_maker(output: FromBuffer, view: _BufferView) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:

@@ -149,6 +149,12 @@ def test_rank_zero_cpu_tensor_beside_cuda_tensors() -> None:
         assert_equal(compiled(x, torch.tensor(value)), x * value)
 
 
+def test_rank_zero_cpu_results_stay_on_the_cpu() -> None:
+    compiled = torch.compile(lambda x, s: (x * s, s + 1), backend="dynaxla", fullgraph=True)
+    x, s = cuda(8), torch.tensor(2.0)
+    assert_equal(compiled(x, s), (x * 2, torch.tensor(3.0)))
+
+
 def test_random_follows_manual_seed() -> None:
     compiled = torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5), backend="dynaxla")
     x = torch.ones(1000, device="cuda")

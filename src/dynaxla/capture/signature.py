@@ -83,13 +83,17 @@ class FromInput:
 
 @dataclass(frozen=True)
 class FromBuffer:
-    """An output that lies in a buffer that the program returns. Shape, stride and offset are in elements of `dtype`."""
+    """An output that lies in a buffer that the program returns. Shape, stride and offset are in elements of `dtype`.
+
+    device: where eager mode has it; beside tensors of another device a rank-0 tensor may be on the CPU.
+    """
 
     buffer: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     dtype: torch.dtype
+    device: torch.device
     is_conj: bool = False
     is_neg: bool = False
 
@@ -188,9 +192,9 @@ def plan_outputs(
         alone = len(sharing[_storage(node)]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
         if shared is not None or maker is node or (alone and not any(flags.values())) or made.offset or 0 in made.shape:
-            plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype))
+            plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device))
         else:
-            plan.append(FromBuffer(buffer(maker), spec.shape, spec.stride, spec.offset, spec.dtype, **flags))
+            plan.append(FromBuffer(buffer(maker), spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, **flags))
     return plan, buffers
 
 

@@ -58,7 +58,8 @@ class Arguments:
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         """One row-major array per tensor, in the layout that the executable was compiled for.
 
-        Raises: DynaxlaError if a tensor has another shape or dtype than the executable was compiled for.
+        Raises: DynaxlaError if a tensor has another shape or dtype than the executable was compiled for, or is not expanded where that
+        one was.
         """
         if not tensors:
             return ()
@@ -94,9 +95,12 @@ class Arguments:
 
     def _prepare(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it is what the executable expects, otherwise a copy that is."""
-        if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+        expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
+        same = tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
+        if not same or any(tensor.stride(dim) for dim in expanded):
             raise DynaxlaError(
-                f"a program compiled for {parameter.dtype}{list(parameter.shape)} was called with {tensor.dtype}{list(tensor.shape)}",
+                f"a program compiled for {parameter.dtype}{list(parameter.shape)} with strides {list(parameter.stride)} "
+                f"was called with {tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())}",
                 hint="call it through torch.compile, whose guards compile it anew",
             )
         if tensor.device != self._torch_device and (tensor.device.type != self._torch_device.type):

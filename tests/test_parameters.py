@@ -219,6 +219,25 @@ def test_moved_parameter_releases_its_old_memory() -> None:
         assert_equal(compiled(x), net(x))
 
 
+def run_in_threads(work: Callable[[int], None], count: int = 4) -> None:
+    """work(0) to work(count - 1) side by side, without gradients. Raises the first failure."""
+    failures: list[BaseException] = []
+
+    def guarded(index: int) -> None:
+        try:
+            with torch.no_grad():
+                work(index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=guarded, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
 def test_threads_share_a_compiled_model() -> None:
     net = Net().eval()
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
@@ -226,42 +245,22 @@ def test_threads_share_a_compiled_model() -> None:
     with torch.no_grad():
         compiled(inputs[0])
         expected = [net(x) for x in inputs]
-    failures: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            with torch.no_grad():
-                for turn in range(50):
-                    which = (index + turn) % len(inputs)
-                    assert_equal(compiled(inputs[which]), expected[which])
-        except BaseException as error:
-            failures.append(error)
+        for turn in range(50):
+            which = (index + turn) % len(inputs)
+            assert_equal(compiled(inputs[which]), expected[which])
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    run_in_threads(work)
 
 
 def test_threads_compile_at_the_same_time() -> None:
     net = Net().eval()
     compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True)
-    failures: list[BaseException] = []
 
     def work(index: int) -> None:
-        try:
-            with torch.no_grad():
-                for size in range(2, 6):
-                    x = torch.randn(size + index, 16)
-                    assert_equal(compiled(x), net(x))
-        except BaseException as error:
-            failures.append(error)
+        for size in range(2, 6):
+            x = torch.randn(size + index, 16)
+            assert_equal(compiled(x), net(x))
 
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    run_in_threads(work)

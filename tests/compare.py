@@ -65,11 +65,12 @@ def check(
     tolerance: tuple[float, float] | None = None,
     dynamic: bool | None = None,
     values: bool = True,
+    fallback: str = "error",
 ) -> None:
     """Compile `function` whole, call it `calls` times on copies of `args`, and compare results, mutations of the arguments, and aliasing
-    with eager's."""
+    with eager's. Ops without a lowering are refused, unless `fallback` says otherwise."""
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic)
+    compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=dynamic, options={"fallback": fallback})
     for _ in range(calls):
         mine, theirs = copy.deepcopy(args), copy.deepcopy(args)
         expected = function(*theirs)

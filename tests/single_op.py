@@ -37,7 +37,7 @@ def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         node.meta["val"] = op(*fake_args, **fake_kwargs)
     if not isinstance(node.meta["val"], (tuple, list)):
         graph.output((node,))
-        return Program("single_op", torch.fx.GraphModule({}, graph), (), Options())(tensors)[0]
+        return Program("single_op", torch.fx.GraphModule({}, graph), (), Options(fallback="error"))(tensors)[0]
     results: list[Any] = []
     for index, value in enumerate(node.meta["val"]):
         if isinstance(value, torch.Tensor):
@@ -47,7 +47,7 @@ def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         else:
             results.append(value)
     graph.output(tuple(results))
-    return tuple(Program("single_op", torch.fx.GraphModule({}, graph), (), Options())(tensors))
+    return tuple(Program("single_op", torch.fx.GraphModule({}, graph), (), Options(fallback="error"))(tensors))
 
 
 def check_op(op: torch._ops.OpOverload, *args: Any, tolerance: tuple[float, float] | None = None, **kwargs: Any) -> None:

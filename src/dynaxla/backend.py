@@ -22,7 +22,7 @@ from .capture.signature import check_tensor
 from .config import Options
 from .errors import DynaxlaError
 from .observe import dump, metrics
-from .program import Program, RetracedProgram
+from .program import Program, RetracedProgram, SplitProgram, make_program
 from .runtime import devices
 
 _graph_numbers = itertools.count()
@@ -58,10 +58,10 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
     platform = devices.platform_of(_device_of(tensors))
     number = next(_graph_numbers)
 
-    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], Program]:
-        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Program:
+    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], Program | SplitProgram]:
+        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Program | SplitProgram:
             static = _static_inputs() if phase != "backward" else ()
-            return kind(f"dynaxla_{number}_{phase}", aten_graph, static, options)
+            return make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options)
 
         return compile_graph
 

@@ -20,11 +20,14 @@ class Options:
         dump: a directory for each compiled graph's ATen, StableHLO and optimized HLO. Default: the variable DYNAXLA_DUMP, or none.
         executables: how many executables (one per combination of input sizes) a graph keeps; beyond it the one not used for the longest
             time is dropped, and compiled again when it is needed.
+        fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
+            logged); "error", UnsupportedOp.
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 512}.
     """
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
     executables: int = 64
+    fallback: str = "kernel"
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     @staticmethod
@@ -54,6 +57,8 @@ def _check(name: str, value: Any) -> None:
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
     elif name == "executables":
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
+    elif name == "fallback":
+        good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
     else:
         good = isinstance(value, Mapping) and all(
             isinstance(key, str) and isinstance(item, (bool, int, float, str)) for key, item in value.items()

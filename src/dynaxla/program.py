@@ -2,6 +2,7 @@
 
 Program         lowers the graph once for each combination of input sizes, compiles it, and from then on only runs it.
 RetracedProgram traces and lowers the graph again at every call, and finds the executable by the lowered program's hash.
+SplitProgram    a graph that no single XLA program can hold, as a sequence of these and of torch's own ops.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ import torch
 from jax import lax
 
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
+from .capture.split import Part, depends_on_data, split
 from .config import Options
-from .lowering import Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes
-from .observe import dump, metrics
+from .errors import UnsupportedOp
+from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback
+from .lowering.interpreter import describe_inputs, is_computable, user_line
+from .observe import dump, metrics, ops
 from .runtime import devices, random, transfer
 from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
@@ -41,7 +45,7 @@ class Program:
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
         self.jax_device = devices.jax_device(self.device)
-        self.interpreter = Interpreter(module, self.platform)
+        self.interpreter = Interpreter(module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(static_inputs)
         placeholders = self.interpreter.placeholders
         for node in placeholders:
@@ -128,6 +132,84 @@ class RetracedProgram(Program):
             return found(found.take(args))
 
 
+def make_program(
+    kind: type[Program], name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options
+) -> Program | SplitProgram:
+    """A program of this kind for a graph; or several, if there are ops in it that no XLA program can hold.
+
+    Raises: UnsupportedOp for such an op if options.fallback is "error".
+    """
+    uncompiled = depends_on_data(module)
+    if options.fallback == "error":
+        for node in module.graph.nodes:
+            if node in uncompiled:
+                raise UnsupportedOp(
+                    f"a size or number that {node.target} gives depends on the values of a tensor",
+                    op=str(node.target),
+                    inputs=describe_inputs(node),
+                    where=user_line(node),
+                    hint="options={'fallback': 'kernel'} splits the graph here; or use a form of fixed size, e.g. torch.where",
+                )
+    platform = devices.platform_of(graph_device(module))
+    if options.fallback == "kernel" and platform not in fallback.PLATFORMS:
+        uncompiled |= {node for node in module.graph.nodes if node.op == "call_function" and not is_computable(node, platform)}
+    if not uncompiled:
+        return kind(name, module, static_inputs, options)
+    for node in uncompiled:
+        ops.fell_back(str(node.target), "no XLA program can hold it, so the graph is split around it", user_line(node))
+    return SplitProgram(kind, name, module, static_inputs, options, split(module, uncompiled.__contains__))
+
+
+class SplitProgram:
+    """A graph with ops whose results' sizes depend on values: parts in between are programs, those ops torch runs itself.
+
+    kind: of the programs. The rest as for `Program`.
+    """
+
+    def __init__(
+        self,
+        kind: type[Program],
+        name: str,
+        module: torch.fx.GraphModule,
+        static_inputs: Sequence[int],
+        options: Options,
+        parts: list[Part],
+    ) -> None:
+        self._boxed_call = True
+        self.name = name
+        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.outputs = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
+        static = {self.placeholders[position] for position in static_inputs}
+        self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
+        for part in parts:
+            positions = [index for index, node in enumerate(part.inputs) if node in static]
+            run = kind(f"{name}_part{len(self.parts)}", part.module, positions, options) if part.compiled else _Uncompiled(part.module)
+            self.parts.append((part, run))
+        last_use = {node: index for index, part in enumerate(parts) for node in part.inputs}
+        kept = {node for node in self.outputs if isinstance(node, torch.fx.Node)}
+        self._dead_after = [[node for node, last in last_use.items() if last == index and node not in kept] for index in range(len(parts))]
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
+        args.clear()
+        for (part, run), dead in zip(self.parts, self._dead_after, strict=True):
+            values.update(zip(part.outputs, run([values[node] for node in part.inputs]), strict=True))
+            for node in dead:
+                del values[node]
+        return [values[output] if isinstance(output, torch.fx.Node) else output for output in self.outputs]
+
+
+class _Uncompiled:
+    """Nodes that torch runs one by one."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        self.module = module
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        with transfer.below_autograd():
+            return self.module(*args)
+
+
 class Specialised:
     """A graph with concrete sizes: what is passed to XLA, what comes back, and how the graph's outputs are made of it."""
 
@@ -149,11 +231,13 @@ class Specialised:
         self.positions = self.passed + sorted(aliased - set(self.passed))
         self.settings = Settings.current(program.platform)
         self.numbers: dict[torch.fx.Node, Any] = {}
+        self.context = Context(program.platform, self.settings, self.symbols)
 
     @property
     def facts(self) -> tuple[Any, ...]:
         """What an executable depends on besides its program."""
-        return (tuple(self.specs.items()), tuple(self.numbers.values()))
+        checks = tuple((check.error, check.message) for check in self.context.checks)
+        return (tuple(self.specs.items()), tuple(self.numbers.values()), tuple(self.context.kernels), checks)
 
     def trace(self) -> jax.stages.Traced:
         """Walk the graph under jax tracing."""
@@ -163,7 +247,7 @@ class Specialised:
         layouts = [item.layout for item in parameters]
 
         def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            ctx = Context(self.program.platform, self.settings, self.symbols, arrays[0] if seed else None)
+            ctx = self.context = Context(self.program.platform, self.settings, self.symbols, arrays[0] if seed else None)
             inputs: list[Any] = list(self.args)
             for position, spec in self.specs.items():
                 if position not in self.passed:
@@ -174,7 +258,8 @@ class Specialised:
             wanted = [buffer.node for buffer in self.buffers] + constants
             values = self.interpreter.run(inputs, ctx, wanted)
             self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=True))
-            return tuple(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False))
+            code = [Check.first_failed(ctx.checks)] if ctx.checks else []
+            return (*(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False)), *code)
 
         program.__name__ = self.program.name
         with jax.enable_x64(True), jax.default_device(self.program.jax_device):
@@ -192,7 +277,18 @@ class Specialised:
         program = self.program
         arguments = Arguments(self.parameters(), program.device, program.jax_device)
         seed = (lambda: random.seed(program.device, program.jax_device)) if self.interpreter.draws_random else None
-        return Executable(program.name, compiled, arguments, self._assembler(), seed, program.device, self.positions)
+        checks = [(check.error, check.message) for check in self.context.checks]
+        return Executable(
+            program.name,
+            compiled,
+            arguments,
+            self._assembler(),
+            seed,
+            program.device,
+            self.positions,
+            checks,
+            self.context.kernel_errors,
+        )
 
     def _assembler(self) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
         """How to make the graph's outputs of the program's buffers and the inputs."""

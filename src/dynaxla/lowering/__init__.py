@@ -1,6 +1,7 @@
 """ATen graphs to JAX: the registry of lowerings, and the interpreter that walks a graph under jax tracing."""
 
 from . import ops as ops
+from .context import Check as Check
 from .context import Context as Context
 from .context import Settings as Settings
 from .context import SymbolValues as SymbolValues

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import jax
 import numpy as np
 import torch
 from jax import lax
+from jax import numpy as jnp
 
 from . import dtypes
 from .dtypes import DType
@@ -86,10 +88,29 @@ _EXACT = Settings()
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class Check:
+    """What must hold while a program runs: condition (bool[]), and the exception that is raised if it does not."""
+
+    condition: jax.Array
+    error: type[Exception]
+    message: str
+
+    @staticmethod
+    def first_failed(checks: Sequence[Check]) -> jax.Array:
+        """In a program: the index of the first check that does not hold, or their number. int32[]."""
+        code = jnp.int32(len(checks))
+        for index, check in reversed(list(enumerate(checks))):
+            code = lax.select(check.condition, code, jnp.int32(index))
+        return code
+
+
 class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; node (the FX node being lowered); values (of the nodes so far).
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; node (the FX node being lowered); values (of the nodes so far);
+    checks (what the program verifies while it runs); kernels (what it calls of torch's: node and arguments that are no tensors);
+    kernel_errors (exceptions that these raised).
     """
 
     def __init__(
@@ -99,6 +120,9 @@ class Context:
         self.settings = settings
         self.node: torch.fx.Node
         self.values: dict[torch.fx.Node, Any] = {}
+        self.checks: list[Check] = []
+        self.kernels: list[tuple[str, Any]] = []
+        self.kernel_errors: deque[Exception] = deque()
         self._symbols = symbols or SymbolValues()
         self._key = None if seed is None else jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
         self._keys_given = 0
@@ -117,6 +141,17 @@ class Context:
     def input(self, index: int) -> Any:
         """Metadata of the current node's positional argument: a TensorSpec, a list of them, or None."""
         return torch.fx.node.map_arg(self.node.args[index], lambda node: self._specs(node.meta["val"]))
+
+    def spec_of(self, argument: Any) -> Any:
+        """Metadata of an argument of the current node: a TensorSpec for a tensor, a number for a size, else the argument itself."""
+        return self._specs(argument.meta.get("val")) if isinstance(argument, torch.fx.Node) else argument
+
+    def require(self, condition: jax.Array, error: type[Exception], message: str) -> None:
+        """The call of the program raises error(message) unless all of `condition` is true, and nothing is mutated then.
+
+        On a GPU, where looking would mean waiting, a later call raises it, as CUDA's own assertions do.
+        """
+        self.checks.append(Check(lax.reduce_and(condition, tuple(range(condition.ndim))), error, message))
 
     def untransposed(self, index: int, value: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
         """The current node's positional argument `value` as it was before the transpose that made it, if one did, and where each of

@@ -1,4 +1,4 @@
-"""Walks an ATen graph and calls the lowering of each node, under jax tracing."""
+"""Walks an ATen graph and calls the lowering of each node, under jax tracing. What has none is torch's own kernel's work."""
 
 from __future__ import annotations
 
@@ -11,51 +11,60 @@ import jax
 import numpy as np
 import torch
 from torch.fx import Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
-from . import dtypes
+from ..observe import ops
+from . import dtypes, fallback
 from .context import Context, TensorSpec
 from .registry import Registry, Rule
 from .registry import registry as default_registry
 
+with_effects = torch.ops.higher_order.with_effects
+
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, ready to run: its function, and its arguments with nodes in the places of values."""
+    """One node, ready to run: its function (None: torch's kernel), and its arguments with nodes in the places of values.
+
+    reason: why it is torch's kernel.
+    """
 
     node: Node
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None
     args: list[Any]
     kwargs: dict[str, Any]
-    takes_context: bool
-    checked: bool
+    takes_context: bool = False
+    checked: bool = False
+    reason: str = ""
 
 
 class Interpreter:
     """A graph with its lowerings looked up and its arguments bound: everything that does not depend on shapes.
 
-    Raises: UnsupportedOp, naming the first op without a lowering and how many others there are.
+    Raises: UnsupportedOp, naming the ops without a lowering, where torch's kernels must not or cannot stand in.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, platform: str, registry: Registry = default_registry) -> None:
+    def __init__(self, module: torch.fx.GraphModule, platform: str, registry: Registry = default_registry, *, kernels: bool = True) -> None:
+        """kernels: whether an op without a lowering is computed by torch's kernel, or else refused."""
         self.module = module
         self.platform = platform
+        self.kernels = kernels and platform in fallback.PLATFORMS
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         self.draws_random = any(_draws_random(node) for node in module.graph.nodes)
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:
-            _refuse_data_dependent_sizes(node)
             if node.op == "get_attr":
-                self._steps += _constant_steps(module, node)
+                self._steps.append(_constant_step(module, node))
             elif node.op == "call_function":
-                rule = _find_rule(registry, node, platform)
-                if rule is None and not _is_plain_python(node):
+                rule = find_rule(node, platform, registry)
+                if rule is not None or is_plain_python(node):
+                    self._steps.append(_step(node, rule, self.kernels))
+                elif self.kernels:
+                    self._steps.append(_Step(node, None, list(node.args), dict(node.kwargs), reason="it has no lowering"))
+                else:
                     missing.append(node)
-                elif not missing:
-                    self._steps.append(_step(node, rule))
         if missing:
             raise _unsupported(missing)
 
@@ -63,48 +72,63 @@ class Interpreter:
         """Evaluate the graph.
 
         inputs: one array or int per placeholder. wanted: the nodes whose values are returned.
-        Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype.
+        Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
         """
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         ctx.values = values
         for step in self._steps:
             ctx.node = step.node
-            args = [_substitute(arg, values) for arg in step.args]
-            kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
-            if step.takes_context:
-                kwargs["ctx"] = ctx
-            try:
-                value = step.function(*args, **kwargs)
-            except DynaxlaError:
-                raise
-            except Exception as error:
-                raise LoweringError(
-                    f"the lowering of {step.node.target} failed: {type(error).__name__}: {error}",
-                    op=str(step.node.target),
-                    inputs=describe_inputs(step.node),
-                    where=user_line(step.node),
-                    hint="this is a defect of dynaxla: please report it with the lines above",
-                ) from error
+            value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)
             values[step.node] = value
         return [values[node] for node in wanted]
 
+    def _evaluate(self, step: _Step, values: dict[Node, Any], ctx: Context) -> Any:
+        node = step.node
+        if step.function is None:
+            return _by_kernel(node, values, ctx, step.reason)
+        args = [_substitute(arg, values) for arg in step.args]
+        kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
+        if step.takes_context:
+            kwargs["ctx"] = ctx
+        try:
+            value = step.function(*args, **kwargs)
+        except UnsupportedOp as error:
+            if not self.kernels or not fallback.can_stand_in(node.target):
+                raise _located(error, node) from None
+            return _by_kernel(node, values, ctx, error.message)
+        except DynaxlaError:
+            raise
+        except Exception as error:
+            raise LoweringError(
+                f"the lowering of {node.target} failed: {type(error).__name__}: {error}",
+                op=str(node.target),
+                inputs=describe_inputs(node),
+                where=user_line(node),
+                hint="this is a defect of dynaxla: please report it with the lines above",
+            ) from error
+        if isinstance(node.target, torch._ops.OpOverload):
+            ops.lowered(str(node.target))
+        return value
 
-def _refuse_data_dependent_sizes(node: Node) -> None:
-    """XLA's programs have fixed sizes. Raises: UnsupportedOp for an op whose result's size or number comes from a tensor's values."""
-    if node.op == "call_function" and free_unbacked_symbols(node.meta.get("val")):
-        raise UnsupportedOp(
-            f"a size or number that {node.target} gives depends on the values of a tensor",
-            op=str(node.target),
-            inputs=describe_inputs(node),
-            where=user_line(node),
-            hint="leave fullgraph=True out, so that TorchDynamo breaks the graph here, or use a form of fixed size, e.g. torch.where",
-        )
+
+def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str) -> Any:
+    ops.fell_back(str(node.target), reason, user_line(node))
+    args = [_substitute(arg, values) for arg in node.args]
+    kwargs = {name: _substitute(arg, values) for name, arg in node.kwargs.items()}
+    return fallback.call_kernel(ctx, args, kwargs)
 
 
-def _find_rule(registry: Registry, node: Node, platform: str) -> Rule | None:
-    return registry.find(node.target, platform) if isinstance(node.target, torch._ops.OpOverload) else None
+def find_rule(node: Node, platform: str, registry: Registry = default_registry) -> Rule | None:
+    """The lowering of a node's op, if there is one."""
+    op = node.args[1] if node.target is with_effects else node.target
+    return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
+
+
+def is_computable(node: Node, platform: str) -> bool:
+    """Whether a program can compute a node without torch's kernels."""
+    return find_rule(node, platform) is not None or is_plain_python(node)
 
 
 def _draws_random(node: Node) -> bool:
@@ -118,7 +142,7 @@ def _draws_random(node: Node) -> bool:
     return True
 
 
-def _is_plain_python(node: Node) -> bool:
+def is_plain_python(node: Node) -> bool:
     """Arithmetic on sizes, and getitem on an op's several results."""
     return (
         getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "torch", "torch.utils._sympy.functions")
@@ -131,26 +155,46 @@ def _is_tensor(value: Any) -> bool:
     return isinstance(value, torch.Tensor)
 
 
-def _step(node: Node, rule: Rule | None) -> _Step:
+def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
     if rule is None:
         assert callable(node.target)
-        return _Step(node, node.target, list(node.args), dict(node.kwargs), False, False)
+        return _Step(node, node.target, list(node.args), dict(node.kwargs))
+    ordered = node.target is with_effects
     try:
-        args, kwargs = rule.bind(node.args, node.kwargs)
+        args, kwargs = rule.bind(node.args[2:] if ordered else node.args, node.kwargs)
     except UnsupportedOp as error:
-        raise UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint) from None
+        if not kernels:
+            raise _located(error, node) from None
+        return _Step(node, None, list(node.args), dict(node.kwargs), reason=error.message)
+    if ordered:
+        return _Step(node, _with_token(rule.function), [node.args[0], *args], kwargs, rule.takes_context)
     return _Step(node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns))
 
 
-def _constant_steps(module: torch.fx.GraphModule, node: Node) -> list[_Step]:
-    """The step that gives a tensor constant; none for the graphs inside control-flow ops, which are reported with their op."""
+def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
+    """AOTAutograd threads a token through ops that act besides returning something, to keep their order."""
+
+    def ordered(token: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        result = function(*args, **kwargs)
+        return (token, *result) if isinstance(result, (tuple, list)) else (token, result)
+
+    return ordered
+
+
+def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
+    """The same error, with the node's inputs and place."""
+    return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
+
+
+def _constant_step(module: torch.fx.GraphModule, node: Node) -> _Step:
+    """The step that gives a constant: a tensor's value as an array, or the graph that a control-flow op calls as it is."""
     value: Any = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
     if not isinstance(value, torch.Tensor):
-        return []
+        return _Step(node, lambda: value, [], {})
     constant = _to_numpy(value)
-    return [_Step(node, lambda: jax.numpy.asarray(constant), [], {}, False, False)]
+    return _Step(node, lambda: jax.numpy.asarray(constant), [], {})
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
@@ -170,6 +214,8 @@ def _substitute(arg: Any, values: dict[Node, Any]) -> Any:
         return values[arg]
     if isinstance(arg, (list, tuple)):
         return [_substitute(item, values) for item in arg]
+    if isinstance(arg, dict):
+        return {key: _substitute(item, values) for key, item in arg.items()}
     return arg
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -32,6 +33,8 @@ class Executable:
         seed: Callable[[], jax.Array] | None,
         torch_device: torch.device,
         positions: Sequence[int],
+        checks: Sequence[tuple[type[Exception], str]] = (),
+        kernel_errors: deque[Exception] | None = None,
     ) -> None:
         self.name = name
         self.program = program
@@ -41,6 +44,9 @@ class Executable:
         self._seed = seed
         self._torch_device = torch_device
         self.positions = list(positions)
+        self._checks = checks
+        self._kernel_errors = kernel_errors
+        self._last_code: torch.Tensor | None = None
         self._takes_all = self.positions == list(range(len(self.positions)))
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
@@ -53,7 +59,8 @@ class Executable:
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """tensors: the program's arguments first, then those that only outputs alias.
 
-        Raises: ExecutionError (OutOfMemory among them); the arguments are unchanged then.
+        Raises: ExecutionError (OutOfMemory among them), what a torch kernel inside the program raised, and what the program's own checks
+        raise; the arguments are unchanged then.
         """
         if torch.autograd.profiler._is_profiler_enabled:
             with torch.profiler.record_function(self.name):
@@ -70,9 +77,24 @@ class Executable:
             stream = _torch_stream(self._torch_device) if self._torch_device.type == "cuda" else None
             buffers = [transfer.export_array(result, stream) for result in results]
         except jax.errors.JaxRuntimeError as error:
+            if self._kernel_errors:
+                raise self._kernel_errors.popleft() from None
             raise execution_error(self.name, error) from error
+        if self._checks:
+            self._raise_failed(buffers.pop())
         metrics.add("calls")
         return self._assemble(buffers, tensors)
+
+    def _raise_failed(self, code: torch.Tensor) -> None:
+        """code: the index of the first check that failed, or the number of checks. A GPU's is read at the next call: it is done by then."""
+        if self._torch_device.type != "cpu":
+            self._last_code, code = code, self._last_code
+            if code is None:
+                return
+        index = int(code)
+        if index < len(self._checks):
+            error, message = self._checks[index]
+            raise error(message)
 
 
 def _torch_stream(device: torch.device) -> int:

@@ -25,6 +25,9 @@ from .layout import row_major
 # XLA imports memory only at this alignment, in bytes; below it, it copies.
 ALIGNMENT = 64
 
+# DLPack's number for memory of the host.
+_DLPACK_CPU = 1
+
 
 class _Fast:
     """Private entry points, found once. None where this jaxlib or torch lacks them."""
@@ -132,6 +135,21 @@ def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
     return torch.from_dlpack(array)
 
 
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Inside, torch's ops run as kernels: no autograd, no autocast, whatever this thread's caller had set."""
+    with torch._C._AutoDispatchBelowAutograd(), torch._C._DisableAutocast(), torch._C.DisableTorchFunction():
+        yield
+
+
+def on_stream(context: Any, buffer: Any) -> contextlib.AbstractContextManager[Any]:
+    """Inside, torch uses the stream on which a program calls back. context: of the callback; buffer: one of its buffers."""
+    kind, index = buffer.__dlpack_device__()
+    if kind == _DLPACK_CPU:
+        return contextlib.nullcontext()
+    return torch.cuda.stream(torch.cuda.ExternalStream(context.stream, device=torch.device("cuda", index)))
+
+
 def cpu_device() -> jax.Device:
     """The CPU device that programs compiled now run on: that of a PJRT client of our own, with as many threads as torch has now.
 
@@ -216,7 +234,9 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     compile_options = xla_client.CompileOptions()
     compile_options.num_replicas = compile_options.num_partitions = 1
     compile_options.env_option_overrides = list(options.items())
-    executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), xla_client.DeviceList((device,)), compile_options)
+    module, devices = lowered.compiler_ir("stablehlo"), xla_client.DeviceList((device,))
+    callbacks = lowered._lowering.compile_args["host_callbacks"]
+    executable = device.client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
     return XlaProgram(_fast_call(executable), text)
 

@@ -1,0 +1,35 @@
+"""Sizes, strides and offsets of tensors as numbers. While a program is traced they are known."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from jax import Array
+
+from ..context import Context, TensorSpec
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+@lowers(aten.sym_size.int)
+def sym_size(x: Array, dim: int) -> int:
+    return x.shape[dim]
+
+
+@lowers(aten.sym_numel.default)
+def sym_numel(x: Array) -> int:
+    return x.size
+
+
+@lowers(aten.sym_stride.int)
+def sym_stride(x: Array, dim: int, *, ctx: Context) -> int:
+    """The stride that the tensor has in eager mode; an array has none."""
+    return cast(TensorSpec, ctx.input(0)).stride[dim]
+
+
+@lowers(aten.sym_storage_offset.default)
+def sym_storage_offset(x: Array, *, ctx: Context) -> int:
+    """The offset that the tensor has in eager mode; an array has none."""
+    return cast(TensorSpec, ctx.input(0)).offset

@@ -1,0 +1,43 @@
+"""How the ops of compiled graphs were computed, process-wide: by a lowering, or by torch's own kernel for want of one."""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+from .dump import log
+
+_lock = threading.Lock()
+_lowered: defaultdict[str, int] = defaultdict(int)
+_fallbacks: defaultdict[str, int] = defaultdict(int)
+_logged: set[str] = set()
+
+
+def lowered(op: str) -> None:
+    with _lock:
+        _lowered[op] += 1
+
+
+def fell_back(op: str, reason: str, where: str) -> None:
+    """Count an op that torch's kernel computes; the first time, log it as a warning."""
+    with _lock:
+        _fallbacks[op] += 1
+        first = op not in _logged
+        _logged.add(op)
+    if first:
+        place = f" (first at {where})" if where else ""
+        log.warning("torch's own kernel computes %s: %s%s; options={'fallback': 'error'} refuses it", op, reason, place)
+
+
+def snapshot() -> dict[str, dict[str, int]]:
+    """By op, how many nodes of the graphs traced since the process began or `reset()` were "lowered", and how many "fallback"."""
+    with _lock:
+        return {
+            op: {"lowered": _lowered.get(op, 0), "fallback": _fallbacks.get(op, 0)} for op in sorted(_lowered.keys() | _fallbacks.keys())
+        }
+
+
+def reset() -> None:
+    with _lock:
+        _lowered.clear()
+        _fallbacks.clear()

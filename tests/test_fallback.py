@@ -1,0 +1,254 @@
+"""Ops without a lowering: torch's own kernel inside the program, or a graph split around them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+
+import dynaxla
+from dynaxla.observe import metrics, ops
+
+strided: list[tuple[int, ...]] = []
+
+
+@torch.library.custom_op("dynaxla_test::scale", mutates_args=())
+def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
+    strided.append(x.stride())
+    return torch.from_numpy(x.numpy() * factor).to(x.dtype)
+
+
+@scale.register_fake
+def _(x: torch.Tensor, factor: float) -> torch.Tensor:
+    return torch.empty(x.shape, dtype=x.dtype)
+
+
+scale.register_autograd(
+    lambda ctx, grad: (scale(grad.contiguous(), ctx.factor), None),
+    setup_context=lambda ctx, inputs, output: setattr(ctx, "factor", inputs[1]),
+)
+
+
+@torch.library.custom_op("dynaxla_test::add_and_halve", mutates_args=("x",))
+def add_and_halve(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    x.add_(y)
+    return x / 2, x.sum()
+
+
+@add_and_halve.register_fake
+def _(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(x), x.new_empty(())
+
+
+@torch.library.custom_op("dynaxla_test::liar", mutates_args=())
+def liar(x: torch.Tensor) -> torch.Tensor:
+    return x.double()
+
+
+@liar.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("dynaxla_test::picky", mutates_args=())
+def picky(x: torch.Tensor) -> torch.Tensor:
+    if bool((x < 0).any()):
+        raise ArithmeticError("picky takes no negative numbers")
+    return x.sqrt()
+
+
+@picky.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+    metrics.reset()
+    ops.reset()
+
+
+def compile_whole(function: Any, **options: Any) -> Any:
+    return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64], ids=str)
+@pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 4)], ids=str)
+def test_a_custom_op(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    @torch.library.custom_op("dynaxla_test::plus_one", mutates_args=())
+    def plus_one(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    plus_one.register_fake(torch.empty_like)
+    x = torch.ones(shape, dtype=dtype)
+    check(lambda x: plus_one(x * 2) * 3, x, fallback="kernel")
+    check(lambda x: plus_one(x), x.expand(2, *shape) if shape else x, fallback="kernel")
+
+
+def test_the_kernel_sees_eagers_strides() -> None:
+    x = torch.randn(4, 5)
+    strided.clear()
+    compiled = compile_whole(lambda x: scale((x * 2).t(), 3.0))
+    torch.testing.assert_close(compiled(x), (x * 6).t().contiguous())
+    assert strided == [(1, 5)]
+
+
+def test_gradients_and_counts() -> None:
+    x = torch.randn(4, 5, requires_grad=True)
+    compiled = compile_whole(lambda x: scale(x.sin(), 3.0).cos().sum())
+    (expected,) = torch.autograd.grad((x.sin() * 3).cos().sum(), x)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            (actual,) = torch.autograd.grad(compiled(x), x)
+        torch.testing.assert_close(actual, expected)
+    assert ops.snapshot()["dynaxla_test.scale.default"] == {"lowered": 0, "fallback": 2}, "forward and backward"
+    assert metrics.snapshot()["kernels"] == 4, "each called twice"
+
+
+def test_a_custom_op_that_mutates_a_view_of_an_input() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        half, total = add_and_halve(x[1:], y)
+        return half + 1, total, x.sum()
+
+    check(function, torch.randn(4, 3), torch.randn(3, 3), fallback="kernel")
+
+
+def test_it_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    @torch.library.custom_op("dynaxla_test::logged", mutates_args=())
+    def logged(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    logged.register_fake(torch.empty_like)
+    with caplog.at_level(logging.WARNING, logger="dynaxla"):
+        for size in (2, 3):
+            torch._dynamo.reset()
+            compile_whole(lambda x: logged(logged(x)))(torch.randn(size))
+    (record,) = caplog.records
+    assert "dynaxla_test.logged.default" in record.getMessage()
+    assert "test_fallback.py" in record.getMessage()
+
+
+def test_what_the_kernel_raises_reaches_the_caller_and_nothing_is_written() -> None:
+    x = torch.tensor([1.0, 4.0])
+    compiled = compile_whole(lambda x: picky(x.mul_(2)) + 1)
+    compiled(x)
+    x.neg_()
+    with pytest.raises(ArithmeticError, match="picky takes no negative numbers"):
+        compiled(x)
+    assert torch.equal(x, torch.tensor([-2.0, -8.0]))
+    torch.testing.assert_close(compiled(x.abs()), (x.abs() * 2).sqrt() + 1)
+
+
+def test_a_fake_implementation_that_lies_is_named() -> None:
+    with pytest.raises(RuntimeError, match=r"liar(.|\n)*float64(.|\n)*promised torch.float32"):
+        compile_whole(lambda x: liar(x) + 1)(torch.randn(3))
+
+
+def test_a_use_that_a_lowering_refuses() -> None:
+    """A lowering refuses arguments that it leaves out of its signature."""
+
+    @torch.library.custom_op("dynaxla_test::shift", mutates_args=())
+    def shift(x: torch.Tensor, by: int = 1) -> torch.Tensor:
+        return x + by
+
+    shift.register_fake(lambda x, by=1: torch.empty_like(x))
+    dynaxla.lowers(torch.ops.dynaxla_test.shift.default)(lambda x: x + 1)
+    x = torch.randn(3)
+    assert torch.equal(compile_whole(lambda x: shift(x) + shift(x, 5))(x), x + 1 + (x + 5))
+    assert ops.snapshot()["dynaxla_test.shift.default"] == {"lowered": 1, "fallback": 1}
+    with pytest.raises(dynaxla.UnsupportedOp, match="by=1"):
+        compile_whole(lambda x: shift(x, 6), fallback="error")(x)
+
+
+def test_random_kernels_draw_anew_and_repeat_with_a_seed() -> None:
+    rates = torch.full((1000,), 10.0)
+
+    @torch.library.custom_op("dynaxla_test::draw", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
+    def draw(x: torch.Tensor) -> torch.Tensor:
+        return torch.poisson(x)
+
+    draw.register_fake(torch.empty_like)
+    compiled = compile_whole(lambda x: (draw(x), draw(x)))
+    torch.manual_seed(3)
+    first, second = compiled(rates)
+    assert not torch.equal(first, second), "two draws must not be merged"
+    torch.manual_seed(3)
+    again, _ = compiled(rates)
+    assert torch.equal(first, again) or torch.equal(second, again)
+
+
+@pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
+def test_sizes_that_depend_on_values(backend: str) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = (x * 2)[x > 0]
+        places = x.nonzero()
+        y.add_(chosen.sum())
+        return chosen * 3 + 1, places.float() @ torch.ones(2, 2), y[:1], chosen
+
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(3):
+        x, y = torch.randn(5, 6), torch.zeros(3)
+        mine, theirs = y.clone(), y.clone()
+        torch.testing.assert_close(compiled(x, mine), function(x, theirs))
+        torch.testing.assert_close(mine, theirs)
+    assert ops.snapshot()["aten.nonzero.default"]["fallback"] == 1
+
+
+def test_gradients_through_a_split_graph() -> None:
+    x = torch.randn(6, requires_grad=True)
+    mask = torch.tensor([True, False, True, True, False, True])
+
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x.sin()[mask] ** 2).sum()
+
+    (expected,) = torch.autograd.grad(function(x, mask), x)
+    (actual,) = torch.autograd.grad(compile_whole(function)(x, mask), x)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_number_taken_from_a_tensor() -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        number = index.item()
+        return x * number + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = compile_whole(function)
+        for number in (2, 5):
+            x = torch.randn(3)
+            torch.testing.assert_close(compiled(x, torch.tensor(number)), x * number + 1)
+
+
+def test_control_flow() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)) * 3
+
+    compiled = compile_whole(function)
+    for x in (torch.ones(3), -torch.ones(3)):
+        torch.testing.assert_close(compiled(x), function(x))
+
+
+def test_a_check_inside_the_program_raises_before_anything_is_written() -> None:
+    @torch.library.custom_op("dynaxla_test::positive", mutates_args=())
+    def positive(x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    positive.register_fake(torch.empty_like)
+
+    @dynaxla.lowers(torch.ops.dynaxla_test.positive.default)
+    def lowering(x: Any, *, ctx: Any) -> Any:
+        ctx.require(x > 0, ValueError, "not positive")
+        ctx.require(x < 9, OverflowError, "too large")
+        return x
+
+    compiled = compile_whole(lambda x: positive(x.mul_(2)))
+    x = torch.tensor([1.0, 2.0])
+    assert torch.equal(compiled(x), torch.tensor([2.0, 4.0]))
+    for bad, error, message in [(-1.0, ValueError, "not positive"), (5.0, OverflowError, "too large"), (-1.0, ValueError, "not pos")]:
+        x.fill_(bad)
+        with pytest.raises(error, match=message):
+            compiled(x)
+        assert torch.equal(x, torch.full((2,), bad))

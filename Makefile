@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test lint format
+.PHONY: install bench test conformance lint format
 
 install: $(INSTALLED)
 
@@ -19,6 +19,10 @@ bench: install
 
 test: install
 	$(VENV)/bin/python -m pytest -n 2 -m 'not slow and not gpu'
+
+# PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2"
+conformance: install
+	PYTHONPATH=tests $(VENV)/bin/python -m conformance $(ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check

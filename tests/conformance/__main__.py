@@ -1,0 +1,96 @@
+"""`python -m conformance`: run the cases that are asked for, go on where an earlier run stopped, print the summary."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from pathlib import Path
+
+from . import report
+from .entries import DATABASES, DTYPES, KINDS, Case, cases
+from .pool import run_all
+
+DIRECTORY = Path(".conformance")
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = parser().parse_args(argv)
+    wanted = selected(options)
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    if options.fresh:
+        options.results.unlink(missing_ok=True)
+    known = report.load(options.results)
+    remaining = [case for case in wanted if str(case) not in known]
+    started = time.monotonic()
+    print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {options.results}", flush=True)
+    if remaining:
+        with options.results.open("a") as results:
+            done = 0
+
+            def record(result: report.Result) -> None:
+                nonlocal done
+                done += 1
+                results.write(json.dumps(result) + "\n")
+                results.flush()
+                known[result["case"]] = result
+                for line in report.failure_lines(result):
+                    print(line, flush=True)
+                if done % 100 == 0:
+                    print(f"{done} of {len(remaining)} cases in {time.monotonic() - started:.0f} seconds", flush=True)
+
+            log = DIRECTORY / "worker" if options.results.parent == DIRECTORY else options.results
+            run_all(remaining, options.shards, record, max_samples=options.max_samples, silence_seconds=options.seconds, log=log)
+    summary = report.Summary([known[str(case)] for case in wanted])
+    print(summary.text())
+    return 0 if summary.good else 1
+
+
+def selected(options: argparse.Namespace) -> list[Case]:
+    pattern = re.compile(options.match)
+    wanted = [
+        case
+        for case in cases()
+        if case.database in options.db
+        and case.dtype in options.dtype
+        and case.kind in options.kind
+        and (pattern.search(case.name) or pattern.search(str(case)))
+    ]
+    if options.sample is not None:
+        chosen = set(random.Random(options.seed).sample(range(len(wanted)), min(options.sample, len(wanted))))
+        wanted = [case for index, case in enumerate(wanted) if index in chosen]
+    return wanted
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
+
+    def names(known: list[str]) -> dict[str, object]:
+        def parse(text: str) -> list[str]:
+            given = text.split(",")
+            for name in given:
+                if name not in known:
+                    raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
+            return given
+
+        return {"type": parse, "default": known, "metavar": ",".join(known)}
+
+    made.add_argument("--db", **names(list(DATABASES)))
+    made.add_argument("--dtype", **names([str(dtype).removeprefix("torch.") for dtype in DTYPES]))
+    made.add_argument("--kind", **names(list(KINDS)))
+    made.add_argument("--match", default="", metavar="REGEX", help="only entries whose name, or cases whose id, this finds")
+    made.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
+    made.add_argument("--seed", type=int, default=0)
+    made.add_argument("--max-samples", type=int, metavar="K", help="at most K calls of each case")
+    made.add_argument("--shards", type=int, default=1, help="processes")
+    made.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
+    made.add_argument("--results", type=Path, default=DIRECTORY / "results.jsonl", help="results; cases found there are not run again")
+    made.add_argument("--fresh", action="store_true", help="forget the results there")
+    return made
+
+
+if __name__ == "__main__":
+    sys.exit(main())

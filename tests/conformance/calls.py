@@ -1,0 +1,141 @@
+"""One call of an op: as source text with tensors for arguments, so that TorchDynamo sees what a user would write."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import linecache
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_numbers = itertools.count()
+_DTYPE = re.compile(r"\btorch\.(bfloat16|float16|float32|complex32|complex64)\b")
+_PLAIN = (int, bool, str, type(None), type(Ellipsis), slice, torch.dtype, torch.memory_format, torch.layout)
+
+
+@dataclass
+class Call:
+    """`function(*args, **kwargs)`, its tensors taken out.
+
+    Attributes: text: the call, with t0, t1, ... for tensors and c0, c1, ... for other values that cannot be written as literals;
+    tensors, constants: what these stand for.
+    """
+
+    function: Callable[..., Any]
+    text: str
+    tensors: list[torch.Tensor]
+    constants: list[Any]
+
+    @staticmethod
+    def of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        writer = _Writer()
+        parts = [writer.write(arg) for arg in args] + [f"{name}={writer.write(value)}" for name, value in kwargs.items()]
+        return Call(function, f"op({', '.join(parts)})", writer.tensors, writer.constants)
+
+    def python_function(self) -> Callable[..., Any]:
+        """A new function of the tensors. It has a file of its own: TorchDynamo remembers by place which sizes have changed."""
+        names = ", ".join(f"t{index}" for index in range(len(self.tensors)))
+        source = f"def call({names}):\n    return {self.text}\n"
+        path = f"<conformance {next(_numbers)}>"
+        linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+        scope: dict[str, Any] = {"op": self.function, "torch": torch, "inf": math.inf, "nan": math.nan}
+        scope |= {f"c{index}": value for index, value in enumerate(self.constants)}
+        exec(compile(source, path, "exec"), scope)
+        return scope["call"]
+
+    @property
+    def key(self) -> tuple[Any, ...] | None:
+        """Equal for calls that one compiled function serves; None where that cannot be told."""
+        if self.constants:
+            return None
+        positions: dict[int, int] = {}
+        metadata = []
+        for tensor in self.tensors:
+            if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
+                return None
+            storage = positions.setdefault(tensor.untyped_storage()._cdata, len(positions))
+            bits = (tensor.requires_grad, tensor.is_conj(), tensor.is_neg(), tensor._is_view())
+            metadata.append((tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, storage, bits))
+        return (self.text, *metadata)
+
+    def widened(self) -> Call:
+        """The same call with the dtypes that it names widened; its tensors are left."""
+        return Call(self.function, _DTYPE.sub(lambda match: repr(_wide(getattr(torch, match[1]))), self.text), self.tensors, self.constants)
+
+    def describe(self) -> str:
+        """The call with its tensors written as f32[2, 3]."""
+        shapes = [f"t{index}: {describe(tensor)}" for index, tensor in enumerate(self.tensors)]
+        constants = [f"c{index}: {value!r}"[:80] for index, value in enumerate(self.constants)]
+        return "; ".join([self.text, *shapes, *constants])
+
+
+def describe(tensor: torch.Tensor) -> str:
+    text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    if tensor.layout is not torch.strided:
+        return f"{text} {tensor.layout}"
+    return text if tensor.is_contiguous() else f"{text} strides {tensor.stride()}"
+
+
+@dataclass
+class _Writer:
+    tensors: list[torch.Tensor] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+
+    def write(self, value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            return f"t{self._index(self.tensors, value)}"
+        if type(value) is list:
+            return f"[{', '.join(map(self.write, value))}]"
+        if type(value) is tuple:
+            return f"({''.join(f'{self.write(item)}, ' for item in value)})"
+        if type(value) is dict and all(isinstance(name, str) for name in value):
+            return f"{{{', '.join(f'{name!r}: {self.write(item)}' for name, item in value.items())}}}"
+        if type(value) in _PLAIN or isinstance(value, (torch.dtype, torch.memory_format, torch.layout)) or type(value) in (float, complex):
+            return repr(value)
+        if isinstance(value, torch.Size):
+            return repr(tuple(value))
+        return f"c{self._index(self.constants, value)}"
+
+    @staticmethod
+    def _index(kept: list[Any], value: Any) -> int:
+        for index, other in enumerate(kept):
+            if other is value:
+                return index
+        kept.append(value)
+        return len(kept) - 1
+
+
+def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that share storages, and have strides, offsets, bits and requires_grad, as the originals do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    copies = []
+    for tensor in tensors:
+        if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
+            copies.append(copy.deepcopy(tensor))
+            continue
+        storage = tensor.untyped_storage()
+        if storage._cdata not in storages:
+            storages[storage._cdata] = storage.clone()
+        made = torch.empty(0, dtype=tensor.dtype).set_(storages[storage._cdata], tensor.storage_offset(), tensor.shape, tensor.stride())
+        made = torch._conj(made) if tensor.is_conj() else made
+        made = torch._neg_view(made) if tensor.is_neg() else made
+        copies.append(made.requires_grad_(tensor.requires_grad))
+    return copies
+
+
+def widened(value: Any) -> Any:
+    """Tensors as float64 or complex128, dtypes likewise; what is neither floating nor complex stays. Tensors are always copies."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(_wide(value.dtype), copy=True).requires_grad_(value.requires_grad)
+    return _wide(value) if isinstance(value, torch.dtype) else value
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_complex:
+        return torch.complex128
+    return torch.float64 if dtype.is_floating_point else dtype

@@ -1,0 +1,219 @@
+"""One call: eager, compiled, judged. Where the two differ, torch's own "aot_eager" is asked whether torch.compile itself is the reason."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import judge, randomness
+from .calls import copy_tensors, widened
+from .entries import Trial
+
+_SEED = 20
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """verdict: "pass", "skip" or "fail"; label: the reason, or "raises:<error>", or "wrong <kind>"; text: the message."""
+
+    verdict: str
+    label: str = ""
+    text: str = ""
+
+
+class Raised(Exception):
+    """The call raised: `error`."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+@dataclass
+class Run:
+    """What a call gave. inputs: arguments, parameters and buffers, as they are after it; random: whether it drew random numbers."""
+
+    inputs: list[torch.Tensor]
+    result: Any
+    gradients: list[torch.Tensor | None] | None
+    random: bool
+
+
+class Runner:
+    """Runs the trials of one case. It compiles calls that differ in their tensors' values only once."""
+
+    def __init__(
+        self, tolerance: Callable[[torch.dtype], judge.Tolerance], *, uninitialised: bool = False, backend: str = "dynaxla"
+    ) -> None:
+        self.tolerance = tolerance
+        self.uninitialised = uninitialised
+        self.backend = backend
+        self._functions: dict[Any, Callable[..., Any]] = {}
+        self._rejections: dict[tuple[str, ...], Counter[bool]] = {}
+
+    def run(self, trial: Trial) -> Outcome:
+        try:
+            expected = self._call(trial, None)
+        except Raised as raised:
+            if not trial.expects_error:
+                return Outcome("skip", f"eager raises {error_name(raised.error)}", str(raised.error)[:300])
+            return self._expect_error(trial)
+        if trial.expects_error:
+            return Outcome("skip", "eager accepts the error input")
+        if trial.differentiate and expected.gradients is None:
+            return Outcome("skip", "nothing to differentiate")
+        try:
+            actual = self._call(trial, self.backend)
+        except Raised as raised:
+            return self._raised(trial, raised.error)
+        difference = self._compare(trial, actual, expected)
+        if isinstance(difference, Outcome):
+            return difference
+        return self._differs(trial, difference, expected)
+
+    def _compare(self, trial: Trial, actual: Run, expected: Run) -> judge.Difference | Outcome:
+        """The outcome if the two agree."""
+        forms = [
+            judge.form(actual.result, expected.result),
+            judge.form(actual.inputs, expected.inputs),
+            judge.aliasing((actual.inputs, actual.result), (expected.inputs, expected.result)),
+            judge.form(actual.gradients, expected.gradients, strides=False),
+        ]
+        found = next((difference for difference in forms if difference is not None), None)
+        if found is not None:
+            return found
+        if self.uninitialised:
+            return Outcome("pass", "values not compared: uninitialised memory")
+        mine, theirs = ([run.result, run.inputs, run.gradients] for run in (actual, expected))
+        found = judge.values(mine, theirs, self.tolerance, lambda: self._reference(trial))
+        if found is None:
+            return Outcome("pass")
+        if expected.random:
+            draws = [self._call(trial, None, seed) for seed in range(randomness.DRAWS)]
+            found = randomness.implausible(mine, [[run.result, run.inputs, run.gradients] for run in draws])
+            return found or Outcome("pass", "values not compared: random")
+        return found
+
+    def _reference(self, trial: Trial) -> Any:
+        """The results that eager gives in float64 or complex128, or None."""
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            run = self._call(trial, None, wide=True)
+        except Raised:
+            return None
+        finally:
+            torch.set_default_dtype(default)
+        return [run.result, run.inputs, run.gradients]
+
+    def _call(self, trial: Trial, backend: str | None, seed: int = _SEED, wide: bool = False) -> Run:
+        """Raises: Raised."""
+        call = trial.call
+        if isinstance(call.function, torch.nn.Module):
+            module = copy.deepcopy(call.function)
+            module = module.to(torch.complex128 if any(p.is_complex() for p in module.parameters()) else torch.float64) if wide else module
+            call = copy.copy(call)
+            call.function = module
+        tensors = [widened(tensor) for tensor in call.tensors] if wide else copy_tensors(call.tensors)
+        if wide:
+            call = call.widened()
+        torch.manual_seed(seed)
+        before = torch.get_rng_state()
+        try:
+            function = self._compiled(call, backend) if backend is not None else call.python_function()
+            with torch.set_grad_enabled(trial.differentiate):
+                result = function(*tensors)
+            drew = not torch.equal(before, torch.get_rng_state())
+            states = _states(call.function)
+            gradients = _gradients((trial.process or _identity)(result), [*tensors, *states]) if trial.differentiate else None
+        except Exception as error:
+            raise Raised(error) from error
+        return Run([*tensors, *states], result, gradients, drew)
+
+    def _compiled(self, call: Any, backend: str) -> Callable[..., Any]:
+        key = None if isinstance(call.function, torch.nn.Module) else call.key
+        if backend != self.backend or key is None:
+            return torch.compile(call.python_function(), backend=backend, fullgraph=True, dynamic=False)
+        if key not in self._functions:
+            self._functions[key] = torch.compile(call.python_function(), backend=backend, fullgraph=True, dynamic=False)
+        return self._functions[key]
+
+    def _expect_error(self, trial: Trial) -> Outcome:
+        try:
+            self._call(trial, self.backend)
+        except Raised:
+            return Outcome("pass")
+        try:
+            self._call(trial, "aot_eager")
+        except Raised as raised:
+            return Outcome("fail", "wrong acceptance", f"accepted; eager raises, e.g. {str(raised.error)[:200]}")
+        return Outcome("skip", "torch.compile accepts the error input")
+
+    def _raised(self, trial: Trial, error: Exception) -> Outcome:
+        """aot_eager is asked a few times for each kind of error, then its answer is known."""
+        name, text = error_name(error), str(error).strip()
+        answers = self._rejections.setdefault((name, *_words(text)), Counter())
+        if sum(answers.values()) < 3 or len(answers) > 1:
+            try:
+                self._call(trial, "aot_eager")
+                answers[False] += 1
+                rejects = False
+            except Raised:
+                answers[True] += 1
+                rejects = True
+        else:
+            rejects = answers[True] > 0
+        if rejects:
+            return Outcome("skip", f"torch.compile raises {name}", text[:300])
+        return Outcome("fail", f"raises:{name}", text[:600])
+
+    def _differs(self, trial: Trial, difference: judge.Difference, expected: Run) -> Outcome:
+        try:
+            other = self._compare(trial, self._call(trial, "aot_eager"), expected)
+        except Raised:
+            other = None
+        if isinstance(other, judge.Difference) and other == difference:
+            return Outcome("skip", f"torch.compile itself differs from eager: {difference.kind}", difference.text)
+        return Outcome("fail", f"wrong {difference.kind}", difference.text[:600])
+
+
+def error_name(error: BaseException) -> str:
+    inner = getattr(error, "inner_exception", None)
+    return type(inner if inner is not None else error).__name__
+
+
+def _words(text: str) -> Sequence[str]:
+    """The first line of a message without its numbers."""
+    first = text.partition("\n")[0]
+    return ["".join(letter for letter in first if not letter.isdigit())[:160]]
+
+
+def _identity(value: Any) -> Any:
+    return value
+
+
+def _states(function: Any) -> list[torch.Tensor]:
+    return [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
+
+
+def _gradients(results: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
+    """Of all inputs that require them, under random cotangents; None if nothing can be differentiated."""
+    outputs = [leaf for leaf in judge.leaves(results) if leaf.requires_grad]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    if not outputs or not wanted:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    cotangents = [torch.randn(leaf.shape, dtype=leaf.dtype, generator=generator) for leaf in outputs]
+    return list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
+
+
+def quiet() -> None:
+    """torch's databases use deprecated and beta functions on purpose; a warning that dynaxla or JAX gives is an error."""
+    warnings.simplefilter("ignore")
+    warnings.filterwarnings("error", module=r"(dynaxla|jax|jaxlib)(\.|$)")

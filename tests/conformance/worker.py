@@ -1,0 +1,101 @@
+"""Runs cases: in this process, or as the process that pool.py starts (case by case, one line of JSON each way)."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import torch
+
+from . import judge, observed
+from .entries import Case, tolerance_of, trials, uninitialised
+from .trial import Outcome, Runner, quiet
+
+Result = dict[str, Any]
+
+
+def run_case(case: Case, max_samples: int | None = None, progress: Callable[[int], None] = lambda index: None) -> Result:
+    """Counts and the first failure of each label.
+
+    passed, skipped (by reason), failed (by label), notes (of passed calls); failures: label -> first call and message;
+    executed, fallback: the ATen ops that XLA ran, and those that torch's kernels ran for want of a lowering.
+    """
+    started = time.perf_counter()
+    torch._dynamo.reset()
+    before = observed.counts()
+    verdicts: Counter[tuple[str, str]] = Counter()
+    examples: dict[str, dict[str, str]] = {}
+    override = tolerance_of(case)
+
+    def tolerance(dtype: torch.dtype) -> judge.Tolerance:
+        default = judge.default_tolerance(dtype)
+        return max(default[0], override[0]), max(default[1], override[1]) if default != (0, 0) else default
+
+    runner = Runner(tolerance, uninitialised=uninitialised(case))
+    for index, trial in enumerate(itertools.islice(_safely(case), max_samples)):
+        progress(index)
+        outcome = trial if isinstance(trial, Outcome) else runner.run(trial)
+        verdicts[outcome.verdict, outcome.label] += 1
+        if outcome.verdict != "pass" and outcome.label not in examples:
+            call = "" if isinstance(trial, Outcome) else trial.call.describe()[:400]
+            examples[outcome.label] = {"sample": f"{index}: {call}", "message": outcome.text}
+    executed, fallback = observed.since(before)
+    return {
+        "case": str(case),
+        "passed": sum(count for (verdict, _), count in verdicts.items() if verdict == "pass"),
+        "skipped": {label: count for (verdict, label), count in verdicts.items() if verdict == "skip"},
+        "failed": {label: count for (verdict, label), count in verdicts.items() if verdict == "fail"},
+        "notes": {label: count for (verdict, label), count in verdicts.items() if verdict == "pass" and label},
+        "examples": examples,
+        "executed": executed,
+        "fallback": fallback,
+        "complete": max_samples is None,
+        "seconds": round(time.perf_counter() - started, 2),
+    }
+
+
+def _safely(case: Case) -> Any:
+    """The case's trials; where the database itself fails to make them, an outcome that says so."""
+    try:
+        yield from trials(case)
+    except Exception as error:
+        yield Outcome("skip", f"the database raises {type(error).__name__}", str(error)[:300])
+
+
+def clean() -> None:
+    """Let go of everything compiled."""
+    torch._dynamo.reset()
+    jax.clear_caches()
+    gc.collect()
+
+
+def main() -> None:
+    """Read cases from descriptor 0, write to the descriptor named as argument: {"sample": i} before each call, then the result."""
+    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    torch.set_num_threads(1)
+    quiet()
+
+    def send(message: Result) -> None:
+        answers.write(json.dumps(message) + "\n")
+
+    send({"ready": True})
+    for line in sys.stdin:
+        request = json.loads(line)
+        case = Case(*request["case"])
+        with torch._dynamo.config.patch(recompile_limit=1 << 30, accumulated_recompile_limit=1 << 30):
+            result = run_case(case, request["max_samples"], lambda index: send({"sample": index}))
+        clean()
+        send(result | {"kilobytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss})
+
+
+if __name__ == "__main__":
+    main()

@@ -10,11 +10,13 @@ from . import __version__
 from .bench.__main__ import bench
 from .bench.overhead import overhead
 from .doctor import doctor
+from .ops import ops
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
+app.command("ops")(ops)
 
 
 def _print_version(wanted: bool) -> None:

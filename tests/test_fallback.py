@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -252,3 +253,20 @@ def test_a_check_inside_the_program_raises_before_anything_is_written() -> None:
         with pytest.raises(error, match=message):
             compiled(x)
         assert torch.equal(x, torch.full((2,), bad))
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kernels_in_several_programs_at_once(threads: int) -> None:
+    """Kernels that hold Python's lock and use torch's own threads, called from programs that several threads run at the same time."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        compiled = compile_whole(lambda x: (scale((x @ x).contiguous(), 2.0) @ x, scale(x.sin(), 3.0).sum()))
+        x = torch.randn(128, 128)
+        expected = ((x @ x) * 2.0 @ x, (x.sin() * 3).sum())
+        compiled(x)
+        with ThreadPoolExecutor(4) as pool:
+            for result in pool.map(lambda _: compiled(x), range(40)):
+                torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-2)
+    finally:
+        torch.set_num_threads(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,5 +13,10 @@ from ..lowering import registry
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
-    table = core_aten_decompositions()
-    return {op: function for op, function in table.items() if isinstance(op, OpOverload) and registry.find(op, platform) is None}
+    return {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None}
+
+
+@functools.cache
+def _core_decompositions() -> tuple[tuple[OpOverload, Callable[..., Any]], ...]:
+    """Those of overloads; torch takes tens of milliseconds to collect them. Composite ops defined later are taken apart without them."""
+    return tuple((op, function) for op, function in core_aten_decompositions().items() if isinstance(op, OpOverload))

@@ -394,7 +394,7 @@ def test_nan_to_num(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_table_functions(dtype: torch.dtype) -> None:
     names = "lgamma digamma erfinv i0"
-    special = "i0e i1 i1e ndtri log_ndtr ndtr entr"
+    special = "i0e i1 i1e ndtri log_ndtr ndtr entr erfcx"
     functions: list[Callable[..., Any]] = [getattr(torch, name) for name in names.split()]
     functions += [getattr(torch.special, name) for name in special.split()]
     check_each(functions, torch.cat([make(dtype, 40), torch.tensor([0.0, -0.0, 1.0, -1.0, math.nan], dtype=dtype)]))

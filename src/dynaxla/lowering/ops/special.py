@@ -1,4 +1,7 @@
-"""The functions of mathematical tables, and integer arithmetic that is not elementary: gamma, Bessel and error functions, gcd."""
+"""The functions of mathematical tables, and integer arithmetic that is not elementary: gamma and error functions, gcd.
+
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from jax import Array, lax
 from .. import dtypes
 from ..promotion import Promotion, convert, elementwise, full_like, number
 from ..registry import lower_table, lowers
+from .bessel import chebyshev_series
 
 aten = torch.ops.aten
 
@@ -34,12 +38,58 @@ def _erf_inverse(x: Array) -> Array:
     return lax.select(outside, full_like(x, math.nan), lax.erf_inv(x))
 
 
-def _bessel_i0(x: Array) -> Array:
-    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i0e(x))
+# The Chebyshev series of (1 + 2 x) erfcx(x) in (x - 3.75) / (x + 3.75), for x from 0 to infinity; the highest order first.
+_ERFCX = (
+    -2.18734294430301767e-18,
+    -2.23705665943599960e-18,
+    5.06814890479611132e-17,
+    7.41823525662404346e-17,
+    -1.25079505306886471e-15,
+    -1.86456288041931310e-15,
+    3.34781194828680539e-14,
+    3.25254814814873984e-14,
+    -9.65469674843343891e-13,
+    1.94558685457773472e-13,
+    2.86879501093066990e-11,
+    -6.31808834088668449e-11,
+    -7.75440020883135111e-10,
+    4.52195981121828690e-9,
+    1.07649994656709104e-8,
+    -2.18864010492343957e-7,
+    7.74038306619849067e-7,
+    4.13902798607301017e-6,
+    -6.91697330250120637e-5,
+    4.90775836525808632e-4,
+    -2.41316354041760819e-3,
+    9.07499767070526509e-3,
+    -2.66586684353057523e-2,
+    5.92099399981918905e-2,
+    -8.42491333665179156e-2,
+    -4.59005458064647733e-3,
+    2.35515786913480351e0,
+)
 
 
-def _bessel_i1(x: Array) -> Array:
-    return lax.mul(lax.exp(lax.abs(x)), lax.bessel_i1e(x))
+def _erfcx(x: Array) -> Array:
+    """exp(x**2) times the complementary error function.
+
+    Source: M. M. Shepherd, J. G. Laframboise, Chebyshev approximation of (1+2x)exp(x**2)erfc(x) in 0 <= x < infinity, Mathematics of
+    Computation 36 (1981); the coefficients were computed anew with 60 digits.
+    """
+    size = lax.abs(x)
+    place = lax.sub(full_like(x, 2), lax.div(full_like(x, 15), lax.add(size, number(3.75, x.dtype))))
+    above = lax.div(chebyshev_series(place, _ERFCX), lax.add(lax.add(size, size), number(1, x.dtype)))
+    below = lax.sub(lax.mul(full_like(x, 2), lax.exp(lax.mul(x, x))), above)
+    return lax.select(lax.lt(x, number(0, x.dtype)), below, above)
+
+
+def _log_ndtr(x: Array) -> Array:
+    """The logarithm of the normal distribution function. Source: ATen native/Math.h, calc_log_ndtr."""
+    scaled = lax.mul(x, number(math.sqrt(0.5), x.dtype))
+    half = number(0.5, x.dtype)
+    below = lax.sub(lax.log(lax.mul(_erfcx(lax.neg(scaled)), half)), lax.mul(scaled, scaled))
+    above = lax.log1p(lax.neg(lax.mul(lax.erfc(scaled), half)))
+    return lax.select(lax.lt(x, number(-1, x.dtype)), below, above)
 
 
 def _igamma(a: Array, x: Array) -> Array:
@@ -91,12 +141,9 @@ lower_table(
         aten.lgamma.default: lgamma,
         aten.digamma.default: digamma,
         aten.erfinv.default: _erf_inverse,
-        aten.i0.default: _bessel_i0,
-        aten.special_i0e.default: lax.bessel_i0e,
-        aten.special_i1.default: _bessel_i1,
-        aten.special_i1e.default: lax.bessel_i1e,
+        aten.special_erfcx.default: _erfcx,
         aten.special_ndtri.default: jax.scipy.special.ndtri,
-        aten.special_log_ndtr.default: jax.scipy.special.log_ndtr,
+        aten.special_log_ndtr.default: _log_ndtr,
         aten.igamma.default: _igamma,
         aten.igammac.default: _igammac,
     },

@@ -1,0 +1,178 @@
+"""Orthogonal polynomials at a point, of a degree that is data too: Chebyshev, Hermite, Laguerre, Legendre.
+
+Each is 1 at degree 0, known at degree 1, and goes on by a recurrence of three terms. A negative degree gives 0, a fraction is cut off.
+
+Source: NIST Digital Library of Mathematical Functions, sections 18.5 and 18.9; the special cases are those of ATen native/Math.h.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ..promotion import Promotion, convert, full_like, number
+from ..registry import lower_table
+
+aten = torch.ops.aten
+
+_INT64 = np.dtype(np.int64)
+
+# The polynomial of degree k + 1 from x, k, and those of degrees k and k - 1.
+Recurrence = Callable[[Array, Array, Array, Array], Array]
+
+
+def _like(x: Array, value: float) -> Any:
+    return number(value, x.dtype)
+
+
+def _twice(x: Array) -> Array:
+    return lax.add(x, x)
+
+
+def _degree(n: Array) -> Array:
+    """As a whole number; -1 for one that int64 does not hold, as nan and the infinities."""
+    fits = lax.lt(lax.abs(n), _like(n, 2.0**63))
+    return convert(lax.select(fits, n, full_like(n, -1)), _INT64)
+
+
+def _ascend(x: Array, n: Array, unknown: Array, first: Array, recurrence: Recurrence) -> Array:
+    """Climb to degree n where `unknown`, as long as that can change anything: no longer once the polynomial is nan."""
+
+    def active(k: Array, last: Array) -> Array:
+        here = lax.bitwise_and(unknown, lax.lt(lax.broadcast(k, n.shape), n))
+        return lax.bitwise_and(here, lax.eq(last, last))
+
+    def unfinished(state: tuple[Array, Array, Array]) -> Array:
+        return lax.reduce_or(active(state[0], state[2]), range(x.ndim))
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        k, before, last = state
+        on = active(k, last)
+        after = recurrence(x, lax.broadcast(lax.convert_element_type(k, x.dtype), x.shape), last, before)
+        return lax.add(k, np.int64(1)), lax.select(on, last, before), lax.select(on, after, last)
+
+    one = full_like(x, 1)
+    last = lax.while_loop(unfinished, step, (lax.full((), 1, _INT64), one, first))[2]
+    out = lax.select(lax.eq(n, number(0, _INT64)), one, last)
+    return lax.select(lax.lt(n, number(0, _INT64)), full_like(x, 0), out)
+
+
+def _chebyshev_recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
+    return lax.sub(lax.mul(_twice(x), last), before)
+
+
+def _over(top: Array, bottom: Array, at_zero: Array) -> Array:
+    """top / bottom, and `at_zero` where the bottom is zero."""
+    return lax.select(lax.eq(bottom, _like(bottom, 0)), at_zero, lax.div(top, bottom))
+
+
+def _alternating(n: Array, value: Array) -> Array:
+    """value for even n, -value for odd n."""
+    return lax.select(lax.eq(lax.bitwise_and(n, number(1, _INT64)), number(0, _INT64)), value, lax.neg(value))
+
+
+def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Array], Array]:
+    """kind: t, u, v or w (the first to the fourth kind). shifted: for the interval from 0 to 1. waves_from: the degree from which on,
+    between the ends of the interval, the trigonometric form is taken."""
+
+    def evaluate(x: Array, n: Array) -> Array:
+        n = _degree(n)
+        x = lax.sub(_twice(x), _like(x, 1)) if shifted else x
+        one, count = full_like(x, 1), lax.convert_element_type(n, x.dtype)
+        angle = lax.acos(x)
+        half = lax.mul(angle, _like(x, 0.5))
+        middle = lax.mul(lax.add(count, _like(x, 0.5)), angle)
+        next_, odd = lax.add(count, one), lax.add(_twice(count), one)
+        # The value at degree 1, at both ends, and between them.
+        if kind == "t":
+            first, right, left = x, one, _alternating(n, one)
+            wave = lax.cos(lax.mul(count, angle))
+        elif kind == "u":
+            first, right, left = _twice(x), next_, _alternating(n, next_)
+            limit = lax.div(lax.mul(next_, lax.cos(lax.mul(next_, angle))), x)
+            wave = _over(lax.sin(lax.mul(next_, angle)), lax.sin(angle), limit)
+        elif kind == "v":
+            first, right, left = lax.sub(_twice(x), one), one, _alternating(n, odd)
+            wave = lax.select(lax.eq(lax.sin(half), one), left, lax.div(lax.cos(middle), lax.cos(half)))
+        else:
+            first, right, left = lax.add(_twice(x), one), odd, _alternating(n, one)
+            limit = lax.select(lax.gt(x, _like(x, 0)), right, left) if not shifted else left
+            wave = lax.select(lax.eq(lax.cos(half), one), limit, lax.div(lax.sin(middle), lax.sin(half)))
+        at_end = lax.eq(lax.abs(x), one)
+        waves = lax.bitwise_and(lax.ge(n, number(waves_from, _INT64)), lax.lt(lax.abs(x), one))
+        known = lax.bitwise_or(at_end, waves)
+        out = _ascend(x, n, lax.bitwise_not(known), first, _chebyshev_recurrence)
+        closed = lax.select(waves, wave, lax.select(lax.gt(x, _like(x, 0)), right, left))
+        return lax.select(lax.bitwise_and(known, lax.ge(n, number(0, _INT64))), closed, out)
+
+    return evaluate
+
+
+def _hermite_h(x: Array, n: Array) -> Array:
+    """The physicists'."""
+
+    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
+        return lax.sub(lax.mul(_twice(x), last), lax.mul(_twice(k), before))
+
+    return _hermite(x, n, _twice(x), recurrence)
+
+
+def _hermite_he(x: Array, n: Array) -> Array:
+    """The probabilists'."""
+
+    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
+        return lax.sub(lax.mul(x, last), lax.mul(k, before))
+
+    return _hermite(x, n, x, recurrence)
+
+
+def _hermite(x: Array, n: Array, first: Array, recurrence: Recurrence) -> Array:
+    """nan beyond the degree that ATen computes."""
+    n = _degree(n)
+    too_high = lax.gt(n, number(128 if x.dtype == np.float32 else 512, _INT64))
+    out = _ascend(x, n, lax.bitwise_not(too_high), first, recurrence)
+    return lax.select(too_high, full_like(x, math.nan), out)
+
+
+def _laguerre_l(x: Array, n: Array) -> Array:
+    n, first = _degree(n), lax.sub(full_like(x, 1), x)
+    at_zero = lax.eq(x, _like(x, 0))
+
+    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
+        top = lax.sub(lax.mul(lax.add(_twice(k), first), last), lax.mul(k, before))
+        return lax.div(top, lax.add(k, _like(k, 1)))
+
+    out = _ascend(x, n, lax.bitwise_not(at_zero), first, recurrence)
+    return lax.select(lax.bitwise_and(at_zero, lax.ge(n, number(0, _INT64))), full_like(x, 1), out)
+
+
+def _legendre_p(x: Array, n: Array) -> Array:
+    n, one = _degree(n), full_like(x, 1)
+    at_end = lax.eq(lax.abs(x), one)
+
+    def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
+        top = lax.sub(lax.mul(lax.mul(lax.add(_twice(k), one), x), last), lax.mul(k, before))
+        return lax.div(top, lax.add(k, one))
+
+    out = _ascend(x, n, lax.bitwise_not(at_end), x, recurrence)
+    end = lax.select(lax.gt(x, _like(x, 0)), one, _alternating(n, one))
+    return lax.select(lax.bitwise_and(at_end, lax.ge(n, number(0, _INT64))), end, out)
+
+
+def _register(name: str, function: Callable[[Array, Array], Array]) -> None:
+    packet = getattr(aten, f"special_{name}")
+    lower_table({getattr(packet, overload): function for overload in ("default", "x_scalar", "n_scalar")}, promote=Promotion.INT_TO_FLOAT)
+
+
+for _kind, _start, _shifted_start in (("t", 7, 7), ("u", 9, 7), ("v", 9, 7), ("w", 9, 5)):
+    _register(f"chebyshev_polynomial_{_kind}", _chebyshev(_kind, False, _start))
+    _register(f"shifted_chebyshev_polynomial_{_kind}", _chebyshev(_kind, True, _shifted_start))
+_register("hermite_polynomial_h", _hermite_h)
+_register("hermite_polynomial_he", _hermite_he)
+_register("laguerre_polynomial_l", _laguerre_l)
+_register("legendre_polynomial_p", _legendre_p)

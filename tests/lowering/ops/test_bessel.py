@@ -1,0 +1,38 @@
+"""Bessel functions and Airy's, compared with eager over their whole ranges: the intervals of their approximations, and beyond."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+
+# Of torch.special
+NAMES = [f"{kind}{order}" for kind in ("bessel_j", "bessel_y", "modified_bessel_i", "modified_bessel_k") for order in (0, 1)]
+NAMES += ["scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0", "airy_ai", "i0e", "i1", "i1e"]
+BORDERS = [0.0, -0.0, 0.5, 1e-5, 2.0, 2.09, -2.09, 5.0, -5.0, 8.0, -8.0, 8.33, 30.0, -30.0, 103.892, 104.0, math.inf, -math.inf, math.nan]
+
+
+def every(*args: torch.Tensor) -> list[Any]:
+    return [getattr(torch.special, name)(*args) for name in NAMES]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_range(dtype: torch.dtype) -> None:
+    powers = torch.logspace(-30, 4, 100, dtype=torch.float64)
+    x = torch.cat([torch.linspace(-20, 20, 801, dtype=torch.float64), powers, torch.tensor(BORDERS, dtype=torch.float64)])
+    check(every, x.to(dtype), calls=1, tolerance=(2e-6, 1e-5) if dtype == torch.float32 else (1e-12, 1e-12))
+
+
+def test_far_arguments() -> None:
+    """Between the waves: the phase is rounded as eager rounds it, however far from zero."""
+    x = -torch.logspace(1, 4, 50, dtype=torch.float64)
+    check(lambda x: [torch.special.airy_ai(x), torch.special.bessel_j0(x * 1e4), torch.special.bessel_y1(x * -1e6)], x, calls=1)
+
+
+def test_integers_strides_and_ranks() -> None:
+    functions = [torch.special.bessel_y0, torch.special.modified_bessel_k1, torch.special.airy_ai]
+    x = torch.arange(12).reshape(3, 4).mT
+    check(lambda x: [(f(x), f(x > 4), f(x[1, 1]), f(x[:0])) for f in functions], x, calls=1, tolerance=(2e-6, 1e-5))

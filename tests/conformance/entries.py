@@ -5,9 +5,9 @@ An entry is (database, name); a case is an entry with a dtype and a kind of inpu
 
 from __future__ import annotations
 
-import copy
 import functools
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,14 +15,17 @@ import torch
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
 from torch.testing._internal.common_methods_invocations import op_db, python_ref_db
-from torch.testing._internal.common_modules import module_db
-from torch.testing._internal.opinfo.core import OpInfo
+from torch.testing._internal.common_modules import ModuleErrorEnum, module_db
+from torch.testing._internal.common_utils import noncontiguous_like
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils import _pytree as pytree
 
+from .ambiguous import UNIQUE
 from .calls import Call
 
 DATABASES: dict[str, list[Any]] = {"op_db": op_db, "python_ref_db": python_ref_db, "module_db": module_db}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
-KINDS = ("samples",)
+KINDS = ("samples", "noncontiguous", "zero_size", "error_inputs", "inplace", "out", "gradients")
 _COMPARING_TESTS = (
     ("TestCommon", "test_noncontiguous_samples"),
     ("TestCommon", "test_variant_consistency_eager"),
@@ -63,12 +66,17 @@ class Case:
 
 @dataclass
 class Trial:
-    """One call to be compared. process: what of the results can be differentiated; the whole if None."""
+    """One call to be compared.
+
+    Attributes: process: what of the result can be differentiated, the whole if None; unique: what of the result, given it and the first
+    argument, is unique, the whole if None.
+    """
 
     call: Call
     expects_error: bool = False
     differentiate: bool = False
     process: Callable[[Any], Any] | None = None
+    unique: Callable[[Any, torch.Tensor], list[torch.Tensor]] | None = None
 
 
 @functools.cache
@@ -88,29 +96,123 @@ def cases() -> Iterator[Case]:
 
 
 def _exists(info: Any, dtype: torch.dtype, kind: str, first: bool) -> bool:
-    return True
+    """Error inputs do not depend on a dtype: they belong to the entry's first one."""
+    is_module = not isinstance(info, OpInfo)
+    if kind == "error_inputs":
+        return first and (info.module_error_inputs_func if is_module else info.error_inputs_func) is not None
+    if kind == "gradients":
+        return dtype is torch.float64 and (is_module or dtype in info.supported_backward_dtypes("cpu"))
+    if kind == "inplace":
+        return not is_module and info.get_inplace() is not None
+    if kind == "out":
+        return not is_module and info.supports_out
+    return kind == "samples" or not is_module
 
 
 def trials(case: Case) -> Iterator[Trial]:
     """The calls of a case, made as they are asked for. Raises: what the database raises."""
-    info = case.info
     if case.database == "module_db":
-        yield from _module_trials(case)
-        return
-    for sample in info.sample_inputs("cpu", case.torch_dtype):
-        yield Trial(Call.of(info.op, (sample.input, *sample.args), sample.kwargs))
+        return _module_error_trials(case) if case.kind == "error_inputs" else _module_trials(case)
+    if case.kind == "error_inputs":
+        return (_trial(case, error.sample_input, expects_error=True) for error in case.info.error_inputs("cpu"))
+    samples = case.info.sample_inputs("cpu", case.torch_dtype, requires_grad=case.kind == "gradients")
+    match case.kind:
+        case "samples":
+            return (_trial(case, sample) for sample in samples)
+        case "noncontiguous":
+            return (_trial(case, sample.noncontiguous()) for sample in samples if has_strides(sample))
+        case "zero_size":
+            return (_trial(case, sample) for sample in zero_sized(itertools.islice(samples, 8)))
+        case "inplace":
+            return (_trial(case, sample, function=case.info.get_inplace()) for sample in samples if not sample.broadcasts_input)
+        case "out":
+            return _out_trials(case, samples)
+        case "gradients":
+            return (_trial(case, sample, differentiate=True, process=sample.output_process_fn_grad) for sample in samples)
+    raise ValueError(case.kind)
+
+
+def _trial(case: Case, sample: SampleInput, *, function: Callable[..., Any] | None = None, **options: Any) -> Trial:
+    rule = UNIQUE.get(case.name.removeprefix("_refs."))
+    unique = None if rule is None else lambda result, source: rule(result, source, sample.args, sample.kwargs)
+    return Trial(Call.of(function or case.info.op, (sample.input, *sample.args), sample.kwargs), unique=unique, **options)
+
+
+def _out_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
+    """out= tensors full of other numbers: as eager would make them, with gaps, and without elements. The first sample gets them all."""
+    makers = (torch.empty_like, noncontiguous_like, lambda result: result.new_empty(0))
+    for index, sample in enumerate(samples):
+        with torch.no_grad():
+            torch.manual_seed(0)
+            result = case.info.op(sample.input, *sample.args, **sample.kwargs)
+        results = [result] if isinstance(result, torch.Tensor) else list(result)
+        for maker in makers if index == 0 else makers[index % 3 : index % 3 + 1]:
+            made = [maker(item).fill_(1) for item in results]
+            out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
+            kwargs = sample.kwargs | {"out": out}
+            yield _trial(case, SampleInput(sample.input, args=sample.args, kwargs=kwargs))
+
+
+def has_strides(sample: SampleInput) -> bool:
+    leaves = pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+    return all(leaf.layout is torch.strided for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def zero_sized(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
+    """The samples with one size of their first tensor made zero in all tensors: wherever it occurs, in front only, or at the end only.
+
+    Whether that makes sense for an op, eager decides.
+    """
+    seen = set()
+    for sample in samples:
+        first = next((leaf for leaf in pytree.tree_leaves(sample.input) if isinstance(leaf, torch.Tensor)), None)
+        if first is None or not first.dim() or not has_strides(sample):
+            continue
+        for size, places in [(size, None) for size in sorted(set(first.shape))] + [(first.shape[0], 0), (first.shape[-1], -1)]:
+            emptied = sample.transform(functools.partial(_emptied, size=size, place=places))
+            text = emptied.summary()
+            if text not in seen:
+                seen.add(text)
+                yield emptied
+
+
+def _emptied(value: Any, *, size: int, place: int | None) -> Any:
+    """The tensor with zeros for `size` in its shape, or at one place of its shape only."""
+    if not isinstance(value, torch.Tensor) or not value.dim():
+        return value
+    shape = [0 if item == size else item for item in value.shape]
+    if place is not None:
+        shape = list(value.shape)
+        shape[place] = 0 if shape[place] == size else shape[place]
+    return value if 0 not in shape else value.new_empty(shape)
 
 
 def _module_trials(case: Case) -> Iterator[Trial]:
     info = case.info
+    differentiate = case.kind == "gradients"
     for training in (True, False) if info.train_and_eval_differ else (True,):
-        for sample in info.module_inputs_func(info, device="cpu", dtype=case.torch_dtype, requires_grad=False, training=training):
-            if sample.forward_input is None:
-                continue
-            constructor, forward = sample.constructor_input, sample.forward_input
-            torch.manual_seed(0)
-            module = info.module_cls(*constructor.args, **constructor.kwargs).to(case.torch_dtype).train(training)
-            yield Trial(Call.of(copy.deepcopy(module), forward.args, forward.kwargs))
+        samples = info.module_inputs_func(info, device="cpu", dtype=case.torch_dtype, requires_grad=differentiate, training=training)
+        for sample in samples:
+            if sample.forward_input is not None:
+                module = _module(case, sample.constructor_input).train(training)
+                call = Call.of(module, sample.forward_input.args, sample.forward_input.kwargs)
+                yield Trial(call, differentiate=differentiate)
+
+
+def _module_error_trials(case: Case) -> Iterator[Trial]:
+    info = case.info
+    for training in (True, False) if info.train_and_eval_differ else (True,):
+        errors = info.module_error_inputs_func(info, device="cpu", dtype=case.torch_dtype, requires_grad=False, training=training)
+        for error in errors:
+            sample = error.module_error_input
+            if error.error_on is ModuleErrorEnum.FORWARD_ERROR:
+                module = _module(case, sample.constructor_input).train(training)
+                yield Trial(Call.of(module, sample.forward_input.args, sample.forward_input.kwargs), expects_error=True)
+
+
+def _module(case: Case, arguments: Any) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return case.info.module_cls(*arguments.args, **arguments.kwargs).to(case.torch_dtype)
 
 
 def uninitialised(case: Case) -> bool:

@@ -94,7 +94,11 @@ def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 def values(
-    actual: Any, expected: Any, tolerance: Callable[[torch.dtype], Tolerance], reference: Callable[[], Any] = lambda: None
+    actual: Any,
+    expected: Any,
+    tolerance: Callable[[torch.dtype], Tolerance],
+    reference: Callable[[], Any] = lambda: None,
+    what: str = "result",
 ) -> Difference | None:
     """Values of tensors of equal form: each within tolerance of eager's, or no farther from the wide reference than eager's is.
 
@@ -113,7 +117,7 @@ def values(
         if ref is not None and ref.shape == theirs.shape and ref.is_complex() == theirs.is_complex():
             bad &= ~no_farther(mine, theirs, ref, limits)
         if bad.any():
-            return Difference("value", f"result {index}: {_worst(mine, theirs, ref, bad)}")
+            return Difference("value", f"{what} {index}: {_worst(mine, theirs, ref, bad)}")
     return None
 
 

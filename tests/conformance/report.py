@@ -61,9 +61,8 @@ class Summary:
         total = [good for passing in self.entries.values() for good in passing.values()]
         lines.append(f"  {'all':10} {sum(total):5} of {len(total):5}  {_percent(sum(total), len(total))}")
         passed = sum(result["passed"] for result in self.results)
-        lines.append(
-            f"calls: {sum(map(calls, self.results))}, passed {passed}, failed {sum(self.failed.values())}, skipped {sum(self.skipped.values())}"
-        )
+        failed, skipped = self.failed.total(), self.skipped.total()
+        lines.append(f"calls: {sum(map(calls, self.results))}, passed {passed}, failed {failed}, skipped {skipped}")
         for title, counter in (("failed", self.failed), ("skipped", self.skipped), ("passed, but", self.notes)):
             lines += [f"{title}:"] if counter else []
             lines += [f"  {count:6} {label}" for label, count in counter.most_common()]

@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import torch
+from torch._dynamo import guards
 
 from . import judge, observed
 from .entries import Case, tolerance_of, trials, uninitialised
@@ -71,6 +72,15 @@ def _safely(case: Case) -> Any:
         yield Outcome("skip", f"the database raises {type(error).__name__}", str(error)[:300])
 
 
+def prepare() -> None:
+    """Make this process ready for cases: one thread, no warnings about torch's own samples, no work that compiling them does not need."""
+    torch.set_num_threads(1)
+    quiet()
+    gc.freeze()  # collections need not look again at what importing has made
+    if hasattr(guards, "profile_guard_manager"):
+        guards.profile_guard_manager = lambda *_: 0.0  # it flushes the CPU's caches to time each new guard
+
+
 def clean() -> None:
     """Let go of everything compiled."""
     torch._dynamo.reset()
@@ -81,8 +91,7 @@ def clean() -> None:
 def main() -> None:
     """Read cases from descriptor 0, write to the descriptor named as argument: {"sample": i} before each call, then the result."""
     answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
-    torch.set_num_threads(1)
-    quiet()
+    prepare()
 
     def send(message: Result) -> None:
         answers.write(json.dumps(message) + "\n")

@@ -53,4 +53,5 @@ def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
 def check_op(op: torch._ops.OpOverload, *args: Any, tolerance: tuple[float, float] | None = None, **kwargs: Any) -> None:
     """Compare the lowering with the op's own kernel."""
     expected = op(*args, **kwargs)
+    expected = tuple(expected) if isinstance(expected, list) else expected
     assert_equal(run_op(op, *args, **kwargs), expected, tolerance=tolerance)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from jax import Array, lax
+from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma, which TorchDynamo makes of optimizers' addcmul_
 
+from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
-from ..promotion import convert, number
-from ..registry import lower_table, lowers, registry
+from ..promotion import Promotion, convert, number
+from ..registry import Lowering, lower_table, lowers, registry
 from . import comparison as comparison
-from . import creation, elementwise, random
+from . import creation, elementwise, fft, random, reductions, shape
 from . import special as special
 
 aten = torch.ops.aten
@@ -81,6 +85,55 @@ def normal(shape: list[int], *, mean: float, std: float, dtype: DType, requires_
 @lowers(prims.uniform.default)
 def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: list[int], ctx: Context) -> Array:
     return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
+
+
+# Reductions: unlike ATen's, these reduce nothing for an empty list of dimensions, and do not widen integers.
+
+Reduce = Callable[[Array, Sequence[int]], Array]
+
+
+def _reduction(reduce: Reduce) -> Lowering:
+    def lowering(x: Array, dims: Sequence[int] | None, *, output_dtype: DType | None = None) -> Array:
+        out = output_dtype or x.dtype
+        return convert(reduce(convert(x, dtypes.accumulator(out)), tuple(range(x.ndim) if dims is None else dims)), out)
+
+    return lowering
+
+
+def _sum(x: Array, dims: Sequence[int]) -> Array:
+    return lax.reduce_or(x, dims) if dtypes.is_bool(x.dtype) else lax.reduce_sum(x, dims)
+
+
+def _product(x: Array, dims: Sequence[int]) -> Array:
+    return lax.reduce_and(x, dims) if dtypes.is_bool(x.dtype) else lax.reduce_prod(x, dims)
+
+
+@lowers(prims.var.default)
+def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, output_dtype: DType | None = None, ctx: Context) -> Array:
+    """Dtype: real."""
+    if dims is not None and not len(dims):
+        x, dims = lax.reshape(x, (*x.shape, 1)), [x.ndim]
+    return convert(reductions.var(x, dims, correction=correction), ctx.output.jax_dtype)
+
+
+@lowers(prims.reshape.default, prims.collapse.default, prims.collapse_view.default, prims.split_dim.default, prims.squeeze.default)
+def reshape(x: Array, *sizes: object, ctx: Context) -> Array:
+    return lax.reshape(x, ctx.output.shape)
+
+
+@lowers(prims.fft_c2c.default)
+def fft_c2c(x: Array, *, dim: Sequence[int], forward: bool) -> Array:
+    return fft.fft_c2c(x, dim, 0, forward)
+
+
+@lowers(prims.fft_r2c.default)
+def fft_r2c(x: Array, *, dim: Sequence[int], onesided: bool, ctx: Context) -> Array:
+    return fft.fft_r2c(x, dim, 0, onesided, ctx=ctx)
+
+
+@lowers(prims.fft_c2r.default)
+def fft_c2r(x: Array, *, dim: Sequence[int], last_dim_size: int, ctx: Context) -> Array:
+    return fft.fft_c2r(x, dim, 0, last_dim_size, ctx=ctx)
 
 
 # Those that do what an ATen op of this package does.
@@ -172,5 +225,16 @@ lower_table(
         prims.sub.default: lambda x, y: elementwise.sub(x, y),
         prims.clone.default: lambda x: x,
         prims.view_of.default: lambda x: x,
+        prims.copy_strided.default: lambda x, stride: x,
+        prims.cat.default: shape.cat,
+        prims.rev.default: shape.flip,
+        prims.sum.default: _reduction(_sum),
+        prims.prod.default: _reduction(_product),
+        prims.amax.default: _reduction(lax.reduce_max),
+        prims.amin.default: _reduction(lax.reduce_min),
+        prims.xor_sum.default: _reduction(lax.reduce_xor),
     }
 )
+
+lower_table({prims.cbrt.default: lax.cbrt}, promote=Promotion.INT_TO_FLOAT)
+lower_table({prims.fma.default: lambda x, y, z: elementwise.addcmul(z, x, y)})

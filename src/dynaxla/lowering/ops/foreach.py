@@ -1,0 +1,105 @@
+"""Ops on lists of tensors (`torch._foreach_*`, which optimizers use): each does what an op of this package does, to one element of its
+lists after the other. Numbers and tensors beside the lists are shared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from jax import Array, lax
+from torch._ops import OpOverload
+
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert
+from ..registry import Lowering, lowers, registry
+from . import activations as activations
+from . import comparison as comparison
+from . import creation as creation
+from . import matmul as matmul
+from . import special as special
+from .elementwise import pow_tensor_scalar
+from .reductions import linalg_vector_norm, sum_
+
+aten = torch.ops.aten
+
+
+@lowers(aten._foreach_norm.Scalar)
+def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None) -> list[Array]:
+    return [linalg_vector_norm(x, ord, dtype=dtype) for x in tensors]
+
+
+def _power_sum(x: Array, ord: Any, dtype: DType | None) -> Array:
+    """sum(abs(x) ** ord), added in float32 for half types."""
+    wide = convert(x, dtypes.accumulator(dtype or x.dtype))
+    total = sum_(pow_tensor_scalar(lax.abs(wide), ord))
+    return convert(total, dtypes.real(dtype or x.dtype))
+
+
+if hasattr(aten, "_foreach_powsum"):
+
+    @lowers(aten._foreach_powsum.Scalar)
+    def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None) -> list[Array]:
+        return [_power_sum(x, ord, dtype) for x in tensors]
+
+
+# For each name of an overload, which of the op for single tensors computes it: the first of these that there is.
+_SINGLE_OVERLOADS = {
+    "default": ("default",),
+    "List": ("Tensor", "Tensor_Tensor", "default"),
+    "Tensor": ("Tensor",),
+    "Scalar": ("Tensor_Scalar", "Scalar", "default"),
+    "ScalarList": ("Tensor_Scalar", "Scalar", "default"),
+    "ScalarAndTensor": ("Scalar",),
+}
+
+
+def _overloads() -> Iterator[OpOverload]:
+    """Those that return new tensors and have no lowering yet."""
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::_foreach_"):
+            base, _, overload = name.removeprefix("aten::").partition(".")
+            op = getattr(getattr(aten, base), overload or "default")
+            if not op._schema.is_mutable and registry.find(op) is None:
+                yield op
+
+
+def _single(op: OpOverload) -> OpOverload | None:
+    """The op that does to single tensors what `op` does to lists, if that has a lowering."""
+    packet = getattr(aten, op._schema.name.removeprefix("aten::_foreach_"), None)
+    for overload in _SINGLE_OVERLOADS.get(op._overloadname, ()):
+        found = getattr(packet, overload, None)
+        if found is not None and registry.find(found) is not None:
+            return found
+    return None
+
+
+def _for_each(op: OpOverload, single: OpOverload) -> Lowering:
+    listed = [isinstance(argument.type, torch.ListType) for argument in op._schema.arguments]
+    names = [argument.name if argument.kwarg_only else None for argument in single._schema.arguments]
+
+    def lower(ctx: Context, args: Sequence[Any], keywords: dict[str, Any]) -> list[Array]:
+        rule = registry.find(single, ctx.platform)
+        assert rule is not None, single
+        count = len(args[listed.index(True)])
+        results = []
+        for index in range(count):
+            given = [arg[index] if is_list else arg for arg, is_list in zip(args, listed, strict=False)]
+            positional = [arg for arg, name in zip(given, names, strict=False) if name is None]
+            named = {name: arg for arg, name in zip(given, names, strict=False) if name is not None}
+            bound, bound_keywords = rule.bind(tuple(positional), named | keywords)
+            if rule.takes_context:
+                bound_keywords["ctx"] = ctx
+            results.append(rule.function(*bound, **bound_keywords))
+        return results
+
+    if any(argument.name == "alpha" for argument in op._schema.arguments):
+        return lambda *args, alpha, ctx: lower(ctx, args, {"alpha": alpha})
+    return lambda *args, ctx: lower(ctx, args, {})
+
+
+for _op in _overloads():
+    if (_single_op := _single(_op)) is not None:
+        registry.register(_op, _for_each(_op, _single_op))

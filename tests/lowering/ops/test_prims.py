@@ -1,0 +1,56 @@
+"""PyTorch's prims, as its reference implementations call them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from single_op import check_op
+
+prims = torch.ops.prims
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int32, torch.bool, torch.complex64], ids=str)
+def test_references_leave_prims_in_graphs(dtype: torch.dtype) -> None:
+    x = torch.randn(3, 4, 2, dtype=dtype) if dtype.is_complex else torch.randn(3, 4, 2).mul(3).to(dtype)
+    x = x.transpose(0, 1)
+    refs = torch._refs
+
+    def function(x):
+        return [
+            refs.sum(x, (0, -1)),
+            refs.sum(x[0, 0, 0]),
+            refs.prod(x, 1),
+            refs.prod(x),
+            refs.flip(x, (0, 2)),
+        ]
+
+    check(function, x)
+
+
+def test_prims_by_themselves() -> None:
+    x = torch.randn(3, 4)
+    x[0, 0] = float("nan")
+    for dims in ([0, 1], [1]):
+        check_op(prims.amax.default, x, dims)
+        check_op(prims.amin.default, x, dims)
+        check_op(prims.amax.default, x > 0, dims)
+        check_op(prims.var.default, x, dims, 0.5)
+    check_op(prims.sum.default, x.double(), [0])
+    check_op(prims.collapse.default, torch.randn(2, 3, 4), 1, 2)
+    check_op(prims.collapse_view.default, torch.randn(2, 3, 4), 0, 1)
+    check_op(prims.split_dim.default, torch.randn(6, 4), 0, 2)
+    check_op(prims.squeeze.default, torch.randn(1, 4, 1), [0, 2])
+    check_op(prims.rev.default, x, [1])
+    check_op(prims.cbrt.default, torch.tensor([-8.0, 0.0, -0.0, 27.0, float("inf"), float("nan")]))
+    check_op(prims.cat.default, [x, x[:0], x], 0)
+    check_op(prims.fma.default, x, x, x)
+    check_op(prims.fft_c2c.default, torch.randn(3, 4, dtype=torch.complex64), dim=[1], forward=False)
+    check_op(prims.fft_r2c.default, torch.randn(3, 4), dim=[0, 1], onesided=True)
+    check_op(prims.fft_c2r.default, torch.randn(3, 3, dtype=torch.complex64), dim=[1], last_dim_size=4)
+
+
+def test_gradients_of_fused_multiply_add() -> None:
+    check_gradients(prims.fma.default, torch.randn(3, 4), torch.randn(3, 4), torch.randn(3, 4))
+    check(lambda x: x.addcmul_(x, x, value=0.3), torch.randn(3, dtype=torch.float16))

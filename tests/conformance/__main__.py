@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import re
 import sys
 import time
 from pathlib import Path
+from typing import BinaryIO
 
 from . import report
 from .entries import DATABASES, DTYPES, KINDS, Case, cases
 from .pool import run_all
 
-DIRECTORY = Path(".conformance")
+RESULTS = Path(".conformance/results.jsonl")
+PAGE = Path("docs/op_coverage.md")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,29 +27,47 @@ def main(argv: list[str] | None = None) -> int:
     if options.fresh:
         options.results.unlink(missing_ok=True)
     known = report.load(options.results)
-    remaining = [case for case in wanted if str(case) not in known]
-    started = time.monotonic()
+    remaining = [case for case in wanted if (found := known.get(str(case))) is None or (options.retry and found["failed"])]
     print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {options.results}", flush=True)
     if remaining:
-        with options.results.open("a") as results:
-            done = 0
-
-            def record(result: report.Result) -> None:
-                nonlocal done
-                done += 1
-                results.write(json.dumps(result) + "\n")
-                results.flush()
-                known[result["case"]] = result
-                for line in report.failure_lines(result):
-                    print(line, flush=True)
-                if done % 100 == 0:
-                    print(f"{done} of {len(remaining)} cases in {time.monotonic() - started:.0f} seconds", flush=True)
-
-            log = DIRECTORY / "worker" if options.results.parent == DIRECTORY else options.results
-            run_all(remaining, options.shards, record, max_samples=options.max_samples, silence_seconds=options.seconds, log=log)
+        _run(remaining, known, options)
     summary = report.Summary([known[str(case)] for case in wanted])
     print(summary.text())
+    if options.write_docs:
+        whole = all(str(case) in known and known[str(case)]["complete"] for case in cases())
+        if not whole or len(wanted) != len(list(cases())):
+            raise SystemExit("docs/op_coverage.md is written by a run of all cases with all their samples")
+        PAGE.write_text(report.coverage_page(summary))
     return 0 if summary.good else 1
+
+
+def _run(remaining: list[Case], known: dict[str, report.Result], options: argparse.Namespace) -> None:
+    """Run cases, adding each result to `known` and to the file of results as it comes."""
+    started = time.monotonic()
+    done = 0
+    with options.results.open("a+b") as results:
+        if results.tell() and not _ends_with_newline(results):
+            results.write(b"\n")
+
+        def record(result: report.Result) -> None:
+            nonlocal done
+            done += 1
+            results.write(json.dumps(result).encode() + b"\n")
+            results.flush()
+            known[result["case"]] = result
+            for line in report.failure_lines(result):
+                print(line, flush=True)
+            if done % 100 == 0:
+                print(f"{done} of {len(remaining)} cases in {time.monotonic() - started:.0f} seconds", flush=True)
+
+        limits = {"max_samples": options.max_samples, "silence_seconds": options.seconds}
+        run_all(remaining, options.shards, record, log=options.results, **limits)
+
+
+def _ends_with_newline(file: BinaryIO) -> bool:
+    """Whether a file that is open at its end is whole: a killed run may have left half a line."""
+    file.seek(-1, os.SEEK_END)
+    return file.read() == b"\n"
 
 
 def selected(options: argparse.Namespace) -> list[Case]:
@@ -87,7 +108,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--max-samples", type=int, metavar="K", help="at most K calls of each case")
     made.add_argument("--shards", type=int, default=1, help="processes")
     made.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
-    made.add_argument("--results", type=Path, default=DIRECTORY / "results.jsonl", help="results; cases found there are not run again")
+    made.add_argument("--results", type=Path, default=RESULTS, help="cases found there are not run again")
+    made.add_argument("--retry", action="store_true", help="run the cases that failed again")
+    made.add_argument("--write-docs", action="store_true", help=f"write {PAGE}")
     made.add_argument("--fresh", action="store_true", help="forget the results there")
     return made
 

@@ -116,7 +116,8 @@ def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     copies = []
     for tensor in tensors:
         if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
-            copies.append(copy.deepcopy(tensor))
+            copied = copy.deepcopy(tensor) if tensor.layout is torch.strided else tensor.detach().clone()
+            copies.append(copied.requires_grad_(tensor.requires_grad))
             continue
         storage = tensor.untyped_storage()
         if storage._cdata not in storages:

@@ -13,12 +13,14 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from .entries import Case
 
+_TESTS = Path(__file__).parents[1]
+COMMAND = (sys.executable, "-m", "conformance.worker")
 START_SECONDS = 300.0
 # A process that has grown beyond this is replaced after its case.
 KILOBYTES = 5 << 20
@@ -27,9 +29,19 @@ Result = dict[str, Any]
 
 
 def run_all(
-    cases: Iterable[Case], shards: int, record: Callable[[Result], None], *, max_samples: int | None, silence_seconds: float, log: Path
+    cases: Iterable[Case],
+    shards: int,
+    record: Callable[[Result], None],
+    *,
+    max_samples: int | None,
+    silence_seconds: float,
+    log: Path,
+    command: Sequence[str] | None = None,
 ) -> None:
-    """Run all cases; `record` is called, by one thread at a time, with each result."""
+    """Run all cases; `record` is called, by one thread at a time, with each result.
+
+    silence_seconds: how long a call may take; log: what workers print goes beside it; command: what starts one, if not COMMAND.
+    """
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
         waiting.put(case)
@@ -37,7 +49,7 @@ def run_all(
     errors: list[BaseException] = []
 
     def serve(number: int) -> None:
-        worker = Worker(log.with_suffix(f".{number}.log"))
+        worker = Worker(log.with_suffix(f".{number}.log"), command or COMMAND)
         try:
             while not errors:
                 try:
@@ -64,8 +76,8 @@ def run_all(
 class Worker:
     """One process at a time. log: where what it prints goes."""
 
-    def __init__(self, log: Path) -> None:
-        self.log = log
+    def __init__(self, log: Path, command: Sequence[str]) -> None:
+        self.log, self.command = log, command
         self._process: subprocess.Popen[bytes] | None = None
         self._answers = -1
         self._read = b""
@@ -107,10 +119,16 @@ class Worker:
     def _start(self) -> None:
         self._answers, theirs = os.pipe()
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "conformance.worker", str(theirs)]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[theirs])
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(_TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])}
+            self._process = subprocess.Popen(
+                [*self.command, str(theirs)], env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, pass_fds=[theirs]
+            )
         os.close(theirs)
-        self._receive(START_SECONDS)
+        try:
+            self._receive(START_SECONDS)
+        except EOFError:
+            self.stop()
+            raise RuntimeError(f"a worker did not start: see {self.log}") from None
 
     def _receive(self, seconds: float) -> Result:
         """Raises: TimeoutError; EOFError."""

@@ -9,6 +9,7 @@ import os
 import resource
 import sys
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from torch._dynamo import guards
 
 from . import judge, observed
-from .entries import Case, tolerance_of, trials, uninitialised
+from .entries import Case, Trial, tolerance_of, trials, uninitialised
 from .trial import Outcome, Runner, quiet
 
 Result = dict[str, Any]
@@ -44,7 +45,7 @@ def run_case(case: Case, max_samples: int | None = None, progress: Callable[[int
     runner = Runner(tolerance, uninitialised=uninitialised(case))
     for index, trial in enumerate(itertools.islice(_safely(case), max_samples)):
         progress(index)
-        outcome = trial if isinstance(trial, Outcome) else runner.run(trial)
+        outcome = trial if isinstance(trial, Outcome) else _outcome(runner, trial)
         verdicts[outcome.verdict, outcome.label] += 1
         if outcome.verdict != "pass" and outcome.label not in examples:
             call = "" if isinstance(trial, Outcome) else trial.call.describe()[:400]
@@ -62,6 +63,14 @@ def run_case(case: Case, max_samples: int | None = None, progress: Callable[[int
         "complete": max_samples is None,
         "seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def _outcome(runner: Runner, trial: Trial) -> Outcome:
+    """What the runner finds; where it fails itself, a failure that says so."""
+    try:
+        return runner.run(trial)
+    except Exception as error:
+        return Outcome("fail", f"suite:{type(error).__name__}", traceback.format_exc()[-1500:])
 
 
 def _safely(case: Case) -> Any:

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from speed import skip_guard_profile
 
 torch.set_num_threads(1)
+skip_guard_profile()
 
 
 @pytest.fixture(autouse=True)

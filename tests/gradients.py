@@ -19,7 +19,7 @@ def check_gradients(
     """Compile `function` whole and compare its results, and the gradients of its floating arguments under random cotangents, with
     eager's. The constants come after the arguments; they have no gradient, but `function` may change them."""
     torch._dynamo.reset()
-    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     theirs, their_constants = [leaf(arg) for arg in args], [constant.clone() for constant in constants]
     mine, my_constants = [leaf(arg) for arg in args], [constant.clone() for constant in constants]
     expected = function(*theirs, *their_constants)

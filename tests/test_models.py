@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import zoo
 from compare import assert_equal
 from torch import nn
 
@@ -98,25 +99,43 @@ def tensors(output: Any) -> list[torch.Tensor]:
     return [output] if isinstance(output, torch.Tensor) else [value for value in output if isinstance(value, torch.Tensor)]
 
 
-def run(make: Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]], dtype: torch.dtype) -> None:
-    model, inputs = make()
+def run(model: nn.Module, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, **keywords: torch.Tensor) -> None:
+    """The same as eager, twice, and nothing left to torch's kernels."""
+    torch._dynamo.reset()
     model = model.to(dtype)
     inputs = tuple(tensor.to(dtype) if tensor.is_floating_point() else tensor for tensor in inputs)
-    compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
+    compiled = torch.compile(model, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     with torch.no_grad():
         for _ in range(2):
-            assert_equal(tensors(compiled(*inputs)), tensors(model(*inputs)), tolerance=(1e-5, 1e-5))  # some compute parts in float32
+            actual, expected = tensors(compiled(*inputs, **keywords)), tensors(model(*inputs, **keywords))
+            assert_equal(actual, expected, tolerance=(1e-5, 1e-5))  # some compute parts in float32
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_model(name: str) -> None:
-    run(QUICK[name], torch.float64)
+    run(*QUICK[name](), torch.float64)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SLOW)
 def test_more_models(name: str) -> None:
-    run(SLOW[name], torch.float64)
+    run(*SLOW[name](), torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.TIMM)
+def test_timm(name: str) -> None:
+    torch.manual_seed(0)
+    model, (inputs, _) = zoo.timm_model(name)
+    run(model, inputs, torch.float64)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", zoo.TRANSFORMERS)
+def test_transformers(name: str) -> None:
+    torch.manual_seed(0)
+    model, (inputs, keywords) = zoo.transformers_model(name)
+    run(model, inputs, torch.float64, **keywords)
 
 
 @pytest.mark.slow
@@ -125,7 +144,7 @@ def test_the_ten_models_in_full(case: Any) -> None:
     device = torch.device("cpu")
     model = make_model(case, 0, torch.float32, device)
     inputs = make_inputs(case, 1, torch.Generator().manual_seed(0), torch.float32, device)
-    compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
+    compiled = torch.compile(model, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     with torch.no_grad():
         actual, expected = compiled(*inputs), model(*inputs)
         exact = model.double()(*[tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs])

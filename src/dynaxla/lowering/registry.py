@@ -104,6 +104,7 @@ class Registry:
 
     def __init__(self) -> None:
         self._rules: dict[tuple[OpOverload, str | None], Rule] = {}
+        self._awaited: dict[str, tuple[Lowering, tuple[str, ...]]] = {}
 
     def register(self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None) -> None:
         """Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema."""
@@ -117,7 +118,13 @@ class Registry:
                 raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {where}")
             self._rules[op, platform] = rule
 
+    def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = ()) -> None:
+        """For an op of another library, as "namespace::name": its lowering is registered when the op is first met."""
+        self._awaited[name] = (function, tuple(platforms))
+
     def find(self, op: OpOverload, platform: str | None = None) -> Rule | None:
+        if op._schema.name in self._awaited:
+            self.register(op, *self._awaited.pop(op._schema.name))
         return self._rules.get((op, platform)) or self._rules.get((op, None))
 
     def ops(self) -> set[OpOverload]:
@@ -128,8 +135,8 @@ class Registry:
 registry = Registry()
 
 
-def lowers(*ops: OpOverload, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Lowering], Lowering]:
-    """Register a function as the lowering of `ops`.
+def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Lowering], Lowering]:
+    """Register a function as the lowering of `ops`: overloads, or names ("namespace::name") of ops that another library may define later.
 
     With `promote`, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion and
     broadcasting), and its result is cast to the promoted result dtype.
@@ -137,6 +144,11 @@ def lowers(*ops: OpOverload, platforms: Iterable[str] = (), promote: Promotion |
 
     def decorate(function: Lowering) -> Lowering:
         for op in ops:
+            if isinstance(op, str):
+                if promote:
+                    raise TypeError(f"{op}: promotion needs the op's schema, so give the overload instead of its name")
+                registry.register_name(op, function, platforms)
+                continue
             registry.register(op, _promoting(op, function, promote) if promote else function, platforms, source=function)
         return function
 

@@ -1,0 +1,36 @@
+"""Matrix products of mixture-of-experts layers: each group of rows with a matrix of its own."""
+
+from __future__ import annotations
+
+from jax import Array, lax
+from jax import numpy as jnp
+
+from ..context import Context
+from ..registry import lowers
+
+
+def group_sizes(ends: Array) -> Array:
+    """Rows in each group. ends: int[groups], where each group ends; the first begins at row 0."""
+    return jnp.diff(ends, prepend=jnp.zeros(1, ends.dtype)).astype(jnp.int32)
+
+
+def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precision) -> Array:
+    """[rows, n]: rows ends[g-1]:ends[g] of x [rows, k] times weights[g] of [groups, k, n]. Rows after the last group are zero."""
+    return lax.ragged_dot(x, weights, group_sizes(ends), precision=precision, preferred_element_type=x.dtype)
+
+
+# The two ops of the transformers library; they exist once it has been imported.
+@lowers("transformers::grouped_mm_fallback")
+def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
+    return grouped_matmul(x, weights, ends, ctx.matmul_precision)
+
+
+@lowers("transformers::grouped_mm_fallback_backward")
+def grouped_mm_backward(x: Array, weights: Array, ends: Array, grad: Array, *, ctx: Context) -> tuple[Array, Array]:
+    """The gradients of x, [rows, k], and of the weights, [groups, k, n]."""
+    grad_x = grouped_matmul(grad, lax.transpose(weights, (0, 2, 1)), ends, ctx.matmul_precision)
+    by_rows = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=())
+    grad_weights = lax.ragged_dot_general(
+        x, grad, group_sizes(ends), by_rows, precision=ctx.matmul_precision, preferred_element_type=weights.dtype
+    )
+    return grad_x, grad_weights

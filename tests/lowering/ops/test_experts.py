@@ -1,0 +1,37 @@
+"""Grouped matrix products, and lowerings registered by name before their op exists."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gradients import check_gradients
+
+import dynaxla
+from dynaxla.bench.suites import _import
+
+
+@pytest.mark.filterwarnings("ignore")  # of the model library, on import
+@pytest.mark.parametrize("ends", [[2, 2, 8], [0, 0, 0], [4, 7, 10]], ids=str)
+def test_grouped_mm_of_transformers(ends: list[int]) -> None:
+    _import("transformers")
+    _import("transformers.integrations.moe")  # defines the ops
+    check_gradients(
+        torch.ops.transformers.grouped_mm_fallback,
+        torch.randn(10, 4, dtype=torch.float64),
+        torch.randn(3, 4, 5, dtype=torch.float64),
+        torch.tensor(ends),
+    )
+
+
+def test_a_lowering_by_name() -> None:
+    dynaxla.lowers("dynaxla_test::defined_later")(lambda x: x * 3)
+
+    @torch.library.custom_op("dynaxla_test::defined_later", mutates_args=())
+    def defined_later(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    defined_later.register_fake(torch.empty_like)
+    compiled = torch.compile(lambda x: defined_later(x), backend="dynaxla", fullgraph=True, options={"fallback": "error"})
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    with pytest.raises(TypeError, match="promotion"):
+        dynaxla.lowers("dynaxla_test::other", promote=object())(lambda x: x)  # type: ignore[arg-type]

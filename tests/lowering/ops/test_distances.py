@@ -1,4 +1,4 @@
-"""Distances between rows, and counts by interval."""
+"""Distances between rows."""
 
 from __future__ import annotations
 
@@ -21,8 +21,3 @@ def test_without_rows() -> None:
         torch.randn(3, 2),
         calls=1,
     )
-
-
-def test_histogram() -> None:
-    x = torch.tensor([[1.0, 2.0, 2.0], [float("nan"), 5.0, -1.0]])
-    check(lambda x: (x.histc(3, 0, 4), x.nan_to_num().histc(7), x[:0].histc(4), x[0, :1].histc(4), x.double().histc(2, -1, 5)), x, calls=1)

@@ -161,3 +161,25 @@ def test_half_types_are_added_in_float32() -> None:
     x = torch.full((70_000,), 1e-1)
     for dtype in (torch.float16, torch.bfloat16):
         check(lambda x: (x.sum(), x.mean(), (x * 0.5).sum(0, dtype=torch.float32), x.var(correction=0)), x.to(dtype), calls=1)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int8, torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64]
+)
+def test_hash(dtype: torch.dtype) -> None:
+    x = (torch.randn(3, 4, 5) * 5).to(dtype)
+    check(
+        lambda x: (
+            torch.hash_tensor(x),
+            torch.hash_tensor(x, 1),
+            torch.hash_tensor(x, (0, -1), keepdim=True),
+            torch.hash_tensor(x[0, 0, 0]),
+        ),
+        x.mT,
+        calls=1,
+    )
+
+
+def test_hash_of_special_values() -> None:
+    x = torch.tensor([[0.0], [-0.0], [float("inf")], [float("nan")], [1e-8]])
+    check(lambda x: (torch.hash_tensor(x, 1), torch.hash_tensor(x[:0], 1)), x, calls=1)

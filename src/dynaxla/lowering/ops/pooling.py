@@ -161,7 +161,7 @@ def max_pool_with_indices_backward(
     if 0 in grad.shape:
         return lax.full_like(x, 0)
     if math.prod(dim.kernel for dim in dims) > _MOST_TAPS:
-        return _scatter_maxima(grad, x, indices, count)
+        return scatter_maxima(grad, x, indices, count)
     wide = convert(grad, dtypes.accumulator(grad.dtype))
     nothing = lax.full_like(wide, 0)
     places = convert(indices, np.dtype(np.int32 if math.prod(dim.size for dim in dims) < 2**31 else np.int64))
@@ -181,7 +181,7 @@ def max_pool_with_indices_backward(
     return convert(total, x.dtype)
 
 
-def _scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
+def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
     """Add gradients at flat positions of the last `count` dimensions."""
     rows = math.prod(x.shape[:-count])
     if 0 in grad.shape or 0 in x.shape:
@@ -209,6 +209,11 @@ def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Ar
         position = np.take(position, windows.index, axis=2 * place)
         reads.append(dim + 1)
     positions = lax.broadcast_in_dim(position, read.shape, range(x.ndim - count, read.ndim))
+    return maxima(read, positions, reads)
+
+
+def maxima(read: Array, positions: Array, reads: Sequence[int]) -> tuple[Array, Array]:
+    """The maxima over the dimensions `reads` and their positions; of equal values the first, of NaNs the last."""
     best = lax.reduce_max(read, reads)
     kept = [dim for dim in range(read.ndim) if dim not in reads]
     chosen = lax.eq(read, lax.broadcast_in_dim(best, read.shape, kept))
@@ -224,12 +229,12 @@ def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Ar
 
 @lowers(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    return _scatter_maxima(grad, x, indices, 2)
+    return scatter_maxima(grad, x, indices, 2)
 
 
 @lowers(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    return _scatter_maxima(grad, x, indices, 3)
+    return scatter_maxima(grad, x, indices, 3)
 
 
 # --- average pooling

@@ -216,6 +216,14 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
     return lax.reduce_sum(convert(_truth(x), _INT64), reduced(dim, x.ndim))
 
 
+@lowers(aten.hash_tensor.default)
+def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> Array:
+    """The exclusive or of all elements' bits, after widening them to 64 bits. Dtype: uint64."""
+    dims = reduced(dim, x.ndim)
+    wide = convert(x, np.dtype(np.float64)) if dtypes.is_float(x.dtype) else convert(x, _INT64)
+    return keep(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
+
+
 def _moments(x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
     """Variance and mean in the accumulating dtype. The variance of complex numbers is the sum of both parts'."""
     dims = reduced(dim, x.ndim)

@@ -305,31 +305,3 @@ def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
     rows = lax.select(hits, ordinals(hits), lax.full(x.shape, size, np.dtype(np.int64)))
     coordinates = [lax.reshape(lax.broadcasted_iota("int64", x.shape, dim), (x.size, 1)) for dim in range(x.ndim)]
     return write_slices(result, 0, lax.reshape(rows, (x.size,)), lax.concatenate(coordinates, 1), "set")
-
-
-@lowers(aten.histc.default)
-def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0) -> Array:
-    """How many elements fall into each of `bins` equal intervals from min to max (of x, if both are equal). Others do not count.
-
-    Dtype: that of x.
-    """
-    flat = lax.reshape(x, (x.size,))
-    work = dtypes.accumulator(x.dtype)
-    if x.size == 0:
-        return lax.full((bins,), 0, x.dtype)
-    low, high = (lax.full((), value, work) for value in (min, max))
-    if min == max:
-        low, high = (convert(reduce(flat, (0,)), work) for reduce in (lax.reduce_min, lax.reduce_max))
-    single = lax.eq(low, high)
-    one = lax.full((), 1, work)
-    low, high = lax.select(single, lax.sub(low, one), low), lax.select(single, lax.add(high, one), high)
-    values = convert(flat, work)
-    low, high = (lax.broadcast_in_dim(edge, flat.shape, ()) for edge in (low, high))
-    place = lax.div(lax.mul(lax.sub(values, low), lax.full_like(values, bins)), lax.sub(high, low))
-    inside = lax.bitwise_and(lax.ge(values, low), lax.le(values, high))
-    # The last interval includes its end. A place past the last is dropped.
-    index = lax.min(
-        convert(lax.select(inside, place, lax.full_like(place, 0)), np.dtype(np.int64)), lax.full(flat.shape, bins - 1, "int64")
-    )
-    index = lax.select(inside, index, lax.full_like(index, bins))
-    return convert(write_slices(lax.full((bins,), 0, work), 0, index, lax.full(index.shape, 1, work), "sum"), x.dtype)

@@ -1,0 +1,157 @@
+"""How many numbers, or points, fall into each of a row, or grid, of bins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert, full_like, number
+from ..registry import lowers
+from .reductions import sum_all
+from .rounding import rounded
+from .scattering import write_slices
+from .sorting import searchsorted
+
+aten = torch.ops.aten
+
+_INT64 = np.dtype(np.int64)
+
+
+def _outer_edges(x: Array, given: Sequence[float] | None, ctx: Context) -> list[tuple[Array, Array]]:
+    """The first and last edge in each dimension, in float64: those given, else the extrema of x (count, dimensions)."""
+    if given is not None:
+        ends = [(lax.full((), low, np.float64), lax.full((), high, np.float64)) for low, high in zip(given[::2], given[1::2], strict=True)]
+    elif x.size == 0:
+        ends = [(lax.full((), 0.0, np.float64), lax.full((), 1.0, np.float64))] * x.shape[1]
+    else:
+        lows, highs = (convert(reduce(x, (0,)), np.dtype(np.float64)) for reduce in (lax.reduce_min, lax.reduce_max))
+        ends = [(lows[dim], highs[dim]) for dim in range(x.shape[1])]
+    for dim, (low, high) in enumerate(ends):
+        finite = lax.bitwise_and(lax.is_finite(low), lax.is_finite(high))
+        ctx.require(finite, RuntimeError, f"torch.histogramdd: dimension {dim}'s range is not finite")
+        ctx.require(lax.le(low, high), RuntimeError, f"torch.histogramdd: min should not exceed max for dimension {dim}")
+    return [_widened(low, high, 0.5) for low, high in ends]
+
+
+def _widened(low: Array, high: Array, margin: float) -> tuple[Array, Array]:
+    """An empty range extended on both sides."""
+    extra = lax.select(lax.eq(low, high), full_like(low, margin), full_like(low, 0))
+    return lax.sub(low, extra), lax.add(high, extra)
+
+
+def _even_edges(low: Array, high: Array, bins: int, dtype: dtypes.DType) -> Array:
+    """Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel: counted from the nearer end."""
+    work = dtypes.accumulator(dtype)
+    low, high = (lax.broadcast(convert(convert(end, dtype), work), (bins + 1,)) for end in (low, high))
+    step = lax.div(lax.sub(high, low), full_like(low, bins))
+    place = lax.iota(work, bins + 1)
+    forward = lax.add(low, lax.mul(place, step))
+    backward = lax.sub(high, lax.mul(lax.sub(full_like(place, bins), place), step))
+    return convert(lax.select(lax.lt(place, full_like(place, (bins + 1) // 2)), forward, backward), dtype)
+
+
+def _inside(x: Array, low: Array, high: Array) -> Array:
+    return lax.bitwise_and(lax.ge(x, lax.broadcast(low, x.shape)), lax.le(x, lax.broadcast(high, x.shape)))
+
+
+def _collect(places: Array, inside: Array, bins: Sequence[int], weight: Array | None, dtype: dtypes.DType) -> Array:
+    """The sum of the weights of the points in each bin. places: of each point in the row-major array of bins."""
+    count = math.prod(bins)
+    work = dtypes.accumulator(dtype)
+    weights = lax.full(places.shape, 1, work) if weight is None else convert(lax.reshape(weight, places.shape), work)
+    # A place past the end is dropped.
+    places = lax.select(inside, places, full_like(places, count))
+    total = write_slices(lax.full((count,), 0, work), 0, places, weights, "sum")
+    return convert(lax.reshape(total, tuple(bins)), dtype)
+
+
+def _histogram(x: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
+    """x: (points, dimensions). Each bin contains its left edge; the last one its right edge too. Points outside do not count.
+
+    With density, divided by the sum of all and by the volume of the bin.
+    """
+    shape = [edge.size - 1 for edge in edges]
+    places, inside = lax.full((x.shape[0],), 0, _INT64), lax.full((x.shape[0],), True)
+    for dim, edge in enumerate(edges):
+        values, last = lax.index_in_dim(x, dim, 1, keepdims=False), shape[dim] - 1
+        after = searchsorted(edge, values, right=True)
+        place = lax.min(lax.sub(after, full_like(after, 1)), full_like(after, last))
+        places = lax.add(lax.mul(places, full_like(places, shape[dim])), place)
+        inside = lax.bitwise_and(inside, _inside(values, edge[0], edge[-1]))
+    counts = _collect(places, inside, shape, weight, x.dtype)
+    if not density:
+        return counts
+    counts = lax.div(counts, lax.broadcast(sum_all(counts), counts.shape))
+    for dim, edge in enumerate(edges):
+        lengths = lax.sub(edge[1:], edge[:-1])
+        counts = lax.div(counts, lax.broadcast_in_dim(lengths, counts.shape, [dim]))
+    return counts
+
+
+def _points(x: Array) -> Array:
+    return lax.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+@lowers(aten._histogramdd_bin_edges.default)
+def histogramdd_bin_edges(
+    x: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
+) -> list[Array]:
+    ends = _outer_edges(_points(x), range, ctx)
+    return [_even_edges(low, high, count, x.dtype) for (low, high), count in zip(ends, bins, strict=True)]
+
+
+@lowers(aten._histogramdd_from_bin_cts.default)
+def histogramdd_from_bin_cts(
+    x: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
+) -> Array:
+    return _histogram(_points(x), histogramdd_bin_edges(x, bins, range=range, ctx=ctx), weight, density)
+
+
+@lowers(aten._histogramdd_from_bin_tensors.default)
+def histogramdd_from_bin_tensors(x: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
+    return _histogram(_points(x), bins, weight, density)
+
+
+@lowers(aten.histogram.bin_ct)
+def histogram(
+    x: Array, bins: int = 100, *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
+) -> tuple[Array, Array]:
+    flat = lax.reshape(x, (x.size, 1))
+    edges = histogramdd_bin_edges(flat, [bins], range=range, ctx=ctx)
+    return _histogram(flat, edges, weight, density), edges[0]
+
+
+@lowers(aten.histogram.bins_tensor)
+def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
+    return _histogram(lax.reshape(x, (x.size, 1)), [bins], weight, density), bins
+
+
+@lowers(aten.histc.default)
+def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Context) -> Array:
+    """How many elements fall into each of `bins` equal intervals from min to max (of x, if both are equal). Others do not count.
+
+    Source: ATen native/cpu/HistogramKernel.cpp: the bin comes from a division that is rounded, not from the edges.
+    Dtype:  that of x.
+    """
+    flat, work = lax.reshape(x, (x.size,)), dtypes.accumulator(x.dtype)
+    low, high = (lax.full((), end, np.float64) for end in (min, max))
+    if min == max and x.size:
+        low, high = (convert(reduce(flat, (0,)), np.dtype(np.float64)) for reduce in (lax.reduce_min, lax.reduce_max))
+    low, high = _widened(low, high, 1)
+    finite = lax.bitwise_and(lax.is_finite(low), lax.is_finite(high))
+    ctx.require(finite, RuntimeError, "torch.histc: range is not finite")
+    ctx.require(lax.lt(low, high), RuntimeError, "torch.histc: max must be larger than min")
+    low, high = (convert(convert(end, x.dtype), work) for end in (low, high))
+    values = convert(flat, work)
+    distance = rounded(lax.sub(values, lax.broadcast(low, flat.shape)), x.dtype)
+    scaled = rounded(lax.mul(distance, number(bins, work)), x.dtype)
+    span = lax.broadcast(rounded(lax.sub(high, low), x.dtype), flat.shape)
+    place, inside = rounded(lax.div(scaled, span), x.dtype), _inside(values, low, high)
+    place = convert(lax.select(inside, place, full_like(place, 0)), _INT64)
+    return _collect(lax.min(place, full_like(place, bins - 1)), inside, [bins], None, x.dtype)

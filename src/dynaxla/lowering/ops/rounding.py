@@ -1,0 +1,17 @@
+"""Half-type arithmetic rounded after every step, where ATen computes in the half type itself and a result hangs on the last bit."""
+
+from __future__ import annotations
+
+from jax import Array, lax
+from jax import numpy as jnp
+
+from .. import dtypes
+from ..dtypes import DType
+
+
+def rounded(x: Array, dtype: DType) -> Array:
+    """x, which is of the accumulator of `dtype`, with the values that `dtype` has. XLA may drop a pair of conversions, but not this."""
+    if x.dtype == dtype or dtypes.is_complex(dtype):
+        return x
+    limits = jnp.finfo(dtype)
+    return lax.reduce_precision(x, limits.nexp, limits.nmant)

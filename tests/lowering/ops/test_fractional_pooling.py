@@ -1,0 +1,43 @@
+"""Fractional max pooling with given random samples."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from torch.nn import functional
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_two_and_three_dimensions(dtype: torch.dtype) -> None:
+    check_gradients(
+        lambda x, y, two, three: (
+            functional.fractional_max_pool2d(x, (2, 3), (4, 3), return_indices=True, _random_samples=two),
+            functional.fractional_max_pool2d(x[0], 2, (1, 8), _random_samples=two[:1]),
+            functional.fractional_max_pool3d(y, (1, 2, 2), (2, 3, 1), return_indices=True, _random_samples=three),
+        ),
+        torch.randn(2, 3, 9, 11, dtype=dtype).mT,
+        torch.randn(2, 2, 4, 6, 5, dtype=dtype),
+        constants=[torch.rand(2, 3, 2, dtype=dtype), torch.rand(2, 2, 3, dtype=dtype)],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_types(dtype: torch.dtype) -> None:
+    """The windows' places come from arithmetic in the half type."""
+    check(
+        lambda x, samples: functional.fractional_max_pool2d(x, 2, (29, 31), return_indices=True, _random_samples=samples),
+        torch.randn(1, 4, 60, 64).to(dtype),
+        torch.rand(1, 4, 2).to(dtype),
+        calls=1,
+    )
+
+
+def test_not_a_number() -> None:
+    x = torch.randint(0, 3, (1, 1, 6, 6)).float()
+    x[0, 0, 1, 1] = x[0, 0, 2, 1] = math.nan
+    x[0, 0, 4:, 4:] = -math.inf
+    check(lambda x, s: functional.fractional_max_pool2d(x, 2, 4, return_indices=True, _random_samples=s), x, torch.rand(1, 1, 2), calls=1)

@@ -1,0 +1,69 @@
+"""Histograms: even and given edges, elements on an edge, outside, nan; weights, density, several dimensions; histc."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+
+ODD = torch.tensor([0.0, 1.0, 1.5, 2.0, 4.0, 3.999, -0.5, 4.5, math.nan, math.inf, -math.inf, 2.0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_histogram(dtype: torch.dtype) -> None:
+    edges = torch.tensor([-1.0, 0.0, 0.1, 1.5, 4.0], dtype=dtype)
+    x = torch.randn(6, 50).to(dtype).mT
+    check(
+        lambda odd, x, weight, edges: (
+            (torch.histogram(odd, 4, range=(0.0, 4.0)), torch.histogram(odd, edges), torch.histogram(odd, 3, range=(2.0, 2.0))),
+            (torch.histogram(x, 7), torch.histogram(x, 1), torch.histogram(x, 5, density=True), torch.histogram(x[1, 1], 3)),
+            (torch.histogram(x, 6, weight=weight), torch.histogram(x, edges, weight=weight, density=True), torch.histogram(x[:0], 3)),
+            (x.histc(9), odd.histc(4, 0, 4), x[:0].histc(4), x[0, :1].histc(4)),
+        ),
+        ODD.to(dtype),
+        x,
+        torch.rand(50, 6, dtype=dtype),
+        edges,
+        calls=1,
+    )
+
+
+def test_several_dimensions() -> None:
+    check(
+        lambda x, weight, a, b, c: (
+            (torch.histogramdd(x, 3), torch.histogramdd(x, [2, 3, 4], range=[0.0, 1.0, -1.0, 1.0, -2.0, 2.0], density=True)),
+            torch.histogramdd(x, [a, b, c], weight=weight),
+        ),
+        torch.randn(4, 10, 3),
+        torch.rand(4, 10),
+        torch.tensor([-2.0, 0.5, 0.6]),
+        torch.tensor([-1.0, 0.0, 1.0, 3.0]),
+        torch.tensor([0.0, 2.0]),
+        calls=1,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types(dtype: torch.dtype) -> None:
+    """A division rounded to the half type decides in which bin an element falls."""
+    check(lambda x: (x.histc(50, -2, 2), x.histc(7)), torch.randn(200).to(dtype), calls=1)
+
+
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (lambda x: x.histc(4), torch.tensor([1.0, math.nan])),
+        (lambda x: x.histc(4), torch.tensor([1.0, math.inf])),
+        (lambda x: torch.histogram(x, 3), torch.tensor([1.0, -math.inf])),
+        (lambda x: torch.histogram(x, 3, range=(2.0, 1.0)), torch.ones(3)),
+    ],
+)
+def test_refused_ranges(function: Callable[..., Any], x: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError, match=r"torch\.hist"):
+        function(x)
+    with pytest.raises(RuntimeError, match=r"torch\.hist"):
+        torch.compile(function, backend="dynaxla", fullgraph=True)(x)

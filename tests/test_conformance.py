@@ -252,14 +252,16 @@ answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
 say = lambda **message: answers.write(json.dumps(message) + "\\n")
 say(ready=True)
 for line in sys.stdin:
-    name = json.loads(line)["case"][1]
+    request = json.loads(line)
+    name = request["case"][1]
     say(sample=4)
     if name == "crash":
         os.abort()
     if name == "hang":
         time.sleep(60)
-    result = {"passed": 1, "skipped": {}, "failed": {}, "notes": {}, "examples": {}, "executed": [], "fallback": [], "complete": True}
-    say(case="/".join(json.loads(line)["case"]), kilobytes=0, pid=os.getpid(), **result)
+    result = dict.fromkeys(("skipped", "failed", "notes", "examples"), {}) | dict.fromkeys(("executed", "fallback"), [])
+    result |= {"passed": 1, "complete": request["max_samples"] is None}
+    say(case="/".join(request["case"]), kilobytes=0, pid=os.getpid(), **result)
 """
 
 
@@ -291,6 +293,10 @@ def test_run_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
     assert command.main([*FEW, "--results", str(results)]) == 0
     assert "2 cases, 1 of them known" in capsys.readouterr().out
     assert len(load(results)) == 2
+    assert command.main([*FEW, "--results", str(results), "--max-samples", "1", "--fresh"]) == 0
+    assert command.main([*FEW, "--results", str(results)]) == 0
+    assert "2 cases, 2 of them known" not in capsys.readouterr().out
+    assert all(result["complete"] for result in load(results).values())
 
 
 def test_worker_compiles_and_counts_ops(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     if options.fresh:
         options.results.unlink(missing_ok=True)
     known = report.load(options.results)
-    remaining = [case for case in wanted if (found := known.get(str(case))) is None or (options.retry and found["failed"])]
+    remaining = [case for case in wanted if not _is_known(known.get(str(case)), options)]
     print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {options.results}", flush=True)
     if remaining:
         _run(remaining, known, options)
@@ -39,6 +39,13 @@ def main(argv: list[str] | None = None) -> int:
             raise SystemExit("docs/op_coverage.md is written by a run of all cases with all their samples")
         PAGE.write_text(report.coverage_page(summary))
     return 0 if summary.good else 1
+
+
+def _is_known(result: report.Result | None, options: argparse.Namespace) -> bool:
+    """Whether a case need not be run (again)."""
+    if result is None or (options.retry and result["failed"]):
+        return False
+    return result["complete"] or options.max_samples is not None
 
 
 def _run(remaining: list[Case], known: dict[str, report.Result], options: argparse.Namespace) -> None:

@@ -90,18 +90,18 @@ class Worker:
         request = {"case": [case.database, case.name, case.dtype, case.kind], "max_samples": max_samples}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
-        sample = -1
+        sample, complete = -1, max_samples is None
         while True:
             try:
                 message = self._receive(silence_seconds)
             except TimeoutError:
                 self.stop()
-                return _lost(case, sample, "hangs", f"no answer for {silence_seconds:.0f} seconds")
+                return _lost(case, sample, "hangs", f"no answer for {silence_seconds:.0f} seconds", complete)
             except EOFError:
                 code = self._process.wait()
                 self.stop()
                 name = signal.Signals(-code).name if code < 0 else f"exit status {code}"
-                return _lost(case, sample, "crashes", name)
+                return _lost(case, sample, "crashes", name, complete)
             if "sample" in message:
                 sample = message["sample"]
                 continue
@@ -144,16 +144,17 @@ class Worker:
         return json.loads(line)
 
 
-def _lost(case: Case, sample: int, label: str, text: str) -> Result:
+def _lost(case: Case, sample: int, label: str, text: str, complete: bool) -> Result:
+    """The result of a case whose process was lost at a sample. Whatever came before it, its counts are lost too."""
     return {
         "case": str(case),
-        "passed": max(sample, 0),
+        "passed": 0,
         "skipped": {},
         "failed": {label: 1},
         "notes": {},
         "examples": {label: {"sample": f"{sample}", "message": text}},
         "executed": [],
         "fallback": [],
-        "complete": False,
+        "complete": complete,
         "seconds": 0.0,
     }

@@ -200,5 +200,5 @@ def _through(first: Entry, found: Iterable[Entry]) -> str:
     if not executed:
         return "no computation"
     info = Case(first.database, first.name, first.dtype, "samples").info
-    own = getattr(info, "aten_name", "").removeprefix("_refs.").replace(".", "_")
+    own = getattr(getattr(info, "torch_opinfo", info), "aten_name", "").replace(".", "_")
     return "lowering" if any(op.split(".")[1] == own for op in executed) else "decomposition"

@@ -14,8 +14,11 @@ from dynaxla.config import Options
 from dynaxla.program import Program
 
 
-def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
-    """The op's results, computed by a program that holds nothing else."""
+def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:
+    """The op's results, computed by a program that holds nothing else.
+
+    expected: what they look like, for an op without a kernel on the CPU.
+    """
     graph = torch.fx.Graph()
     mode = FakeTensorMode()
     tensors: list[torch.Tensor] = []
@@ -34,7 +37,9 @@ def run_op(op: torch._ops.OpOverload, *args: Any, **kwargs: Any) -> Any:
         lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf, (node_args, node_kwargs)
     )
     with mode:
-        node.meta["val"] = op(*fake_args, **fake_kwargs)
+        node.meta["val"] = (
+            op(*fake_args, **fake_kwargs) if expected is None else pytree.tree_map_only(torch.Tensor, mode.from_tensor, expected)
+        )
     if not isinstance(node.meta["val"], (tuple, list)):
         graph.output((node,))
         return Program("single_op", torch.fx.GraphModule({}, graph), (), Options(fallback="error"))(tensors)[0]

@@ -1,0 +1,112 @@
+"""Convolutions under the names of particular kernels, which are in a graph only where a program calls those kernels itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert
+from ..registry import lowers
+from .convolution import convolution, convolution_backward
+
+aten = torch.ops.aten
+Sizes = Sequence[int]
+
+
+@lowers(aten._convolution.default)
+def convolution_with_settings(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    stride: Sizes,
+    padding: Sizes,
+    dilation: Sizes,
+    transposed: bool,
+    output_padding: Sizes,
+    groups: int,
+    benchmark: bool,
+    deterministic: bool,
+    cudnn_enabled: bool,
+    allow_tf32: bool,
+    *,
+    ctx: Context,
+) -> Array:
+    """The last four choose between kernels."""
+    return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ctx=ctx)
+
+
+@lowers(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
+def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
+    return convolution(x, weight, bias, stride, padding, [1], False, [0], 1, ctx=ctx)
+
+
+@lowers(aten._slow_conv2d_backward.output_mask)
+def slow_conv_backward(
+    grad: Array, x: Array, weight: Array, kernel: Sizes, stride: Sizes, padding: Sizes, output_mask: Sequence[bool], *, ctx: Context
+) -> tuple[Array | None, Array | None, Array | None]:
+    return convolution_backward(grad, x, weight, None, stride, padding, [1], False, [0], 1, output_mask, ctx=ctx)
+
+
+def _require_batch(x: Array, weight: Array) -> None:
+    if x.ndim != weight.ndim:
+        raise UnsupportedOp("this convolution without a batch dimension", hint="use torch.nn.functional's convolutions")
+
+
+@lowers(aten.slow_conv_dilated2d.default, aten.slow_conv_dilated3d.default)
+def slow_conv_dilated(
+    x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, dilation: Sizes, *, ctx: Context
+) -> Array:
+    _require_batch(x, weight)
+    return convolution(x, weight, bias, stride, padding, dilation, False, [0], 1, ctx=ctx)
+
+
+@lowers(aten.slow_conv_transpose2d.default, aten.slow_conv_transpose3d.default)
+def slow_conv_transpose(
+    x: Array,
+    weight: Array,
+    kernel: Sizes,
+    bias: Array | None,
+    stride: Sizes,
+    padding: Sizes,
+    output_padding: Sizes,
+    dilation: Sizes,
+    *,
+    ctx: Context,
+) -> Array:
+    _require_batch(x, weight)
+    return convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1, ctx=ctx)
+
+
+@lowers(aten._conv_depthwise2d.default, aten.conv_depthwise3d.default)
+def conv_depthwise(
+    x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, dilation: Sizes, *, ctx: Context
+) -> Array:
+    """One group for each channel."""
+    _require_batch(x, weight)
+    return convolution(x, weight, bias, stride, padding, dilation, False, [0], x.shape[1], ctx=ctx)
+
+
+@lowers(aten.conv_tbc.default)
+def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
+    """x (time, batch, in), weight (kernel, in, out) to (time, batch, out)."""
+    dtype = dtypes.accumulator(x.dtype)
+    shape = ctx.output.shape
+    if 0 in x.shape or 0 in weight.shape or 0 in shape:
+        out = lax.full(shape, 0, dtype)
+    else:
+        time_first = (1, 2, 0)
+        out = lax.conv_general_dilated(
+            x,
+            weight,
+            window_strides=(1,),
+            padding=[(pad, pad)],
+            dimension_numbers=lax.ConvDimensionNumbers(time_first, (2, 1, 0), time_first),
+            precision=ctx.convolution_precision,
+            preferred_element_type=dtype,
+        )
+    return convert(lax.add(out, lax.broadcast_in_dim(convert(bias, dtype), shape, (2,))), x.dtype)

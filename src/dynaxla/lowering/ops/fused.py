@@ -1,0 +1,139 @@
+"""Kernels that do the work of several ops at once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert, full_like, number
+from ..registry import lowers
+from .activations import gelu
+from .elementwise import add
+from .matmul import addmm
+
+aten = torch.ops.aten
+
+
+def _relu(x: Array) -> Array:
+    return lax.max(x, number(0, x.dtype))
+
+
+@lowers(aten._add_relu.Tensor)
+def add_relu(x: Array, y: Array, *, alpha: Any = 1) -> Array:
+    return _relu(add(x, y, alpha=alpha))
+
+
+@lowers(aten._add_relu.Scalar)
+def add_relu_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
+    return _relu(add(x, y, alpha=alpha))
+
+
+@lowers(aten._addmm_activation.default)
+def addmm_activation(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False, ctx: Context) -> Array:
+    """The GELU of cuBLAS is the one by tanh."""
+    out = addmm(x, y, z, beta=beta, alpha=alpha, ctx=ctx)
+    return gelu(out, approximate="none" if ctx.platform == "cpu" else "tanh") if use_gelu else _relu(out)
+
+
+@lowers(aten._masked_scale.default)
+def masked_scale(x: Array, mask: Array, scale: float) -> Array:
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    return convert(lax.mul(lax.mul(wide, convert(mask, wide.dtype)), number(scale, wide.dtype)), x.dtype)
+
+
+@lowers(aten._transform_bias_rescale_qkv.default)
+def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> tuple[Array, ...]:
+    """qkv (batch, rows, 3 * heads * size) plus its bias, as query, key and value (batch, heads, rows, size); the query over sqrt(size)."""
+    batch, rows, width = qkv.shape
+    size = width // (3 * num_heads)
+    wide = convert(qkv, dtypes.accumulator(qkv.dtype))
+    wide = lax.add(wide, lax.broadcast_in_dim(convert(qkv_bias, wide.dtype), wide.shape, (2,)))
+    parts = lax.transpose(lax.reshape(wide, (batch, rows, 3, num_heads, size)), (2, 0, 3, 1, 4))
+    query, key, value = (lax.index_in_dim(parts, third, keepdims=False) for third in range(3))
+    query = lax.mul(query, number(1 / math.sqrt(size), wide.dtype))
+    return tuple(convert(x, qkv.dtype) for x in (query, key, value))
+
+
+# Values of the argument `mask_type`.
+_PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
+
+
+def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
+    """Which dimensions of the scores those of the mask are."""
+    return {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}.get(mask_type, range(rank))  # type: ignore[arg-type]
+
+
+@lowers(aten._masked_softmax.default)
+def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
+    """Softmax over what the mask leaves: 0 where it is True, NaN if that is everywhere along `dim`."""
+    dim = x.ndim - 1 if dim is None else dim % x.ndim
+    kept = [d for d in range(x.ndim) if d != dim]
+    hidden = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    wide = lax.select(hidden, full_like(wide, -math.inf), wide)
+    weights = lax.exp(lax.sub(wide, lax.broadcast_in_dim(lax.reduce_max(wide, (dim,)), x.shape, kept)))
+    return convert(lax.div(weights, lax.broadcast_in_dim(lax.reduce_sum(weights, (dim,)), x.shape, kept)), x.dtype)
+
+
+@lowers(aten._masked_softmax_backward.default)
+def masked_softmax_backward(grad: Array, output: Array, mask: Array, dim: int | None = None) -> Array:
+    dim = grad.ndim - 1 if dim is None else dim % grad.ndim
+    wide, out = (convert(x, dtypes.accumulator(grad.dtype)) for x in (grad, output))
+    zero = full_like(wide, 0)
+    product = lax.select(mask, zero, lax.mul(wide, out))
+    total = lax.broadcast_in_dim(lax.reduce_sum(product, (dim,)), grad.shape, [d for d in range(grad.ndim) if d != dim])
+    return convert(lax.select(mask, zero, lax.mul(out, lax.sub(wide, total))), grad.dtype)
+
+
+# The derivatives of GLU in forward mode
+
+
+def _halves(x: Array, dim: int) -> tuple[Array, Array, Array]:
+    """Both halves of x along `dim`, and the sigmoid of the second."""
+    first, second = lax.split(x, [x.shape[dim] // 2] * 2, axis=dim)
+    return first, second, lax.logistic(second)
+
+
+@lowers(aten.glu_jvp.default)
+def glu_jvp(out: Array, x: Array, dx: Array, dim: int) -> Array:
+    dim %= x.ndim
+    wide, out_wide, dx_wide = (convert(value, dtypes.accumulator(x.dtype)) for value in (x, out, dx))
+    _, _, sigmoid = _halves(wide, dim)
+    d_first, d_second, _ = _halves(dx_wide, dim)
+    slope = lax.mul(out_wide, lax.sub(number(1, wide.dtype), sigmoid))
+    return convert(lax.add(lax.mul(d_first, sigmoid), lax.mul(slope, d_second)), x.dtype)
+
+
+@lowers(aten.glu_backward_jvp.default)
+def glu_backward_jvp(grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array, dx: Array, dim: int) -> Array:
+    """How the gradient of x, [g s(b), g a s(b) (1 - s(b))] for x = [a, b], changes when g changes by dgrad_glu and x by dx."""
+    dim %= x.ndim
+    wide, grad, dgrad, dx_wide = (convert(value, dtypes.accumulator(x.dtype)) for value in (x, grad_glu, dgrad_glu, dx))
+    first, _, sigmoid = _halves(wide, dim)
+    d_first, d_second, _ = _halves(dx_wide, dim)
+    one = number(1, wide.dtype)
+    slope = lax.mul(sigmoid, lax.sub(one, sigmoid))
+    curve = lax.mul(slope, lax.sub(one, lax.add(sigmoid, sigmoid)))
+    of_first = lax.add(lax.mul(dgrad, sigmoid), lax.mul(lax.mul(grad, slope), d_second))
+    of_second = lax.mul(lax.add(lax.mul(dgrad, first), lax.mul(grad, d_first)), slope)
+    of_second = lax.add(of_second, lax.mul(lax.mul(lax.mul(grad, first), curve), d_second))
+    return convert(lax.concatenate([of_first, of_second], dim), grad_x.dtype)
+
+
+@lowers(aten._weight_norm_interface_backward.default)
+def weight_norm_backward(grad: Array, v: Array, g: Array, norms: Array, dim: int) -> tuple[Array, Array]:
+    """Gradients of v and g, where the weight is v * (g / norm of v over all dimensions but `dim`)."""
+    dtype = dtypes.accumulator(v.dtype)
+    others = [d for d in range(v.ndim) if d != dim % v.ndim]
+    grad_wide, v_wide, g_wide, norms_wide = (convert(x, dtype) for x in (grad, v, g, norms))
+    total = lax.reshape(lax.reduce_sum(lax.mul(grad_wide, v_wide), others), g.shape)
+    along = lax.div(total, lax.square(norms_wide))
+    away = lax.sub(grad_wide, lax.mul(v_wide, lax.broadcast_in_dim(along, v.shape, range(v.ndim))))
+    grad_v = lax.mul(lax.broadcast_in_dim(lax.div(g_wide, norms_wide), v.shape, range(v.ndim)), away)
+    return convert(grad_v, v.dtype), convert(lax.div(total, norms_wide), g.dtype)

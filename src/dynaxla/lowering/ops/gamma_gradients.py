@@ -1,0 +1,218 @@
+"""How samples of the gamma and Dirichlet distributions move with the distributions' parameters: `rsample` of Gamma, Beta, Dirichlet,
+Chi2, StudentT. These are ATen's approximations, not exact derivatives, computed in float64 as ATen's CPU kernels do.
+
+Source: ATen native/Distributions.h
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ..promotion import convert, expand, full_like
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+_FLOAT64 = np.dtype(np.float64)
+
+
+def _where(condition: Array, x: Array, y: Array) -> Array:
+    return lax.select(condition, expand(x, condition.shape), expand(y, condition.shape))
+
+
+def _zero_if_nan(x: Array) -> Array:
+    return _where(lax.ne(x, x), full_like(x, 0), x)
+
+
+def _polynomial(coefficients: list[float] | np.ndarray, x: Array) -> Array:
+    """Lowest power first."""
+    total = full_like(x, coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        total = total * x + coefficient
+    return total
+
+
+def _gamma_small(alpha: Array, x: Array) -> Array:
+    """Taylor expansion of the distribution function around x = 0."""
+    factor, denominator = full_like(x, 1), alpha
+    series, series_squared = 1 / denominator, 1 / (denominator * denominator)
+    for order in range(1, 6):
+        factor = factor * -x / order
+        denominator = denominator + 1
+        series = series + factor / denominator
+        series_squared = series_squared + factor / (denominator * denominator)
+    power = lax.pow(x, alpha)
+    density = lax.pow(x, alpha - 1) * lax.exp(-x)
+    slope = (lax.log(x) - lax.digamma(alpha)) * power * series - power * series_squared
+    return _zero_if_nan(-slope / density)
+
+
+def _gamma_large(alpha: Array, x: Array) -> Array:
+    """Rice's saddle point expansion for large alpha, with its own form around x = alpha."""
+    first = 1 + 24 * alpha * (1 + 12 * alpha)
+    second = 1440 * (alpha * alpha) + 6 * x * (53 - 120 * x) - 65 * x * x / alpha + alpha * (107 + 3600 * x)
+    middle = first * second / (1244160 * (alpha * alpha) * (alpha * alpha))
+    root = lax.sqrt(8 * alpha)
+    pole = root / (alpha - x)
+    correction = lax.pow(x - alpha - alpha * lax.log(x / alpha), full_like(x, -1.5))
+    both = _where(lax.lt(x, alpha), pole - correction, pole + correction)
+    term = lax.log(x / alpha) * both - lax.sqrt(2 / alpha) * (alpha + x) / ((alpha - x) * (alpha - x))
+    stirling = 1 + 1 / (12 * alpha) * (1 + 1 / (24 * alpha))
+    outside = -stirling * x * term / root
+    return _where(lax.bitwise_and(lax.le(0.9 * alpha, x), lax.le(x, 1.1 * alpha)), middle, outside)
+
+
+# In powers of log(x / alpha), then of log(alpha): the numerator's four columns, and the denominator's.
+_GAMMA_RATIONAL = np.array(
+    [
+        [0.16009398, -0.094634809, 0.025146376, -0.0030648343, 1, 0.32668115, 0.10406089, 0.0014179084],
+        [0.53487893, 0.1298071, 0.065735949, -0.0015649758, 0.16639465, 0.020070113, -0.0035938915, -0.00058392623],
+        [0.040121004, -0.0065914022, -0.0026286047, -0.0013441777, 0.017050642, -0.0021309326, 0.00085092367, -1.5247877e-07],
+    ]
+)
+
+
+def _gamma_middle(alpha: Array, x: Array) -> Array:
+    """A rational function of log(x / alpha) and log(alpha)."""
+    u, v = lax.log(x / alpha), lax.log(alpha)
+    columns = [_polynomial(column, u) for column in _GAMMA_RATIONAL.T]
+
+    def in_v(parts: list[Array]) -> Array:
+        return parts[0] + v * (parts[1] + v * (parts[2] + v * parts[3]))
+
+    return lax.exp(in_v(columns[:4]) / in_v(columns[4:]))
+
+
+@lowers(aten._standard_gamma_grad.default)
+def standard_gamma_grad(concentration: Array, sample: Array) -> Array:
+    shape = np.broadcast_shapes(concentration.shape, sample.shape)
+    alpha, x = (expand(convert(value, _FLOAT64), shape) for value in (concentration, sample))
+    out = _where(lax.gt(alpha, full_like(alpha, 8)), _gamma_large(alpha, x), _gamma_middle(alpha, x))
+    # ATen's 0.8 is a float32.
+    out = _where(lax.lt(x, full_like(x, float(np.float32(0.8)))), _gamma_small(alpha, x), out)
+    return convert(out, sample.dtype)
+
+
+def _beta_alpha_small(x: Array, alpha: Array, beta: Array) -> Array:
+    """By alpha, x close to 0."""
+    factor = lax.digamma(alpha) - lax.digamma(alpha + beta) - lax.log(x)
+    product = full_like(x, 1)
+    series = product / alpha * (factor + 1 / alpha)
+    for order in range(1, 11):
+        product = product * (order - beta) * x / order
+        denominator = alpha + order
+        series = series + product / denominator * (factor + 1 / denominator)
+    return _zero_if_nan(x * lax.pow(1 - x, -beta) * series)
+
+
+def _beta_beta_small(x: Array, alpha: Array, beta: Array) -> Array:
+    """By beta, x close to 0."""
+    factor = lax.digamma(alpha + beta) - lax.digamma(beta)
+    product, betas, slopes = full_like(x, 1), full_like(x, 1), full_like(x, 0)
+    series = factor / alpha
+    for order in range(1, 9):
+        product = product * -x / order
+        slopes = slopes * (beta - order) + betas
+        betas = betas * (beta - order)
+        series = series + product / (alpha + order) * (slopes + factor * betas)
+    return _zero_if_nan(-lax.pow(1 - x, 1 - beta) * series)
+
+
+def _beta_alpha_middle(x: Array, alpha: Array, beta: Array) -> Array:
+    """By alpha, alpha and beta large: Rice's saddle point expansion, with its own form around the mean."""
+    total = alpha + beta
+    mean = alpha / total
+    deviation = lax.sqrt(alpha * beta / (total + 1)) / total
+    beta2, beta3, beta4 = beta * beta, beta * beta * beta, (beta * beta) * (beta * beta)
+    inner = (453 + 1620 * beta * (1 - x) - 455 * x) * beta + alpha * (8 * (1 - x) * (135 * beta - 11))
+    inner = 3 * (59 + 180 * beta - 90 * x) * beta2 + alpha * inner
+    polynomial = 47 * x * beta4 + alpha * ((43 + 20 * (16 + 27 * beta) * x) * beta3 + alpha * inner)
+    scale = (1 + 12 * alpha) * (1 + 12 * beta) / (total * total)
+    around = scale / (1 - x) * polynomial / (12960 * alpha * alpha * alpha * beta * beta * (1 + 12 * total))
+
+    def stirling(value: Array) -> Array:
+        return 1 + 1 / (12 * value) + 1 / (288 * value * value)
+
+    prefactor = -x / lax.sqrt(2 * alpha * beta / total)
+    away = alpha * (x - 1) + beta * x
+    power = lax.sqrt(2 * alpha / beta) * lax.pow(total, full_like(total, 1.5)) * away * away
+    first = (2 * (alpha * alpha) * (x - 1) + alpha * beta * (x - 1) - x * beta2) / power
+    second = 0.5 * lax.log(alpha / (total * x))
+    third = lax.sqrt(8 * alpha * beta / total) / away
+    base = beta * lax.log(beta / (total * (1 - x))) + alpha * lax.log(alpha / (total * x))
+    fourth = lax.pow(base, full_like(base, -1.5))
+    terms = first + second * (third + _where(lax.lt(x, mean), fourth, -fourth))
+    outside = stirling(alpha) * stirling(beta) / stirling(total) * prefactor * terms
+    near = lax.bitwise_and(lax.le(mean - 0.1 * deviation, x), lax.le(x, mean + 0.1 * deviation))
+    return _where(near, around, outside)
+
+
+# Numerator and denominator, in powers of log(x), of log(alpha / x), and of log(total x / alpha).
+_BETA_RATIONAL = np.array(
+    [
+        [
+            [
+                [1.003668233, -0.01061107488, -0.0657888334, 0.01201642863],
+                [0.6336835991, -0.3557432599, 0.05486251648, -0.001465281033],
+                [-0.03276231906, 0.004474107445, 0.002429354597, -0.0001557569013],
+            ],
+            [
+                [0.221950385, -0.3187676331, 0.01799915743, 0.01074823814],
+                [-0.2951249643, 0.06219954479, 0.01535556598, 0.001550077057],
+                [0.02155310298, 0.004170831599, 0.001292462449, 6.976601077e-05],
+            ],
+            [
+                [-0.05980841433, 0.008441916499, 0.01085618172, 0.002319392565],
+                [0.02911413504, 0.01400243777, -0.002721828457, 0.000751041181],
+                [0.005900514878, -0.001936558688, -9.495446725e-06, 5.385558597e-05],
+            ],
+        ],
+        [
+            [
+                [1, -0.02924021934, -0.04438342661, 0.007285809825],
+                [0.6357567472, -0.3473456711, 0.05454656494, -0.002407477521],
+                [-0.03301322327, 0.004845219414, 0.00231480583, -0.0002307248149],
+            ],
+            [
+                [0.5925320577, -0.1757678135, 0.01505928619, 0.000564515273],
+                [0.1014815858, -0.06589186703, 0.01272886114, -0.0007316646956],
+                [-0.007258481865, 0.001096195486, 0.0003934994223, -4.12701925e-05],
+            ],
+            [
+                [0.06469649321, -0.0236701437, 0.002902096474, -5.896963079e-05],
+                [0.001925008108, -0.002869809258, 0.0008000589141, -6.063713228e-05],
+                [-0.0003477407336, 6.959756487e-05, 1.097287507e-05, -1.650964693e-06],
+            ],
+        ],
+    ]
+)
+
+
+def _beta_alpha_rational(x: Array, alpha: Array, total: Array) -> Array:
+    """By alpha: a rational correction to an analytic approximation."""
+    u = lax.log(x)
+    a = lax.log(alpha) - u
+    b = lax.log(total) - a
+    halves = []
+    for table in _BETA_RATIONAL:
+        rows = [[_polynomial(cell, b) for cell in row] for row in table]
+        in_a = [row[0] + a * (row[1] + a * row[2]) for row in rows]
+        halves.append(in_a[0] + u * (in_a[1] + u * in_a[2]))
+    return halves[0] / halves[1] * (x * (lax.digamma(total) - lax.digamma(alpha)) / (total - alpha))
+
+
+@lowers(aten._dirichlet_grad.default)
+def dirichlet_grad(sample: Array, concentration: Array, sum_of_concentrations: Array) -> Array:
+    """-(d cdf / d alpha) / pdf / (1 - x) of Beta(alpha, total - alpha) at x, elementwise."""
+    shape = np.broadcast_shapes(sample.shape, concentration.shape, sum_of_concentrations.shape)
+    x, alpha, total = (expand(convert(value, _FLOAT64), shape) for value in (sample, concentration, sum_of_concentrations))
+    beta = total - alpha
+    boundary = total * x * (1 - x)
+    large = lax.bitwise_and(lax.gt(alpha, full_like(alpha, 6)), lax.gt(beta, full_like(beta, 6)))
+    out = _where(large, _beta_alpha_middle(x, alpha, beta), _beta_alpha_rational(x, alpha, total))
+    close_to_one = lax.bitwise_and(lax.ge(x, full_like(x, 0.5)), lax.lt(boundary, full_like(x, 0.75)))
+    out = _where(close_to_one, -_beta_beta_small(1 - x, beta, alpha), out)
+    close_to_zero = lax.bitwise_and(lax.le(x, full_like(x, 0.5)), lax.lt(boundary, full_like(x, 2.5)))
+    return convert(_where(close_to_zero, _beta_alpha_small(x, alpha, beta), out), sample.dtype)

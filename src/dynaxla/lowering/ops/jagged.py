@@ -1,0 +1,56 @@
+"""Rows of different lengths, one behind the other, to and from a padded tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from ..context import Context
+from ..promotion import number
+from ..registry import lowers
+from .indexing import take_along
+from .sorting import searchsorted
+
+aten = torch.ops.aten
+
+
+def _only(offsets: Sequence[Array]) -> tuple[Array, Array]:
+    """Where each row begins, and how long it is."""
+    if len(offsets) != 1:
+        raise UnsupportedOp("tensors with more than one ragged dimension")
+    begins = lax.slice_in_dim(offsets[0], 0, offsets[0].shape[0] - 1)
+    return begins, lax.sub(lax.slice_in_dim(offsets[0], 1, None), begins)
+
+
+@lowers(aten._jagged_to_padded_dense_forward.default)
+def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths: Sequence[int], padding_value: float = 0.0) -> Array:
+    """values (all rows, ...) to (rows, longest, ...). What is longer than that is cut off."""
+    begins, lengths = _only(offsets)
+    shape = (begins.shape[0], max_lengths[0])
+    place = lax.broadcasted_iota(begins.dtype, shape, 1)
+    inside = lax.lt(place, lax.broadcast_in_dim(lengths, shape, (0,)))
+    if values.shape[0] == 0 or 0 in shape:
+        return lax.full((*shape, *values.shape[1:]), number(padding_value, values.dtype))
+    rows = take_along(values, 0, lax.add(lax.broadcast_in_dim(begins, shape, (0,)), place))
+    padding = lax.full(rows.shape, number(padding_value, rows.dtype))
+    return lax.select(lax.broadcast_in_dim(inside, rows.shape, (0, 1)), rows, padding)
+
+
+@lowers(aten._padded_dense_to_jagged_forward.default)
+def padded_dense_to_jagged(dense: Array, offsets: Sequence[Array], total_L: int | None = None, *, ctx: Context) -> Array:
+    """dense (rows, longest, ...) to (all rows, ...)."""
+    begins, lengths = _only(offsets)
+    longest = dense.shape[1]
+    fits = lax.le(lengths, lax.full_like(lengths, longest))
+    ctx.require(fits, RuntimeError, f"_padded_dense_to_jagged_forward(): found a batch item longer than the padded input, {longest}")
+    out = ctx.output.shape
+    if 0 in out or dense.size == 0:
+        return lax.full(out, number(0, dense.dtype))
+    place = lax.iota(begins.dtype, out[0])
+    row = lax.sub(searchsorted(begins, place, right=True), lax.full_like(place, 1))
+    flat = lax.reshape(dense, (dense.shape[0] * longest, *dense.shape[2:]))
+    within = lax.sub(place, take_along(begins, 0, row))
+    return take_along(flat, 0, lax.add(lax.mul(row, lax.full_like(row, longest)), within))

@@ -1,0 +1,107 @@
+"""Numbers in a row: inclusive ranges, the windows of signal processing, the frequencies of Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert, full_like, number
+from ..registry import Lowering, lowers, registry
+from .creation import arange
+
+aten = torch.ops.aten
+
+_FLOAT64 = np.dtype(np.float64)
+
+
+@lowers(aten.range.step)
+def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return arange(start, end, step, ctx=ctx)
+
+
+@lowers(aten.range.default)
+def range_(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return arange(start, end, ctx=ctx)
+
+
+def _window(length: int, periodic: bool, ctx: Context, shape: Callable[[Array], Array]) -> Array:
+    """shape: of places from 0 to 1 to the window's values, in float64. A periodic window is the next longer one less its end."""
+    if length <= 1:
+        return lax.full((length,), number(1, ctx.output.jax_dtype))
+    last = length if periodic else length - 1
+    return convert(shape(lax.mul(lax.iota(_FLOAT64, length), number(1 / last, _FLOAT64))), ctx.output.jax_dtype)
+
+
+def _cosines(*coefficients: float) -> Callable[[Array], Array]:
+    """The sum of coefficient * cos(2 pi order place)."""
+
+    def shape(place: Array) -> Array:
+        total = full_like(place, coefficients[0])
+        for order, coefficient in enumerate(coefficients[1:], 1):
+            total = lax.add(total, lax.mul(lax.cos(lax.mul(place, number(2 * math.pi * order, _FLOAT64))), number(coefficient, _FLOAT64)))
+        return total
+
+    return shape
+
+
+def bartlett_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
+    one = number(1, _FLOAT64)
+    return _window(length, periodic, ctx, lambda place: lax.sub(one, lax.abs(lax.sub(lax.add(place, place), one))))
+
+
+def blackman_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
+    return _window(length, periodic, ctx, _cosines(0.42, -0.5, 0.08))
+
+
+def hamming_window(length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, ctx: Context) -> Array:
+    return _window(length, periodic, ctx, _cosines(alpha, -beta))
+
+
+def kaiser_window(length: int, periodic: bool = True, beta: float = 12.0, *, ctx: Context) -> Array:
+    """I0(beta sqrt(1 - x**2)) / I0(beta) for x from -1 to 1."""
+
+    def shape(place: Array) -> Array:
+        x = lax.sub(lax.add(place, place), number(1, _FLOAT64))
+        argument = lax.mul(lax.sqrt(lax.sub(number(1, _FLOAT64), lax.square(x))), number(abs(beta), _FLOAT64))
+        most = full_like(argument, abs(beta))
+        return lax.mul(lax.div(lax.bessel_i0e(argument), lax.bessel_i0e(most)), lax.exp(lax.sub(argument, most)))
+
+    return _window(length, periodic, ctx, shape)
+
+
+def _with_dtype(function: Lowering) -> Lowering:
+    return lambda *args, dtype=None, ctx: function(*args, ctx=ctx)
+
+
+# One overload for each number of arguments.
+for _packet, _function in {
+    aten.bartlett_window: bartlett_window,
+    aten.blackman_window: blackman_window,
+    aten.hamming_window: hamming_window,
+    aten.kaiser_window: kaiser_window,
+}.items():
+    for _overload in _packet.overloads():
+        _op = getattr(_packet, _overload)
+        if not _op._schema.is_mutable:
+            registry.register(_op, _with_dtype(_function), source=_function)
+
+
+@lowers(aten.fft_fftfreq.default)
+def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """0 to the largest frequency, then the negative ones."""
+    place = lax.iota(np.dtype(np.int64), n)
+    place = lax.select(lax.ge(place, full_like(place, (n + 1) // 2)), lax.sub(place, full_like(place, n)), place)
+    return convert(lax.mul(convert(place, _FLOAT64), number(1 / (n * d), _FLOAT64)), ctx.output.jax_dtype)
+
+
+@lowers(aten.fft_rfftfreq.default)
+def rfftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
+    place = lax.iota(_FLOAT64, n // 2 + 1)
+    return convert(lax.mul(place, number(1 / (n * d), _FLOAT64)), ctx.output.jax_dtype)

@@ -1,0 +1,145 @@
+"""The parts of batch normalization that `nn.SyncBatchNorm` puts together on GPUs. Statistics of half types are float32."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert, full_like, number
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+
+def _wide(x: Array) -> Array:
+    return convert(x, dtypes.accumulator(x.dtype))
+
+
+def _but_channels(x: Array) -> list[int]:
+    return [0, *range(2, x.ndim)]
+
+
+def _per_channel(statistic: Array, x: Array) -> Array:
+    return lax.broadcast_in_dim(convert(statistic, dtypes.accumulator(x.dtype)), x.shape, (1,))
+
+
+def _reciprocal_root(variance: Array, eps: float) -> Array:
+    return lax.rsqrt(lax.add(variance, number(eps, variance.dtype)))
+
+
+def _moments(x: Array) -> tuple[Array, Array]:
+    """Mean and biased variance of each channel."""
+    dims = _but_channels(x)
+    count = math.prod(x.shape[dim] for dim in dims)
+    total = lax.reduce_sum(_wide(x), dims)
+    mean = lax.div(total, full_like(total, count))
+    squares = lax.reduce_sum(lax.square(lax.sub(_wide(x), _per_channel(mean, x))), dims)
+    return mean, lax.div(squares, full_like(squares, count))
+
+
+def _without_running_statistics(*statistics: Array | None) -> None:
+    # These ops write to their running statistics though their schema does not say so: no functional graph shows it.
+    if any(statistic is not None for statistic in statistics):
+        raise UnsupportedOp("an op that changes running statistics without declaring it")
+
+
+@lowers(aten.batch_norm_stats.default)
+def batch_norm_stats(x: Array, eps: float) -> tuple[Array, Array]:
+    """Mean and 1 / standard deviation."""
+    mean, variance = _moments(x)
+    return mean, _reciprocal_root(variance, eps)
+
+
+@lowers(aten.batch_norm_update_stats.default)
+def batch_norm_update_stats(
+    x: Array, running_mean: Array | None, running_var: Array | None, momentum: float, *, ctx: Context
+) -> tuple[Array, ...]:
+    """Mean and biased variance."""
+    _without_running_statistics(running_mean, running_var)
+    return tuple(convert(statistic, spec.jax_dtype) for statistic, spec in zip(_moments(x), ctx.output, strict=True))
+
+
+@lowers(aten.batch_norm_gather_stats_with_counts.default)
+def batch_norm_gather_stats_with_counts(
+    x: Array,
+    mean: Array,
+    invstd: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    momentum: float,
+    eps: float,
+    counts: Array | int,
+) -> tuple[Array, Array]:
+    """Mean and 1 / standard deviation over several processes: mean, invstd (process, channel); counts (process), or one for all."""
+    _without_running_statistics(running_mean, running_var)
+    means, deviations = _wide(mean), lax.div(full_like(invstd, 1), _wide(invstd))
+    count = convert(counts, means.dtype)
+    each = lax.broadcast_in_dim(count, means.shape, range(count.ndim))
+    total = lax.reduce_sum(each, (0,))
+    together = lax.div(lax.reduce_sum(lax.mul(means, each), (0,)), total)
+    away = lax.sub(means, lax.broadcast_in_dim(together, means.shape, (1,)))
+    variances = lax.add(lax.sub(lax.square(deviations), number(eps, means.dtype)), lax.square(away))
+    variance = lax.div(lax.reduce_sum(lax.mul(variances, each), (0,)), total)
+    return convert(together, mean.dtype), convert(_reciprocal_root(variance, eps), invstd.dtype)
+
+
+@lowers(aten.batch_norm_gather_stats.default)
+def batch_norm_gather_stats(
+    x: Array,
+    mean: Array,
+    invstd: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Array, Array]:
+    return batch_norm_gather_stats_with_counts(x, mean, invstd, running_mean, running_var, momentum, eps, count)
+
+
+@lowers(aten.batch_norm_elemt.default)
+def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: Array, invstd: Array, eps: float) -> Array:
+    out = lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(invstd, x))
+    if weight is not None:
+        out = lax.mul(out, _per_channel(weight, x))
+    if bias is not None:
+        out = lax.add(out, _per_channel(bias, x))
+    return convert(out, x.dtype)
+
+
+@lowers(aten.batch_norm_backward_reduce.default)
+def batch_norm_backward_reduce(
+    grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, input_g: bool, weight_g: bool, bias_g: bool
+) -> tuple[Array | None, ...]:
+    """Per channel: sum of grad, sum of grad * (x - mean), and the gradients of weight and bias."""
+    dims = _but_channels(x)
+    wide = _wide(grad)
+    total = lax.reduce_sum(wide, dims)
+    product = lax.reduce_sum(lax.mul(wide, lax.sub(_wide(x), _per_channel(mean, x))), dims)
+    dtype = x.dtype if weight is None else weight.dtype
+    return (
+        convert(total, mean.dtype) if input_g else None,
+        convert(product, mean.dtype) if input_g else None,
+        convert(lax.mul(product, convert(invstd, product.dtype)), dtype) if weight_g else None,
+        convert(total, dtype) if bias_g else None,
+    )
+
+
+@lowers(aten.batch_norm_backward_elemt.default)
+def batch_norm_backward_elemt(
+    grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, sum_dy: Array, sum_dy_xmu: Array, count: Array
+) -> Array:
+    """The gradient of x. count: of each process's elements per channel."""
+    inverse = _wide(invstd)
+    total = lax.reduce_sum(convert(count, inverse.dtype), range(count.ndim))
+    share = lax.broadcast_in_dim(lax.div(number(1, inverse.dtype), total), inverse.shape, ())
+    slope = lax.mul(lax.mul(convert(sum_dy_xmu, inverse.dtype), share), lax.square(inverse))
+    out = lax.sub(_wide(grad), _per_channel(lax.mul(convert(sum_dy, inverse.dtype), share), x))
+    out = lax.sub(out, lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(slope, x)))
+    factor = inverse if weight is None else lax.mul(inverse, convert(weight, inverse.dtype))
+    return convert(lax.mul(out, _per_channel(factor, x)), x.dtype)

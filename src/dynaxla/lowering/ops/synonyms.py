@@ -1,0 +1,31 @@
+"""Ops that compute what another op of this package does, under a name of their own."""
+
+from __future__ import annotations
+
+import torch
+from jax import lax
+
+from ..registry import lower_table
+from .creation import conjugate, view_dtype
+from .reductions import aminmax
+from .scans import logcumsumexp
+from .shape import stack
+
+aten = torch.ops.aten
+
+lower_table(
+    {
+        aten.detach_copy.default: lambda x: x,
+        aten._lazy_clone.default: lambda x: x,
+        aten._conj_copy.default: conjugate,
+        aten._neg_view_copy.default: lax.neg,
+        aten._reshape_alias_copy.default: lambda x, size, stride: lax.reshape(x, size),
+        aten.view_copy.dtype: view_dtype,
+        aten._stack.default: stack,
+        aten._aminmax.default: lambda x: aminmax(x),
+        aten._aminmax.dim: lambda x, dim, keepdim: aminmax(x, dim=dim, keepdim=keepdim),
+        aten._logcumsumexp.default: logcumsumexp,
+        aten._is_all_true.default: lambda x: lax.reduce_and(x, range(x.ndim)),
+        aten._is_any_true.default: lambda x: lax.reduce_or(x, range(x.ndim)),
+    }
+)

@@ -1,0 +1,66 @@
+"""The fused cells, which have kernels for GPUs only, against the cells that torch composes on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import assert_equal
+from single_op import run_op
+
+aten = torch.ops.aten
+BATCH, HIDDEN = 3, 4
+
+
+def differentiable(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    return torch.randn(shape).to(dtype).requires_grad_()
+
+
+def lstm(x: torch.Tensor, h: torch.Tensor, cx: torch.Tensor, *biases: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    gates = (x + h + sum(biases)).chunk(4, 1)
+    activated = [gates[0].sigmoid(), gates[1].sigmoid(), gates[2].tanh(), gates[3].sigmoid()]
+    cy = activated[1] * cx + activated[0] * activated[2]
+    return activated[3] * cy.tanh(), cy, torch.cat(activated, 1)
+
+
+def gru(x: torch.Tensor, h: torch.Tensor, hx: torch.Tensor, *biases: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x, h = (x + biases[0], h + biases[1]) if biases else (x, h)
+    (xr, xu, xn), (hr, hu, hn) = x.chunk(3, 1), h.chunk(3, 1)
+    reset, update = (xr + hr).sigmoid(), (xu + hu).sigmoid()
+    new = (xn + reset * hn).tanh()
+    return new + update * (hx - new), torch.cat([reset, update, new, hx, hn], 1)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_lstm_cell(dtype: torch.dtype, biased: bool) -> None:
+    gates = [differentiable(BATCH, 4 * HIDDEN, dtype=dtype) for _ in range(2)]
+    cx = differentiable(BATCH, HIDDEN, dtype=dtype)
+    biases = [differentiable(4 * HIDDEN, dtype=dtype) for _ in range(2 * biased)]
+    hy, cy, workspace = (result.detach() for result in lstm(*gates, cx, *biases))
+    detached = [tensor.detach() for tensor in (*gates, cx, *biases)]
+    assert_equal(run_op(aten._thnn_fused_lstm_cell.default, *detached, expected=(hy, cy, workspace)), (hy, cy, workspace))
+
+    for used in ((True, True), (True, False), (False, True)):
+        cotangents = [torch.randn_like(hy) if use else None for use in used]
+        results = [result for result, use in zip(lstm(*gates, cx, *biases), used, strict=False) if use]
+        flows = [cotangent for cotangent in cotangents if cotangent is not None]
+        of_gates, of_cx, *of_bias = torch.autograd.grad(results, [gates[0], cx, *biases[:1]], flows)
+        expected = (of_gates, of_cx, of_bias[0] if biased else None)
+        op = aten._thnn_fused_lstm_cell_backward_impl.default
+        assert_equal(run_op(op, *cotangents, cx.detach(), cy, workspace, biased, expected=expected), expected)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "biased"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_gru_cell(dtype: torch.dtype, biased: bool) -> None:
+    gates = [differentiable(BATCH, 3 * HIDDEN, dtype=dtype) for _ in range(2)]
+    hx = differentiable(BATCH, HIDDEN, dtype=dtype)
+    biases = [differentiable(3 * HIDDEN, dtype=dtype) for _ in range(2 * biased)]
+    hy, workspace = (result.detach() for result in gru(*gates, hx, *biases))
+    detached = [tensor.detach() for tensor in (*gates, hx, *biases)]
+    assert_equal(run_op(aten._thnn_fused_gru_cell.default, *detached, expected=(hy, workspace)), (hy, workspace))
+
+    cotangent = torch.randn_like(hy)
+    gradients = torch.autograd.grad(gru(*gates, hx, *biases)[0], [*gates, hx, *biases], cotangent)
+    expected = (*gradients, *[None] * (2 - len(biases)))
+    assert_equal(run_op(aten._thnn_fused_gru_cell_backward.default, cotangent, workspace, biased, expected=expected), expected)

@@ -13,6 +13,12 @@ from ..lowering import registry
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
+    return dict(_without_lowering(platform, len(registry)))
+
+
+@functools.lru_cache(maxsize=4)
+def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
+    """registered: how many lowerings there are; with one more, the table is another."""
     return {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None}
 
 

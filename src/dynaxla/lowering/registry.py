@@ -127,6 +127,9 @@ class Registry:
             self.register(op, *self._awaited.pop(op._schema.name))
         return self._rules.get((op, platform)) or self._rules.get((op, None))
 
+    def __len__(self) -> int:
+        return len(self._rules)
+
     def ops(self) -> set[OpOverload]:
         """Every overload that has a lowering on some platform."""
         return {op for op, _ in self._rules}

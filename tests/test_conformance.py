@@ -272,7 +272,7 @@ def _stub() -> tuple[str, ...]:
 def test_crash_and_hang_fail_their_case_only(tmp_path: Path) -> None:
     wanted = [Case("op_db", name, "float32", "samples") for name in ("first", "crash", "second", "hang", "third", "fourth")]
     found: list[dict[str, Any]] = []
-    pool.run_all(wanted, 1, found.append, max_samples=None, silence_seconds=1, log=tmp_path / "log", command=_stub())
+    pool.run_all(wanted, 1, found.append, max_samples=None, together=1, silence_seconds=1, log=tmp_path / "log", command=_stub())
     assert [result.get("failed") for result in found] == [{}, {"crashes": 1}, {}, {"hangs": 1}, {}, {}]
     assert found[1]["examples"]["crashes"] == {"sample": "4", "message": "SIGABRT"}
     processes = [result["pid"] for result in found if "pid" in result]

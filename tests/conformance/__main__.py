@@ -67,8 +67,15 @@ def _run(remaining: list[Case], known: dict[str, report.Result], options: argpar
             if done % 100 == 0:
                 print(f"{done} of {len(remaining)} cases in {time.monotonic() - started:.0f} seconds", flush=True)
 
-        limits = {"max_samples": options.max_samples, "silence_seconds": options.seconds}
-        run_all(remaining, options.shards, record, log=options.results, **limits)
+        run_all(
+            remaining,
+            options.shards,
+            record,
+            max_samples=options.max_samples,
+            together=options.together,
+            silence_seconds=options.seconds,
+            log=options.results,
+        )
 
 
 def _ends_with_newline(file: BinaryIO) -> bool:
@@ -113,6 +120,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn with --seed")
     made.add_argument("--seed", type=int, default=0)
     made.add_argument("--max-samples", type=int, metavar="K", help="at most K calls of each case")
+    together = "compile up to N calls of a case as one function, once two have passed alone; those that do not pass go alone too"
+    made.add_argument("--together", type=int, default=8, metavar="N", help=together)
     made.add_argument("--shards", type=int, default=1, help="processes")
     made.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
     made.add_argument("--results", type=Path, default=RESULTS, help="cases found there are not run again")

@@ -38,15 +38,10 @@ class Call:
         return Call(function, f"op({', '.join(parts)})", writer.tensors, writer.constants)
 
     def python_function(self) -> Callable[..., Any]:
-        """A new function of the tensors. It has a file of its own: TorchDynamo remembers by place which sizes have changed."""
-        names = ", ".join(f"t{index}" for index in range(len(self.tensors)))
-        source = f"def call({names}):\n    return {self.text}\n"
-        path = f"<conformance {next(_numbers)}>"
-        linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+        """A new function of the tensors."""
         scope: dict[str, Any] = {"op": self.function, "torch": torch, "inf": math.inf, "nan": math.nan}
         scope |= {f"c{index}": value for index, value in enumerate(self.constants)}
-        exec(compile(source, path, "exec"), scope)
-        return scope["call"]
+        return _function(len(self.tensors), self.text, scope)
 
     @property
     def key(self) -> tuple[Any, ...] | None:
@@ -72,6 +67,23 @@ class Call:
         shapes = [f"t{index}: {describe(tensor)}" for index, tensor in enumerate(self.tensors)]
         constants = [f"c{index}: {value!r}"[:80] for index, value in enumerate(self.constants)]
         return "; ".join([self.text, *shapes, *constants])
+
+
+def joined(calls: Sequence[Call]) -> Callable[..., Any]:
+    """One function of all the calls' tensors, in their order, that gives the calls' results."""
+    numbers = itertools.count()
+    texts = [f"f{index}({', '.join(f't{next(numbers)}' for _ in call.tensors)}), " for index, call in enumerate(calls)]
+    scope = {f"f{index}": call.python_function() for index, call in enumerate(calls)}
+    return _function(next(numbers), f"({''.join(texts)})", scope)
+
+
+def _function(tensors: int, text: str, scope: dict[str, Any]) -> Callable[..., Any]:
+    """It has a file of its own: TorchDynamo remembers by place which sizes have changed."""
+    source = f"def call({', '.join(f't{index}' for index in range(tensors))}):\n    return {text}\n"
+    path = f"<conformance {next(_numbers)}>"
+    linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
+    exec(compile(source, path, "exec"), scope)
+    return scope["call"]
 
 
 def describe(tensor: torch.Tensor) -> str:

@@ -34,13 +34,15 @@ def run_all(
     record: Callable[[Result], None],
     *,
     max_samples: int | None,
+    together: int,
     silence_seconds: float,
     log: Path,
     command: Sequence[str] | None = None,
 ) -> None:
     """Run all cases; `record` is called, by one thread at a time, with each result.
 
-    silence_seconds: how long a call may take; log: what workers print goes beside it; command: what starts one, if not COMMAND.
+    max_samples, together: see worker.run_case; silence_seconds: how long a call may take; log: what workers print goes beside it;
+    command: what starts one, if not COMMAND.
     """
     waiting: queue.SimpleQueue[Case] = queue.SimpleQueue()
     for case in cases:
@@ -56,7 +58,7 @@ def run_all(
                     case = waiting.get_nowait()
                 except queue.Empty:
                     return
-                result = worker.run(case, max_samples, silence_seconds)
+                result = worker.run(case, max_samples, together, silence_seconds)
                 with lock:
                     record(result)
         except BaseException as error:
@@ -82,12 +84,12 @@ class Worker:
         self._answers = -1
         self._read = b""
 
-    def run(self, case: Case, max_samples: int | None, silence_seconds: float) -> Result:
+    def run(self, case: Case, max_samples: int | None, together: int, silence_seconds: float) -> Result:
         if self._process is None:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
-        request = {"case": [case.database, case.name, case.dtype, case.kind], "max_samples": max_samples}
+        request = {"case": [case.database, case.name, case.dtype, case.kind], "max_samples": max_samples, "together": together}
         self._process.stdin.write(json.dumps(request).encode() + b"\n")
         self._process.stdin.flush()
         sample, complete = -1, max_samples is None

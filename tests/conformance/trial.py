@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from . import judge, randomness
-from .calls import copy_tensors, widened
+from .calls import copy_tensors, joined, widened
 from .entries import Trial
 
 _SEED = 20
@@ -58,7 +60,58 @@ class Runner:
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._rejections: dict[tuple[str, ...], Counter[bool]] = {}
 
+    def outcomes(self, trials: Iterable[Trial], together: int = 1) -> Iterator[tuple[Trial, Outcome]]:
+        """Each trial with its outcome. Once two have passed, up to `together` calls are compiled as one function.
+
+        Calls that do not pass in such a company, and all those whose arguments are not tensors and literals only, are compiled alone.
+        """
+        first: list[Outcome] = []
+        waiting: list[tuple[Trial, Run]] = []
+        for trial in trials:
+            if len(first) < 2 or any(outcome.verdict != "pass" for outcome in first) or not _can_join(trial):
+                outcome = self.run(trial)
+                first = [*first, outcome][:2]
+                yield trial, outcome
+                continue
+            try:
+                waiting.append((trial, self._call(trial, None)))
+            except Raised:
+                yield trial, self.run(trial)
+            if len(waiting) >= together:
+                yield from self._joined(waiting)
+                waiting = []
+        yield from self._joined(waiting)
+
+    def _joined(self, waiting: Sequence[tuple[Trial, Run]]) -> Iterator[tuple[Trial, Outcome]]:
+        """Trials, with eager's results, compiled as one function."""
+        try:
+            runs = self._call_together([trial for trial, _ in waiting])
+        except Raised:
+            runs = []
+        for index, (trial, expected) in enumerate(waiting):
+            found = self._compare(trial, runs[index], expected) if runs else None
+            yield trial, found if isinstance(found, Outcome) else self.run(trial)
+
+    def _call_together(self, trials: Sequence[Trial]) -> list[Run]:
+        """Raises: Raised."""
+        tensors = [copy_tensors(trial.call.tensors) for trial in trials]
+        torch.manual_seed(_SEED)
+        try:
+            function = torch.compile(joined([trial.call for trial in trials]), backend=self.backend, fullgraph=True, dynamic=False)
+            with torch.no_grad():
+                results = function(*itertools.chain(*tensors))
+        except Exception as error:
+            raise Raised(error) from error
+        return [Run(given, result, None, False) for given, result in zip(tensors, results, strict=True)]
+
     def run(self, trial: Trial) -> Outcome:
+        """The outcome of a trial compiled alone."""
+        try:
+            return self._run(trial)
+        except Exception as error:  # of this suite, not of what it tests
+            return Outcome("fail", f"suite:{type(error).__name__}", "".join(traceback.format_exception(error))[-1500:])
+
+    def _run(self, trial: Trial) -> Outcome:
         try:
             expected = self._call(trial, None)
         except Raised as raised:
@@ -208,6 +261,10 @@ class Runner:
 
 def _compared(run: Run) -> list[Any]:
     return [run.result, run.inputs, run.gradients]
+
+
+def _can_join(trial: Trial) -> bool:
+    return not trial.expects_error and not trial.differentiate and not isinstance(trial.call.function, torch.nn.Module)
 
 
 def error_name(error: BaseException) -> str:

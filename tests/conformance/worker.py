@@ -9,9 +9,8 @@ import os
 import resource
 import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,13 +19,15 @@ from torch._dynamo import guards
 
 from . import judge, observed
 from .entries import Case, Trial, tolerance_of, trials, uninitialised
-from .trial import Outcome, Runner, quiet
+from .trial import Runner, quiet
 
 Result = dict[str, Any]
 
 
-def run_case(case: Case, max_samples: int | None = None, progress: Callable[[int], None] = lambda index: None) -> Result:
+def run_case(case: Case, max_samples: int | None = None, together: int = 1, progress: Callable[[int], None] = lambda index: None) -> Result:
     """Counts and the first failure of each label.
+
+    together: how many calls may be compiled as one function.
 
     passed, skipped (by reason), failed (by label), notes (of passed calls); failures: label -> first call and message;
     executed, fallback: the ATen ops that XLA ran, and those that torch's kernels ran for want of a lowering.
@@ -43,13 +44,15 @@ def run_case(case: Case, max_samples: int | None = None, progress: Callable[[int
         return max(default[0], override[0]), max(default[1], override[1]) if default != (0, 0) else default
 
     runner = Runner(tolerance, uninitialised=uninitialised(case))
-    for index, trial in enumerate(itertools.islice(_safely(case), max_samples)):
-        progress(index)
-        outcome = trial if isinstance(trial, Outcome) else _outcome(runner, trial)
+    database = _Database(itertools.islice(trials(case), max_samples), progress)
+    for index, (trial, outcome) in enumerate(runner.outcomes(database, together)):
         verdicts[outcome.verdict, outcome.label] += 1
         if outcome.verdict != "pass" and outcome.label not in examples:
-            call = "" if isinstance(trial, Outcome) else trial.call.describe()[:400]
-            examples[outcome.label] = {"sample": f"{index}: {call}", "message": outcome.text}
+            examples[outcome.label] = {"sample": f"{index}: {trial.call.describe()[:400]}", "message": outcome.text}
+    if database.error:
+        label = f"the database raises {type(database.error).__name__}"
+        verdicts["skip", label] = 1
+        examples[label] = {"sample": "", "message": str(database.error)[:300]}
     executed, fallback = observed.since(before)
     return {
         "case": str(case),
@@ -65,20 +68,24 @@ def run_case(case: Case, max_samples: int | None = None, progress: Callable[[int
     }
 
 
-def _outcome(runner: Runner, trial: Trial) -> Outcome:
-    """What the runner finds; where it fails itself, a failure that says so."""
-    try:
-        return runner.run(trial)
-    except Exception as error:
-        return Outcome("fail", f"suite:{type(error).__name__}", traceback.format_exc()[-1500:])
+class _Database:
+    """A case's trials, reported as they are made; error: what making one raised."""
 
+    def __init__(self, trials: Iterator[Trial], progress: Callable[[int], None]) -> None:
+        self.trials, self.progress = trials, progress
+        self.error: Exception | None = None
 
-def _safely(case: Case) -> Any:
-    """The case's trials; where the database itself fails to make them, an outcome that says so."""
-    try:
-        yield from trials(case)
-    except Exception as error:
-        yield Outcome("skip", f"the database raises {type(error).__name__}", str(error)[:300])
+    def __iter__(self) -> Iterator[Trial]:
+        for index in itertools.count():
+            try:
+                trial = next(self.trials)
+            except StopIteration:
+                return
+            except Exception as error:
+                self.error = error
+                return
+            self.progress(index)
+            yield trial
 
 
 def prepare() -> None:
@@ -110,7 +117,7 @@ def main() -> None:
         request = json.loads(line)
         case = Case(*request["case"])
         with torch._dynamo.config.patch(recompile_limit=1 << 30, accumulated_recompile_limit=1 << 30):
-            result = run_case(case, request["max_samples"], lambda index: send({"sample": index}))
+            result = run_case(case, request["max_samples"], request["together"], lambda index: send({"sample": index}))
         clean()
         send(result | {"kilobytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss})
 

@@ -5,6 +5,7 @@ Most of these ops take their shape and dtype from PyTorch's own metadata of the 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -46,7 +47,7 @@ def scalar_tensor(value: Any, *, dtype: DType | None = None, ctx: Context) -> Ar
     return _filled(value, ctx)
 
 
-@lowers(aten.zeros.default, aten.empty.memory_format)
+@lowers(aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format)
 def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
     """Also for `empty`, so that a program gives the same results at every call."""
     return _filled(0, ctx)
@@ -178,7 +179,6 @@ lower_table(
     {
         aten.clone.default: lambda x: x,
         aten.zero.default: lambda x: full_like(x, 0),
-        aten._conj.default: lambda x: conjugate(x),
         aten._conj_physical.default: lambda x: conjugate(x),
         aten.conj_physical.default: lambda x: conjugate(x),
         aten._neg_view.default: lax.neg,
@@ -192,6 +192,12 @@ lower_table(
 
 def conjugate(x: Array) -> Array:
     return lax.conj(x) if dtypes.is_complex(x.dtype) else x
+
+
+@lowers(aten._conj.default)
+def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
+    """In the gradient of a tensor times a number, x is that number."""
+    return conjugate(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 
 # Complex numbers from and to pairs
@@ -224,6 +230,7 @@ def view_as_complex(x: Array) -> Array:
 @lowers(aten.view.dtype)
 def view_dtype(x: Array, dtype: DType) -> Array:
     """The same bytes read as another dtype; where the sizes differ, the last dimension grows or shrinks."""
+    shape = x.shape
     if dtypes.is_complex(x.dtype):
         if x.dtype == dtype:
             return x
@@ -237,7 +244,8 @@ def view_dtype(x: Array, dtype: DType) -> Array:
         return view_as_complex(lax.reshape(pairs, (*pairs.shape[:-1], pairs.shape[-1] // 2, 2)))
     if dtypes.is_bool(dtype):
         return lax.ne(_bitcast(x, np.dtype(np.uint8)), np.uint8(0))
-    return _bitcast(x, dtype)
+    out = _bitcast(x, dtype)
+    return lax.reshape(out, shape) if out.size == math.prod(shape) else out
 
 
 def _bitcast(x: Array, dtype: DType) -> Array:

@@ -15,6 +15,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
+from .bounds import refuse_unless
 from .comparison import equals_infinity, is_infinite, is_nan, signbit
 
 aten = torch.ops.aten
@@ -117,9 +118,10 @@ def _truncating_divide(x: Array, y: Array, divide: Function, rounded: Rounding) 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Array:
-    """Division rounded towards zero ("trunc") or down ("floor"). Where integers are divided by zero, XLA gives -1; ATen raises."""
+    """Division rounded towards zero ("trunc") or down ("floor")."""
     if rounding_mode is None:
         return div(x, y, ctx)
+    _refuse_zero(ctx, x, y)
     rounding = _floor_divide if rounding_mode == "floor" else _truncating_divide
     # Of two tensors of a half type, ATen rounds every intermediate result to it; a number as divisor is used in float32 throughout.
     common = result_type((x, y))
@@ -139,6 +141,29 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
     return div_mode(x, y, rounding_mode="floor", ctx=ctx)
+
+
+def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
+    """Eager's kernels for the CPU raise where an integer is divided by zero; those for GPUs give some number."""
+    if ctx.platform != "cpu" or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
+        return
+    if isinstance(y, Array):
+        ctx.require(lax.ne(y, number(0, y.dtype)), RuntimeError, "ZeroDivisionError")
+    else:
+        refuse_unless(ctx, y != 0, RuntimeError, "ZeroDivisionError")
+
+
+@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
+def remainder(x: Any, y: Any, ctx: Context) -> Array:
+    """ATen rounds a number as divisor to the half type."""
+    _refuse_zero(ctx, x, y)
+    return elementwise(_remainder, (x, y), Promotion.NO_OPMATH)
+
+
+@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
+def fmod(x: Any, y: Any, ctx: Context) -> Array:
+    _refuse_zero(ctx, x, y)
+    return elementwise(lax.rem, (x, y), Promotion.NO_OPMATH)
 
 
 def _remainder(x: Array, y: Array) -> Array:
@@ -263,7 +288,7 @@ def _absolute(x: Array) -> Array:
     return x if dtypes.is_bool(x.dtype) or np.issubdtype(x.dtype, np.unsignedinteger) else lax.abs(x)
 
 
-def _sign(x: Array) -> Array:
+def sign(x: Array) -> Array:
     """Of a complex number: its direction. The sign of nan is 0."""
     if dtypes.is_bool(x.dtype):
         return x
@@ -403,18 +428,13 @@ lower_table(
     promote=Promotion.DEFAULT,
 )
 
-# Exact in every dtype, so that half types need no float32. For the remainders, ATen rounds a number as divisor to the half type.
+# Exact in every dtype, so that half types need no float32.
 lower_table(
     {
-        aten.remainder.Tensor: _remainder,
-        aten.remainder.Scalar: _remainder,
-        aten.remainder.Scalar_Tensor: _remainder,
-        aten.fmod.Tensor: lax.rem,
-        aten.fmod.Scalar: lax.rem,
         aten.neg.default: lax.neg,
         aten.positive.default: lambda x: x,
-        aten.sign.default: _sign,
-        aten.sgn.default: _sign,
+        aten.sign.default: sign,
+        aten.sgn.default: sign,
         aten.floor.default: _floats_only(lax.floor),
         aten.ceil.default: _floats_only(lax.ceil),
         aten.trunc.default: _floats_only(_truncate),

@@ -1,0 +1,110 @@
+"""Cholesky's factorization, and equations with triangular matrices."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from jax import Array, lax
+from jax import numpy as jnp
+
+from ..context import Context
+from ..promotion import full_like
+from ..registry import lowers
+from .comparison import is_nan
+from .indexing import tril
+from .linalg import adjoint, common_batch, diagonal, first_true, identity, linalg_check_errors, matmul
+
+aten = torch.ops.aten
+
+
+def _factor(x: Array) -> tuple[Array, Array]:
+    """The lower factor of each matrix, whose upper triangle is not read, and `info`: 0, or the order of the first leading minor that is
+    not positive. Such a matrix's factor is complete up to that column, and x itself after it."""
+    if x.size == 0:
+        return x, lax.full(x.shape[:-2], 0, np.dtype(np.int32))
+    factor = lax.linalg.cholesky(x, symmetrize_input=False)
+    # It is all NaN where it could not be completed.
+    failed = lax.reduce_or(is_nan(diagonal(factor)), (x.ndim - 2,))
+    fine = lax.full(failed.shape, 0, np.dtype(np.int32))
+
+    def partial() -> tuple[Array, Array]:
+        columns, info = _factor_by_columns(x)
+        whole = lax.broadcast_in_dim(failed, x.shape, range(failed.ndim))
+        return lax.select(whole, columns, factor), lax.select(failed, info, fine)
+
+    return lax.cond(lax.reduce_or(failed, tuple(range(failed.ndim))), partial, lambda: (factor, fine))
+
+
+def _factor_by_columns(x: Array) -> tuple[Array, Array]:
+    """The same, slowly, as far as it goes."""
+    size, last = x.shape[-1], x.ndim - 1
+    places = lax.iota(np.int32, size)
+
+    def step(place: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
+        factor, info = state
+        done = jnp.where(places < place, factor, 0)
+        row = lax.dynamic_index_in_dim(done, place, last - 1)
+        given = lax.dynamic_index_in_dim(factor, place, last, keepdims=False)
+        column = given - matmul(done, adjoint(row))[..., 0]
+        pivot = jnp.real(lax.dynamic_index_in_dim(column, place, last - 1))
+        failing = jnp.expand_dims(info == 0, -1) & ~(pivot > 0)
+        root = jnp.sqrt(jnp.where(failing, 1, pivot)).astype(x.dtype)
+        finished = jnp.where(places > place, column / root, jnp.where(places == place, root, 0))
+        stopped = jnp.where(failing & (places == place), pivot.astype(x.dtype), given)
+        finished = jnp.where(failing | jnp.expand_dims(info > 0, -1), stopped, finished)
+        info = jnp.where(failing[..., 0], place + 1, info)
+        return lax.dynamic_update_index_in_dim(factor, finished, place, last), info
+
+    return lax.fori_loop(np.int32(0), np.int32(size), step, (tril(x), lax.full(x.shape[:-2], 0, np.dtype(np.int32))))
+
+
+@lowers(aten.linalg_cholesky_ex.default)
+def linalg_cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
+    factor, info = _factor(adjoint(x) if upper else x)
+    if check_errors:
+        linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=x.ndim == 2, ctx=ctx)
+    return adjoint(factor) if upper else factor, info
+
+
+@lowers(aten.cholesky.default)
+def cholesky(x: Array, upper: bool = False, *, ctx: Context) -> Array:
+    factor, info = linalg_cholesky_ex(x, upper=upper, ctx=ctx)
+    linalg_check_errors(info, "cholesky", is_matrix=x.ndim == 2, ctx=ctx)
+    return factor
+
+
+def solve_triangular(
+    a: Array, b: Array, *, upper: bool, left: bool = True, transposed: bool = False, adjoint: bool = False, unitriangular: bool = False
+) -> Array:
+    """The x for which a x = b (or x a = b), a being that triangle of it or its transpose or its adjoint."""
+    return lax.linalg.triangular_solve(
+        a, b, left_side=left, lower=not upper, transpose_a=transposed or adjoint, conjugate_a=adjoint, unit_diagonal=unitriangular
+    )
+
+
+@lowers(aten.linalg_solve_triangular.default)
+def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
+    a, b = common_batch(a, b)
+    return solve_triangular(a, b, upper=upper, left=left, unitriangular=unitriangular)
+
+
+@lowers(aten.triangular_solve.default)
+def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Array, Array]:
+    """The solution, and a with the batch dimensions that it has in common with b."""
+    a, b = common_batch(a, b)
+    return solve_triangular(a, b, upper=upper, transposed=transpose, unitriangular=unitriangular), a
+
+
+@lowers(aten.cholesky_solve.default)
+def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
+    factor, b = common_batch(factor, b)
+    return solve_triangular(factor, solve_triangular(factor, b, upper=upper, adjoint=upper), upper=upper, adjoint=not upper)
+
+
+@lowers(aten.cholesky_inverse.default)
+def cholesky_inverse(factor: Array, upper: bool = False, *, ctx: Context) -> Array:
+    """The inverse of the matrix that has this factor."""
+    singular = first_true(lax.eq(diagonal(factor), full_like(diagonal(factor), 0)))
+    linalg_check_errors(singular, "cholesky_inverse", is_matrix=factor.ndim == 2, ctx=ctx)
+    root = solve_triangular(factor, identity(factor.shape[-1], factor.dtype, factor.shape[:-2]), upper=upper)
+    return matmul(root, adjoint(root)) if upper else matmul(adjoint(root), root)

@@ -1,0 +1,86 @@
+"""Eigenvalues and singular values, and the pseudoinverse that is made of them."""
+
+from __future__ import annotations
+
+import torch
+from jax import Array, lax
+from jax import numpy as jnp
+
+from ..context import Context
+from ..registry import lowers
+from .comparison import is_nan
+from .indexing import tril, triu
+from .linalg import LinAlgError, adjoint, common_batch, finite_only, matmul, nan_unless, require_convergence, transpose
+
+aten = torch.ops.aten
+
+
+@lowers(aten._linalg_eigh.default)
+def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Context) -> tuple[Array, Array]:
+    """Of the matrix whose lower (or upper) triangle is that of x; the other is not read. Without `compute_v`, an empty vector.
+
+    Raises: at run time for NaNs, as LAPACK does not converge; with two rows or fewer it does, and the results are NaN.
+    """
+    lower = UPLO.upper() == "L"
+    x = tril(x) if lower else triu(x)
+    if x.shape[-1] > 2:
+        require_convergence(x, ctx, "linalg.eigh")
+    x, finite = finite_only(x)
+    vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
+    require_convergence(values, ctx, "linalg.eigh")
+    return nan_unless(finite, values), nan_unless(finite, vectors) if compute_v else lax.full((0,), 0, x.dtype)
+
+
+@lowers(aten._linalg_svd.default)
+def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *, ctx: Context) -> tuple[Array, Array, Array]:
+    """Without `compute_uv`, U and Vh are empty vectors.
+
+    Raises: at run time for NaNs; infinities make NaNs.
+    """
+    message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
+    ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)
+    x, finite = finite_only(x)
+    nothing = lax.full((0,), 0, x.dtype)
+    if compute_uv:
+        u, s, vh = lax.linalg.svd(x, full_matrices=full_matrices)
+        u, vh = nan_unless(finite, u), nan_unless(finite, vh)
+    else:
+        s, u, vh = lax.linalg.svd(x, compute_uv=False), nothing, nothing
+    require_convergence(s, ctx, "linalg.svd")
+    return u, nan_unless(finite, s), vh
+
+
+# XLA has it on the CPU alone.
+@lowers(aten.linalg_eig.default, platforms=["cpu"])
+def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array]:
+    x, finite = finite_only(x)
+    ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
+    values, vectors = lax.linalg.eig(x, compute_left_eigenvectors=False)
+    require_convergence(values, ctx, "linalg.eig")
+    return values, vectors
+
+
+@lowers(aten.linalg_pinv.atol_rtol_tensor)
+def linalg_pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False, ctx: Context) -> Array:
+    """Singular values count as zero up to `atol` or up to `rtol` times the largest one, whichever is more.
+
+    Source: ATen native/LinearAlgebra.cpp, linalg_pinv and get_atol_rtol
+    """
+    if x.size == 0:
+        return transpose(x)
+    if hermitian:
+        values, u = linalg_eigh(x, ctx=ctx)
+        vh = adjoint(u)
+    else:
+        u, values, vh = linalg_svd(x, ctx=ctx)
+    sizes = lax.abs(values)
+    if rtol is None:
+        rtol = jnp.float64(jnp.finfo(x.dtype).eps * max(x.shape[-2:]))
+        if atol is not None:
+            rtol = jnp.where(atol > 0, 0, rtol)
+    if atol is None:
+        atol = jnp.float64(0)
+    largest = jnp.max(sizes, axis=-1, keepdims=True)
+    tolerance = jnp.maximum(jnp.expand_dims(atol, -1), jnp.expand_dims(rtol, -1) * largest)
+    inverses = jnp.where(sizes > tolerance, 1 / values, 0).astype(x.dtype)
+    return matmul(*common_batch(adjoint(vh) * jnp.expand_dims(inverses, -2), adjoint(u)))

@@ -1,0 +1,169 @@
+"""The LU factorization with row exchanges, and what is computed by it: solutions, inverses, determinants.
+
+ATen's `pivots` say, counted from 1, with which row each row was exchanged in its turn. XLA's rows of a factorization are the whole
+permutation: x[rows] = L U.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+from jax import Array, lax
+from jax import numpy as jnp
+from torch._ops import OpOverload
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert, expand, full_like
+from ..registry import lowers
+from .elementwise import sign
+from .indexing import tril, triu
+from .linalg import adjoint, common_batch, diagonal, first_true, identity, linalg_check_errors, pick_rows, transpose
+from .linalg_cholesky import solve_triangular
+
+aten = torch.ops.aten
+
+
+def _factor(x: Array) -> tuple[Array, Array, Array, Array]:
+    """L and U in one matrix, pivots, rows, and `info`: 0, or which element of U's diagonal is the first zero, counted from 1."""
+    lu, pivots, rows = lax.linalg.lu(x)
+    info = first_true(lax.eq(diagonal(lu), full_like(diagonal(lu), 0)))
+    return lu, lax.add(pivots, full_like(pivots, 1)), rows, info
+
+
+def _rows(pivots: Array, count: int) -> Array:
+    return lax.linalg.lu_pivots_to_permutation(lax.sub(pivots, full_like(pivots, 1)), count)
+
+
+def _permutation(rows: Array, dtype: dtypes.DType) -> Array:
+    """The matrix P with x = P L U."""
+    columns = lax.expand_dims(rows, [rows.ndim - 1])
+    shape = (*rows.shape, rows.shape[-1])
+    return convert(lax.eq(lax.broadcasted_iota(np.int32, shape, rows.ndim - 1), expand(columns, shape)), dtype)
+
+
+def _lower(lu: Array) -> Array:
+    size = min(lu.shape[-2:])
+    return lax.add(tril(lu[..., :size], -1), expand(jnp.eye(lu.shape[-2], size, dtype=lu.dtype), (*lu.shape[:-1], size)))
+
+
+def _upper(lu: Array) -> Array:
+    return triu(lu[..., : min(lu.shape[-2:]), :])
+
+
+def _solve(lu: Array, rows: Array, b: Array, *, left: bool = True, adjoint_of: bool = False) -> Array:
+    """The y for which x y = b, or y x = b, x being the factored matrix or its adjoint; batch dimensions may differ."""
+    if not left:
+        return adjoint(_solve(lu, rows, adjoint(b), adjoint_of=not adjoint_of))
+    lu, b = common_batch(lu, b)
+    rows = expand(rows, lu.shape[:-1])
+    if not adjoint_of:
+        y = solve_triangular(lu, pick_rows(b, rows), upper=False, unitriangular=True)
+        return solve_triangular(lu, y, upper=True)
+    y = solve_triangular(lu, b, upper=True, adjoint=True)
+    y = solve_triangular(lu, y, upper=False, unitriangular=True, adjoint=True)
+    return pick_rows(y, jnp.argsort(rows, axis=-1))
+
+
+def _require_pivot(pivot: bool) -> None:
+    if not pivot:
+        raise UnsupportedOp("LU without pivoting")
+
+
+@lowers(aten.linalg_lu_factor_ex.default)
+def linalg_lu_factor_ex(x: Array, *, pivot: bool = True, check_errors: bool = False, ctx: Context) -> tuple[Array, Array, Array]:
+    _require_pivot(pivot)
+    lu, pivots, _, info = _factor(x)
+    if check_errors:
+        linalg_check_errors(info, "torch.linalg.lu_factor_ex", is_matrix=x.ndim == 2, ctx=ctx)
+    return lu, pivots, info
+
+
+@lowers(aten.linalg_lu.default)
+def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
+    _require_pivot(pivot)
+    lu, _, rows, _ = _factor(x)
+    return _permutation(rows, x.dtype), _lower(lu), _upper(lu)
+
+
+@lowers(aten.lu_unpack.default)
+def lu_unpack(
+    lu: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True, *, ctx: Context
+) -> tuple[Array, Array, Array]:
+    """What is not asked for is an empty vector."""
+    nothing = lax.full((0,), 0, lu.dtype)
+    rows = _rows(pivots[..., : min(lu.shape[-2:])], lu.shape[-2])
+    permutation = _permutation(rows, lu.dtype) if unpack_pivots else nothing
+    return (permutation, _lower(lu), _upper(lu)) if unpack_data else (permutation, nothing, nothing)
+
+
+@lowers(aten.linalg_lu_solve.default)
+def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False) -> Array:
+    return _solve(lu, _rows(pivots, lu.shape[-1]), b, left=left, adjoint_of=adjoint)
+
+
+@functools.cache
+def _prefers_transpose(op: OpOverload) -> bool:
+    """Whether the kernel factors the transpose of a real contiguous matrix, and then the gradient's formula expects that: it depends
+    on the release of torch."""
+    with _disable_current_modes():
+        x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
+        factors = op(x, x)[1] if op is aten._linalg_solve_ex.default else op(x)[-2]
+        return bool(factors[0, 0] == 2)
+
+
+def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Array, bool]:
+    """As `_factor`, of the matrix that the current node's kernel factors; and whether that is the transpose of x, its first argument."""
+    spec = ctx.input(0)
+    contiguous = torch.empty_strided(spec.shape, spec.stride, device="meta").is_contiguous()
+    transposed = contiguous and not dtypes.is_complex(x.dtype) and _prefers_transpose(ctx.node.target)
+    return *_factor(transpose(x) if transposed else x), transposed
+
+
+@lowers(aten._linalg_solve_ex.default)
+def linalg_solve_ex(
+    x: Array, b: Array, *, left: bool = True, check_errors: bool = False, ctx: Context
+) -> tuple[Array, Array, Array, Array]:
+    lu, pivots, rows, info, transposed = _factor_as_kernel(x, ctx)
+    if check_errors:
+        linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=x.ndim == 2, ctx=ctx)
+    if b.ndim == 1 or b.shape == x.shape[:-1]:
+        columns = lax.expand_dims(b, [b.ndim])
+        result = lax.squeeze(_solve(lu, rows, columns, left=left, adjoint_of=transposed), [-1])
+    else:
+        result = _solve(lu, rows, b, left=left, adjoint_of=transposed)
+    return result, lu, pivots, info
+
+
+@lowers(aten.linalg_inv_ex.default)
+def linalg_inv_ex(x: Array, *, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
+    lu, _, rows, info = _factor(x)
+    if check_errors:
+        linalg_check_errors(info, "linalg.inv_ex", is_matrix=x.ndim == 2, ctx=ctx)
+    return _solve(lu, rows, identity(x.shape[-1], x.dtype, x.shape[:-2])), info
+
+
+def _parity(pivots: Array, dtype: dtypes.DType) -> Array:
+    """-1 for an odd number of exchanges, else 1."""
+    places = lax.add(lax.broadcasted_iota(np.int32, pivots.shape, pivots.ndim - 1), full_like(pivots, 1))
+    exchanges = lax.reduce_sum(convert(lax.ne(pivots, places), np.dtype(np.int32)), (pivots.ndim - 1,))
+    odd = lax.rem(exchanges, full_like(exchanges, 2))
+    return convert(lax.sub(full_like(odd, 1), lax.mul(odd, full_like(odd, 2))), dtype)
+
+
+@lowers(aten._linalg_det.default)
+def linalg_det(x: Array, *, ctx: Context) -> tuple[Array, Array, Array]:
+    lu, pivots, *_ = _factor_as_kernel(x, ctx)
+    return lax.mul(lax.reduce_prod(diagonal(lu), (x.ndim - 2,)), _parity(pivots, x.dtype)), lu, pivots
+
+
+@lowers(aten._linalg_slogdet.default)
+def linalg_slogdet(x: Array, *, ctx: Context) -> tuple[Array, Array, Array, Array]:
+    lu, pivots, *_ = _factor_as_kernel(x, ctx)
+    on_diagonal = diagonal(lu)
+    signs = lax.reduce_prod(sign(on_diagonal), (x.ndim - 2,))
+    return lax.mul(signs, _parity(pivots, x.dtype)), lax.reduce_sum(lax.log(lax.abs(on_diagonal)), (x.ndim - 2,)), lu, pivots

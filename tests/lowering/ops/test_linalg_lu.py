@@ -1,0 +1,107 @@
+"""LU with its permutation, and what is computed by it: solutions from both sides, inverses, determinants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+
+from dynaxla import UnsupportedOp
+
+DTYPES = [torch.float64, torch.complex128]
+
+
+def factors(x: torch.Tensor) -> list[torch.Tensor]:
+    lu, pivots, info = torch.linalg.lu_factor_ex(x)
+    unpacked = [*torch.lu_unpack(lu, pivots), *torch.lu_unpack(lu, pivots, unpack_data=False)]
+    return [lu, pivots, info, *unpacked, *torch.linalg.lu(x)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_factors(dtype: torch.dtype) -> None:
+    check(factors, torch.randn(2, 1, 5, 3, dtype=dtype))
+    check(factors, torch.randn(5, 3, dtype=dtype).mT)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (3, 0), (0, 3), (1, 1)])
+def test_no_elements_and_one(shape: tuple[int, ...]) -> None:
+    check(factors, torch.randn(shape))
+
+
+def test_info_is_the_first_zero() -> None:
+    singular = torch.tensor([[[1.0, 2, 3], [2, 4, 6], [1, 1, 1]], [[0.0, 0, 1], [0, 1, 2], [0, 0, 3]], torch.eye(3).tolist()])
+    check(factors, singular)
+    check(lambda x: (torch.linalg.inv_ex(x)[1], torch.linalg.solve_ex(x, x)[1]), singular)
+
+
+@pytest.mark.parametrize("function", [torch.linalg.lu, torch.linalg.lu_factor_ex])
+def test_without_pivoting_it_is_refused(function: Callable[..., Any]) -> None:
+    compiled = torch.compile(lambda x: function(x, pivot=False), backend="dynaxla", fullgraph=True, options={"fallback": "error"})
+    with pytest.raises(UnsupportedOp, match="without pivoting"):
+        compiled(torch.eye(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_solutions(dtype: torch.dtype) -> None:
+    def solutions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, vector: torch.Tensor) -> list[torch.Tensor]:
+        lu, pivots = torch.linalg.lu_factor(a)
+        results = [
+            *torch.linalg.solve_ex(a, b),
+            torch.linalg.solve(a, c, left=False).resolve_conj(),
+            torch.linalg.solve(a, vector),
+            *torch.linalg.inv_ex(a),
+            torch.linalg.inv(a.mT),
+        ]
+        for adjoint in (False, True):
+            results.append(torch.linalg.lu_solve(lu, pivots, b, adjoint=adjoint))
+            results.append(torch.linalg.lu_solve(lu, pivots, c, left=False, adjoint=adjoint).resolve_conj())
+        return results
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=dtype)
+
+    check(solutions, random(2, 4, 4), random(2, 4, 2), random(3, 1, 2, 4), random(2, 4))
+    check(solutions, random(4, 4), random(3, 4, 2), random(2, 4), random(4))
+    check(solutions, random(0, 0), random(0, 2), random(2, 0), random(0))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_determinants(dtype: torch.dtype) -> None:
+    def determinants(x: torch.Tensor) -> list[torch.Tensor]:
+        # With their factors: the gradients of the two read them as those of x or of its transpose, whichever torch takes.
+        return [*torch._linalg_det(x), *torch._linalg_slogdet(x), torch.linalg.det(x), torch.logdet(x @ x.mH)]
+
+    check(determinants, torch.randn(2, 4, 4, dtype=dtype))
+    check(determinants, torch.randn(2, 4, 4, dtype=dtype).mT)
+    check(determinants, torch.randn(0, 0, dtype=dtype))
+
+
+def test_determinants_of_singular_matrices() -> None:
+    singular = torch.tensor([[[1.0, 2], [2, 4]], [[0.0, 0], [0, 0]], [[float("nan"), 1], [1, 1]]])
+    check(lambda x: (torch.linalg.det(x), *torch.linalg.slogdet(x)), singular)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients(dtype: torch.dtype, transposed: bool) -> None:
+    def function(x: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
+        lu, pivots = torch.linalg.lu_factor(x)
+        return [
+            torch.linalg.det(x),
+            *torch.linalg.slogdet(x),
+            torch.linalg.inv(x),
+            torch.linalg.solve(x, b),
+            *torch.linalg.lu(x)[1:],
+            torch.linalg.lu_solve(lu, pivots, b),
+        ]
+
+    x = torch.randn(2, 3, 3, dtype=dtype)
+    check_gradients(function, x.mT if transposed else x, torch.randn(2, 3, 2, dtype=dtype))
+
+
+def test_gradient_of_a_singular_determinant() -> None:
+    check_gradients(torch.linalg.det, torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64))

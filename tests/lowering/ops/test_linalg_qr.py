@@ -1,0 +1,59 @@
+"""QR in every mode, and products of reflections."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+
+DTYPES = [torch.float32, torch.complex128]
+
+
+def factors(x: torch.Tensor) -> list[torch.Tensor]:
+    """What any right factorization agrees on: the signs of Q's columns are free."""
+    results = []
+    for mode in ("reduced", "complete"):
+        q, r = torch.linalg.qr(x, mode=mode)
+        results += [q @ r, q.mH @ q, r.abs()]
+    q, r = torch.linalg.qr(x, mode="r")
+    packed, tau = torch.geqrf(x)
+    return [*results, q, r.abs(), packed.triu().abs(), tau.abs()]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 1, 4, 3), (3, 4), (3, 3), (1, 1)])
+def test_factors(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    check(factors, torch.randn(shape, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (2, 3, 0), (0, 3), (0, 3, 2)])
+def test_no_elements(shape: tuple[int, ...]) -> None:
+    check(lambda x: [*torch.linalg.qr(x), *torch.linalg.qr(x, mode="complete"), *torch.linalg.qr(x, mode="r")], torch.randn(shape))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_reflections(dtype: torch.dtype) -> None:
+    def products(packed: torch.Tensor, tau: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
+        results = [torch.linalg.householder_product(packed, tau)]
+        for transpose in (False, True):
+            results.append(torch.ormqr(packed, tau, c, transpose=transpose))
+            results.append(torch.ormqr(packed, tau, c.mT, left=False, transpose=transpose))
+        return results
+
+    packed, tau = torch.geqrf(torch.randn(2, 4, 3, dtype=dtype))
+    check(products, packed, tau, torch.randn(2, 4, 5, dtype=dtype))
+    check(products, packed[0, :, :2], tau[0, :2], torch.randn(5, 4, dtype=dtype).mT)
+    check(products, packed[0, :, :0], tau[0, :0], torch.randn(4, 2, dtype=dtype))
+    check(torch.linalg.householder_product, packed, tau[:, :1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_gradients(dtype: torch.dtype) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        q, r = torch.linalg.qr(x)
+        wide_q, wide_r = torch.linalg.qr(y.mT)
+        reflected = torch.linalg.householder_product(y, y[0] / 4)
+        return [q @ q.mH, r.mH @ r, wide_q @ wide_r, reflected]
+
+    check_gradients(function, torch.randn(2, 4, 3, dtype=dtype), torch.randn(4, 2, dtype=dtype))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -199,4 +200,21 @@ def plan_outputs(
 
 
 def _storage(node: Node) -> int:
-    return node.meta["val"].untyped_storage()._cdata
+    """What tells the storage of a node's value from all others.
+
+    One of an op's several results has a storage of its own, unless the op is a view: fake results of control-flow ops may share one
+    that real ones do not.
+    """
+    origin = node
+    while (source := _viewed(origin)) is not None:
+        origin = source
+    return id(origin) if origin.target is operator.getitem else node.meta["val"].untyped_storage()._cdata
+
+
+def _viewed(node: Node) -> Node | None:
+    """The node of whose value this one's is a view, if it is one."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
+        return None
+    is_view = any(result.alias_info is not None for result in maker.target._schema.returns)
+    return maker.args[0] if is_view and isinstance(maker.args[0], Node) else None

@@ -36,10 +36,7 @@ def test_masked_scale(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_transform_bias_rescale_qkv(dtype: torch.dtype) -> None:
-    def function(qkv, bias):  # eager's three results share a storage
-        return [x.clone() for x in aten._transform_bias_rescale_qkv(qkv, bias, 2)]
-
-    check(function, torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype))
+    check_op(aten._transform_bias_rescale_qkv.default, torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype), 2)
 
 
 def test_masked_softmax() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,6 +133,13 @@ class Context:
         assert self._key is not None, f"{self.node.target} draws random numbers but lacks torch.Tag.nondeterministic_seeded"
         self._keys_given += 1
         return jax.random.fold_in(self._key, self._keys_given)
+
+    def nested(self, key: jax.Array | None) -> Context:
+        """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""
+        inner = copy.copy(self)
+        inner.values, inner.checks = {}, []
+        inner._key, inner._keys_given = key, 0
+        return inner
 
     @property
     def output(self) -> Any:

@@ -10,12 +10,14 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import ops
 from . import dtypes, fallback
 from .context import Context, TensorSpec
+from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .registry import Registry, Rule
 from .registry import registry as default_registry
 
@@ -51,7 +53,7 @@ class Interpreter:
         self.kernels = kernels and platform in fallback.PLATFORMS
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-        self.draws_random = any(_draws_random(node) for node in module.graph.nodes)
+        self.draws_random = any(_draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:
@@ -59,7 +61,9 @@ class Interpreter:
                 self._steps.append(_constant_step(module, node))
             elif node.op == "call_function":
                 rule = find_rule(node, platform, registry)
-                if rule is not None or is_plain_python(node):
+                if node.target in CONTROL_FLOW:
+                    self._steps.append(self._control_flow_step(node, registry))
+                elif rule is not None or is_plain_python(node):
                     self._steps.append(_step(node, rule, self.kernels))
                 elif self.kernels:
                     self._steps.append(_Step(node, None, list(node.args), dict(node.kwargs), reason="it has no lowering"))
@@ -83,6 +87,26 @@ class Interpreter:
                 _check(step.node, value, ctx.output)
             values[step.node] = value
         return [values[node] for node in wanted]
+
+    def _control_flow_step(self, node: Node, registry: Registry) -> _Step:
+        """A control-flow op with its graphs ready to run; torch's kernel's work if one of them has sizes that depend on values."""
+        args: list[Any] = list(node.args)
+        for position, graph in _graph_arguments(node).items():
+            if any(free_unbacked_symbols(inner.meta.get("val")) for inner in graph.graph.nodes):
+                message = f"{node.target} with a size or number that depends on the values of a tensor"
+                if not self.kernels:
+                    raise _located(UnsupportedOp(message, op=str(node.target)), node)
+                return _Step(node, None, list(node.args), dict(node.kwargs), reason=message)
+            interpreter = Interpreter(graph, self.platform, registry, kernels=self.kernels)
+            args[position] = Subgraph(interpreter.run_whole, interpreter.draws_random)
+        return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, checked=True)
+
+    def run_whole(self, inputs: Sequence[Any], ctx: Context) -> list[Any]:
+        """Evaluate the graph, and return its outputs; constants among them as they are."""
+        outputs = self.output_node.args[0]
+        outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
+        found = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
+        return [next(found) if isinstance(output, Node) else output for output in outputs]
 
     def _evaluate(self, step: _Step, values: dict[Node, Any], ctx: Context) -> Any:
         node = step.node
@@ -108,7 +132,7 @@ class Interpreter:
                 where=user_line(node),
                 hint="this is a defect of dynaxla: please report it with the lines above",
             ) from error
-        if isinstance(node.target, torch._ops.OpOverload):
+        if isinstance(node.target, torch._ops.OpOverload) or node.target in CONTROL_FLOW:
             ops.lowered(str(node.target))
         return value
 
@@ -128,7 +152,28 @@ def find_rule(node: Node, platform: str, registry: Registry = default_registry) 
 
 def is_computable(node: Node, platform: str) -> bool:
     """Whether a program can compute a node without torch's kernels."""
+    if node.target in CONTROL_FLOW:
+        inner = (inner for graph in _graph_arguments(node).values() for inner in graph.graph.nodes if inner.op == "call_function")
+        return all(is_computable(node, platform) for node in inner)
     return find_rule(node, platform) is not None or is_plain_python(node)
+
+
+def _graph_arguments(node: Node) -> dict[int, GraphModule]:
+    """The graphs that a control-flow op calls, by their positions among its arguments."""
+    found = {}
+    for position, arg in enumerate(node.args):
+        if isinstance(arg, Node) and arg.op == "get_attr" and arg.graph.owning_module is not None:
+            value = _attribute(arg.graph.owning_module, arg)
+            if isinstance(value, GraphModule):
+                found[position] = value
+    return found
+
+
+def _inner_graphs(module: GraphModule) -> list[GraphModule]:
+    """The graphs that a graph's control-flow ops call, and those that these call."""
+    nodes = [node for node in module.graph.nodes if node.op == "call_function" and node.target in CONTROL_FLOW]
+    graphs = [graph for node in nodes for graph in _graph_arguments(node).values()]
+    return [found for graph in graphs for found in (graph, *_inner_graphs(graph))]
 
 
 def _draws_random(node: Node) -> bool:
@@ -186,11 +231,17 @@ def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
     return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
 
 
-def _constant_step(module: torch.fx.GraphModule, node: Node) -> _Step:
-    """The step that gives a constant: a tensor's value as an array, or the graph that a control-flow op calls as it is."""
+def _attribute(module: GraphModule, node: Node) -> Any:
+    """What a get_attr node names."""
     value: Any = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
+    return value
+
+
+def _constant_step(module: GraphModule, node: Node) -> _Step:
+    """The step that gives a constant: a tensor's value as an array, or the graph that a control-flow op calls as it is."""
+    value = _attribute(module, node)
     if not isinstance(value, torch.Tensor):
         return _Step(node, lambda: value, [], {})
     constant = _to_numpy(value)

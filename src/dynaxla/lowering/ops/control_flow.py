@@ -1,0 +1,179 @@
+"""Branches and loops as XLA's own: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and regions that are compiled once.
+
+Their bodies are graphs. What such a graph verifies while it runs (`Context.require`) leaves the branch or loop as the index of what
+failed first; its random numbers come from a key that differs from iteration to iteration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from ..context import Check, Context
+
+higher_order = torch.ops.higher_order
+
+_INT32 = np.dtype(np.int32)
+_NOTHING = -1
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A graph that a control-flow op calls.
+
+    Attributes: run (from its inputs and a context of its own to its outputs); draws_random.
+    """
+
+    run: Callable[[Sequence[Any], Context], list[Any]]
+    draws_random: bool
+
+
+def _failure(checks: Sequence[Check]) -> Array:
+    """The index of the first check that does not hold, or -1."""
+    nothing = lax.full((), _NOTHING, _INT32)
+    if not checks:
+        return nothing
+    code = Check.first_failed(checks)
+    return lax.select(lax.eq(code, np.int32(len(checks))), nothing, code)
+
+
+def _report(ctx: Context, checks: Sequence[Check], code: Array, taken: Array | None = None) -> None:
+    """Let the program verify the checks of a graph whose failure code this is. taken: whether that graph ran."""
+    for index, check in enumerate(checks):
+        failed = lax.eq(code, np.int32(index))
+        failed = failed if taken is None else lax.bitwise_and(failed, taken)
+        ctx.checks.append(Check(lax.bitwise_not(failed), check.error, check.message))
+
+
+def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]:
+    """The graph's outputs, computed where the control-flow op stands."""
+    inner = ctx.nested(ctx.key() if graph.draws_random else None)
+    outputs = graph.run(operands, inner)
+    ctx.checks += inner.checks
+    return outputs
+
+
+def _carried_arrays(values: Sequence[Any], what: str) -> tuple[Array, ...]:
+    if not all(isinstance(value, Array) for value in values):
+        raise UnsupportedOp(f"{what} that is no tensor")
+    return tuple(values)
+
+
+def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: Sequence[Any] = (), *, ctx: Context) -> list[Any]:
+    if not isinstance(predicate, Array):
+        return _inline(true_graph if predicate else false_graph, operands, ctx)
+    predicate = lax.reshape(lax.ne(predicate, lax.full_like(predicate, 0)), ())
+    found: list[list[Check]] = [[], []]
+    others: list[list[Any]] = [[], []]
+
+    def branch(index: int, graph: Subgraph) -> Callable[[], tuple[Array, ...]]:
+        key = ctx.key() if graph.draws_random else None
+
+        def trace() -> tuple[Array, ...]:
+            inner = ctx.nested(key)
+            outputs = graph.run(operands, inner)
+            found[index] = inner.checks
+            others[index] = [None if isinstance(output, Array) else (output,) for output in outputs]
+            return (*(output for output in outputs if isinstance(output, Array)), _failure(inner.checks))
+
+        return trace
+
+    *arrays, code = lax.cond(predicate, branch(0, true_graph), branch(1, false_graph))
+    if others[0] != others[1]:
+        raise UnsupportedOp("torch.cond with a result that is a tensor, or a number, in one branch only")
+    _report(ctx, found[0], code, predicate)
+    _report(ctx, found[1], code, lax.bitwise_not(predicate))
+    remaining = iter(arrays)
+    return [next(remaining) if other is None else other[0] for other in others[0]]
+
+
+def while_loop(
+    cond_graph: Subgraph, body_graph: Subgraph, carried: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context
+) -> tuple[Array, ...]:
+    """A check that fails ends the loop."""
+    start = _carried_arrays(carried, "a value carried through while_loop")
+    key = ctx.key() if cond_graph.draws_random or body_graph.draws_random else None
+    found: list[Check] = []
+
+    def goes_on(values: Sequence[Array], ctx: Context) -> Array:
+        return lax.reshape(cond_graph.run([*values, *additional], ctx)[0], ())
+
+    def body(state: tuple[Any, ...]) -> tuple[Any, ...]:
+        nonlocal found
+        _, _, count, values = state
+        inner = ctx.nested(None if key is None else jax.random.fold_in(key, count))
+        values = _carried_arrays(body_graph.run([*values, *additional], inner), "a value carried through while_loop")
+        going = goes_on(values, inner)
+        found = inner.checks
+        code = _failure(found)
+        return lax.bitwise_and(going, lax.eq(code, np.int32(_NOTHING))), code, lax.add(count, np.uint32(1)), values
+
+    first = ctx.nested(ctx.key() if cond_graph.draws_random else None)
+    going = goes_on(start, first)
+    ctx.checks += first.checks
+    state = (going, _failure(()), lax.full((), 0, np.dtype(np.uint32)), start)
+    _, code, _, values = lax.while_loop(lambda state: state[0], body, state)
+    _report(ctx, found, code)
+    return values
+
+
+def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
+    """The carried values after the last iteration, then what each iteration gave besides them, stacked."""
+    start = _carried_arrays(init, "a value carried through scan")
+    key = ctx.key() if graph.draws_random else None
+    found: list[Check] = []
+    length = xs[0].shape[0]
+
+    def body(state: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[Any, Any]:
+        nonlocal found
+        values, code = state
+        count, *pieces = slices
+        inner = ctx.nested(None if key is None else jax.random.fold_in(key, count))
+        outputs = _carried_arrays(graph.run([*values, *pieces, *additional], inner), "a result of scan's function")
+        found = inner.checks
+        code = lax.select(lax.eq(code, np.int32(_NOTHING)), _failure(found), code)
+        return (outputs[: len(start)], code), outputs[len(start) :]
+
+    (values, code), stacked = lax.scan(body, (start, _failure(())), (lax.iota(np.dtype(np.uint32), length), *xs), length=length)
+    _report(ctx, found, code)
+    return [*values, *stacked]
+
+
+def map_(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
+    return scan(graph, (), xs, additional, ctx=ctx)
+
+
+def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
+    """Running combinations along the first dimension. The graph combines single slices; here it combines many at once."""
+    if graph.draws_random:
+        raise UnsupportedOp("associative_scan with random numbers")
+
+    def combine(left: tuple[Array, ...], right: tuple[Array, ...]) -> tuple[Array, ...]:
+        inner = ctx.nested(None)
+        outputs = graph.run([*left, *right, *additional], inner)
+        if inner.checks:
+            raise UnsupportedOp("associative_scan with a function that verifies what it gets")
+        return tuple(outputs)
+
+    return list(lax.associative_scan(jax.vmap(combine), tuple(xs)))
+
+
+def invoke_subgraph(graph: Subgraph, identifier: str | None, *operands: Any, ctx: Context) -> list[Any]:
+    return _inline(graph, operands, ctx)
+
+
+CONTROL_FLOW: dict[Any, Callable[..., Any]] = {
+    higher_order.cond: cond,
+    higher_order.while_loop: while_loop,
+    higher_order.scan: scan,
+    higher_order.map_impl: map_,
+    higher_order.associative_scan: associative_scan,
+    higher_order.invoke_subgraph: invoke_subgraph,
+}

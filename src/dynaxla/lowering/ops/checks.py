@@ -1,5 +1,4 @@
-"""Assertions that a graph carries. A compiled program cannot raise: those about values are dropped, as they are on a GPU's stream until
-it synchronises; those about sizes and metadata were decided when the graph was captured."""
+"""Assertions that a graph carries. Those about sizes and metadata were decided when the graph was captured."""
 
 from __future__ import annotations
 
@@ -8,21 +7,38 @@ from typing import Any
 import torch
 from jax import Array
 
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert
 from ..registry import lowers
+from .bounds import refuse_unless
 
 aten = torch.ops.aten
 
 
-@lowers(aten._assert_async.default, aten._assert_async.msg)
-def assert_async(*_: Any) -> None:
-    return None
+@lowers(aten._assert_async.default)
+def assert_async(condition: Array, ctx: Context) -> None:
+    require(condition, "Expected Tensor with single nonzero value, but got zero", ctx)
+
+
+@lowers(aten._assert_async.msg)
+def require(condition: Array, message: str, ctx: Context) -> None:
+    refuse_unless(ctx, condition.size == 1, RuntimeError, f"Boolean value of Tensor with {condition.size} values is ambiguous")
+    ctx.require(convert(condition, dtypes.to_jax(torch.bool)), RuntimeError, message)
 
 
 @lowers(aten._functional_assert_async.msg)
-def functional_assert_async(condition: Array, message: str, token: Array) -> Array:
+def functional_assert_async(condition: Array, message: str, token: Array, ctx: Context) -> Array:
+    require(condition, message, ctx)
     return token
 
 
-@lowers(aten._assert_tensor_metadata.default, aten._assert_scalar.default)
+@lowers(aten._assert_scalar.default)
+def assert_scalar(condition: Any, message: str, ctx: Context) -> None:
+    """A number that is known while the program is traced."""
+    refuse_unless(ctx, bool(condition), RuntimeError, message)
+
+
+@lowers(aten._assert_tensor_metadata.default)
 def assert_metadata(*_: Any) -> None:
     return None

@@ -11,6 +11,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
+from .bounds import argument, require_index
 from .indexing import take_along
 from .reductions import linalg_vector_norm
 from .scattering import write_elements, write_slices
@@ -20,9 +21,14 @@ aten = torch.ops.aten
 
 SUM, MEAN, MAX = range(3)
 
+_OUT_OF_RANGE = "index out of range in self"
+
 
 @lowers(aten.embedding.default)
-def embedding(weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False) -> Array:
+def embedding(
+    weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False, *, ctx: Context
+) -> Array:
+    require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     return take_along(weight, 0, indices)
 
 
@@ -55,8 +61,9 @@ def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padd
 
 
 @lowers(aten.embedding_renorm.default)
-def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float) -> Array:
+def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float, *, ctx: Context) -> Array:
     """The rows that `indices` use, scaled down to `max_norm` where they are longer."""
+    require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     flat = lax.reshape(indices, (indices.size,))
     used = write_slices(lax.full(weight.shape[:1], False), 0, flat, lax.full(flat.shape, True), "set")
     norm = linalg_vector_norm(convert(weight, dtypes.accumulator(weight.dtype)), norm_type, [1])
@@ -86,6 +93,9 @@ def embedding_bag(
     leaves one of them unset for a mode, it holds zeros.
     """
     bags, width = offsets.shape[0] - include_last_offset, weight.shape[1]
+    valid = f"input takes a value which is not in the valid range [0, {weight.shape[0]})"
+    require_index(ctx, indices, weight.shape[0], RuntimeError, valid, argument(ctx, 1))
+    _require_offsets(ctx, offsets, indices.size)
     work = dtypes.accumulator(weight.dtype)
     bag = _bag_of_each(indices, lax.slice(offsets, [0], [bags]))
     # A row past the end is dropped.
@@ -112,6 +122,16 @@ def embedding_bag(
             result = lax.div(result, _columns(convert(lax.max(sizes, lax.full_like(sizes, 1)), work), result))
     extras = [_fit(value, spec.shape, spec.jax_dtype) for value, spec in zip((bag, sizes, largest), ctx.output[1:], strict=True)]
     return convert(result, weight.dtype), *extras
+
+
+def _require_offsets(ctx: Context, offsets: Array, count: int) -> None:
+    if offsets.size == 0:
+        return
+    zero, last = lax.full((), 0, offsets.dtype), offsets[-1]
+    starts = "offsets[0] has to be 0, i.e., the first sequence in the mini-batch has to start from position 0"
+    ctx.require(lax.eq(offsets[0], zero), RuntimeError, starts)
+    ctx.require(lax.le(last, lax.full_like(zero, count)), RuntimeError, f"offsets[-1] can not be greater than input's length {count}")
+    ctx.require(lax.le(offsets[:-1], offsets[1:]), RuntimeError, "embedding_bag: offsets have to be in ascending order")
 
 
 def _bag_of_each(indices: Array, offsets: Array) -> Array:

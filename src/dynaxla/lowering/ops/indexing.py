@@ -1,7 +1,8 @@
 """Reading and masking by index: gathers, masks, triangles. Writing by index is in scattering.py, embeddings in embedding.py.
 
-Indices out of range: eager mode raises IndexError. A compiled program cannot; reads are clamped to the nearest element and writes are
-dropped, as XLA defines them, so no memory outside of the tensor is touched.
+Indices out of range make the call raise, as in eager mode (bounds.py). Inside the program reads are clamped to the nearest element and
+writes are dropped, so that no memory outside of the tensor is touched. Only the ops that PyTorch names "unsafe", whose indices its own
+decompositions compute, are not checked.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..context import Context
 from ..dimensions import wrap
 from ..promotion import broadcast, convert, expand
 from ..registry import lowers
+from .bounds import argument, require_index
 
 aten = torch.ops.aten
 
@@ -69,10 +71,30 @@ class Picks:
         return (*rest[: self.at], *self.shape, *rest[self.at :])
 
 
-@lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
-def index(x: Array, indices: Sequence[Array | None]) -> Array:
+def require_indices(ctx: Context, x: Array, indices: Sequence[Array | None], picks: Picks) -> None:
+    """Eager mode does not look at the indices if nothing is read or written."""
+    if 0 in picks.result_shape(x):
+        return
+    for dim, (given, source) in enumerate(zip(indices, argument(ctx, 1), strict=True)):
+        if given is not None:
+            message = f"index is out of bounds for dimension {dim} with size {x.shape[dim]}"
+            require_index(ctx, given, x.shape[dim], IndexError, message, source, from_end=True)
+
+
+@lowers(aten.index.Tensor)
+def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
     """Raises: UnsupportedOp for masks: the result's size would depend on data."""
     picks = Picks.of(x, indices)
+    require_indices(ctx, x, indices, picks)
+    return _read(x, picks)
+
+
+@lowers(aten._unsafe_index.Tensor)
+def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
+    return _read(x, Picks.of(x, indices))
+
+
+def _read(x: Array, picks: Picks) -> Array:
     if 0 in picks.result_shape(x):
         return lax.full(picks.result_shape(x), 0, x.dtype)
     numbers = lax.GatherDimensionNumbers(offset_dims=picks.window_dims(x.ndim), collapsed_slice_dims=picks.dims, start_index_map=picks.dims)
@@ -95,15 +117,28 @@ def take_along(x: Array, dim: int, indices: Array) -> Array:
 
 
 @lowers(aten.index_select.default)
-def index_select(x: Array, dim: int, indices: Array) -> Array:
-    indices = lax.reshape(indices, (indices.size,))
-    if x.ndim == 0:
-        return x
-    return take_along(x, wrap(dim, x.ndim), indices)
+def index_select(x: Array, dim: int, indices: Array, ctx: Context) -> Array:
+    indices, dim = lax.reshape(indices, (indices.size,)), wrap(dim, x.ndim)
+    size = x.shape[dim] if x.ndim else 1
+    error = RuntimeError if dim == 1 else IndexError  # eager's choice
+    require_index(ctx, indices, size, error, f"index out of range in self: dimension {dim} has size {size}", argument(ctx, 2))
+    return take_along(x, dim, indices) if x.ndim else x
 
 
 @lowers(aten.gather.default)
-def gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False) -> Array:
+def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False, ctx: Context) -> Array:
+    require_elements(ctx, x, dim, indices)
+    return gather(x, dim, indices)
+
+
+def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
+    """For gather and the scatters."""
+    dim = wrap(dim, x.ndim)
+    size = x.shape[dim] if x.ndim else 1
+    require_index(ctx, indices, size, RuntimeError, f"index is out of bounds for dimension {dim} with size {size}", argument(ctx, 2))
+
+
+def gather(x: Array, dim: int, indices: Array) -> Array:
     """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions."""
     if x.ndim == 0 or indices.size == 0:
         return expand(x, indices.shape) if x.ndim == 0 else lax.full(indices.shape, 0, x.dtype)
@@ -128,9 +163,16 @@ def gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False) -> 
 
 
 @lowers(aten.take.default)
-def take(x: Array, indices: Array) -> Array:
+def take(x: Array, indices: Array, ctx: Context) -> Array:
     """Elements of the flattened tensor."""
+    require_flat(ctx, x, indices)
     return take_along(lax.reshape(x, (x.size,)), 0, from_front(indices, x.size))
+
+
+def require_flat(ctx: Context, x: Array, indices: Array) -> None:
+    """For take and put."""
+    message = f"out of range: tried to access an index that a tensor of {x.size} elements does not have"
+    require_index(ctx, indices, x.size, IndexError, message, argument(ctx, 1), from_end=True)
 
 
 def ordinals(mask: Array) -> Array:
@@ -140,10 +182,14 @@ def ordinals(mask: Array) -> Array:
 
 
 @lowers(aten.masked_scatter.default)
-def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
+def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     """The n-th True element of the mask gets the n-th element of the source."""
     shape = np.broadcast_shapes(x.shape, mask.shape)
     x, mask = expand(x, shape), expand(mask, shape)
+    if source.size < x.size:
+        needed = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
+        message = "masked_scatter: Number of elements of source < number of ones in mask"
+        ctx.require(lax.le(needed, np.int64(source.size)), RuntimeError, message)
     if source.size == 0 or x.size == 0:
         return x
     return lax.select(mask, take_along(lax.reshape(source, (source.size,)), 0, ordinals(mask)), x)
@@ -152,7 +198,7 @@ def masked_scatter(x: Array, mask: Array, source: Array) -> Array:
 @lowers(aten._unsafe_masked_index.default)
 def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], fill: bool | int | float) -> Array:
     """x[indices] where the mask is True, `fill` elsewhere. Indices under a False mask may be out of range."""
-    result = index(x, indices)
+    result = unsafe_index(x, indices)
     return lax.select(expand(mask, result.shape), result, lax.full_like(result, fill))
 
 
@@ -184,7 +230,7 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | N
 
 
 @lowers(aten.repeat_interleave.Tensor)
-def repeat_interleave(repeats: Array, *, output_size: int | None = None) -> Array:
+def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Context) -> Array:
     """Each position as often as `repeats` says.
 
     Raises: UnsupportedOp without an output size: it would depend on data.
@@ -192,15 +238,19 @@ def repeat_interleave(repeats: Array, *, output_size: int | None = None) -> Arra
     if output_size is None:
         raise UnsupportedOp("repeat_interleave by a tensor: the result's size depends on data", hint="give output_size")
     ends = lax.cumsum(convert(repeats, np.dtype(np.int64)), 0)
+    ctx.require(lax.ge(repeats, lax.full_like(repeats, 0)), RuntimeError, "repeats can not be negative")
+    total = ends[-1] if ends.size else lax.full((), 0, np.int64)
+    ctx.require(lax.eq(total, np.int64(output_size)), RuntimeError, "allocated size does not match required size")
     places = lax.broadcasted_iota("int64", (output_size,), 0)
     return convert(jnp.searchsorted(ends, places, side="right"), repeats.dtype)
 
 
 @lowers(aten.one_hot.default)
-def one_hot(x: Array, num_classes: int = -1) -> Array:
+def one_hot(x: Array, num_classes: int = -1, *, ctx: Context) -> Array:
     """Raises: UnsupportedOp without a number of classes: the result's size would depend on data."""
     if num_classes < 0:
         raise UnsupportedOp("one_hot without num_classes: the result's size depends on data", hint="give num_classes")
+    require_index(ctx, x, num_classes, RuntimeError, "Class values must be non-negative and smaller than num_classes.", argument(ctx, 0))
     shape = (*x.shape, num_classes)
     classes = lax.broadcasted_iota(x.dtype, shape, x.ndim)
     return convert(lax.eq(classes, lax.broadcast_in_dim(x, shape, range(x.ndim))), np.dtype(np.int64))

@@ -1,4 +1,5 @@
-"""Negative log-likelihood, forward and backward. The other losses are decomposed into elementwise ops and reductions."""
+"""Losses that look at their arguments' values: negative log-likelihood, forward and backward, and binary cross entropy. The others are
+decomposed into elementwise ops and reductions."""
 
 from __future__ import annotations
 
@@ -7,8 +8,11 @@ import torch
 from jax import Array, lax
 
 from .. import dtypes
-from ..promotion import convert
+from ..context import Context
+from ..promotion import convert, expand
 from ..registry import lowers
+from .bounds import require_index
+from .reductions import mean_all, sum_all
 
 aten = torch.ops.aten
 
@@ -18,6 +22,12 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 def _classes_dim(x: Array) -> int:
     return 0 if x.ndim == 1 else 1
+
+
+def _require_classes(ctx: Context, x: Array, target: Array, ignore_index: int) -> None:
+    counted = lax.select(lax.eq(target, lax.full_like(target, ignore_index)), lax.full_like(target, 0), target)
+    classes = x.shape[_classes_dim(x)]
+    require_index(ctx, counted, classes, IndexError, f"Target is out of bounds: there are {classes} classes.")
 
 
 def _weights(target: Array, weight: Array | None, ignore_index: int, like: Array) -> tuple[Array, Array]:
@@ -50,11 +60,14 @@ def _pick_class(x: Array, target: Array) -> Array:
 
 
 @lowers(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def nll_loss_forward(x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int) -> tuple[Array, Array]:
+def nll_loss_forward(
+    x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, *, ctx: Context
+) -> tuple[Array, Array]:
     """The loss and the sum of weights (0 if nothing is reduced).
 
     Shape: x (classes), (batch, classes) or (batch, classes, height, width); target lacks the classes.
     """
+    _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
         target = lax.reshape(target, ())
     wide = convert(x, dtypes.accumulator(x.dtype))
@@ -72,9 +85,18 @@ def nll_loss_forward(x: Array, target: Array, weight: Array | None, reduction: i
 
 @lowers(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
 def nll_loss_backward(
-    grad: Array, x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, total_weight: Array
+    grad: Array,
+    x: Array,
+    target: Array,
+    weight: Array | None,
+    reduction: int,
+    ignore_index: int,
+    total_weight: Array,
+    *,
+    ctx: Context,
 ) -> Array:
     """The weight of each target, negative, at its class; zero everywhere else."""
+    _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
         target, grad = lax.reshape(target, ()), lax.reshape(grad, ())
     dtype = dtypes.accumulator(x.dtype)
@@ -92,3 +114,25 @@ def nll_loss_backward(
     chosen = lax.eq(classes, lax.broadcast_in_dim(target, x.shape, others))
     out = lax.select(chosen, lax.broadcast_in_dim(each, x.shape, others), lax.full(x.shape, np.array(0, dtype)))
     return convert(out, x.dtype)
+
+
+@lowers(aten.binary_cross_entropy.default)
+def binary_cross_entropy(x: Array, target: Array, weight: Array | None = None, reduction: int = _MEAN, *, ctx: Context) -> Array:
+    """Logarithms are not lower than -100, as in ATen, so that the loss stays finite."""
+    for name, values in (("input", x), ("target", target)):
+        low, high = (lax.full_like(values, bound) for bound in (0, 1))
+        inside = lax.bitwise_and(lax.ge(values, low), lax.le(values, high))
+        ctx.require(inside, RuntimeError, f"all elements of {name} should be between 0 and 1")
+    work = dtypes.accumulator(x.dtype)
+    wide, wanted = convert(x, work), convert(target, work)
+    lowest = lax.full_like(wide, -100)
+    hit = lax.mul(wanted, lax.max(lax.log(wide), lowest))
+    miss = lax.mul(lax.sub(wanted, lax.full_like(wanted, 1)), lax.max(lax.log1p(lax.neg(wide)), lowest))
+    losses = lax.sub(miss, hit)
+    if weight is not None:
+        losses = lax.mul(losses, expand(convert(weight, work), losses.shape))
+    if reduction == _MEAN:
+        losses = mean_all(losses)
+    elif reduction == _SUM:
+        losses = sum_all(losses)
+    return convert(losses, x.dtype)

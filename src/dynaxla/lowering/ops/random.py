@@ -13,13 +13,14 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from ...errors import UnsupportedOp
+from ...errors import LoweringError
 from .. import dtypes
 from ..context import Context, TensorSpec
 from ..dtypes import DType
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 from .activations import leaky_relu_backward
+from .bounds import refuse_unless
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -78,9 +79,14 @@ def _integers(ctx: Context, low: Any, high: Any) -> Array:
     Source: ATen core/TransformationHelper.h, uniform_int_from_to: 32 random bits where they are enough, modulo the range.
     """
     spec: TensorSpec = ctx.output
+    message = "random_ expects 'from' to be less than 'to'"
     if isinstance(high, jax.Array):
+        ctx.require(lax.lt(convert(low, np.dtype(np.int64)), convert(high, np.dtype(np.int64))), RuntimeError, message)
         bits = jax.random.bits(ctx.key(), spec.shape, np.uint64)
         numbers = lax.rem(bits, expand(convert(lax.sub(convert(high, np.dtype(np.int64)), np.int64(low)), bits.dtype), spec.shape))
+    elif high <= low:
+        refuse_unless(ctx, False, RuntimeError, f"{message}, but got from={low} >= to={high}")
+        return lax.full(spec.shape, 0, spec.jax_dtype)
     elif high - low < 2**32:
         bits = jax.random.bits(ctx.key(), spec.shape, np.uint32)
         numbers = lax.rem(bits, np.uint32(high - low))
@@ -144,7 +150,11 @@ def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
 # Bernoulli and dropout
 
 
+_BERNOULLI = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
+
+
 def _bernoulli(ctx: Context, p: Array, dtype: DType) -> Array:
+    ctx.require(lax.bitwise_and(lax.ge(p, full_like(p, 0)), lax.le(p, full_like(p, 1))), RuntimeError, _BERNOULLI)
     # ATen draws the numbers to compare with a half p in float32
     probability = convert(p, np.dtype(np.float64) if p.dtype == np.float64 else np.dtype(np.float32))
     return convert(lax.lt(_uniform(ctx, p.shape, probability.dtype), probability), dtype)
@@ -162,6 +172,7 @@ def bernoulli(p: Array, ctx: Context) -> Array:
 
 @lowers(aten.bernoulli.p)
 def bernoulli_p(x: Array, p: float, ctx: Context) -> Array:
+    refuse_unless(ctx, 0 <= p <= 1, RuntimeError, f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     return convert(_keep(ctx, x.shape, p), np.dtype(x.dtype))
 
 
@@ -176,9 +187,8 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
     if train is False:
         return x, lax.full(x.shape, True)
     if train is None and _is_view_of_input(ctx):
-        raise UnsupportedOp(
-            "native_dropout with train=None, of which PyTorch's tracing believes that it drops nothing", hint="pass train=True"
-        )
+        # No UnsupportedOp: torch's kernel cannot stand in either, since what the outputs share was planned with that belief.
+        raise LoweringError("native_dropout with train=None: PyTorch's tracing believes that it drops nothing", hint="pass train=True")
     mask = _keep(ctx, x.shape, 1 - p)
     return _masked_scale(x, mask, 0.0 if p == 1 else 1 / (1 - p)), mask
 
@@ -232,11 +242,16 @@ def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float,
 
 @lowers(aten.uniform.default)
 def uniform(x: Array, low: float = 0, high: float = 1, *, ctx: Context) -> Array:
+    refuse_unless(ctx, low <= high, RuntimeError, f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
     drawn = _uniform(ctx, x.shape, np.dtype(x.dtype))
     return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), number(low, drawn.dtype)), np.dtype(x.dtype))
 
 
 def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any) -> Array:
+    if isinstance(std, jax.Array):
+        ctx.require(lax.ge(std, full_like(std, 0)), RuntimeError, "normal expects all elements of std >= 0.0")
+    else:
+        refuse_unless(ctx, std >= 0, RuntimeError, f"normal expects std >= 0.0, but found std {std}")
     drawn = _normal(ctx, shape, dtype)
     scaled = lax.mul(drawn, expand(convert(std, np.dtype(drawn.dtype)), shape))
     return convert(lax.add(scaled, expand(convert(mean, np.dtype(drawn.dtype)), shape)), dtype)
@@ -260,6 +275,7 @@ def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = 
 @lowers(aten.exponential.default)
 def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
     """Never 0, so that one may divide by it."""
+    refuse_unless(ctx, rate > 0, RuntimeError, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
     drawn = _standard_exponential(ctx, x.shape, np.dtype(x.dtype))
     return convert(lax.div(drawn, full_like(drawn, rate)), np.dtype(x.dtype))
 
@@ -272,20 +288,23 @@ def _standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
 @lowers(aten.geometric.default)
 def geometric(x: Array, p: float, ctx: Context) -> Array:
     """The number of trials up to and with the first success."""
-    if p == 1:
-        return full_like(x, 1)
+    if not 0 < p < 1:
+        refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
+        return x
     drawn = _standard_exponential(ctx, x.shape, np.dtype(x.dtype))
     return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p)))), np.dtype(x.dtype))
 
 
 @lowers(aten.log_normal.default)
 def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Array:
+    refuse_unless(ctx, std > 0, RuntimeError, f"log_normal_ expects std > 0.0, but found std={std}")
     wide = dtypes.accumulator(x.dtype)
     return convert(lax.exp(_scaled_normal(ctx, x.shape, wide, mean, std)), np.dtype(x.dtype))
 
 
 @lowers(aten.cauchy.default)
 def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Array:
+    refuse_unless(ctx, sigma > 0, RuntimeError, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
     drawn = _uniform(ctx, x.shape, dtypes.accumulator(x.dtype))
     angle = lax.mul(lax.sub(drawn, number(0.5, drawn.dtype)), number(math.pi, drawn.dtype))
     return convert(lax.add(lax.mul(lax.tan(angle), number(sigma, drawn.dtype)), number(median, drawn.dtype)), np.dtype(x.dtype))
@@ -293,13 +312,18 @@ def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Ar
 
 @lowers(aten.poisson.default)
 def poisson(rate: Array, ctx: Context) -> Array:
+    ctx.require(lax.ge(rate, full_like(rate, 0)), RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
     return convert(jax.random.poisson(ctx.key(), convert(rate, _computation(rate.dtype)), rate.shape, np.int64), np.dtype(rate.dtype))
 
 
 @lowers(aten._standard_gamma.default)
 def standard_gamma(concentration: Array, ctx: Context) -> Array:
+    """At least the smallest number, also where the concentration is not positive."""
     wide = dtypes.accumulator(concentration.dtype)
-    return convert(jax.random.gamma(ctx.key(), convert(concentration, wide), concentration.shape, wide), np.dtype(concentration.dtype))
+    drawn = jax.random.gamma(ctx.key(), convert(concentration, wide), concentration.shape, wide)
+    drawn = convert(drawn, np.dtype(concentration.dtype))
+    smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
+    return lax.select(lax.gt(drawn, smallest), drawn, smallest)
 
 
 @lowers(aten._sample_dirichlet.default)
@@ -311,16 +335,25 @@ def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
 
 @lowers(aten.binomial.default)
 def binomial(count: Array, p: Array, ctx: Context) -> Array:
+    """Source: ATen native/Distributions.cpp, sample_binomial: none of no trials or at no chance, all at certainty."""
     wide = dtypes.accumulator(count.dtype)
-    drawn = jax.random.binomial(ctx.key(), convert(count, wide), convert(p, wide), ctx.output.shape, wide)
-    return convert(drawn, np.dtype(count.dtype))
+    trials, chance = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
+    zero, one = full_like(trials, 0), full_like(trials, 1)
+    none = lax.bitwise_or(lax.le(trials, zero), lax.le(chance, zero))
+    all_ = lax.ge(chance, one)
+    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, chance, one), trials.shape, wide)
+    return convert(lax.select(none, zero, lax.select(all_, trials, drawn)), np.dtype(count.dtype))
 
 
 @lowers(aten.multinomial.default)
 def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: Context) -> Array:
-    """Indices in the last dimension, drawn with probabilities proportional to the weights. Rows without any weight are not detected."""
+    """Indices in the last dimension, drawn with probabilities proportional to the weights."""
     choices = weights.shape[-1]
     wide = convert(weights, np.dtype(np.float64))
+    valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))
+    ctx.require(valid, RuntimeError, "probability tensor contains either `inf`, `nan` or element < 0")
+    sums = lax.reduce_sum(wide, (weights.ndim - 1,))
+    ctx.require(lax.gt(sums, full_like(sums, 0)), RuntimeError, "invalid multinomial distribution (sum of probabilities <= 0)")
     if not replacement:
         # The largest of weight / exponential is a draw; the next largest is one among the rest.
         ratio = lax.div(wide, _standard_exponential(ctx, weights.shape, np.dtype(np.float64)))

@@ -1,7 +1,7 @@
 """Writing by index: a tensor with some of its elements replaced by, or combined with, others.
 
-Indices out of range are dropped (see indexing.py). Of several values written to one place without combining them, any may stay, as in
-eager mode.
+Indices out of range make the call raise (see indexing.py). Of several values written to one place without combining them, any may stay, as
+in eager mode.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from jax import Array, lax
 
 from ...errors import UnsupportedOp
 from .. import dtypes
+from ..context import Context
 from ..dimensions import wrap
 from ..promotion import convert, expand
 from ..registry import lowers
-from .indexing import Picks, from_front, ordinals, take_along
+from .bounds import argument, require_index
+from .indexing import Picks, from_front, ordinals, require_elements, require_flat, require_indices, take_along
 
 aten = torch.ops.aten
 
@@ -124,34 +126,39 @@ def _write_one(x: Array, dim: int, indices: Array, source: Array, reduce: str) -
     return lax.select(here, source, x)
 
 
+def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    require_elements(ctx, x, dim, indices)
+    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), reduce)
+
+
 @lowers(aten.scatter.src)
-def scatter(x: Array, dim: int, indices: Array, source: Array) -> Array:
-    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "set")
+def scatter(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
+    return _write_checked(ctx, x, dim, indices, source, "set")
 
 
 @lowers(aten.scatter.value)
-def scatter_value(x: Array, dim: int, indices: Array, value: bool | int | float | complex) -> Array:
-    return scatter(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)))
+def scatter_value(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, ctx: Context) -> Array:
+    return scatter(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), ctx=ctx)
 
 
 @lowers(aten.scatter.reduce)
-def scatter_reduce(x: Array, dim: int, indices: Array, source: Array, *, reduce: str) -> Array:
-    kind = {"add": "sum", "multiply": "prod"}[reduce]
-    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), kind)
+def scatter_reduce(x: Array, dim: int, indices: Array, source: Array, *, reduce: str, ctx: Context) -> Array:
+    return _write_checked(ctx, x, dim, indices, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
 @lowers(aten.scatter.value_reduce)
-def scatter_value_reduce(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, reduce: str) -> Array:
-    return scatter_reduce(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), reduce=reduce)
+def scatter_value_reduce(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, reduce: str, ctx: Context) -> Array:
+    return scatter_reduce(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), reduce=reduce, ctx=ctx)
 
 
 @lowers(aten.scatter_add.default)
-def scatter_add(x: Array, dim: int, indices: Array, source: Array) -> Array:
-    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), "sum")
+def scatter_add(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
+    return _write_checked(ctx, x, dim, indices, source, "sum")
 
 
 @lowers(aten.scatter_reduce.two)
-def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True) -> Array:
+def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True, ctx: Context) -> Array:
+    require_elements(ctx, x, dim, indices)
     if indices.size == 0 or x.size == 0:
         return x
     if source.ndim and source.shape != indices.shape:
@@ -163,6 +170,14 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
     return _reduce_into(x, write, convert(source, x.dtype), reduce, include_self)
 
 
+def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[Exception] = IndexError, *, from_end: bool = False) -> None:
+    """For index_add and the like."""
+    dim = wrap(dim, x.ndim)
+    size = x.shape[dim] if x.ndim else 1
+    message = f"index out of range in self: dimension {dim} has size {size}"
+    require_index(ctx, indices, size, error, message, argument(ctx, 2), from_end=from_end)
+
+
 def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Array]:
     """x, indices and source of index_add and the like with at least one dimension each."""
     lift = x.ndim == 0
@@ -172,7 +187,10 @@ def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Arra
 
 
 @lowers(aten.index_add.default)
-def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool | int | float | complex = 1) -> Array:
+def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool | int | float | complex = 1, ctx: Context) -> Array:
+    # eager's choice of exceptions
+    at_end = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
+    _require_rows(ctx, x, dim, indices, RuntimeError if at_end else IndexError)
     flat, rows, added = _by_dim(x, indices, source)
     if alpha != 1:
         scale = lax.full(added.shape, convert(alpha, added.dtype))
@@ -181,13 +199,15 @@ def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool 
 
 
 @lowers(aten.index_copy.default)
-def index_copy(x: Array, dim: int, indices: Array, source: Array) -> Array:
+def index_copy(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
+    _require_rows(ctx, x, dim, indices)
     flat, rows, written = _by_dim(x, indices, source)
     return lax.reshape(write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
 
 
 @lowers(aten.index_reduce.default)
-def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True) -> Array:
+def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True, ctx: Context) -> Array:
+    _require_rows(ctx, x, dim, indices)
     flat, rows, written = _by_dim(x, indices, source)
     if x.size == 0 or written.size == 0:
         return x
@@ -199,7 +219,8 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
 
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
-def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | float | complex) -> Array:
+def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | float | complex, *, ctx: Context) -> Array:
+    _require_rows(ctx, x, dim, indices, from_end=True)
     if x.size == 0 or indices.size == 0:
         return x
     rank, dim = x.ndim, wrap(dim, x.ndim)
@@ -211,32 +232,40 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
 
 
 @lowers(aten.put.default)
-def put(x: Array, indices: Array, source: Array, accumulate: bool = False) -> Array:
+def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ctx: Context) -> Array:
     """Writes to the flattened tensor."""
+    require_flat(ctx, x, indices)
     rows = from_front(lax.reshape(indices, (indices.size,)), x.size)
     values = lax.reshape(source, (source.size,))
     return lax.reshape(write_slices(lax.reshape(x, (x.size,)), 0, rows, values, "sum" if accumulate else "set"), x.shape)
 
 
 @lowers(aten._index_put_impl.default)
-def index_put_impl(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False) -> Array:
-    return index_put(x, indices, values, accumulate)
+def index_put_impl(
+    x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False, *, ctx: Context
+) -> Array:
+    return index_put(x, indices, values, accumulate, ctx=ctx)
 
 
-@lowers(aten.index_put.default, aten._unsafe_index_put.default)
-def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+@lowers(aten.index_put.default)
+def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, *, ctx: Context) -> Array:
     """x[indices] = values, or += with `accumulate`.
 
     Raises: UnsupportedOp for a mask beside other indices.
     """
-    values = convert(values, x.dtype)
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
-    if x.size == 0:
-        return x
     if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in given):
         if len(given) > 1:
             raise UnsupportedOp("index_put with a mask beside other indices: how many elements it writes depends on data")
-        return _masked_put(x, *given[0], values, accumulate)
+        return _masked_put(x, *given[0], convert(values, x.dtype), accumulate, ctx) if x.size else x
+    require_indices(ctx, x, indices, Picks.of(x, indices))
+    return unsafe_index_put(x, indices, values, accumulate)
+
+
+@lowers(aten._unsafe_index_put.default)
+def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    if x.size == 0:
+        return x
     picks = Picks.of(x, indices)
     target = picks.result_shape(x)
     if 0 in target:
@@ -244,7 +273,7 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=picks.window_dims(x.ndim), inserted_window_dims=picks.dims, scatter_dims_to_operand_dims=picks.dims
     )
-    return _scatter(x, picks.coordinates, _fit(values, target), numbers, "sum" if accumulate else "set")
+    return _scatter(x, picks.coordinates, _fit(convert(values, x.dtype), target), numbers, "sum" if accumulate else "set")
 
 
 def _fit(values: Array, shape: tuple[int, ...]) -> Array:
@@ -254,7 +283,7 @@ def _fit(values: Array, shape: tuple[int, ...]) -> Array:
     return expand(values, shape)
 
 
-def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool) -> Array:
+def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool, ctx: Context) -> Array:
     """x[:, mask] = values, with `dim` dimensions before the mask."""
     mask = convert(mask, np.dtype(np.bool_))
     after = x.ndim - dim - mask.ndim
@@ -267,6 +296,9 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
         placed = expand(lax.reshape(values, (*shape[:dim], *[1] * mask.ndim, *shape[dim + 1 :])), x.shape)
     else:
         # The n-th True place gets the n-th slice.
+        places = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
+        message = f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
+        ctx.require(lax.eq(places, np.int64(extent)), RuntimeError, message)
         values = _fit(values, (*x.shape[:dim], extent, *x.shape[dim + mask.ndim :]))
         placed = take_along(values, dim, ordinals(mask))
     if accumulate:
@@ -291,7 +323,7 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> A
 def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[Array | None], values: Array) -> Array:
     """index_put with accumulate of the values where the mask is True. Indices under a False mask may be out of range."""
     values = lax.select(expand(mask, values.shape), values, lax.full_like(values, 0))
-    return index_put(x, indices, values, accumulate=True)
+    return unsafe_index_put(x, indices, values, accumulate=True)
 
 
 @lowers(aten.nonzero_static.default)

@@ -9,9 +9,11 @@ import torch
 from jax import Array, lax
 
 from .. import dtypes
+from ..context import Context
 from ..dimensions import slice_dim, wrap
 from ..promotion import convert, expand, result_type
 from ..registry import lowers
+from .bounds import require_index
 from .indexing import gather, take_along
 from .reductions import first_place, is_nan, keep
 
@@ -211,7 +213,7 @@ def _search(sequence: Array, values: Array, right: bool) -> Array:
 
 
 @lowers(aten.searchsorted.Tensor)
-def searchsorted(
+def checked_searchsorted(
     sorted_sequence: Array,
     x: Array,
     *,
@@ -219,12 +221,20 @@ def searchsorted(
     right: bool = False,
     side: str | None = None,
     sorter: Array | None = None,
+    ctx: Context,
 ) -> Array:
     """Where x would be inserted in each row of a sorted sequence (or of one that `sorter` sorts), left or right of equal elements."""
+    if sorter is not None:
+        message = "torch.searchsorted(): sorter index out of range"
+        require_index(ctx, sorter, sorted_sequence.shape[-1], RuntimeError, message, ctx.node.kwargs.get("sorter"))
+        sorted_sequence = gather(sorted_sequence, -1, sorter)
+    return searchsorted(sorted_sequence, x, out_int32=out_int32, right=side == "right" if side is not None else right)
+
+
+def searchsorted(sorted_sequence: Array, x: Array, *, out_int32: bool = False, right: bool = False) -> Array:
+    """For x whose leading dimensions are those of the sequence, or any x beside a sequence of one dimension."""
     out = _INT32 if out_int32 else _INT64
     dtype = result_type([sorted_sequence, x])
-    if sorter is not None:
-        sorted_sequence = gather(sorted_sequence, -1, sorter)
     length = sorted_sequence.shape[-1]
     if x.size == 0 or length == 0:
         return lax.full(x.shape, 0, out)
@@ -232,7 +242,7 @@ def searchsorted(
     found = _search(
         convert(lax.reshape(sorted_sequence, (rows, length)), dtype),
         convert(lax.reshape(x, (rows, x.size // rows)), dtype),
-        side == "right" if side is not None else right,
+        right,
     )
     return convert(lax.reshape(found, x.shape), out)
 
@@ -246,9 +256,10 @@ def searchsorted_scalar(
     right: bool = False,
     side: str | None = None,
     sorter: Array | None = None,
+    ctx: Context,
 ) -> Array:
     value = convert(x, result_type([sorted_sequence, x]))
-    return searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter)
+    return checked_searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter, ctx=ctx)
 
 
 @lowers(aten.bucketize.Tensor)
@@ -258,4 +269,4 @@ def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bo
 
 @lowers(aten.bucketize.Scalar)
 def bucketize_scalar(x: int | float, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    return searchsorted_scalar(boundaries, x, out_int32=out_int32, right=right)
+    return searchsorted(boundaries, convert(x, result_type([boundaries, x])), out_int32=out_int32, right=right)

@@ -47,6 +47,11 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
     ),
     "nll_loss": (functional.nll_loss, (X, T(3, -100, 0)), [(X, T(4, 0, 0)), (X, T(0, -1, 0))]),
     "cross_entropy": (functional.cross_entropy, (X, T(3, -100, 0)), [(X, T(4, 0, 0)), (X, T(0, -1, 0))]),
+    "max_unpool": (
+        lambda x, i: functional.max_unpool2d(x[None, None, :1, :2], i.reshape(1, 1, 1, 2), 2),
+        (X, T(5, 1)),
+        [(X, T(8, 0)), (X, T(-1, 0))],
+    ),
     "one_hot": (lambda x: functional.one_hot(x, 5), (T(4, 0),), [(T(5, 0),), (T(-1, 0),)]),
     "binary_cross_entropy": (
         functional.binary_cross_entropy,

@@ -56,6 +56,20 @@ def test_max_pool_dtypes(dtype: torch.dtype) -> None:
     check(function, (torch.randn(2, 3, 7, 8) * 20).to(dtype), calls=1)
 
 
+def test_unpooling() -> None:
+    x, indices = F.max_pool2d(torch.randn(2, 3, 6, 8).double(), 2, return_indices=True)
+    y, places = F.max_pool3d(torch.randn(2, 4, 6, 8), 2, return_indices=True)
+    check_gradients(
+        lambda x, y, indices, places: (
+            (F.max_unpool2d(x, indices, 2), F.max_unpool2d(x[0], indices[0], 2, output_size=(7, 9)), F.max_unpool3d(y, places, 2)),
+            F.max_unpool1d(x[0], indices[0] % 8, 2),
+        ),
+        x,
+        y,
+        constants=[indices, places],
+    )
+
+
 AVERAGES = {
     "overlapping": lambda x: F.avg_pool2d(x, 3, 2, 1),
     "ceil_mode": lambda x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True),

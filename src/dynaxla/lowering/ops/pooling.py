@@ -17,6 +17,8 @@ from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
 from ..registry import lowers
+from .bounds import argument, require_index
+from .scattering import write_elements
 from .windows import Windows
 
 aten = torch.ops.aten
@@ -235,6 +237,25 @@ def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array
 @lowers(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
     return scatter_maxima(grad, x, indices, 3)
+
+
+@lowers(aten.max_unpool3d.default)
+def max_unpool3d(x: Array, indices: Array, output_size: Sizes, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
+    return max_unpool2d(x, indices, output_size, ctx=ctx)
+
+
+@lowers(aten.max_unpool2d.default)
+def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) -> Array:
+    """Zeros, and each value at the flat position of the last dimensions that its index names."""
+    count, shape = len(output_size), ctx.output.shape
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype)
+    places = math.prod(output_size)
+    message = f"Found an invalid max index (output volumes are of size {'x'.join(map(str, output_size))})"
+    require_index(ctx, indices, places, RuntimeError, message, argument(ctx, 1))
+    rows, columns = math.prod(x.shape[:-count]), math.prod(x.shape[-count:])
+    values, chosen = (lax.reshape(array, (rows, columns)) for array in (x, indices))
+    return lax.reshape(write_elements(lax.full((rows, places), 0, x.dtype), 1, chosen, values, "set"), shape)
 
 
 # --- average pooling

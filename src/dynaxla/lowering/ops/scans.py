@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from ...errors import UnsupportedOp
 from .. import dtypes
-from ..dimensions import wrap
+from ..dimensions import move, wrap
 from ..dtypes import DType
-from ..promotion import convert
+from ..promotion import convert, full_like
 from ..registry import lowers
 
 aten = torch.ops.aten
@@ -36,12 +35,31 @@ def cumprod(x: Array, dim: int, *, dtype: DType | None = None) -> Array:
     return _scan(x, dim, dtype or dtypes.widen_integers(x.dtype), lax.cumprod)
 
 
+def _log_add_exp(x: Array, y: Array) -> Array:
+    """log(exp(x) + exp(y)) of complex numbers. Source: ATen native/cpu/LogAddExp.h: the larger real part gives the branch."""
+    is_less = lax.lt(lax.real(x), lax.real(y))
+    low, high = lax.select(is_less, x, y), lax.select(is_less, y, x)
+    total = lax.add(lax.log1p(lax.exp(lax.sub(low, high))), high)
+    infinite = lax.bitwise_and(lax.eq(lax.real(x), lax.real(y)), lax.bitwise_not(lax.is_finite(lax.real(x))))
+    at_infinity = lax.select(lax.lt(lax.real(x), full_like(lax.real(x), 0)), low, lax.log(lax.add(lax.exp(low), lax.exp(high))))
+    total = lax.select(infinite, at_infinity, total)
+    return lax.select(lax.bitwise_or(lax.ne(x, x), lax.ne(y, y)), full_like(x, complex(np.nan, np.nan)), total)
+
+
+def _running_log_add_exp(x: Array, dim: int) -> Array:
+    """One element after the other: the branch of each logarithm depends on the order of additions."""
+
+    def step(total: Array, item: Array) -> tuple[Array, Array]:
+        total = _log_add_exp(item, total)
+        return total, total
+
+    items = move(x, dim, 0)
+    return move(lax.scan(step, full_like(items[0], -np.inf), items)[1], 0, dim)
+
+
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x: Array, dim: int) -> Array:
-    """Raises: UnsupportedOp for complex numbers: the branch of each logarithm depends on the order of additions."""
-    if dtypes.is_complex(x.dtype):
-        raise UnsupportedOp("logcumsumexp of complex numbers")
-    return _scan(x, dim, x.dtype, lax.cumlogsumexp)
+    return _scan(x, dim, x.dtype, _running_log_add_exp if dtypes.is_complex(x.dtype) else lax.cumlogsumexp)
 
 
 def _running(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Array, Array]:

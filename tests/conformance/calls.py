@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _numbers = itertools.count()
+_PATH = "<conformance"
 _DTYPE = re.compile(r"\btorch\.(bfloat16|float16|float32|complex32|complex64)\b")
 _PLAIN = (int, bool, str, type(None), type(Ellipsis), slice, torch.dtype, torch.memory_format, torch.layout)
 
@@ -80,10 +81,15 @@ def joined(calls: Sequence[Call]) -> Callable[..., Any]:
 def _function(tensors: int, text: str, scope: dict[str, Any]) -> Callable[..., Any]:
     """It has a file of its own: TorchDynamo remembers by place which sizes have changed."""
     source = f"def call({', '.join(f't{index}' for index in range(tensors))}):\n    return {text}\n"
-    path = f"<conformance {next(_numbers)}>"
+    path = f"{_PATH} {next(_numbers)}>"
     linecache.cache[path] = (len(source), None, source.splitlines(keepends=True), path)
     exec(compile(source, path, "exec"), scope)
     return scope["call"]
+
+
+def forget_sources() -> None:
+    for path in [path for path in linecache.cache if path.startswith(_PATH)]:
+        del linecache.cache[path]
 
 
 def describe(tensor: torch.Tensor) -> str:

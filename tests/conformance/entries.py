@@ -69,7 +69,7 @@ class Trial:
     """One call to be compared.
 
     Attributes: process: what of the result can be differentiated, the whole if None; unique: what of the result, given it and the first
-    argument, is unique, the whole if None.
+    argument, is unique, the whole if None; number: its place among the case's calls.
     """
 
     call: Call
@@ -77,6 +77,7 @@ class Trial:
     differentiate: bool = False
     process: Callable[[Any], Any] | None = None
     unique: Callable[[Any, torch.Tensor], list[torch.Tensor]] | None = None
+    number: int = 0
 
 
 @functools.cache
@@ -111,6 +112,12 @@ def _exists(info: Any, dtype: torch.dtype, kind: str, first: bool) -> bool:
 
 def trials(case: Case) -> Iterator[Trial]:
     """The calls of a case, made as they are asked for. Raises: what the database raises."""
+    for number, trial in enumerate(_trials(case)):
+        trial.number = number
+        yield trial
+
+
+def _trials(case: Case) -> Iterator[Trial]:
     if case.database == "module_db":
         return _module_error_trials(case) if case.kind == "error_inputs" else _module_trials(case)
     if case.kind == "error_inputs":
@@ -142,15 +149,26 @@ def _out_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
     """out= tensors full of other numbers: as eager would make them, with gaps, and without elements. The first sample gets them all."""
     makers = (torch.empty_like, noncontiguous_like, lambda result: result.new_empty(0))
     for index, sample in enumerate(samples):
-        with torch.no_grad():
-            torch.manual_seed(0)
-            result = case.info.op(sample.input, *sample.args, **sample.kwargs)
+        result = _eager_result(case, sample)
+        if result is None:  # eager will raise again
+            yield _trial(case, sample)
+            continue
         results = [result] if isinstance(result, torch.Tensor) else list(result)
         for maker in makers if index == 0 else makers[index % 3 : index % 3 + 1]:
             made = [maker(item).fill_(1) for item in results]
             out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
             kwargs = sample.kwargs | {"out": out}
             yield _trial(case, SampleInput(sample.input, args=sample.args, kwargs=kwargs))
+
+
+def _eager_result(case: Case, sample: SampleInput) -> Any:
+    """None where eager raises."""
+    torch.manual_seed(0)
+    try:
+        with torch.no_grad():
+            return case.info.op(sample.input, *sample.args, **sample.kwargs)
+    except Exception:
+        return None
 
 
 def has_strides(sample: SampleInput) -> bool:

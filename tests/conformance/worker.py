@@ -17,7 +17,7 @@ import jax
 import torch
 from torch._dynamo import guards
 
-from . import judge, observed
+from . import calls, judge, observed
 from .entries import Case, Trial, tolerance_of, trials, uninitialised
 from .trial import Runner, quiet
 
@@ -28,9 +28,8 @@ def run_case(case: Case, max_samples: int | None = None, together: int = 1, prog
     """Counts and the first failure of each label.
 
     together: how many calls may be compiled as one function.
-
-    passed, skipped (by reason), failed (by label), notes (of passed calls); failures: label -> first call and message;
-    executed, fallback: the ATen ops that XLA ran, and those that torch's kernels ran for want of a lowering.
+    Result: passed; skipped (by reason), failed (by label), notes (on passed calls): counts; examples: label -> first call and message;
+    executed, fallback: the ATen ops that XLA ran, and those that torch's kernels ran for want of a lowering; complete: all samples ran.
     """
     started = time.perf_counter()
     torch._dynamo.reset()
@@ -45,10 +44,10 @@ def run_case(case: Case, max_samples: int | None = None, together: int = 1, prog
 
     runner = Runner(tolerance, uninitialised=uninitialised(case))
     database = _Database(itertools.islice(trials(case), max_samples), progress)
-    for index, (trial, outcome) in enumerate(runner.outcomes(database, together)):
+    for trial, outcome in runner.outcomes(database, together):
         verdicts[outcome.verdict, outcome.label] += 1
         if outcome.verdict != "pass" and outcome.label not in examples:
-            examples[outcome.label] = {"sample": f"{index}: {trial.call.describe()[:400]}", "message": outcome.text}
+            examples[outcome.label] = {"sample": f"{trial.number}: {trial.call.describe()[:400]}", "message": outcome.text}
     if database.error:
         label = f"the database raises {type(database.error).__name__}"
         verdicts["skip", label] = 1
@@ -76,16 +75,12 @@ class _Database:
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Trial]:
-        for index in itertools.count():
-            try:
-                trial = next(self.trials)
-            except StopIteration:
-                return
-            except Exception as error:
-                self.error = error
-                return
-            self.progress(index)
-            yield trial
+        try:
+            for trial in self.trials:
+                self.progress(trial.number)
+                yield trial
+        except Exception as error:
+            self.error = error
 
 
 def prepare() -> None:
@@ -101,6 +96,7 @@ def clean() -> None:
     """Let go of everything compiled."""
     torch._dynamo.reset()
     jax.clear_caches()
+    calls.forget_sources()
     gc.collect()
 
 
@@ -115,9 +111,7 @@ def main() -> None:
     send({"ready": True})
     for line in sys.stdin:
         request = json.loads(line)
-        case = Case(*request["case"])
-        with torch._dynamo.config.patch(recompile_limit=1 << 30, accumulated_recompile_limit=1 << 30):
-            result = run_case(case, request["max_samples"], request["together"], lambda index: send({"sample": index}))
+        result = run_case(Case(*request["case"]), request["max_samples"], request["together"], lambda index: send({"sample": index}))
         clean()
         send(result | {"kilobytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss})
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from functorch.compile import min_cut_rematerialization_partition
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
 
 from .capture.decompositions import decompositions
+from .capture.partition import partition
 from .capture.signature import check_tensor
 from .config import Options
 from .errors import DynaxlaError
@@ -69,7 +69,7 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=partition,
         decompositions=decompositions(platform),
     )
     try:

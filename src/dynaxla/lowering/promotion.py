@@ -104,6 +104,9 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
         if dtypes.is_float(operand.dtype) and dtypes.is_integer(dtype) and np.dtype(dtype).itemsize < 4:
             # ATen's casts of floats to narrow integers wrap (-1.0 is 255 as uint8); XLA's saturate.
             operand = lax.convert_element_type(operand, np.int32)
+        if dtypes.is_bool(operand.dtype) and dtypes.is_inexact(dtype):
+            # XLA would make a selection of x times a converted bool, and inf * 0 must be nan.
+            return lax.select(operand, full_like(operand, 1, dtype), full_like(operand, 0, dtype))
         return lax.convert_element_type(operand, dtype)
     return lax.full((), number(operand, dtype))
 
@@ -122,9 +125,9 @@ def number(value: Any, dtype: DType) -> Any:
         return array.astype(dtype)[()]
 
 
-def full_like(array: jax.Array, value: Any) -> jax.Array:
+def full_like(array: jax.Array, value: Any, dtype: DType | None = None) -> jax.Array:
     """An array like `array` that holds one number everywhere; cheaper to trace than `lax.full_like`."""
-    return lax.broadcast_in_dim(number(value, array.dtype), array.shape, ())
+    return lax.broadcast_in_dim(number(value, dtype or array.dtype), array.shape, ())
 
 
 def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compare import check
+from gradients import check_gradients
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
@@ -198,3 +199,8 @@ def test_views_as_other_dtypes() -> None:
         z,
         z.real > 0,
     )
+    check(lambda z: z.view(torch.int64) + 1, torch.tensor(1 + 2j, dtype=torch.complex64))
+
+
+def test_gradient_of_a_tensor_times_a_complex_number() -> None:
+    check_gradients(lambda x, y: (x * 1j, y * (1 + 2j)), torch.randn(3), torch.randn(()))

@@ -423,6 +423,11 @@ def test_float_casts_to_narrow_integers_wrap() -> None:
     check(lambda x: [x.to(dtype) for dtype in INTEGERS] + [x.double().to(torch.uint8), x.half().to(torch.int8)], x)
 
 
+def test_infinity_times_false_is_nan() -> None:
+    x, mask = torch.tensor([float("inf"), float("nan"), 1.0, 2.0]), torch.tensor([False, False, False, True])
+    check(lambda x, mask: (x * mask, mask * x, x * mask.float(), (x * mask.double()).sum(), x * (x < 5)), x, mask)
+
+
 def test_dynamic_sizes() -> None:
     def function(x: torch.Tensor) -> Any:
         return x * x.shape[0], x / x.shape[1], torch.pow(x, x.shape[0]), torch.clamp(x, max=x.shape[0])

@@ -1,0 +1,24 @@
+"""What the backward graph gets from the forward graph."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+def changed_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(y)
+    return y * 2
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+def test_gradient_of_an_input_that_is_changed() -> None:
+    gradients = []
+    for function in (changed_input, torch.compile(changed_input, backend="dynaxla", fullgraph=True)):
+        leaves = [torch.tensor([-1.0, 2.0], requires_grad=True), torch.tensor([3.0, 0.5], requires_grad=True)]
+        x, y = leaves[0] * 1, leaves[1] * 1
+        result = function(x, y)
+        torch.autograd.backward([result, x], [torch.ones(2), torch.full((2,), 3.0)])
+        gradients.append([leaf.grad for leaf in leaves])
+    for theirs, mine in zip(*gradients, strict=True):
+        torch.testing.assert_close(mine, theirs)

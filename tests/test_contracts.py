@@ -317,3 +317,10 @@ def test_gradients_of_any_layout(gradient: str) -> None:
         compiled(mine).backward(grad)
         (theirs.t().exp().t() + theirs.view(4, 6)).backward(grad)
         assert_equal(mine.grad, theirs.grad)
+
+
+def test_outputs_on_the_same_memory_are_tensors_of_their_own() -> None:
+    compiled = torch.compile(lambda x: ((y := x * 2), y.expand_as(y), y.view(3, 4)), backend="dynaxla", fullgraph=True)
+    first, second, third = compiled(torch.randn(3, 4))
+    assert len({id(tensor) for tensor in (first, second, third)}) == 3
+    assert first.data_ptr() == second.data_ptr() == third.data_ptr()

@@ -294,7 +294,13 @@ class Specialised:
         """How to make the graph's outputs of the program's buffers and the inputs."""
         buffer_specs = [_BufferView(buffer) for buffer in self.buffers]
         index_of = {position: index for index, position in enumerate(self.positions)}
-        makers = [_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device) for output in self.outputs]
+        given: set[int] = set()
+        makers = []
+        for output in self.outputs:
+            again = isinstance(output, FromBuffer) and output.buffer in given
+            makers.append(_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device, again))
+            if isinstance(output, FromBuffer):
+                given.add(output.buffer)
 
         def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
             return [make(buffers, tensors) for make in makers]
@@ -326,6 +332,7 @@ def _maker(
     numbers: dict[torch.fx.Node, Any],
     specs: dict[int, TensorSpec],
     device: torch.device,
+    again: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
@@ -339,15 +346,19 @@ def _maker(
             return lambda _, tensors: tensors[index]
         shape, stride, offset, source = output.shape, output.stride, output.offset, specs[output.position]
         return lambda _, tensors: transfer.reinterpret(_laid_out(tensors[index], source), shape, stride, offset)
-    make = _buffer_maker(output, buffers[output.buffer])
+    make = _buffer_maker(output, buffers[output.buffer], again)
     if output.device.type == device.type:
         return make
     return lambda results, tensors: make(results, tensors).to(output.device)
 
 
-def _buffer_maker(output: FromBuffer, view: _BufferView) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
+def _buffer_maker(
+    output: FromBuffer, view: _BufferView, again: bool
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
+    """again: whether an earlier output is the buffer's own tensor; this one is then another tensor on the same memory."""
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
-    if view.whole == (shape, stride) and offset == 0 and view.dtype == dtype and not output.is_conj and not output.is_neg:
+    is_whole = view.whole == (shape, stride) and offset == 0 and view.dtype == dtype and not output.is_conj and not output.is_neg
+    if is_whole and not again:
         return lambda buffers, _: buffers[index]
 
     def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:

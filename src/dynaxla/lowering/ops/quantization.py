@@ -1,0 +1,292 @@
+"""Fake quantization, as in quantization-aware training, and products of quantized matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..promotion import convert, full_like, number
+from ..registry import lowers
+from .matmul import contract
+
+aten = torch.ops.aten
+
+_FLOAT32, _FLOAT64, _INT32 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32)
+
+
+def _round(x: Array) -> Array:
+    return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
+
+
+def _like(value: Any, x: Array, axis: int | None = None) -> Array:
+    """A number, a tensor with one element, or with an axis one value for each index of it: as an array like x."""
+    if not isinstance(value, Array):
+        return full_like(x, value)
+    value = convert(value, x.dtype)
+    return lax.broadcast_in_dim(lax.reshape(value, ()) if axis is None else value, x.shape, () if axis is None else (axis,))
+
+
+def _inverse(scale: Any) -> Any:
+    """1 / scale, in float32 whatever the tensor's dtype."""
+    if not isinstance(scale, Array):
+        return np.float32(1) / np.float32(scale)
+    return lax.div(number(1, _FLOAT32), convert(scale, _FLOAT32))
+
+
+def _clamped(steps: Array, quant_min: int, quant_max: int) -> tuple[Array, Array]:
+    """The number of steps within bounds (the lower one for NaN), and where it was."""
+    low, high = number(quant_min, steps.dtype), number(quant_max, steps.dtype)
+    inside = lax.bitwise_and(lax.ge(steps, low), lax.le(steps, high))
+    bounded = lax.min(lax.max(steps, low), high)
+    return lax.select(lax.ne(steps, steps), full_like(steps, quant_min), bounded), inside
+
+
+def _fake_quantized(
+    x: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int, axis: int | None = None, together: bool = False
+) -> tuple[Array, Array]:
+    """x rounded to a multiple of scale that is in bounds, and where it was in bounds before.
+
+    together: whether the zero point is added before rounding. scale, zero_point: numbers or arrays, as `_like` takes them.
+    """
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    zero = _like(zero_point, wide, axis)
+    steps = lax.mul(wide, _like(_inverse(scale), wide, axis))
+    steps = _round(lax.add(zero, steps)) if together else lax.add(zero, _round(steps))
+    bounded, inside = _clamped(steps, quant_min, quant_max)
+    # The kernel for whole tensors multiplies in float32, that for channels in the dtype of x.
+    moved = lax.sub(bounded, zero) if axis is not None else convert(lax.sub(bounded, zero), _FLOAT32)
+    return convert(lax.mul(moved, _like(scale, moved, axis)), x.dtype), inside
+
+
+@lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
+def fake_quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
+    return _fake_quantized(x, scale, zero_point, quant_min, quant_max)
+
+
+@lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
+def fake_quantize_per_tensor_qparams(
+    x: Array, scale: Array, zero_point: Array, fake_quant_enabled: Array, quant_min: int, quant_max: int
+) -> tuple[Array, Array]:
+    """Dtype of the zero point: any; its whole part counts."""
+    out, inside = _fake_quantized(x, scale, convert(zero_point, _INT32), quant_min, quant_max)
+    return _if_enabled(fake_quant_enabled, out, inside, x)
+
+
+def _if_enabled(enabled: Array, out: Array, inside: Array, x: Array) -> tuple[Array, Array]:
+    enabled = lax.reshape(lax.ne(convert(enabled, _INT32), np.int32(0)), ())
+    return lax.select(enabled, out, x), lax.bitwise_or(inside, lax.broadcast_in_dim(lax.bitwise_not(enabled), x.shape, ()))
+
+
+@lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
+def fake_quantize_per_channel(
+    x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, *, ctx: Context
+) -> tuple[Array, Array]:
+    together = dtypes.is_float(zero_point.dtype)
+    if not together:
+        within = lax.bitwise_and(lax.ge(zero_point, full_like(zero_point, quant_min)), lax.le(zero_point, full_like(zero_point, quant_max)))
+        ctx.require(within, RuntimeError, "`zero_point` must be between `quant_min` and `quant_max`.")
+    return _fake_quantized(x, scale, zero_point, quant_min, quant_max, axis, together)
+
+
+def _whole_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Array:
+    return lax.min(lax.max(_round(convert(zero_point, _FLOAT32)), np.float32(quant_min)), np.float32(quant_max))
+
+
+@lowers(aten._fake_quantize_learnable_per_tensor_affine.default)
+def fake_quantize_learnable_per_tensor(
+    x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
+) -> Array:
+    return _fake_quantized(x, scale, _whole_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max)[0]
+
+
+@lowers(aten._fake_quantize_learnable_per_channel_affine.default)
+def fake_quantize_learnable_per_channel(
+    x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
+) -> Array:
+    return _fake_quantized(x, scale, _whole_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max, axis)[0]
+
+
+def _learnable_gradients(
+    grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float, axis: int | None
+) -> tuple[Array, Array, Array]:
+    """Gradients of x, and not yet summed, of scale and zero point; all float32. zero_point: a whole number, as float32."""
+    grad, x = convert(grad, _FLOAT32), convert(x, _FLOAT32)
+    zero, step, inverse = (_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
+    steps = _round(lax.add(zero, lax.mul(x, inverse)))
+    bounded, inside = _clamped(steps, quant_min, quant_max)
+    nothing, factor = full_like(x, 0), full_like(x, grad_factor)
+    error = lax.mul(lax.sub(lax.mul(lax.sub(bounded, zero), step), x), inverse)
+    of_scale = lax.mul(lax.mul(grad, lax.select(inside, error, lax.sub(bounded, zero))), factor)
+    of_zero = lax.select(inside, nothing, lax.mul(lax.mul(lax.neg(grad), step), factor))
+    return lax.mul(grad, convert(inside, _FLOAT32)), of_scale, of_zero
+
+
+@lowers(aten._fake_quantize_learnable_per_tensor_affine_backward.default)
+def fake_quantize_learnable_per_tensor_backward(
+    grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
+) -> tuple[Array, Array, Array]:
+    if x.size == 0:
+        return x, scale, zero_point
+    # Unlike the other direction: half is added, and the rest cut off.
+    half_up = lax.add(convert(zero_point, _FLOAT32), np.float32(0.5))
+    bounded = lax.min(lax.max(half_up, np.float32(quant_min)), np.float32(quant_max))
+    whole = convert(convert(bounded, _INT32), _FLOAT32)
+    of_x, *others = _learnable_gradients(grad, x, scale, whole, quant_min, quant_max, grad_factor, None)
+    of_scale, of_zero = (lax.reshape(lax.reduce_sum(value, range(x.ndim)), (1,)) for value in others)
+    return of_x, of_scale, of_zero
+
+
+@lowers(aten._fake_quantize_learnable_per_channel_affine_backward.default)
+def fake_quantize_learnable_per_channel_backward(
+    grad: Array, x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
+) -> tuple[Array, Array, Array]:
+    if x.size == 0:
+        return x, scale, zero_point
+    whole = _whole_zero_point(zero_point, quant_min, quant_max)
+    of_x, *others = _learnable_gradients(grad, x, scale, whole, quant_min, quant_max, grad_factor, axis)
+    of_scale, of_zero = (lax.reduce_sum(value, [dim for dim in range(x.ndim) if dim != axis]) for value in others)
+    return of_x, of_scale, of_zero
+
+
+# Observing and quantizing at once
+
+# Source: ATen native/quantized/cpu/QuantUtils.h
+_SMALL_SCALE = 6.1e-5
+
+
+def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric: bool, ctx: Context) -> tuple[Array, Array]:
+    """Scale (float32) and zero point (int32) so that the whole range from low to high, and exactly 0, can be represented.
+
+    Source: ATen native/quantized/cpu/QuantUtils.h, ChooseQuantizationParams. The kernel for GPUs does not cut off small scales.
+    """
+    zero = full_like(low, 0)
+    both_sides = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
+    span = quant_max - quant_min
+    if symmetric:
+        most_low, most_high = -(span // 2 + 1), span // 2
+        ratio = lax.max(lax.abs(lax.div(low, full_like(low, most_low))), lax.abs(lax.div(high, full_like(high, most_high))))
+        ratio = convert(ratio, _FLOAT64)
+        low = lax.select(both_sides, convert(lax.mul(ratio, number(most_low, _FLOAT64)), _FLOAT32), low)
+        high = lax.select(both_sides, convert(lax.mul(ratio, number(most_high, _FLOAT64)), _FLOAT32), high)
+    low, high = lax.min(low, zero), lax.max(high, zero)
+    scale = lax.div(lax.sub(convert(high, _FLOAT64), convert(low, _FLOAT64)), full_like(convert(low, _FLOAT64), span))
+    single = convert(scale, _FLOAT32)
+    useless = lax.bitwise_or(lax.eq(single, zero), lax.eq(lax.div(full_like(single, 1), single), full_like(single, math.inf)))
+    scale = lax.select(useless, full_like(scale, 0.1), scale)
+    if ctx.platform == "cpu":
+        small = lax.lt(scale, full_like(scale, _SMALL_SCALE))
+        amplifier = lax.div(full_like(single, _SMALL_SCALE), convert(scale, _FLOAT32))
+        widened_low = lax.select(lax.eq(high, zero), full_like(low, -_SMALL_SCALE * span), lax.mul(low, amplifier))
+        widened_high = lax.select(lax.eq(low, zero), full_like(high, _SMALL_SCALE * span), lax.mul(high, amplifier))
+        low, high = lax.select(small, widened_low, low), lax.select(small, widened_high, high)
+        scale = lax.max(scale, full_like(scale, _SMALL_SCALE))
+    else:
+        scale = convert(convert(scale, _FLOAT32), _FLOAT64)
+    low_steps, high_steps = lax.div(convert(low, _FLOAT64), scale), lax.div(convert(high, _FLOAT64), scale)
+    low_error = lax.sub(full_like(scale, abs(quant_min)), lax.abs(low_steps))
+    high_error = lax.sub(full_like(scale, abs(quant_max)), lax.abs(high_steps))
+    from_low, from_high = lax.sub(full_like(scale, quant_min), low_steps), lax.sub(full_like(scale, quant_max), high_steps)
+    point = lax.select(lax.lt(low_error, high_error), from_low, from_high)
+    if symmetric:
+        both_sides = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
+        point = lax.select(both_sides, full_like(point, (quant_min + quant_max) / 2), point)
+    point = _round(lax.min(lax.max(point, full_like(point, quant_min)), full_like(point, quant_max)))
+    return convert(scale, _FLOAT32), convert(point, _INT32)
+
+
+@lowers(aten._fused_moving_avg_obs_fq_helper_functional.default)
+def fused_moving_average_observer(
+    x: Array,
+    observer_on: Array,
+    fake_quant_on: Array,
+    running_min: Array,
+    running_max: Array,
+    scale: Array,
+    zero_point: Array,
+    averaging_const: float,
+    quant_min: int,
+    quant_max: int,
+    ch_axis: int,
+    per_row_fake_quant: bool = False,
+    symmetric_quant: bool = False,
+    *,
+    ctx: Context,
+) -> tuple[Array, ...]:
+    """Moving averages of the extrema (per row if per_row_fake_quant) while observer_on; x quantized by them while fake_quant_on.
+
+    Returns: x or what is left of it, where it was in bounds, and the new running_min, running_max, scale, zero_point.
+    """
+    if per_row_fake_quant and (ch_axis != 0 or running_min.shape != x.shape[:1]):
+        raise UnsupportedOp("a fused observer of channels that are not the first dimension, or that it has not seen before")
+    if x.size == 0 or x.dtype != _FLOAT32:
+        raise UnsupportedOp(f"a fused observer of {x.dtype}{list(x.shape)}")
+    rows = lax.reshape(x, (x.shape[0], x.size // x.shape[0]) if per_row_fake_quant else (1, x.size))
+    observing, quantizing = (lax.reshape(lax.ne(convert(flag, _INT32), np.int32(0)), ()) for flag in (observer_on, fake_quant_on))
+
+    def moved(running: Array, current: Array) -> Array:
+        current = lax.reshape(current, running.shape)
+        step = lax.mul(full_like(running, averaging_const), lax.sub(current, running))
+        new = lax.select(lax.eq(lax.abs(running), full_like(running, math.inf)), current, lax.add(running, step))
+        return lax.select(observing, new, running)
+
+    running_min, running_max = moved(running_min, lax.reduce_min(rows, (1,))), moved(running_max, lax.reduce_max(rows, (1,)))
+    ordered = lax.bitwise_or(lax.le(running_min, running_max), lax.broadcast_in_dim(lax.bitwise_not(quantizing), running_min.shape, ()))
+    ctx.require(ordered, RuntimeError, "In ChooseQuantizationParams, min should be less than or equal to max")
+    new_scale, new_zero = _qparams(running_min, running_max, quant_min, quant_max, symmetric_quant, ctx)
+    scale = lax.select(quantizing, convert(lax.reshape(new_scale, scale.shape), scale.dtype), scale)
+    zero_point = lax.select(quantizing, convert(lax.reshape(new_zero, zero_point.shape), zero_point.dtype), zero_point)
+    out, inside = _fake_quantized(x, scale, zero_point, quant_min, quant_max, 0 if per_row_fake_quant else None)
+    out, inside = _if_enabled(fake_quant_on, out, inside, x)
+    return out, inside, running_min, running_max, scale, zero_point
+
+
+# Products
+
+
+@lowers(aten._weight_int8pack_mm.default)
+def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) -> Array:
+    """x (rows, k) @ weight (columns, k) transposed, of int8, times each column's scale."""
+    out = contract(x, convert(weight, x.dtype), ((1,), (1,)), ctx)
+    return convert(lax.mul(out, lax.broadcast_in_dim(convert(scales, out.dtype), out.shape, (1,))), x.dtype)
+
+
+def _scale_dims(scale: Array, shape: Sequence[int], dim: int) -> Array:
+    """A scale of the whole matrix, or of each index of `dim`, like the product."""
+    if scale.dtype == _FLOAT32 and scale.size == 1:
+        return lax.broadcast_in_dim(lax.reshape(scale, ()), shape, ())
+    if scale.dtype == _FLOAT32 and scale.ndim == 2 and scale.shape[dim] == shape[dim] and scale.size == shape[dim]:
+        return lax.broadcast_in_dim(lax.reshape(scale, (scale.size,)), shape, (dim,))
+    raise UnsupportedOp(f"_scaled_mm with a scale {scale.dtype}{list(scale.shape)} for each block")
+
+
+@lowers(aten._scaled_mm.default)
+def scaled_mm(
+    x: Array,
+    y: Array,
+    scale_a: Array,
+    scale_b: Array,
+    bias: Array | None = None,
+    scale_result: Array | None = None,
+    out_dtype: DType | None = None,
+    use_fast_accum: bool = False,
+    *,
+    ctx: Context,
+) -> Array:
+    """x @ y, matrices of float8, times their scales."""
+    out = ctx.output
+    if out.jax_dtype.itemsize == 1:
+        raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")
+    product = contract(convert(x, _FLOAT32), convert(y, _FLOAT32), ((1,), (0,)), ctx)
+    product = lax.mul(lax.mul(product, _scale_dims(scale_a, out.shape, 0)), _scale_dims(scale_b, out.shape, 1))
+    if bias is not None:
+        product = lax.add(product, lax.broadcast_in_dim(convert(bias, _FLOAT32), out.shape, (1,)))
+    return convert(product, out.jax_dtype)

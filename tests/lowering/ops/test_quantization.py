@@ -1,0 +1,109 @@
+"""Fake quantization and products of quantized matrices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from single_op import check_op, run_op
+
+from dynaxla.errors import UnsupportedOp
+
+aten = torch.ops.aten
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INT32 = torch.int32
+
+
+def values(dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(3, 4, 5) * 3
+    x[0, 0] = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.05, -0.15])
+    return x.to(dtype)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_per_tensor(dtype: torch.dtype) -> None:
+    x = values(dtype).transpose(0, 2)
+    check_op(aten.fake_quantize_per_tensor_affine_cachemask.default, x, 0.1, 3, -10, 20)
+    scale, zero = torch.tensor([0.1]), torch.tensor([3], dtype=INT32)
+    op = aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default
+    for enabled in (0, 1):
+        check_op(op, x, scale, zero, torch.tensor([enabled]), -10, 20)
+    check_op(aten.fake_quantize_per_tensor_affine_cachemask.default, x[:0], 0.1, 3, -10, 20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_per_channel(dtype: torch.dtype) -> None:
+    x, op = values(dtype), aten.fake_quantize_per_channel_affine_cachemask.default
+    x[0, 0, 1] = 0  # inf as an integer, here on the way to one, is undefined in C++
+    scale = torch.rand(4) + 0.05
+    check_op(op, x, scale, torch.tensor([-3, 0, 4, 20], dtype=INT32), 1, -10, 20)
+    check_op(op, x, scale, torch.tensor([-3.4, 0, 4.5, 50.2]), 1, -10, 20)
+    with pytest.raises(RuntimeError, match="zero_point"):
+        run_op(op, x, scale, torch.tensor([-3, 0, 4, 21], dtype=INT32), 1, -10, 20)
+
+
+def test_learnable() -> None:
+    x = torch.randn(3, 4) * 5
+
+    def per_tensor(x, scale, zero):
+        return aten._fake_quantize_learnable_per_tensor_affine(x, scale, zero, -8, 7, 0.5)
+
+    def per_channel(x, scale, zero):
+        return aten._fake_quantize_learnable_per_channel_affine(x, scale, zero, 1, -8, 7, 0.5)
+
+    for zero in (1.4, 1.6, -20.0):
+        check_gradients(per_tensor, x, torch.tensor([0.4]), torch.tensor([zero]))
+    check_gradients(per_channel, x, torch.rand(4) + 0.1, torch.tensor([0.2, -1.6, 30.0, 2.5]))
+
+
+def test_functions() -> None:
+    def fake_quantized(x, scales, zero_points):
+        return (
+            torch.fake_quantize_per_tensor_affine(x, 0.1, 2, -8, 7),
+            torch.fake_quantize_per_tensor_affine(x, scales[:1], zero_points[:1], -8, 7),
+            torch.fake_quantize_per_channel_affine(x, scales, zero_points, 1, -8, 7),
+        )
+
+    check_gradients(fake_quantized, torch.randn(3, 4), constants=[torch.rand(4) + 0.1, torch.tensor([1, 0, -3, 2], dtype=INT32)])
+
+    def observed(x, running_min, running_max, scale, zero_point):
+        on = torch.ones(1, dtype=torch.int64)
+        return torch.fused_moving_avg_obs_fake_quant(x, on, on, running_min, running_max, scale, zero_point, 0.1, 0, 255, -1)
+
+    state = [torch.tensor([-1.0]), torch.tensor([2.0]), torch.ones(1), torch.zeros(1, dtype=INT32)]
+    check_gradients(observed, torch.randn(3, 4), constants=state)
+
+
+@pytest.mark.parametrize("symmetric", [False, True])
+def test_fused_observer(symmetric: bool) -> None:
+    op = aten._fused_moving_avg_obs_fq_helper_functional.default
+    bounds = [(-1.0, 1.5), (0.0, 0.0), (-2e-4, 1e-4), (0.5, 2.0)]
+    states = [(torch.tensor([low]), torch.tensor([high]), torch.tensor([0.3]), torch.tensor([2], dtype=INT32)) for low, high in bounds]
+    unseen = (torch.tensor([float("inf")]), torch.tensor([-float("inf")]), *states[0][2:])
+    rows = torch.tensor([-1.0, -2, -3]), torch.tensor([3.0, 0, 1]), torch.ones(3), torch.zeros(3, dtype=INT32)
+
+    def function(x, observe, quantize, states, rows):
+        whole = [op(x, observe, quantize, *state, 0.1, 0, 255, -1, False, symmetric) for state in states]
+        return [*whole, op(x, observe, quantize, *rows, 0.1, -128, 127, 0, True, symmetric)]
+
+    on, off = torch.tensor([1]), torch.tensor([0])
+    x = torch.randn(3, 4, 2)
+    for switches in ((on, on), (on, off), (off, on)):
+        check(function, x, *switches, states if switches[0] is off else [*states, unseen], rows, calls=1)
+    with pytest.raises(RuntimeError, match="min should be less than or equal to max"):
+        run_op(op, x, off, on, *unseen, 0.1, 0, 255, -1, False, symmetric)
+
+
+def test_products() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        weight = torch.randint(-128, 127, (8, 32)).to(torch.int8)
+        check_op(aten._weight_int8pack_mm.default, torch.randn(3, 32).to(dtype), weight, torch.rand(8).to(dtype))
+    x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
+    bias = torch.randn(48).bfloat16()
+    whole, each = (torch.tensor(0.5), torch.tensor(3.0)), (torch.rand(16, 1), torch.rand(1, 48))
+    check_op(aten._scaled_mm.default, x, y, *whole, None, None, torch.float32)
+    check_op(aten._scaled_mm.default, x, y, *whole, bias, None, torch.bfloat16)
+    check_op(aten._scaled_mm.default, x, y, *each, None, None, torch.bfloat16)
+    with pytest.raises(UnsupportedOp, match="a result of"):
+        run_op(aten._scaled_mm.default, x, y, *whole)

@@ -26,6 +26,11 @@ def _svd(result: Any, _: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any])
     return _singular(u, s, v.mH) if _argument(args, kwargs, 1, "compute_uv", True) else [u, s, v]
 
 
+def _lowrank(result: Any, *_: Any) -> list[Tensor]:
+    u, s, v = result
+    return _singular(u, s, v.mH)
+
+
 def _eigh(result: Any, *_: Any) -> list[Tensor]:
     values, vectors = result
     return [values, (vectors * values.unsqueeze(-2)) @ vectors.mH, vectors.mH @ vectors]
@@ -119,8 +124,10 @@ UNIQUE: dict[str, Unique] = {
     "min.reduction_with_dim": _picked(0),
     "mode": _picked(0),
     "nanmedian": _picked(0),
+    "pca_lowrank": _lowrank,
     "qr": _qr,
     "sort": _sort,
     "svd": _svd,
+    "svd_lowrank": _lowrank,
     "topk": _picked(1),
 }

@@ -133,7 +133,7 @@ def copy_tensors(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     storages: dict[int, torch.UntypedStorage] = {}
     copies = []
     for tensor in tensors:
-        if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor:
+        if tensor.layout is not torch.strided or type(tensor) is not torch.Tensor or tensor.device.type != "cpu":
             copied = copy.deepcopy(tensor) if tensor.layout is torch.strided else tensor.detach().clone()
             copies.append(copied.requires_grad_(tensor.requires_grad))
             continue

@@ -149,8 +149,8 @@ class Runner:
         if found is None:
             return Outcome("pass", note)
         if expected.random:
-            draws = [_compared(self._call(trial, None, seed)) for seed in range(randomness.DRAWS)]
-            return randomness.implausible(_compared(actual), draws) or Outcome("pass", "values not compared: random")
+            draws = [_drawn(trial, self._call(trial, None, seed)) for seed in range(randomness.DRAWS)]
+            return randomness.implausible(_drawn(trial, actual), draws) or Outcome("pass", "values not compared: random")
         return found
 
     def _values(self, trial: Trial, actual: Run, expected: Run, reference: Callable[[], Run | None]) -> tuple[judge.Difference | None, str]:
@@ -167,12 +167,8 @@ class Runner:
         found = judge.values(actual.result, expected.result, self.tolerance, of_reference(lambda run: run.result))
         note = ""
         if found is not None and trial.unique is not None:
-
-            def unique(run: Run) -> list[torch.Tensor]:
-                return trial.unique(run.result, run.inputs[0])
-
-            with torch.no_grad():
-                found = judge.values(unique(actual), unique(expected), self.tolerance, of_reference(unique))
+            unique = functools.partial(_unique, trial)
+            found = judge.values(unique(actual), unique(expected), self.tolerance, of_reference(unique))
             note = "compared in what of the results is unique"
         return found or judge.values(others(actual), others(expected), self.tolerance, of_reference(others), "input"), note
 
@@ -259,8 +255,15 @@ class Runner:
         return Outcome("fail", f"wrong {difference.kind}", difference.text[:600])
 
 
-def _compared(run: Run) -> list[Any]:
-    return [run.result, run.inputs, run.gradients]
+def _unique(trial: Trial, run: Run) -> list[torch.Tensor]:
+    """What of the result is unique."""
+    with torch.no_grad():
+        return judge.leaves(run.result) if trial.unique is None else trial.unique(run.result, run.inputs[0])
+
+
+def _drawn(trial: Trial, run: Run) -> list[Any]:
+    """What random numbers may have changed."""
+    return [_unique(trial, run), run.inputs, run.gradients]
 
 
 def _can_join(trial: Trial) -> bool:

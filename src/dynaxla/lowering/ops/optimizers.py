@@ -1,0 +1,233 @@
+"""The fused steps of optimizers, and what gradient scaling does before and after them. Half types are computed in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..promotion import convert, full_like
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+Tensors = Sequence[Array]
+# One tensor's parameter, gradient and states, wide, to what becomes of the parameter and the states.
+Step = Callable[..., tuple[Array, ...]]
+
+
+def _wide(x: Array) -> Array:
+    return convert(x, dtypes.accumulator(x.dtype))
+
+
+def _like(value: Any, x: Array) -> Array:
+    """A number, or a tensor with one element, like x."""
+    if not isinstance(value, Array):
+        return full_like(x, value)
+    return lax.broadcast_in_dim(lax.reshape(convert(value, x.dtype), ()), x.shape, ())
+
+
+def _times(x: Array, factor: Any) -> Array:
+    return lax.mul(x, _like(factor, x))
+
+
+def _plus(x: Array, term: Any) -> Array:
+    return lax.add(x, _like(term, x))
+
+
+def _stepped(
+    params: Tensors,
+    grads: Tensors,
+    states: Sequence[Tensors],
+    steps: Tensors | None,
+    step: Step,
+    maximize: bool,
+    grad_scale: Array | None,
+    found_inf: Array | None,
+) -> tuple[list[Array], ...]:
+    """New parameters, unscaled gradients, and new states. If found_inf is 1, nothing changes.
+
+    step: gets the parameter, the gradient, the states, and if there are such, the number of steps (rank 0, float64).
+    """
+    stopped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
+    out: tuple[list[Array], ...] = tuple([] for _ in range(2 + len(states)))
+    for index, (param, grad) in enumerate(zip(params, grads, strict=True)):
+        wide = _wide(grad)
+        if grad_scale is not None:
+            wide = lax.div(wide, _like(grad_scale, wide))
+        old = [param, grad, *(state[index] for state in states)]
+        count = [] if steps is None else [lax.reshape(convert(steps[index], np.dtype(np.float64)), ())]
+        new_param, *new_states = step(_wide(param), lax.neg(wide) if maximize else wide, *map(_wide, old[2:]), *count)
+        new = [new_param, wide, *new_states]
+        results = [convert(value, before.dtype) for value, before in zip(new, old, strict=True)]
+        if stopped is not None:
+            results = [lax.select(stopped, before, value) for value, before in zip(results, old, strict=True)]
+        for into, value in zip(out, results, strict=True):
+            into.append(value)
+    return out
+
+
+def _power(base: float, exponent: Array) -> Array:
+    return lax.pow(full_like(exponent, base), exponent)
+
+
+def _adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
+    """decoupled: whether the weight decay is AdamW's."""
+
+    def lowering(
+        params: Tensors,
+        grads: Tensors,
+        exp_avgs: Tensors,
+        exp_avg_sqs: Tensors,
+        max_exp_avg_sqs: Tensors,
+        state_steps: Tensors,
+        *,
+        lr: Any,
+        beta1: float,
+        beta2: float,
+        weight_decay: float,
+        eps: float,
+        amsgrad: bool,
+        maximize: bool,
+        grad_scale: Array | None = None,
+        found_inf: Array | None = None,
+    ) -> tuple[list[Array], ...]:
+        def step(param: Array, grad: Array, mean: Array, square: Array, *rest: Array) -> tuple[Array, ...]:
+            *most, count = rest
+            if weight_decay and decoupled:
+                param = lax.sub(param, lax.mul(param, _times(_like(lr, param), weight_decay)))
+            elif weight_decay:
+                grad = lax.add(grad, _times(param, weight_decay))
+            mean = lax.add(_times(mean, beta1), _times(grad, 1 - beta1))
+            square = lax.add(_times(square, beta2), _times(lax.square(grad), 1 - beta2))
+            most = [lax.max(most[0], square)] if most else []
+            one = full_like(count, 1)
+            size = lax.div(_like(lr, count), lax.sub(one, _power(beta1, count)))
+            root = lax.sqrt(lax.sub(one, _power(beta2, count)))
+            below = _plus(lax.div(lax.sqrt(most[0] if most else square), _like(root, square)), eps)
+            return lax.sub(param, lax.div(_times(mean, size), below)), mean, square, *most
+
+        states = [exp_avgs, exp_avg_sqs, *([max_exp_avg_sqs] if amsgrad else [])]
+        out = _stepped(params, grads, states, state_steps, step, maximize, grad_scale, found_inf)
+        return out if amsgrad else (*out, list(max_exp_avg_sqs))
+
+    return lowering
+
+
+lowers(aten._fused_adam.default, aten._fused_adam.tensor_lr)(_adam(decoupled=False))
+lowers(aten._fused_adamw.default, aten._fused_adamw.tensor_lr)(_adam(decoupled=True))
+
+
+@lowers(aten._fused_sgd.default, aten._fused_sgd.tensor_lr)
+def fused_sgd(
+    params: Tensors,
+    grads: Tensors,
+    momentum_buffer_list: Tensors,
+    *,
+    weight_decay: float,
+    momentum: float,
+    lr: Any,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> tuple[list[Array], ...]:
+    def step(param: Array, grad: Array, *buffers: Array) -> tuple[Array, ...]:
+        if weight_decay:
+            grad = lax.add(grad, _times(param, weight_decay))
+        if momentum:
+            buffer = grad if is_first_step else lax.add(_times(buffers[0], momentum), _times(grad, 1 - dampening))
+            grad = lax.add(grad, _times(buffer, momentum)) if nesterov else buffer
+            buffers = (buffer,)
+        return lax.sub(param, _times(grad, lr)), *buffers
+
+    states = [momentum_buffer_list] if momentum else []
+    out = _stepped(params, grads, states, None, step, maximize, grad_scale, found_inf)
+    return out if momentum else (*out, list(momentum_buffer_list))
+
+
+@lowers(aten._fused_adagrad.default)
+def fused_adagrad(
+    params: Tensors,
+    grads: Tensors,
+    state_sums: Tensors,
+    state_steps: Tensors,
+    *,
+    lr: Any,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> tuple[list[Array], ...]:
+    def step(param: Array, grad: Array, total: Array, count: Array) -> tuple[Array, ...]:
+        if weight_decay:
+            grad = lax.add(grad, _times(param, weight_decay))
+        total = lax.add(total, lax.square(grad))
+        size = lax.div(_like(lr, count), _plus(_times(_plus(count, -1), lr_decay), 1))
+        return lax.sub(param, lax.div(_times(grad, size), _plus(lax.sqrt(total), eps))), total
+
+    out = _stepped(params, grads, [state_sums], state_steps, step, maximize, grad_scale, found_inf)
+    return *out, list(state_steps)
+
+
+if hasattr(aten._fused_adagrad, "tensor_lr"):
+
+    @lowers(aten._fused_adagrad.tensor_lr)
+    def fused_adagrad_tensor_lr(
+        params: Tensors,
+        grads: Tensors,
+        state_sums: Tensors,
+        state_steps: Tensors,
+        *,
+        lr: Array,
+        lr_decay: float,
+        weight_decay: float,
+        eps: float,
+        maximize: bool,
+        grad_scale: Array | None = None,
+        found_inf: Array | None = None,
+    ) -> tuple[list[Array], ...]:
+        settings: dict[str, Any] = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
+        lists = params, grads, state_sums, state_steps
+        return fused_adagrad(*lists, lr=lr, **settings, grad_scale=grad_scale, found_inf=found_inf)[:3]
+
+
+# Gradient scaling
+
+
+@lowers(aten._amp_foreach_non_finite_check_and_unscale.default)
+def check_and_unscale(grads: Tensors, found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
+    """The gradients times inv_scale, and found_inf, or 1 if one of them is infinite or NaN."""
+    finite = [lax.reduce_and(lax.is_finite(grad), range(grad.ndim)) for grad in grads]
+    for each in finite:
+        found_inf = lax.select(lax.broadcast_in_dim(each, found_inf.shape, ()), found_inf, full_like(found_inf, 1))
+    return [convert(_times(_wide(grad), inv_scale), grad.dtype) for grad in grads], found_inf
+
+
+@lowers(aten._amp_update_scale.default)
+def update_scale(
+    scale: Array,
+    growth_tracker: Array,
+    found_inf: Array,
+    scale_growth_factor: float,
+    scale_backoff_factor: float,
+    growth_interval: int,
+) -> tuple[Array, Array]:
+    """The scale backs off after an infinite gradient, and grows after growth_interval steps without one; and the count of these."""
+    failed = lax.gt(lax.reshape(found_inf, scale.shape), full_like(scale, 0))
+    count = _plus(growth_tracker, 1)
+    due = lax.reshape(lax.eq(count, full_like(count, growth_interval)), scale.shape)
+    wide = convert(scale, np.dtype(np.float64))
+    grown = convert(_times(wide, scale_growth_factor), scale.dtype)
+    grown = lax.select(lax.bitwise_and(due, lax.is_finite(grown)), grown, scale)
+    new_scale = lax.select(failed, convert(_times(wide, scale_backoff_factor), scale.dtype), grown)
+    restart = lax.reshape(lax.bitwise_or(failed, due), growth_tracker.shape)
+    return new_scale, lax.select(restart, full_like(count, 0), count)

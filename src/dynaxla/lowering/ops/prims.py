@@ -13,8 +13,9 @@ from ..context import Context
 from ..dtypes import DType
 from ..promotion import Promotion, convert, number
 from ..registry import Lowering, lower_table, lowers, registry
+from . import bessel as bessel
 from . import comparison as comparison
-from . import creation, elementwise, fft, random, reductions, shape
+from . import creation, elementwise, fft, linalg_eigen, random, reductions, shape
 from . import special as special
 
 aten = torch.ops.aten
@@ -136,6 +137,11 @@ def fft_c2r(x: Array, *, dim: Sequence[int], last_dim_size: int, ctx: Context) -
     return fft.fft_c2r(x, dim, 0, last_dim_size, ctx=ctx)
 
 
+@lowers(prims.svd.default)
+def svd(x: Array, *, full_matrices: bool, ctx: Context) -> tuple[Array, Array, Array]:
+    return linalg_eigen.linalg_svd(x, full_matrices, True, ctx=ctx)
+
+
 # Those that do what an ATen op of this package does.
 for _prim, _op in {
     prims.abs: aten.abs.default,
@@ -150,6 +156,8 @@ for _prim, _op in {
     prims.bessel_i0e: aten.special_i0e.default,
     prims.bessel_i1: aten.special_i1.default,
     prims.bessel_i1e: aten.special_i1e.default,
+    prims.bessel_j0: aten.special_bessel_j0.default,
+    prims.bessel_j1: aten.special_bessel_j1.default,
     prims.bitwise_and: aten.bitwise_and.Tensor,
     prims.bitwise_not: aten.bitwise_not.default,
     prims.bitwise_or: aten.bitwise_or.Tensor,
@@ -164,6 +172,7 @@ for _prim, _op in {
     prims.erf: aten.erf.default,
     prims.erf_inv: aten.erfinv.default,
     prims.erfc: aten.erfc.default,
+    prims.erfcx: aten.special_erfcx.default,
     prims.exp: aten.exp.default,
     prims.exp2: aten.exp2.default,
     prims.expm1: aten.expm1.default,
@@ -207,6 +216,7 @@ for _prim, _op in {
     prims.signbit: aten.signbit.default,
     prims.sin: aten.sin.default,
     prims.sinh: aten.sinh.default,
+    prims.spherical_bessel_j0: aten.special_spherical_bessel_j0.default,
     prims.sqrt: aten.sqrt.default,
     prims.tan: aten.tan.default,
     prims.tanh: aten.tanh.default,

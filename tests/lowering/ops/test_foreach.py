@@ -101,7 +101,6 @@ def test_promotion_norms_and_mutation() -> None:
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": lambda parameters, **options: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, **options),
     "AdamW": lambda parameters, **options: torch.optim.AdamW(parameters, amsgrad=True, **options),
-    "NAdam": torch.optim.NAdam,
     "Rprop": torch.optim.Rprop,
 }
 

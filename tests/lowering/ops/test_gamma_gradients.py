@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import assert_equal, check
+from compare import assert_equal
 from single_op import check_op, run_op
 
 aten = torch.ops.aten
@@ -28,12 +28,3 @@ def test_dirichlet(dtype: torch.dtype) -> None:
     # In float32, ATen's series lose up to a twentieth of the value.
     expected = aten._dirichlet_grad(*(argument.double() for argument in arguments)).to(dtype)
     assert_equal(run_op(aten._dirichlet_grad.default, *arguments), expected)
-
-
-def test_gradients_of_samples_run_in_a_graph() -> None:
-    def function(concentration):
-        gamma = aten._standard_gamma(concentration)
-        dirichlet = aten._sample_dirichlet(concentration)
-        return aten._standard_gamma_grad(concentration, gamma), aten._dirichlet_grad(dirichlet, concentration, concentration.sum(-1, True))
-
-    check(function, torch.rand(3, 4) * 5, values=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from compare import assert_equal
 from gradients import check_gradients
 from single_op import check_op
 
@@ -20,8 +21,9 @@ def random(*shape: int) -> torch.Tensor:
 def test_groups() -> None:
     op = aten._grouped_mm.default
     x, weights = random(70, 16), random(4, 16, 8)
+    compiled = torch.compile(lambda x, w, offs: op(x, w, offs), backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     for offsets in (ends(0, 3, 45, 70), ends(70, 70, 70, 70), ends(17, 33, 33, 70), ends(0, 0, 0, 70)):
-        check_op(op, x, weights, offsets)
+        assert_equal(compiled(x, weights, offsets), op(x, weights, offsets))
     check_op(op, x, weights.transpose(1, 2).contiguous().transpose(1, 2), ends(10, 20, 30, 70))
     check_op(op, random(3, 8, 16), random(3, 16, 24))
     check_op(op, random(3, 8, 16), random(16, 40), ends(8, 8, 40))

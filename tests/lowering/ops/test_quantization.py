@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
+from compare import assert_equal
 from gradients import check_gradients
 from single_op import check_op, run_op
 
@@ -89,8 +89,10 @@ def test_fused_observer(symmetric: bool) -> None:
 
     on, off = torch.tensor([1]), torch.tensor([0])
     x = torch.randn(3, 4, 2)
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     for switches in ((on, on), (on, off), (off, on)):
-        check(function, x, *switches, states if switches[0] is off else [*states, unseen], rows, calls=1)
+        seen = [*states, states[0] if switches[0] is off else unseen]
+        assert_equal(compiled(x, *switches, seen, rows), function(x, *switches, seen, rows))
     with pytest.raises(RuntimeError, match="min should be less than or equal to max"):
         run_op(op, x, off, on, *unseen, 0.1, 0, 255, -1, False, symmetric)
 

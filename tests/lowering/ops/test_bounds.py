@@ -115,11 +115,14 @@ def test_refused_draws(case: str) -> None:
         lambda x: x.uniform_(2, 1),
         lambda x: x.int() // 0,
         lambda x: x.int() % 0,
+        lambda x: torch.multinomial(x.long(), 1),
+        lambda x: torch.bucketize(x, x[None]),
+        lambda x: x.masked_scatter(x.byte(), x),
     ],
 )
-def test_numbers(function: Callable[..., Any]) -> None:
+def test_numbers_and_dtypes(function: Callable[..., Any]) -> None:
     for each in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
-        with pytest.raises(RuntimeError, match=r"expects|ZeroDivisionError"):
+        with pytest.raises(RuntimeError, match=r"expects|ZeroDivisionError|only supports|must be 1 dimension"):
             each(torch.ones(3))
 
 
@@ -140,6 +143,20 @@ def test_nothing_is_written_when_refused() -> None:
 
 def test_nothing_to_read() -> None:
     check(lambda x, i: (x[:0].gather(0, i[:0]), x[:, :0][i], x[:0][:, i], i // i[:0, None]), X, torch.tensor([9]), calls=1)
+
+
+def test_nothing_to_read_from() -> None:
+    """An index into nothing is refused, whatever it is, unless a mask covers it."""
+    functions: list[Callable[..., Any]] = [
+        lambda x, i: x[i],
+        lambda x, i: x.gather(0, i[:, None]),
+        lambda x, i: functional.nll_loss(x.mT, i.expand(4)),
+    ]
+    for function in functions:
+        compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+        refuses(function, compiled, (X[:1], T(0)), [(X[:0], T(0))])
+    mask, unread = torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
+    check(lambda x, m, i: torch.ops.aten._unsafe_masked_index(x, m, [i], 3.0), V[:0], mask, unread, calls=1)
 
 
 def count_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *args: Any) -> int:

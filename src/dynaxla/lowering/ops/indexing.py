@@ -21,7 +21,7 @@ from ..context import Context
 from ..dimensions import wrap
 from ..promotion import broadcast, convert, expand
 from ..registry import lowers
-from .bounds import argument, require_index
+from .bounds import argument, refuse_unless, require_index
 
 aten = torch.ops.aten
 
@@ -95,7 +95,7 @@ def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
 
 
 def _read(x: Array, picks: Picks) -> Array:
-    if 0 in picks.result_shape(x):
+    if 0 in picks.result_shape(x) or x.size == 0:
         return lax.full(picks.result_shape(x), 0, x.dtype)
     numbers = lax.GatherDimensionNumbers(offset_dims=picks.window_dims(x.ndim), collapsed_slice_dims=picks.dims, start_index_map=picks.dims)
     sizes = tuple(1 if dim in picks.dims else size for dim, size in enumerate(x.shape))
@@ -105,7 +105,7 @@ def _read(x: Array, picks: Picks) -> Array:
 def take_along(x: Array, dim: int, indices: Array) -> Array:
     """Slices of x at non-negative indices of one dimension, which the dimensions of `indices` replace."""
     shape = (*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
-    if 0 in shape:
+    if 0 in shape or x.size == 0:
         return lax.full(shape, 0, x.dtype)
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(d if d < dim else d + indices.ndim - 1 for d in range(x.ndim) if d != dim),
@@ -140,8 +140,10 @@ def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
 
 def gather(x: Array, dim: int, indices: Array) -> Array:
     """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions."""
-    if x.ndim == 0 or indices.size == 0:
-        return expand(x, indices.shape) if x.ndim == 0 else lax.full(indices.shape, 0, x.dtype)
+    if x.ndim == 0:
+        return expand(x, indices.shape)
+    if indices.size == 0 or x.size == 0:
+        return lax.full(indices.shape, 0, x.dtype)
     if indices.ndim == 0:
         return lax.reshape(take_along(x, 0, indices), ())
     dim = wrap(dim, x.ndim)
@@ -184,8 +186,9 @@ def ordinals(mask: Array) -> Array:
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     """The n-th True element of the mask gets the n-th element of the source."""
+    refuse_unless(ctx, dtypes.is_bool(mask.dtype), RuntimeError, "masked_scatter_ only supports boolean masks")
     shape = np.broadcast_shapes(x.shape, mask.shape)
-    x, mask = expand(x, shape), expand(mask, shape)
+    x, mask = expand(x, shape), expand(convert(mask, np.dtype(np.bool_)), shape)
     if source.size < x.size:
         needed = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
         message = "masked_scatter: Number of elements of source < number of ones in mask"

@@ -39,6 +39,8 @@ def _weights(target: Array, weight: Array | None, ignore_index: int, like: Array
 
 def _pick(weight: Array, target: Array) -> Array:
     """weight[target], NaN where there is no such class."""
+    if weight.size == 0:
+        return lax.full(target.shape, np.nan, weight.dtype)
     numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
     index = lax.reshape(target, (*target.shape, 1))
     return lax.gather(weight, index, numbers, (1,), mode=lax.GatherScatterMode.FILL_OR_DROP)
@@ -46,6 +48,8 @@ def _pick(weight: Array, target: Array) -> Array:
 
 def _pick_class(x: Array, target: Array) -> Array:
     """x at the target class of each place: x without its dimension of classes. NaN where there is no such class."""
+    if x.size == 0:
+        return lax.full(target.shape, np.nan, x.dtype)
     dim = _classes_dim(x)
     others = [place for place in range(x.ndim) if place != dim]
     numbers = lax.GatherDimensionNumbers(

@@ -349,6 +349,7 @@ def binomial(count: Array, p: Array, ctx: Context) -> Array:
 def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: Context) -> Array:
     """Indices in the last dimension, drawn with probabilities proportional to the weights."""
     choices = weights.shape[-1]
+    refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
     wide = convert(weights, np.dtype(np.float64))
     valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))
     ctx.require(valid, RuntimeError, "probability tensor contains either `inf`, `nan` or element < 0")

@@ -13,7 +13,7 @@ from ..context import Context
 from ..dimensions import slice_dim, wrap
 from ..promotion import convert, expand, result_type
 from ..registry import lowers
-from .bounds import require_index
+from .bounds import refuse_unless, require_index
 from .indexing import gather, take_along
 from .reductions import first_place, is_nan, keep
 
@@ -263,10 +263,13 @@ def searchsorted_scalar(
 
 
 @lowers(aten.bucketize.Tensor)
-def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
+def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
+    if boundaries.ndim != 1:
+        refuse_unless(ctx, False, RuntimeError, f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
+        return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
     return searchsorted(boundaries, x, out_int32=out_int32, right=right)
 
 
 @lowers(aten.bucketize.Scalar)
-def bucketize_scalar(x: int | float, boundaries: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    return searchsorted(boundaries, convert(x, result_type([boundaries, x])), out_int32=out_int32, right=right)
+def bucketize_scalar(x: int | float, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
+    return bucketize(convert(x, result_type([boundaries, x])), boundaries, out_int32=out_int32, right=right, ctx=ctx)

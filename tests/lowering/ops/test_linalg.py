@@ -19,7 +19,6 @@ NOT_A_NUMBER = torch.tensor([[2.0, 0.0], [float("nan"), 3.0]])
 REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor, type[Exception], str]] = {
     "cholesky": (torch.linalg.cholesky, INDEFINITE, LinAlgError, "linalg.cholesky: .*not positive-definite"),
     "cholesky of a batch": (torch.linalg.cholesky, torch.stack([torch.eye(2), INDEFINITE]), LinAlgError, "not positive-definite"),
-    "cholesky of nan": (torch.linalg.cholesky, NOT_A_NUMBER, LinAlgError, "not positive-definite"),
     "cholesky_ex": (
         lambda x: torch.linalg.cholesky_ex(x, check_errors=True),
         INDEFINITE,
@@ -46,8 +45,7 @@ def test_refused_as_in_eager_mode(name: str) -> None:
     for call in (function, compiled):
         with pytest.raises(error, match=message):
             call(matrix.clone())
-    if matrix.shape == (2, 2):
-        assert_equal(compiled(torch.eye(2)), function(torch.eye(2)))
+    assert_equal(compiled(torch.eye(2).expand_as(matrix)), function(torch.eye(2).expand_as(matrix)))
 
 
 def test_nothing_is_written_when_refused() -> None:
@@ -67,9 +65,8 @@ def test_matrix_exp(dtype: torch.dtype) -> None:
     sizes = torch.tensor([0.0, 0.01, 0.4, 1.1, 3.0]).reshape(5, 1, 1)
     x = torch.randn(5, 4, 4, dtype=dtype) * sizes
     x[1] = -x[4] @ x[4].mH
-    tolerance = None if dtype == torch.float64 else (1e-4, 1e-4)
-    check(torch.linalg.matrix_exp, x, tolerance=tolerance)
-    check(torch.linalg.matrix_exp, x[3].mT, tolerance=tolerance)
+    check(torch.linalg.matrix_exp, x, tolerance=None if dtype == torch.float64 else (1e-4, 1e-4))
+    check(torch.linalg.matrix_exp, x[3].mT, tolerance=None if dtype == torch.float64 else (1e-4, 1e-4))
 
 
 def test_matrix_exp_at_the_edges() -> None:

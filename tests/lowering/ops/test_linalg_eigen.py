@@ -25,8 +25,8 @@ def eigen(x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_eigenvalues_of_hermitian_matrices(dtype: torch.dtype) -> None:
-    check(eigen, hermitian(2, 1, 4, 4, dtype=dtype))
-    check(eigen, torch.randn(3, 3, dtype=dtype).mT)  # not hermitian: each triangle is a matrix of its own
+    other = torch.randn(3, 3, dtype=dtype).mT  # not hermitian: each triangle is a matrix of its own
+    check(lambda x, y: eigen(x) + eigen(y), hermitian(2, 1, 4, 4, dtype=dtype), other, calls=1)
 
 
 def test_the_other_triangle_is_not_read() -> None:
@@ -46,11 +46,10 @@ def singular(x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_singular_values(dtype: torch.dtype) -> None:
-    check(singular, torch.randn(2, 1, 4, 3, dtype=dtype))
-    check(singular, torch.randn(4, 3, dtype=dtype).mT)
+    check(lambda x: singular(x) + singular(x[0, 0].mT), torch.randn(2, 1, 4, 3, dtype=dtype), calls=1)
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (1, 1)])
+@pytest.mark.parametrize("shape", [(2, 0, 0), (0, 3, 3), (1, 1)])
 def test_no_elements_and_one(shape: tuple[int, ...]) -> None:
     check(lambda x: eigen(x) + singular(x) + [torch.linalg.pinv(x), torch.linalg.eigvals(x)], torch.randn(shape))
 

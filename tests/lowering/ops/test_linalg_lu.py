@@ -23,11 +23,10 @@ def factors(x: torch.Tensor) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_factors(dtype: torch.dtype) -> None:
-    check(factors, torch.randn(2, 1, 5, 3, dtype=dtype))
-    check(factors, torch.randn(5, 3, dtype=dtype).mT)
+    check(lambda x: factors(x) + factors(x[0, 0].mT), torch.randn(2, 1, 5, 3, dtype=dtype), calls=1)
 
 
-@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (0, 3, 3), (3, 0), (0, 3), (1, 1)])
+@pytest.mark.parametrize("shape", [(2, 0, 0), (0, 3, 3), (3, 0), (0, 3), (1, 1)])
 def test_no_elements_and_one(shape: tuple[int, ...]) -> None:
     check(factors, torch.randn(shape))
 
@@ -45,8 +44,7 @@ def test_without_pivoting_it_is_refused(function: Callable[..., Any]) -> None:
         compiled(torch.eye(3))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_solutions(dtype: torch.dtype) -> None:
+def test_solutions() -> None:
     def solutions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, vector: torch.Tensor) -> list[torch.Tensor]:
         lu, pivots = torch.linalg.lu_factor(a)
         results = [
@@ -61,12 +59,12 @@ def test_solutions(dtype: torch.dtype) -> None:
             results.append(torch.linalg.lu_solve(lu, pivots, c, left=False, adjoint=adjoint).resolve_conj())
         return results
 
-    def random(*shape: int) -> torch.Tensor:
+    def random(*shape: int, dtype: torch.dtype = torch.complex128) -> torch.Tensor:
         return torch.randn(shape, dtype=dtype)
 
-    check(solutions, random(2, 4, 4), random(2, 4, 2), random(3, 1, 2, 4), random(2, 4))
-    check(solutions, random(4, 4), random(3, 4, 2), random(2, 4), random(4))
-    check(solutions, random(0, 0), random(0, 2), random(2, 0), random(0))
+    check(solutions, random(2, 4, 4), random(2, 4, 2), random(3, 1, 2, 4), random(2, 4), calls=1)
+    check(solutions, *[random(*shape, dtype=torch.float64) for shape in ((4, 4), (3, 4, 2), (2, 4), (4,))], calls=1)
+    check(solutions, random(0, 0), random(0, 2), random(2, 0), random(0), calls=1)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,9 +73,8 @@ def test_determinants(dtype: torch.dtype) -> None:
         # With their factors: the gradients of the two read them as those of x or of its transpose, whichever torch takes.
         return [*torch._linalg_det(x), *torch._linalg_slogdet(x), torch.linalg.det(x), torch.logdet(x @ x.mH)]
 
-    check(determinants, torch.randn(2, 4, 4, dtype=dtype))
-    check(determinants, torch.randn(2, 4, 4, dtype=dtype).mT)
-    check(determinants, torch.randn(0, 0, dtype=dtype))
+    x = torch.randn(2, 4, 4, dtype=dtype)
+    check(lambda x, y, empty: determinants(x) + determinants(y) + determinants(empty), x, x.mT, x[0, :0, :0], calls=1)
 
 
 def test_determinants_of_singular_matrices() -> None:
@@ -85,19 +82,13 @@ def test_determinants_of_singular_matrices() -> None:
     check(lambda x: (torch.linalg.det(x), *torch.linalg.slogdet(x)), singular)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(("dtype", "transposed"), [(torch.complex128, False), (torch.float64, False), (torch.float64, True)])
 def test_gradients(dtype: torch.dtype, transposed: bool) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:
-        lu, pivots = torch.linalg.lu_factor(x)
-        return [
-            torch.linalg.det(x),
-            *torch.linalg.slogdet(x),
-            torch.linalg.inv(x),
-            torch.linalg.solve(x, b),
-            *torch.linalg.lu(x)[1:],
-            torch.linalg.lu_solve(lu, pivots, b),
-        ]
+        results = [torch.linalg.det(x), *torch.linalg.slogdet(x), torch.linalg.solve(x, b)]
+        if dtype == torch.float64:
+            return results
+        return [*results, torch.linalg.inv(x), *torch.linalg.lu(x)[1:], torch.linalg.lu_solve(*torch.linalg.lu_factor(x), b)]
 
     x = torch.randn(2, 3, 3, dtype=dtype)
     check_gradients(function, x.mT if transposed else x, torch.randn(2, 3, 2, dtype=dtype))

@@ -22,9 +22,8 @@ def factors(x: torch.Tensor) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(2, 1, 4, 3), (3, 4), (3, 3), (1, 1)])
-def test_factors(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    check(factors, torch.randn(shape, dtype=dtype))
+def test_factors(dtype: torch.dtype) -> None:
+    check(lambda x: factors(x) + factors(x[0, 0].mT) + factors(x[:, :, :1, :1]), torch.randn(2, 1, 4, 3, dtype=dtype), calls=1)
 
 
 @pytest.mark.parametrize("shape", [(0, 0), (2, 3, 0), (0, 3), (0, 3, 2)])
@@ -42,18 +41,17 @@ def test_products_of_reflections(dtype: torch.dtype) -> None:
         return results
 
     packed, tau = torch.geqrf(torch.randn(2, 4, 3, dtype=dtype))
-    check(products, packed, tau, torch.randn(2, 4, 5, dtype=dtype))
-    check(products, packed[0, :, :2], tau[0, :2], torch.randn(5, 4, dtype=dtype).mT)
-    check(products, packed[0, :, :0], tau[0, :0], torch.randn(4, 2, dtype=dtype))
-    check(torch.linalg.householder_product, packed, tau[:, :1])
+    check(products, packed, tau, torch.randn(2, 4, 5, dtype=dtype), calls=1)
+    check(products, packed[0, :, :2], tau[0, :2], torch.randn(5, 4, dtype=dtype).mT, calls=1)
+    check(products, packed[0, :, :0], tau[0, :0], torch.randn(4, 2, dtype=dtype), calls=1)
+    check(torch.linalg.householder_product, packed, tau[:, :1], calls=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_gradients(dtype: torch.dtype) -> None:
+def test_gradients() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
         q, r = torch.linalg.qr(x)
         wide_q, wide_r = torch.linalg.qr(y.mT)
         reflected = torch.linalg.householder_product(y, y[0] / 4)
         return [q @ q.mH, r.mH @ r, wide_q @ wide_r, reflected]
 
-    check_gradients(function, torch.randn(2, 4, 3, dtype=dtype), torch.randn(4, 2, dtype=dtype))
+    check_gradients(function, torch.randn(2, 4, 3, dtype=torch.complex128), torch.randn(4, 2, dtype=torch.complex128))

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 
 from ..context import Context
 from ..dtypes import DType
-from ..promotion import expand, full_like
+from ..promotion import convert, expand, full_like
 from ..registry import lowers
 from .comparison import is_finite, is_nan
 from .creation import conjugate
@@ -112,28 +112,26 @@ def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Con
 
 @lowers(aten.linalg_matrix_exp.default)
 def linalg_matrix_exp(x: Array) -> Array:
-    """exp(x) = exp(x / 2**s) ** (2**s), and the first factor by Taylor's series."""
+    """exp(x) = exp(x / 2**s) ** (2**s), and the first factor by Taylor's series. Each squaring doubles the relative error, so all is
+    done in double precision."""
     if x.size == 0 or x.shape[-1] == 1:
         return lax.exp(x)
-    norm = lax.reduce_max(lax.reduce_sum(lax.abs(x), (x.ndim - 2,)), (x.ndim - 2,))
+    wide = x.astype(np.result_type(x.dtype, np.float64))
+    norm = lax.reduce_max(lax.reduce_sum(lax.abs(wide), (x.ndim - 2,)), (x.ndim - 2,))
     finite = is_finite(norm)
-    # Up to the 20th power, what is left out is below the rounding error for a norm up to 1, and up to 2 in single precision.
-    # Fewer halvings are better: each squaring doubles the relative error.
+    # Up to the 20th power, what is left out is below the rounding error for a norm up to 1.
     _, exponent = jnp.frexp(norm)
-    exponent = exponent - (1 if norm.dtype == np.float32 else 0)
     halvings = jnp.where(finite, jnp.maximum(exponent, 0), 0)
-
     # In two steps, as 2**s may overflow.
     half = halvings // 2
-    scaled = x
     for part in (half, halvings - half):
-        scaled = scaled * _per_batch(jnp.ldexp(jnp.ones_like(norm), -part), x.shape)
+        wide = wide * _per_batch(jnp.ldexp(jnp.ones_like(norm), -part), x.shape)
 
     def square(step: Array, total: Array) -> Array:
         return lax.select(_per_batch(step < halvings, x.shape), matmul(total, total), total)
 
-    total = lax.fori_loop(np.int32(0), jnp.max(halvings), square, _taylor(scaled))
-    return nan_unless(finite, total)
+    total = lax.fori_loop(np.int32(0), jnp.max(halvings), square, _taylor(wide))
+    return nan_unless(finite, convert(total, x.dtype))
 
 
 def _taylor(x: Array) -> Array:

@@ -324,3 +324,8 @@ def test_outputs_on_the_same_memory_are_tensors_of_their_own() -> None:
     first, second, third = compiled(torch.randn(3, 4))
     assert len({id(tensor) for tensor in (first, second, third)}) == 3
     assert first.data_ptr() == second.data_ptr() == third.data_ptr()
+
+
+def test_unsafe_split_shares_its_operands_memory() -> None:
+    check(lambda x: x.unsafe_split(2), torch.randn(5, 3))
+    check(lambda x: (x * 2).unsafe_split_with_sizes([1, 4]), torch.randn(5, 3))

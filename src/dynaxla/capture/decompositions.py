@@ -6,10 +6,24 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
+from torch._prims_common import suggest_memory_format
 
 from ..lowering import registry
+
+aten = torch.ops.aten
+
+
+def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
+    """As unpooling of volumes of depth 1. The result is laid out like x, which torch's fake implementation does not say."""
+    volume = aten.max_unpool3d(x.unsqueeze(-3), indices.unsqueeze(-3), [1, *output_size], [1, 1, 1], [0, 0, 0])
+    return volume.squeeze(-3).contiguous(memory_format=suggest_memory_format(x))
+
+
+# Where torch's fake implementation of an op misleads: right by what it is made of.
+_CORRECTED: dict[OpOverload, Callable[..., Any]] = {aten.max_unpool2d.default: max_unpool2d}
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
@@ -19,7 +33,7 @@ def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
 @functools.lru_cache(maxsize=4)
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
     """registered: how many lowerings there are; with one more, the table is another."""
-    return {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None}
+    return {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None} | _CORRECTED
 
 
 @functools.cache

@@ -199,6 +199,10 @@ def plan_outputs(
     return plan, buffers
 
 
+# Their results are views of their operand, but their schemas keep that from autograd.
+_UNDECLARED_VIEWS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
+
+
 def _storage(node: Node) -> int:
     """What tells the storage of a node's value from all others.
 
@@ -216,5 +220,5 @@ def _viewed(node: Node) -> Node | None:
     maker = node.args[0] if node.target is operator.getitem else node
     if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
         return None
-    is_view = any(result.alias_info is not None for result in maker.target._schema.returns)
+    is_view = maker.target in _UNDECLARED_VIEWS or any(result.alias_info is not None for result in maker.target._schema.returns)
     return maker.args[0] if is_view and isinstance(maker.args[0], Node) else None

@@ -127,3 +127,13 @@ def test_channels_last() -> None:
 
 def test_empty_batch() -> None:
     check(lambda x: [pool(x) for pool in POOLS], torch.randn(0, 3, 7, 8))
+
+
+def test_unpooling_keeps_the_layout() -> None:
+    """Eager's result is channels_last if the input is, though torch's fake implementation says otherwise."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        unpooled = F.max_unpool2d(*F.max_pool2d(x, 2, return_indices=True), 2)
+        return unpooled, unpooled.relu()
+
+    check(function, torch.randn(2, 3, 6, 8).to(memory_format=torch.channels_last))

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test conformance lint format
+.PHONY: install bench test conformance random-programs lint format
 
 install: $(INSTALLED)
 
@@ -23,6 +23,10 @@ test: install
 # PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2"
 conformance: install
 	PYTHONPATH=tests $(VENV)/bin/python -m conformance $(ARGS)
+
+# Random programs compared with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2", or ARGS=--faults
+random-programs: install
+	PYTHONPATH=tests $(VENV)/bin/python -m random_programs $(ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check

@@ -1,0 +1,205 @@
+"""A program that grows by one step at a time, on live tensors: operands are drawn from those that fit."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+
+from .choices import Choices, chance, pick
+from .program import Program, Step, World
+from .stepwise import Rejected, Stepwise, overlaps_itself, places, storage_key
+
+T = TypeVar("T")
+Condition = Callable[[torch.Tensor], bool]
+
+# Values stay small: what matters are the ways in which ops meet.
+MOST_ELEMENTS = 160
+MOST_DIMS = 5
+
+
+class NoneFits(Exception):
+    """No operand fits the step."""
+
+
+class Builder:
+    """Attributes: choices; program (without outputs); tensors (every value so far, at the first call)."""
+
+    def __init__(self, choices: Choices, program: Program) -> None:
+        self.choices = choices
+        self.program = program
+        self.tensors: list[torch.Tensor] = []
+        self._restart()
+
+    def _restart(self) -> None:
+        """Run the program so far anew: a refused step may have changed something."""
+        world = World(self.program)
+        with torch.set_grad_enabled(self.program.mode != "no_grad"):
+            world.prepare(0)
+            stepwise = Stepwise(self.program)
+            stepwise.run(world.tensors)
+        self.tensors = stepwise.values
+
+    def append(self, step: Step) -> bool:
+        """Add the step, if eager mode takes it and defines what it does."""
+        operands = [self.tensors[number] for number in step.operands]
+        if step.writes and not _writable(operands):
+            return False
+        runner = Stepwise(self.program)
+        try:
+            with warnings.catch_warnings(), torch.set_grad_enabled(self.program.mode != "no_grad"):
+                warnings.simplefilter("error")
+                results = runner._step(step, operands)
+        except (Rejected, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, Warning):
+            if step.writes:
+                self._restart()
+            return False
+        if any(result.numel() > MOST_ELEMENTS or result.dim() > MOST_DIMS or not _plain(result) for result in results):
+            if step.writes:
+                self._restart()
+            return False
+        self.tensors += results
+        self.program = _with_step(self.program, step)
+        return True
+
+    # Choices
+
+    def integer(self, low: int, high: int) -> int:
+        if low > high:
+            raise NoneFits
+        return self.choices.integer(low, high)
+
+    def pick(self, options: Sequence[T]) -> T:
+        if not options:
+            raise NoneFits
+        return pick(self.choices, options)
+
+    def chance(self, percent: int) -> bool:
+        return chance(self.choices, percent)
+
+    def value(self, condition: Condition = lambda _: True) -> int:
+        """The number of a value, of the newest ones half of the time."""
+        fitting = [number for number, tensor in enumerate(self.tensors) if condition(tensor)]
+        newest = fitting[-3:]
+        return self.pick(newest if len(newest) < len(fitting) and self.chance(50) else fitting)
+
+    def dim(self, number: int) -> int:
+        """A dimension of a value, counted from either end. A rank-0 tensor has the dimensions 0 and -1."""
+        rank = max(self.tensors[number].dim(), 1)
+        return self.integer(-rank, rank - 1)
+
+    def dims(self, number: int, at_least: int = 1) -> list[int]:
+        """Distinct dimensions of a value, in any order."""
+        left = list(range(self.tensors[number].dim()))
+        count = self.integer(at_least, len(left))
+        chosen = [left.pop(self.integer(0, len(left) - 1)) for _ in range(count)]
+        return [dim - self.tensors[number].dim() if self.chance(20) else dim for dim in chosen]
+
+    def partner(self, number: int, condition: Condition = lambda _: True) -> int:
+        """A value that broadcasts with this one."""
+        shape = self.tensors[number].shape
+        return self.value(lambda tensor: condition(tensor) and _broadcast(shape, tensor.shape) is not None)
+
+    def source(self, number: int, condition: Condition = lambda _: True) -> int:
+        """A value that can be written, broadcast, into this one."""
+        shape = self.tensors[number].shape
+        return self.value(lambda tensor: condition(tensor) and _broadcast(shape, tensor.shape) == shape)
+
+    def target(self, condition: Condition = lambda _: True) -> int:
+        """A value that can be written to."""
+        return self.value(lambda tensor: condition(tensor) and not overlaps_itself(tensor))
+
+    def scalar(self, tensor: torch.Tensor) -> str:
+        """A Python number of any kind that may stand beside the tensor."""
+        kinds = ["integer", "float", "bool"] + (["complex"] if tensor.is_complex() else [])
+        kind = self.pick(kinds)
+        if kind == "integer":
+            return str(self.pick([1, 2, 3, 0] if tensor.dtype in (torch.uint8, torch.bool) else [1, 2, 3, 0, -1, -2]))
+        if kind == "float":
+            return str(self.pick([0.5, 1.5, 2.0, -1.0, -0.25]))
+        return str(self.pick([True, False])) if kind == "bool" else self.pick(["1j", "(1+2j)"])
+
+    def number_like(self, tensor: torch.Tensor) -> str:
+        """A Python number that the tensor's dtype can hold."""
+        if tensor.dtype == torch.bool:
+            return self.pick(["True", "False"])
+        if tensor.is_floating_point() or tensor.is_complex():
+            return self.pick(["2", "0.5", "-1.25", "0"])
+        return self.pick(["2", "0", "1"] if tensor.dtype == torch.uint8 else ["2", "0", "-1"])
+
+
+def _with_step(program: Program, step: Step) -> Program:
+    return replace(program, steps=(*program.steps, step))
+
+
+def _writable(operands: Sequence[torch.Tensor]) -> bool:
+    """Whether eager mode defines what writing to the first operand does: no two elements in one place, and no other operand lies partly
+    in what is written."""
+    target = operands[0]
+    written = places(target)
+    if len(written) < target.numel():
+        return False
+    for other in operands[1:]:
+        same = (other.shape, other.stride(), other.storage_offset()) == (target.shape, target.stride(), target.storage_offset())
+        if storage_key(other) == storage_key(target) and not same and (other.dtype != target.dtype or written & places(other)):
+            return False
+    return True
+
+
+def _plain(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_quantized and tensor.dtype != torch.complex32
+
+
+def _broadcast(shape: torch.Size, other: torch.Size) -> torch.Size | None:
+    try:
+        return torch.broadcast_shapes(shape, other)
+    except RuntimeError:
+        return None
+
+
+def is_float(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point()
+
+
+def is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def is_complex(tensor: torch.Tensor) -> bool:
+    return tensor.is_complex()
+
+
+def is_real(tensor: torch.Tensor) -> bool:
+    return not tensor.is_complex()
+
+
+def is_bool(tensor: torch.Tensor) -> bool:
+    return tensor.dtype == torch.bool
+
+
+def is_integer(tensor: torch.Tensor) -> bool:
+    """Integers, not bools."""
+    return not is_inexact(tensor) and not is_bool(tensor)
+
+
+def is_integral(tensor: torch.Tensor) -> bool:
+    return not is_inexact(tensor)
+
+
+def is_number(tensor: torch.Tensor) -> bool:
+    return not is_bool(tensor)
+
+
+def is_real_number(tensor: torch.Tensor) -> bool:
+    return is_real(tensor) and is_number(tensor)
+
+
+def has_dims(tensor: torch.Tensor) -> bool:
+    return tensor.dim() > 0
+
+
+def has_elements(tensor: torch.Tensor) -> bool:
+    return tensor.numel() > 0

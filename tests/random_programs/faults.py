@@ -1,0 +1,495 @@
+"""Defects planted in dynaxla one at a time: a generator of programs is as good as the defects that it finds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import numpy as np
+import torch
+from jax import numpy as jnp
+from torch._guards import TracingContext
+
+from dynaxla import backend, program
+from dynaxla.capture.signature import Sizes
+from dynaxla.lowering import dtypes, promotion, registry
+from dynaxla.lowering.ops import elementwise
+from dynaxla.runtime import random
+from dynaxla.runtime.arguments import Arguments
+from dynaxla.runtime.layout import Layout, row_major
+
+from .generator import generate
+from .judge import Verdict, judge
+from .observed import Expected
+from .program import Program
+
+aten = torch.ops.aten
+Fault = Callable[[], AbstractContextManager[Any]]
+Lowering = Callable[..., Any]
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(function: Callable[[], AbstractContextManager[Any]]) -> Fault:
+    FAULTS[function.__name__] = function
+    return function
+
+
+def lowered(*ops: torch._ops.OpOverload) -> Callable[[Callable[..., Any]], Fault]:
+    """Register a wrong lowering of `ops`: a function of the right one and its arguments."""
+
+    def decorate(function: Callable[..., Any]) -> Fault:
+        def planted() -> AbstractContextManager[Any]:
+            return _replaced({op: _wrong(function, op) for op in ops})
+
+        planted.__name__ = function.__name__
+        planted.__doc__ = function.__doc__
+        return fault(planted)
+
+    return decorate
+
+
+def _wrong(function: Callable[..., Any], op: torch._ops.OpOverload) -> Lowering:
+    rule = registry.find(op)
+    assert rule is not None, op
+    right = rule.function
+    return lambda *args, **kwargs: function(right, *args, **kwargs)
+
+
+def _replaced(functions: dict[torch._ops.OpOverload, Lowering]) -> AbstractContextManager[Any]:
+    rules = registry._rules
+    changed = {(op, None): dataclasses.replace(rules[op, None], function=function) for op, function in functions.items()}
+    return patch.dict(rules, changed)
+
+
+# Mutations, aliases, memory
+
+
+@fault
+def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
+    right = backend.make_program
+
+    def make(kind: Any, name: str, graph: torch.fx.GraphModule, *rest: Any) -> Any:
+        context = TracingContext.try_get()
+        metadata = context.fw_metadata if context is not None else None
+        changed = metadata.mutated_inp_runtime_indices if metadata is not None else []
+        if changed and not name.endswith("backward"):
+            placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+            output = next(node for node in graph.graph.nodes if node.op == "output")
+            output.args = ((placeholders[changed[0]], *output.args[0][1:]),)
+        return right(kind, name, graph, *rest)
+
+    return patch.object(backend, "make_program", make)
+
+
+def _results_through(change: Callable[[Sequence[Any], list[Any]], list[Any]]) -> AbstractContextManager[Any]:
+    """What the compiled function returns goes through `change`, with the function's inputs."""
+    right = backend._compile
+
+    def compile_wrong(*args: Any) -> Callable[..., Any]:
+        function = right(*args)
+        return lambda *inputs: change(inputs, list(function(*inputs)))
+
+    return patch.object(backend, "_compile", compile_wrong)
+
+
+def _address(value: Any) -> int | None:
+    return value.untyped_storage().data_ptr() if isinstance(value, torch.Tensor) and value.numel() else None
+
+
+@fault
+def alias_of_an_input_is_a_copy() -> AbstractContextManager[Any]:
+    def change(inputs: Sequence[Any], results: list[Any]) -> list[Any]:
+        known = {_address(item) for item in inputs} - {None}
+        return [result.clone() if _address(result) in known else result for result in results]
+
+    return _results_through(change)
+
+
+@fault
+def results_do_not_share_memory() -> AbstractContextManager[Any]:
+    def change(inputs: Sequence[Any], results: list[Any]) -> list[Any]:
+        seen = {_address(item) for item in inputs}
+        changed = []
+        for result in results:
+            again = _address(result) is not None and _address(result) in seen and _address(result) not in map(_address, inputs)
+            changed.append(result.clone(memory_format=torch.preserve_format) if again else result)
+            seen.add(_address(result))
+        return changed
+
+    return _results_through(change)
+
+
+@fault
+def result_is_contiguous() -> AbstractContextManager[Any]:
+    """A permuted result comes with the strides of a contiguous one."""
+    right = program._buffer_maker
+
+    def maker(*args: Any) -> Callable[..., torch.Tensor]:
+        make = right(*args)
+        return lambda *given: make(*given).contiguous()
+
+    return patch.object(program, "_buffer_maker", maker)
+
+
+@fault
+def view_of_a_result_starts_at_its_beginning() -> AbstractContextManager[Any]:
+    right = program._buffer_maker
+
+    def maker(output: Any, *rest: Any) -> Callable[..., torch.Tensor]:
+        return right(dataclasses.replace(output, offset=0), *rest)
+
+    return patch.object(program, "_buffer_maker", maker)
+
+
+@fault
+def parameter_is_stale() -> AbstractContextManager[Any]:
+    """The memory of a parameter at the first call is read at every later one."""
+    right = Arguments.arrays
+
+    def arrays(self: Arguments, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        got = list(right(self, tensors))
+        kept = vars(self).setdefault("_stale", {})
+        for place, parameter in enumerate(self.parameters):
+            if parameter.static:
+                got[place] = kept.setdefault(place, (got[place], tensors[place].detach()))[0]
+        return got
+
+    return patch.object(Arguments, "arrays", arrays)
+
+
+@fault
+def storage_offset_is_ignored() -> AbstractContextManager[Any]:
+    """An input that must be copied is read from the start of its storage."""
+
+    def pack(self: Layout, tensor: torch.Tensor) -> torch.Tensor:
+        strides = [tensor.stride(dim) for dim in self.permutation]
+        return torch.as_strided(tensor.detach(), self.packed_shape, strides, 0).contiguous()
+
+    return patch.object(Layout, "pack_tensor", pack)
+
+
+@fault
+def gaps_are_read() -> AbstractContextManager[Any]:
+    """An input with gaps is read as if it had none."""
+
+    def pack(self: Layout, tensor: torch.Tensor) -> torch.Tensor:
+        return torch.as_strided(tensor.detach(), self.packed_shape, row_major(self.packed_shape)).clone()
+
+    return patch.object(Layout, "pack_tensor", pack)
+
+
+@fault
+def transposed_input_is_read_in_memory_order() -> AbstractContextManager[Any]:
+    right = Layout.unpack
+
+    def unpack(self: Layout, array: jax.Array) -> jax.Array:
+        return array.reshape(self.shape) if array.size == np.prod(self.shape) else right(self, array)
+
+    return patch.object(Layout, "unpack", unpack)
+
+
+@fault
+def expanded_input_is_padded_with_zeros() -> AbstractContextManager[Any]:
+    right = Layout.unpack
+
+    def unpack(self: Layout, array: jax.Array) -> jax.Array:
+        full = right(self, array)
+        for dim, place in enumerate(np.argsort(self.permutation)):
+            if self.packed_shape[place] != full.shape[dim]:
+                first = jnp.arange(full.shape[dim]).reshape([-1 if d == dim else 1 for d in range(full.ndim)]) == 0
+                full = jnp.where(first, full, jnp.zeros_like(full))
+        return full
+
+    return patch.object(Layout, "unpack", unpack)
+
+
+@fault
+def conjugate_bit_is_lost() -> AbstractContextManager[Any]:
+    right = Arguments._prepare
+
+    def prepare(self: Arguments, parameter: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return right(self, parameter, torch._conj(tensor) if tensor.is_conj() else tensor)
+
+    return patch.object(Arguments, "_prepare", prepare)
+
+
+@fault
+def program_of_one_size_serves_all() -> AbstractContextManager[Any]:
+    return patch.object(Sizes, "key", lambda self, args: ())
+
+
+@fault
+def random_numbers_never_change() -> AbstractContextManager[Any]:
+    right = random.seed
+    first: list[Any] = []
+
+    def seed(*args: Any) -> jax.Array:
+        first.append(right(*args))
+        return first[0]
+
+    return patch.object(random, "seed", seed)
+
+
+@fault
+def manual_seed_is_ignored() -> AbstractContextManager[Any]:
+    right = random.seed
+
+    def seed(*args: Any) -> jax.Array:
+        with torch.random.fork_rng(devices=[]):
+            torch.seed()
+            return right(*args)
+
+    return patch.object(random, "seed", seed)
+
+
+# Writes
+
+
+@lowered(aten.slice_scatter.default)
+def write_to_a_slice_is_lost(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+    return x
+
+
+@lowered(aten.select_scatter.default)
+def write_to_the_last_goes_to_the_first(right: Lowering, x: Any, source: Any, dim: int, index: int) -> Any:
+    return right(x, source, dim, max(index, 0))
+
+
+@lowered(aten.as_strided_scatter.default)
+def write_through_strides_is_lost(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+    return x
+
+
+@lowered(aten.index_put.default)
+def index_put_does_not_accumulate(right: Lowering, x: Any, indices: Any, values: Any, accumulate: bool = False, **options: Any) -> Any:
+    return right(x, indices, values, False, **options)
+
+
+@lowered(aten.scatter_add.default)
+def scatter_add_does_not_add(right: Lowering, x: Any, dim: int, index: Any, source: Any, **options: Any) -> Any:
+    return right(jnp.zeros_like(x), dim, index, source, **options)
+
+
+@lowered(aten.copy.default)
+def copy_rounds_instead_of_truncating(right: Lowering, x: Any, source: Any, *rest: Any) -> Any:
+    narrowing = dtypes.is_float(source.dtype) and dtypes.is_integer(x.dtype)
+    return right(x, jnp.round(source) if narrowing else source, *rest)
+
+
+# Promotion
+
+
+def _computed_in(choose: Callable[[Sequence[Any], Any], Any]) -> AbstractContextManager[Any]:
+    """Elementwise ops compute in the dtype that `choose` gives of the operands and the right one."""
+    right = promotion.computation_and_result_dtype
+
+    def wrong(operands: Sequence[Any], kind: Any) -> tuple[Any, Any]:
+        computation, result = right(operands, kind)
+        return choose(operands, computation), result
+
+    return patch.object(promotion, "computation_and_result_dtype", wrong)
+
+
+@fault
+def number_is_cast_to_the_tensors_dtype() -> AbstractContextManager[Any]:
+    """integers * 2.5 is computed as integers * 2."""
+
+    def choose(operands: Sequence[Any], right: Any) -> Any:
+        arrays = [operand for operand in operands if isinstance(operand, jax.Array)]
+        alone = len(arrays) == 1 and len(operands) == 2 and dtypes.is_integer(arrays[0].dtype)
+        return arrays[0].dtype if alone and any(isinstance(operand, float) for operand in operands) else right
+
+    return _computed_in(choose)
+
+
+@fault
+def rank_zero_operand_is_cast_to_the_other_dtype() -> AbstractContextManager[Any]:
+    def choose(operands: Sequence[Any], right: Any) -> Any:
+        arrays = [operand for operand in operands if isinstance(operand, jax.Array)]
+        mixed = len(arrays) == 2 and {array.ndim > 0 for array in arrays} == {True, False}
+        other = next((array for array in arrays if array.ndim), None)
+        return other.dtype if mixed and other is not None and dtypes.is_integer(other.dtype) else right
+
+    return _computed_in(choose)
+
+
+@fault
+def python_float_is_float64() -> AbstractContextManager[Any]:
+    """A Python number promotes as a tensor of its dtype would."""
+
+    def strong(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dtype | None:
+        return higher or lower if higher is None or lower is None else torch.promote_types(higher, lower)
+
+    return patch.object(promotion, "_combine", strong)
+
+
+@fault
+def float_and_integer_are_computed_as_integers() -> AbstractContextManager[Any]:
+    def choose(operands: Sequence[Any], right: Any) -> Any:
+        arrays = [operand.dtype for operand in operands if isinstance(operand, jax.Array)]
+        integers = [dtype for dtype in arrays if dtypes.is_integer(dtype)]
+        return integers[0] if len(arrays) == 2 and len(integers) == 1 and any(map(dtypes.is_float, arrays)) else right
+
+    return _computed_in(choose)
+
+
+# Arithmetic
+
+
+@fault
+def integer_division_truncates() -> AbstractContextManager[Any]:
+    right = elementwise._floor_divide
+
+    def divide(x: Any, y: Any, *rest: Any) -> Any:
+        return jax.lax.div(x, y) if dtypes.is_integer(x.dtype) else right(x, y, *rest)
+
+    return patch.object(elementwise, "_floor_divide", divide)
+
+
+@lowered(aten.remainder.Tensor, aten.remainder.Scalar)
+def remainder_has_the_dividends_sign(right: Lowering, x: Any, y: Any, **options: Any) -> Any:
+    return promotion.elementwise(jax.lax.rem, (x, y), promotion.Promotion.DEFAULT)
+
+
+@lowered(aten.round.default)
+def round_goes_away_from_zero(right: Lowering, x: Any) -> Any:
+    return jax.lax.round(x, jax.lax.RoundingMethod.AWAY_FROM_ZERO) if dtypes.is_float(x.dtype) else x
+
+
+@lowered(aten.bitwise_right_shift.Tensor_Scalar, aten.__rshift__.Scalar)
+def right_shift_drops_the_sign(right: Lowering, x: Any, bits: Any) -> Any:
+    return promotion.elementwise(jax.lax.shift_right_logical, (x, bits), promotion.Promotion.DEFAULT)
+
+
+@lowered(aten.view.dtype)
+def bits_are_converted_as_numbers(right: Lowering, x: Any, dtype: Any) -> Any:
+    out = right(x, dtype)
+    return promotion.convert(x, dtype) if out.shape == x.shape else out
+
+
+# Reductions
+
+
+@lowered(aten.amax.default, aten.max.default)
+def maximum_ignores_nan(right: Lowering, x: Any, *rest: Any) -> Any:
+    return right(jnp.where(jnp.isnan(x), -jnp.inf, x).astype(x.dtype) if dtypes.is_float(x.dtype) else x, *rest)
+
+
+@lowered(aten.cumsum.default)
+def running_sum_of_integers_is_narrow(right: Lowering, x: Any, dim: int, **options: Any) -> Any:
+    out = right(x, dim, **options)
+    return out if dtypes.is_inexact(x.dtype) or dtypes.is_bool(x.dtype) else out.astype(np.int8).astype(out.dtype)
+
+
+@lowered(aten.sum.default, aten.sum.dim_IntList)
+def sum_of_bools_is_any(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+    out = right(x, *rest, **options)
+    return jnp.minimum(out, jnp.ones_like(out)) if dtypes.is_bool(x.dtype) else out
+
+
+@lowered(aten.argmax.default)
+def argmax_gives_the_last_of_equals(right: Lowering, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+    if not x.ndim:
+        return right(x, dim, keepdim)
+    count = x.size if dim is None else x.shape[dim]
+    return count - 1 - right(jnp.flip(x, dim), dim, keepdim)
+
+
+@lowered(aten.var.correction)
+def variance_is_not_corrected(right: Lowering, x: Any, *rest: Any, **options: Any) -> Any:
+    return right(x, *rest, **(options | {"correction": 0}))
+
+
+@lowered(aten.sort.stable)
+def descending_sort_reverses_equals(right: Lowering, x: Any, **options: Any) -> Any:
+    if not options.get("descending") or not x.ndim:
+        return right(x, **options)
+    return tuple(jnp.flip(part, options["dim"]) for part in right(x, **(options | {"descending": False})))
+
+
+# Views and indices
+
+
+@lowered(aten.slice.Tensor)
+def step_of_a_slice_is_ignored(right: Lowering, x: Any, dim: int = 0, start: Any = None, end: Any = None, step: int = 1) -> Any:
+    count = right(x, dim, start, end, step).shape[dim]
+    return jax.lax.slice_in_dim(right(x, dim, start, end, 1), 0, count, axis=dim % x.ndim)
+
+
+@lowered(aten.index.Tensor)
+def negative_indices_are_zero(right: Lowering, x: Any, indices: Any, **options: Any) -> Any:
+    def clamped(index: Any) -> Any:
+        return index if index is None or dtypes.is_bool(index.dtype) else jnp.maximum(index, 0)
+
+    return right(x, [clamped(index) for index in indices], **options)
+
+
+@lowered(aten.diagonal.default)
+def diagonal_is_on_the_other_side(right: Lowering, x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+    other = right(x, -offset, dim1, dim2)
+    out = right(x, offset, dim1, dim2)
+    return other if other.shape == out.shape else out
+
+
+# Gradients
+
+
+@lowered(aten.threshold_backward.default)
+def gradient_at_the_threshold_passes(right: Lowering, grad: Any, x: Any, threshold: Any) -> Any:
+    return right(grad, jnp.where(x == threshold, x + 1, x), threshold)
+
+
+@lowered(aten.slice_backward.default)
+def gradient_of_a_slice_goes_to_the_front(
+    right: Lowering, grad: Any, sizes: Sequence[int], dim: int, start: int, end: int, step: int
+) -> Any:
+    return right(grad, sizes, dim, 0, grad.shape[dim] * step, step)
+
+
+class Programs:
+    """Programs made once and used for every fault."""
+
+    def __init__(self, seeds: Iterable[int]) -> None:
+        self._seeds = iter(seeds)
+        self._made: list[tuple[int, Program, Expected]] = []
+
+    def __iter__(self) -> Iterator[tuple[int, Program, Expected]]:
+        for place in range(2**31):
+            if place == len(self._made):
+                seed = next(self._seeds, None)
+                if seed is None:
+                    return
+                self._made.append((seed, *generate(seed)))
+            yield self._made[place]
+
+
+def find(planted: Fault, programs: Iterable[tuple[int, Program, Expected]]) -> tuple[int, int, Verdict] | None:
+    """How many programs it takes until one disagrees because of the fault, that program's seed, and how it disagrees."""
+    for count, (seed, candidate, expected) in enumerate(programs, start=1):
+        with planted():
+            verdict = judge(candidate, expected)
+        torch._dynamo.reset()
+        if verdict.outcome == "disagrees" and judge(candidate, expected).outcome == "agrees":
+            return count, seed, verdict
+    return None
+
+
+def main(names: Sequence[str], seeds: Iterable[int]) -> int:
+    """Print for every fault after how many programs it is found."""
+    programs = Programs(seeds)
+    missed = []
+    for name in names or FAULTS:
+        found = find(FAULTS[name], programs)
+        if found is None:
+            missed.append(name)
+            print(f"{name:50} not found", flush=True)
+            continue
+        count, seed, verdict = found
+        print(f"{name:50} {count:5}  seed {seed}  {verdict.kind}", flush=True)
+    print(f"{len(names or FAULTS) - len(missed)} of {len(names or FAULTS)} faults found")
+    return int(bool(missed))

@@ -1,0 +1,192 @@
+"""A whole program: inputs, steps, and which values are returned. Every program given is one that eager mode accepts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from . import creation, indexing, pointwise, reductions, views, writes  # noqa: F401  (they register steps)
+from .builder import Builder, NoneFits
+from .choices import Choices, SeededChoices, chance, pick
+from .observed import Expected, expect
+from .program import CONTAINERS, ROLES, Input, Program, Storage
+from .registry import FAMILIES
+from .stepwise import Rejected
+
+# How often a step is of a family.
+WEIGHTS = {
+    "views": 28,
+    "writes": 24,
+    "binary": 16,
+    "unary": 10,
+    "reductions": 8,
+    "indexing": 9,
+    "products": 3,
+    "creation": 2,
+}
+DTYPES = (
+    [torch.float32] * 8
+    + [torch.int64] * 3
+    + [torch.float64, torch.bfloat16, torch.int32, torch.bool] * 2
+    + [torch.float16, torch.int8, torch.int16, torch.uint8, torch.complex64]
+)
+FLOATS = [torch.float32] * 6 + [torch.float64] * 2 + [torch.bfloat16, torch.float16, torch.complex64]
+CHANNELS_LAST = (0, 2, 3, 1)
+
+
+def generate(seed: int) -> tuple[Program, Expected]:
+    """The program of a seed, and what eager mode makes of it."""
+    choices = SeededChoices(seed)
+    while True:
+        try:
+            return draw_program(choices)
+        except Rejected:
+            continue
+
+
+def draw_program(choices: Choices) -> tuple[Program, Expected]:
+    """Raises: Rejected if what was drawn turns out to have no defined result."""
+    mode = pick(choices, ["plain", "plain", "no_grad", "train"])
+    program = draw_inputs(choices, mode)
+    builder = Builder(choices, program)
+    with_random = chance(choices, 6)
+    wanted, tries = choices.integer(2, 9), 0
+    while len(builder.program.steps) < wanted and tries < 60:
+        tries += 1
+        family = pick(choices, [family for family, weight in WEIGHTS.items() for _ in range(weight)])
+        if with_random and chance(choices, 25):
+            family = "random"
+        draw = pick(choices, list(FAMILIES[family].values()))
+        try:
+            step = draw(builder)
+        except NoneFits:
+            continue
+        builder.append(step)
+    program = _with_outputs(choices, builder)
+    if program.resized is not None:
+        with contextlib.suppress(Rejected):
+            return program, expect(program)
+        program = replace(program, resized=None)
+    return program, expect(program)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How an input lies in memory, whatever the sizes are.
+
+    Attributes: letters (for each dimension which of the sizes it has, or None for 1); order (dimensions from the outermost in memory);
+    gaps (for each dimension how many times farther apart than necessary its elements lie); expanded (dimensions with stride 0);
+    overlapping (a dimension whose elements overlap their neighbours, or None); offset.
+    """
+
+    letters: tuple[int | None, ...]
+    order: tuple[int, ...]
+    gaps: tuple[int, ...]
+    expanded: frozenset[int]
+    overlapping: int | None
+    offset: int
+
+    @staticmethod
+    def draw(choices: Choices) -> Recipe:
+        rank = pick(choices, [2, 1, 3, 2, 3, 0, 4])
+        letters: list[int | None] = [(2 - place) % 3 for place in range(rank)][::-1]
+        for place in range(rank):
+            if chance(choices, 15):
+                letters[place] = pick(choices, [None, 0, 1, 2])
+        way = pick(choices, ["dense"] * 8 + ["permuted"] * 4 + ["gaps"] * 4 + ["expanded"] * 2 + ["overlapping"])
+        order, gaps = list(range(rank)), [1] * rank
+        if way == "permuted" or (way in ("gaps", "expanded") and chance(choices, 30)):
+            left = list(range(rank))
+            order = [left.pop(choices.integer(0, len(left) - 1)) for _ in range(rank)]
+            if rank == 4 and chance(choices, 50):
+                order = list(CHANNELS_LAST)
+        if way == "gaps" and rank:
+            gaps[choices.integer(0, rank - 1)] = choices.integer(2, 3)
+        expanded = frozenset(dim for dim in range(rank) if chance(choices, 60)) if way == "expanded" else frozenset()
+        overlapping = choices.integer(0, rank - 1) if way == "overlapping" and rank else None
+        offset = choices.integer(1, 17) if chance(choices, 30) else 0
+        return Recipe(tuple(letters), tuple(order), tuple(gaps), expanded, overlapping, offset)
+
+    def input(self, sizes: Sequence[int], storage: int, role: str, conj: bool) -> Input:
+        shape = tuple(1 if letter is None else sizes[letter] for letter in self.letters)
+        stride, step = [0] * len(shape), 1
+        for dim in reversed(self.order):
+            if dim not in self.expanded:
+                stride[dim] = step * self.gaps[dim]
+                step = stride[dim] * max(shape[dim], 1)
+        if self.overlapping is not None:
+            stride[self.overlapping] = 1
+        return Input(storage, shape, tuple(stride), self.offset, role, conj)
+
+
+def draw_inputs(choices: Choices, mode: str) -> Program:
+    """A program without steps."""
+    sizes = [choices.integer(1, 4) for _ in range(3)]
+    if chance(choices, 5):
+        sizes[choices.integer(0, 2)] = 0
+    count = choices.integer(1, 4)
+    roles = ["argument"] * count
+    if chance(choices, 25):
+        roles[-1] = pick(choices, ["parameter", "buffer"])
+        if count > 2:
+            roles[-2] = pick(choices, ROLES)
+    palette = [pick(choices, FLOATS if mode == "train" else DTYPES) for _ in range(choices.integer(1, 3))]
+    recipes: list[Recipe] = []
+    storages: list[Storage] = []
+    inputs: list[Input] = []
+    for number, role in enumerate(roles):
+        if number and role == "argument" and chance(choices, 4):
+            recipes.append(recipes[0])
+            inputs.append(replace(inputs[0], same_as=0))
+            continue
+        recipe = Recipe.draw(choices)
+        if number and chance(choices, 22):
+            storage = choices.integer(0, len(storages) - 1)
+            if chance(choices, 30):
+                like = next(other for other, item in zip(recipes, inputs, strict=True) if item.storage == storage)
+                recipe = replace(like, offset=choices.integer(0, 3))
+        else:
+            storage = len(storages)
+            storages.append(_draw_storage(choices, pick(choices, palette), mode))
+        conj = storages[storage].dtype.is_complex and role == "argument" and chance(choices, 25)
+        recipes.append(recipe)
+        inputs.append(recipe.input(sizes, storage, role, conj))
+    resized = None
+    if "parameter" not in roles and "buffer" not in roles and mode != "train" and chance(choices, 12):
+        others = [*sizes[:2], sizes[2] + choices.integer(1, 2)]
+        resized = tuple(
+            replace(recipe.input(others, item.storage, item.role, item.conj), same_as=item.same_as)
+            for recipe, item in zip(recipes, inputs, strict=True)
+        )
+    for number, storage in enumerate(storages):
+        users = [item for item in [*inputs, *(resized or ())] if item.storage == number]
+        of_module = any(item.role != "argument" for item in users)
+        gradient = "leaf" if of_module and storage.gradient == "computed" else storage.gradient
+        storages[number] = replace(storage, size=max(item.extent for item in users), gradient=gradient)
+    change = pick(choices, ["none", "copy", "data", "replace"]) if set(roles) != {"argument"} else "none"
+    dynamic = chance(choices, 8)
+    return Program(tuple(storages), tuple(inputs), (), (), mode=mode, change=change, resized=resized, dynamic=dynamic)
+
+
+def _draw_storage(choices: Choices, dtype: torch.dtype, mode: str) -> Storage:
+    inexact = dtype.is_floating_point or dtype.is_complex
+    grid = pick(choices, ["quarters", "whole", "positive", "ordered", "special" if dtype.is_floating_point else "wide"])
+    often = {"plain": 0, "no_grad": 15, "train": 75}[mode]
+    gradient = pick(choices, ["leaf", "computed"]) if inexact and chance(choices, often) else "none"
+    return Storage(dtype, 0, grid, choices.integer(0, 10**6), gradient)
+
+
+def _with_outputs(choices: Choices, builder: Builder) -> Program:
+    """Return what nothing else uses, and some more."""
+    program = builder.program
+    used = {operand for step in program.steps for operand in step.operands}
+    made = range(len(program.inputs), len(builder.tensors))
+    outputs = [value for value in made if value not in used]
+    for _ in range(choices.integer(0, 3)):
+        outputs.append(choices.integer(0, len(builder.tensors) - 1))
+    outputs = outputs[-6:] or [len(builder.tensors) - 1]
+    container = pick(choices, CONTAINERS) if len(outputs) == 1 else pick(choices, CONTAINERS[:3])
+    return replace(program, outputs=tuple(outputs), container=container)

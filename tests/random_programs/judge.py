@@ -1,0 +1,141 @@
+"""The verdict on one program: does dynaxla do what eager mode does?"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from compare import strides
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
+from torch.fx import GraphModule
+
+from dynaxla.errors import UnsupportedOp
+
+from .observed import Disagreement, Expected, Observation, check_agreement, observe
+from .program import Program
+
+
+def _as_promised(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
+    """Runs the graph with torch's own kernels, but lays its results out as their metadata say: compilers know nothing else."""
+    promises = [node.meta["val"] if isinstance(node, torch.fx.Node) else None for node in _returned(module)]
+    inputs = [node.meta["val"] for node in module.graph.nodes if node.op == "placeholder" and isinstance(node.meta["val"], torch.Tensor)]
+    shared = {promise.untyped_storage()._cdata for promise in inputs}
+
+    def run(*args: Any) -> list[Any]:
+        results = list(module(*args))
+        for place, (result, promise) in enumerate(zip(results, promises, strict=True)):
+            if isinstance(result, torch.Tensor) and promise.untyped_storage()._cdata not in shared:
+                results[place] = _laid_out(result, promise)
+        return results
+
+    return make_boxed_func(run)
+
+
+def _laid_out(result: torch.Tensor, promise: torch.Tensor) -> torch.Tensor:
+    facts = (*promise.stride(), promise.storage_offset())
+    if not all(isinstance(fact, int) for fact in facts) or (strides(result), result.storage_offset()) == (strides(promise), facts[-1]):
+        return result
+    size = facts[-1] + 1 + sum((size - 1) * step for size, step in zip(result.shape, promise.stride(), strict=True))
+    memory = torch.empty(max(size, 0), dtype=result.dtype)
+    return memory.as_strided(result.shape, promise.stride(), facts[-1]).copy_(result.detach())
+
+
+def _returned(module: GraphModule) -> Sequence[Any]:
+    return next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
+
+
+# TorchDynamo and AOTAutograd without any compiler: what differs from eager mode here is torch's own.
+REFERENCE = aot_autograd(fw_compiler=_as_promised)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Attributes:
+    outcome: "agrees"; "disagrees"; "refused" (dynaxla has no lowering); "torch" (torch.compile refuses the program whatever the backend,
+        or does the same without dynaxla).
+    kind: what differs, in a word or an exception's name; detail: all of it.
+    """
+
+    outcome: str
+    kind: str = ""
+    detail: str = ""
+
+
+def compiled(program: Program, backend: Any, seed: int = 0) -> list[Observation]:
+    """What is seen of the compiled program's calls. Raises: whatever torch.compile raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", ".*is deprecated.*", DeprecationWarning)
+        # torch looks at the gradient of every input that requires grad, leaf or not.
+        warnings.filterwarnings("ignore", "The .grad attribute of a Tensor that is not a leaf", UserWarning)
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.*")
+        dynamic = True if program.dynamic else None
+        return observe(program, lambda world: torch.compile(world.function, backend=backend, fullgraph=True, dynamic=dynamic), seed)
+
+
+def judge(program: Program, expected: Expected) -> Verdict:
+    verdict, seen = _against_eager(program, expected, "dynaxla")
+    if verdict.outcome == "agrees" and program.is_random:
+        verdict = _repeats(program, expected, seen)
+    if verdict.outcome == "agrees":
+        return verdict
+    reference, reference_seen = _against_eager(program, expected, REFERENCE)
+    if reference.outcome == "agrees":
+        return verdict
+    if reference_seen and seen:
+        # torch itself is wrong; is dynaxla wrong in the same way?
+        try:
+            check_agreement(Expected(reference_seen, expected.bounds, expected.random), seen)
+        except Disagreement as error:
+            return Verdict("disagrees", error.kind, f"torch differs from eager mode too, but in another way: {error}\n{reference.detail}")
+    elif reference_seen:
+        return verdict
+    return Verdict("torch", f"{'differs: ' if reference_seen else 'refuses: '}{reference.kind}", reference.detail)
+
+
+def _against_eager(program: Program, expected: Expected, backend: Any) -> tuple[Verdict, list[Observation]]:
+    seen: list[Observation] = []
+    try:
+        seen = compiled(program, backend)
+        check_agreement(expected, seen)
+    except Disagreement as error:
+        return Verdict("disagrees", error.kind, str(error)), seen
+    except UnsupportedOp as error:
+        return Verdict("refused", error.op or "UnsupportedOp", str(error)), seen
+    except Exception as error:
+        # Whatever it is: eager mode runs this program.
+        return Verdict("disagrees", type(error).__name__, f"{type(error).__name__}: {error}"), seen
+    return Verdict("agrees"), seen
+
+
+def _repeats(program: Program, expected: Expected, seen: Sequence[Observation]) -> Verdict:
+    """Random numbers repeat under the same seed, and differ under another."""
+    again, other = compiled(program, "dynaxla"), compiled(program, "dynaxla", seed=100)
+    other_eager = observe(program, lambda world: world.function, seed=100)
+    for number, (mine, repeated) in enumerate(zip(seen, again, strict=True)):
+        for name in expected.random[number]:
+            value, same = mine.values[name], repeated.values[name]
+            if (value is None) != (same is None) or (value is not None and not torch.equal(_bits(value), _bits(same))):
+                return Verdict("disagrees", "random", f"call {number}: {name} is {value}, then under the same seed {same}")
+            theirs, their_other = expected.calls[number].values[name], other_eager[number].values[name]
+            if value is None or not _are_continuous(theirs, their_other):
+                continue
+            if torch.equal(value, other[number].values[name]):
+                return Verdict("disagrees", "random", f"call {number}: {name} is {value} under two seeds")
+    return Verdict("agrees")
+
+
+def _are_continuous(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    """Whether chance cannot make two draws equal: there are several numbers, and all of them differ."""
+    if first is None or second is None or first.numel() < 3 or not first.is_floating_point():
+        return False
+    return len(torch.cat([first.reshape(-1), second.reshape(-1)]).unique()) == 2 * first.numel()
+
+
+def _bits(value: torch.Tensor) -> torch.Tensor:
+    """With NaNs, which equal nothing, replaced."""
+    return torch.nan_to_num(value, 12345) if value.is_floating_point() else value

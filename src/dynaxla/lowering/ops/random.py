@@ -25,19 +25,28 @@ from .bounds import refuse_unless
 aten = torch.ops.aten
 Shape = tuple[int, ...]
 
-# How many random bits ATen's uniform numbers have. Source: ATen core/TransformationHelper.h, uniform_real
-_UNIFORM_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
+# How many bits the mantissas of floats have. Uniform numbers have as many random bits: ATen core/TransformationHelper.h, uniform_real
+_MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
 
 
 def _uniform(ctx: Context, shape: Shape, dtype: DType) -> Array:
-    """Numbers from [0, 1), in the dtype in which ATen computes for `dtype` but on its grid."""
+    """float32 or float64 numbers from [0, 1), or complex ones of such."""
     if dtypes.is_complex(dtype):
         return lax.complex(_uniform(ctx, shape, dtypes.real(dtype)), _uniform(ctx, shape, dtypes.real(dtype)))
     word = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
-    kept = _UNIFORM_BITS[dtype]
+    kept = _MANTISSA_BITS[dtype]
     bits = lax.shift_right_logical(jax.random.bits(ctx.key(), shape, word), number(word.itemsize * 8 - kept, word))
-    computation = dtypes.accumulator(dtype)
-    return lax.mul(lax.convert_element_type(bits, computation), number(2.0**-kept, computation))
+    return lax.mul(lax.convert_element_type(bits, dtype), number(2.0**-kept, dtype))
+
+
+def _between(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
+    """Numbers between two others, both parts of complex ones. As a half type they may be rounded to the upper end."""
+    drawn = _uniform(ctx, shape, dtypes.accumulator(dtype))
+    return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), _both_parts(low, drawn.dtype)), dtype)
+
+
+def _both_parts(value: float, dtype: DType) -> Any:
+    return number(complex(value, value) if dtypes.is_complex(dtype) else value, dtype)
 
 
 def _normal(ctx: Context, shape: Shape, dtype: DType) -> Array:
@@ -53,9 +62,16 @@ def _computation(dtype: DType) -> DType:
 # From nothing
 
 
+def _half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
+    """As _between, without the upper end: what is rounded to that becomes the lower end, as in ATen."""
+    drawn = _between(ctx, shape, dtype, low, high)
+    at_end = lax.eq(drawn, _both_parts(high, dtype))
+    return lax.select(at_end, lax.full(shape, _both_parts(low, dtype)), drawn)
+
+
 @lowers(aten.rand.default, aten.rand.generator)
 def rand(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return convert(_uniform(ctx, ctx.output.shape, ctx.output.jax_dtype), ctx.output.jax_dtype)
+    return _half_open(ctx, ctx.output.shape, ctx.output.jax_dtype, 0, 1)
 
 
 @lowers(aten.rand_like.default, aten.rand_like.generator)
@@ -126,7 +142,7 @@ def random(x: Array, ctx: Context) -> Array:
     if dtypes.is_bool(dtype):
         return _integers(ctx, 0, 2)
     if dtypes.is_float(dtype):
-        return _integers(ctx, 0, 2 ** _UNIFORM_BITS[dtype] + 1)
+        return _integers(ctx, 0, 2 ** _MANTISSA_BITS[dtype] + 1)
     return _integers(ctx, 0, min(int(np.iinfo(dtype).max) + 1, 2**63 - 1))
 
 
@@ -138,7 +154,7 @@ def random_to(x: Array, high: int, ctx: Context) -> Array:
 @lowers(getattr(aten.random, "from"))
 def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
     if high is None:
-        high = int(np.iinfo(np.dtype(x.dtype)).max) + 1 if dtypes.is_integer(x.dtype) else 2 ** _UNIFORM_BITS[np.dtype(x.dtype)] + 1
+        high = int(np.iinfo(np.dtype(x.dtype)).max) + 1 if dtypes.is_integer(x.dtype) else 2 ** _MANTISSA_BITS[np.dtype(x.dtype)] + 1
     return _integers(ctx, low, high)
 
 
@@ -221,12 +237,12 @@ def fused_dropout(x: Array, p: float, ctx: Context) -> tuple[Array, Array]:
 def rrelu_with_noise_functional(
     x: Array, noise: Array, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """Leaky ReLU with a random slope for each element, and the slopes (1 where x is positive)."""
-    positive = lax.gt(x, number(0, x.dtype))
+    """Leaky ReLU with a random slope for each element, and the slopes (1 where x is positive or nan)."""
     if not training:
+        positive = lax.gt(x, number(0, x.dtype))
         slope = number((lower + upper) / 2, x.dtype)
         return lax.select(positive, x, lax.mul(x, slope)), noise
-    slopes = lax.select(positive, full_like(x, 1), uniform(x, lower, upper, ctx=ctx))
+    slopes = lax.select(lax.le(x, number(0, x.dtype)), _between(ctx, x.shape, np.dtype(x.dtype), lower, upper), full_like(x, 1))
     return lax.mul(x, slopes), slopes
 
 
@@ -243,8 +259,7 @@ def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float,
 @lowers(aten.uniform.default)
 def uniform(x: Array, low: float = 0, high: float = 1, *, ctx: Context) -> Array:
     refuse_unless(ctx, low <= high, RuntimeError, f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
-    drawn = _uniform(ctx, x.shape, np.dtype(x.dtype))
-    return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), number(low, drawn.dtype)), np.dtype(x.dtype))
+    return _half_open(ctx, x.shape, np.dtype(x.dtype), low, high)
 
 
 def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any) -> Array:
@@ -259,7 +274,8 @@ def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any
 
 @lowers(aten.normal_functional.default)
 def normal_functional(x: Array, mean: float = 0, std: float = 1, *, ctx: Context) -> Array:
-    return _scaled_normal(ctx, x.shape, np.dtype(x.dtype), mean, std)
+    """A number as mean is that of both parts of complex numbers."""
+    return _scaled_normal(ctx, x.shape, np.dtype(x.dtype), _both_parts(mean, np.dtype(x.dtype)), std)
 
 
 @lowers(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
@@ -269,7 +285,7 @@ def normal(mean: Any, std: Any = 1, *, ctx: Context) -> Array:
 
 @lowers(aten.normal.float_float)
 def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return normal(mean, std, ctx=ctx)
+    return normal(_both_parts(mean, ctx.output.jax_dtype), std, ctx=ctx)
 
 
 @lowers(aten.exponential.default)

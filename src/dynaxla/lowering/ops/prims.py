@@ -247,4 +247,5 @@ lower_table(
 )
 
 lower_table({prims.cbrt.default: lax.cbrt}, promote=Promotion.INT_TO_FLOAT)
-lower_table({prims.fma.default: lambda x, y, z: elementwise.addcmul(z, x, y)})
+if hasattr(prims, "fma"):  # torch 2.13
+    lower_table({prims.fma.default: lambda x, y, z: elementwise.addcmul(z, x, y)})

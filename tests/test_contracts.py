@@ -329,3 +329,18 @@ def test_outputs_on_the_same_memory_are_tensors_of_their_own() -> None:
 def test_unsafe_split_shares_its_operands_memory() -> None:
     check(lambda x: x.unsafe_split(2), torch.randn(5, 3))
     check(lambda x: (x * 2).unsafe_split_with_sizes([1, 4]), torch.randn(5, 3))
+
+
+def test_a_graph_that_only_checks() -> None:
+    for backend in ("dynaxla", "dynaxla_retrace"):
+        compiled = torch.compile(lambda x: (torch.linalg.inv(x), x)[1], backend=backend, fullgraph=True)
+        assert torch.equal(compiled(torch.eye(2)), torch.eye(2))
+        with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+            compiled(torch.zeros(2, 2))
+
+
+def test_conjugate_and_negative_bits_of_results() -> None:
+    a = torch.randn(3, 3, dtype=torch.complex128)
+    check(lambda a: (a * 2).conj().imag, a)
+    check(lambda a: ((b := a * 2), b.conj(), b.mH[:1]), a)
+    check(lambda a: (a * 2)[:0].conj(), a)

@@ -79,7 +79,7 @@ class Program:
         """Trace, lower and compile the graph for inputs like these."""
         specialised = Specialised(self, args)
         compiled = None
-        if specialised.buffers:
+        if specialised.computes:
             with metrics.timed("trace"):
                 traced = specialised.trace()
             lowered = self.lower(traced)
@@ -114,7 +114,7 @@ class RetracedProgram(Program):
 
     def __call__(self, args: list[Any]) -> list[Any]:
         specialised = Specialised(self, args)
-        if not specialised.buffers:
+        if not specialised.computes:
             executable = specialised.executable(None)
             return executable(executable.take(args))
         with metrics.timed("trace"):
@@ -229,6 +229,8 @@ class Specialised:
         self.passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
         aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
         self.positions = self.passed + sorted(aliased - set(self.passed))
+        # A graph without buffers of its own may still check something, or call a kernel for its effect.
+        self.computes = bool(self.buffers) or self.interpreter.computes
         self.settings = Settings.current(program.platform)
         self.numbers: dict[torch.fx.Node, Any] = {}
         self.context = Context(program.platform, self.settings, self.symbols)
@@ -338,8 +340,8 @@ def _maker(
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
     if isinstance(output, Empty):
-        spec = output.spec
-        return lambda _, __: torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device)
+        spec, is_conj, is_neg = output.spec, output.is_conj, output.is_neg
+        return lambda _, __: _flagged(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device), is_conj, is_neg)
     if isinstance(output, FromInput):
         index = index_of[output.position]
         if output.whole:
@@ -365,11 +367,14 @@ def _buffer_maker(
         base = buffers[index]
         if base.dtype != dtype:
             base = base.view(-1).view(dtype)
-        tensor = transfer.reinterpret(base, shape, stride, offset)
-        tensor = torch._conj(tensor) if output.is_conj else tensor
-        return torch._neg_view(tensor) if output.is_neg else tensor
+        return _flagged(transfer.reinterpret(base, shape, stride, offset), output.is_conj, output.is_neg)
 
     return make
+
+
+def _flagged(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    tensor = torch._conj(tensor) if is_conj else tensor
+    return torch._neg_view(tensor) if is_neg else tensor
 
 
 def graph_device(module: torch.fx.GraphModule) -> torch.device:

@@ -104,6 +104,8 @@ class Empty:
     """An output without elements; XLA is not asked for it."""
 
     spec: TensorSpec
+    is_conj: bool = False
+    is_neg: bool = False
 
 
 Output = Constant | FromInput | FromBuffer | Empty
@@ -111,12 +113,17 @@ Output = Constant | FromInput | FromBuffer | Empty
 
 @dataclass(frozen=True)
 class Buffer:
-    """One result of the program: a node's distinct elements in memory order. With `scattered`, its whole storage, gaps as zeros."""
+    """One result of the program: a node's distinct elements in memory order. With `scattered`, its whole storage, gaps as zeros.
+
+    is_conj, is_neg: whether memory holds the conjugate, or the negative, of the node's value.
+    """
 
     node: Node
     spec: TensorSpec
     layout: Layout
     scattered: bool
+    is_conj: bool = False
+    is_neg: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -124,6 +131,8 @@ class Buffer:
 
     def pack(self, array: jax.Array) -> jax.Array:
         """In a program: from the node's value to this buffer."""
+        array = lax.conj(array) if self.is_conj else array
+        array = lax.neg(array) if self.is_neg else array
         if not self.scattered:
             return self.layout.pack(array)
         positions = jnp.zeros((), jnp.int64)
@@ -163,7 +172,8 @@ def plan_outputs(
             spec = symbols.spec(node.meta["val"])
             layout = Layout.of(spec.shape, spec.stride)
             buffer_of[node] = len(buffers)
-            buffers.append(Buffer(node, spec, layout, not layout.dense))
+            value = node.meta["val"]
+            buffers.append(Buffer(node, spec, layout, not layout.dense, value.is_conj(), value.is_neg()))
         return buffer_of[node]
 
     for node in outputs:
@@ -186,14 +196,14 @@ def plan_outputs(
                 plan.append(FromInput(shared, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False))
                 continue
         if 0 in spec.shape:
-            plan.append(Empty(spec))
+            plan.append(Empty(spec, **flags))
             continue
         maker = makers.get(_storage(node), node)
         layout = Layout.of(spec.shape, spec.stride)
         alone = len(sharing[_storage(node)]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
         if shared is not None or maker is node or (alone and not any(flags.values())) or made.offset or 0 in made.shape:
-            plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device))
+            plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags))
         else:
             plan.append(FromBuffer(buffer(maker), spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, **flags))
     return plan, buffers

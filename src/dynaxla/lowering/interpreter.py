@@ -72,6 +72,11 @@ class Interpreter:
         if missing:
             raise _unsupported(missing)
 
+    @property
+    def computes(self) -> bool:
+        """Whether there is any op in the graph."""
+        return any(isinstance(step.node.target, torch._ops.OperatorBase) for step in self._steps)
+
     def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         """Evaluate the graph.
 

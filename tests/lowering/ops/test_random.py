@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_equal, check
+from single_op import check_op
 
 from dynaxla.errors import LoweringError
 
@@ -255,3 +256,22 @@ def test_random_initialisation_in_place() -> None:
     compiled(function)(x)
     expected = torch.nn.init.kaiming_uniform_(torch.zeros(64, 64))
     assert_same_distribution(x, expected)
+
+
+def test_dropped_integers() -> None:
+    """The gradient of dropout, called with integers, is of floats."""
+    for dtype in (torch.int64, torch.bool, torch.bfloat16):
+        check_op(torch.ops.aten.native_dropout_backward.default, (torch.randn(4, 5) * 3).to(dtype), torch.rand(4, 5) > 0.5, 2.0)
+
+
+def test_both_parts_of_complex_numbers() -> None:
+    x = torch.zeros(4000, dtype=torch.complex64)
+    uniform, normal = compiled(lambda x: (x.clone().uniform_(2, 3), x.clone().normal_(-2, 0.1)))(x)
+    assert 2 <= torch.view_as_real(uniform).min() < torch.view_as_real(uniform).max() <= 3
+    assert (torch.view_as_real(normal).mean(0) + 2).abs().max() < 0.01
+
+
+def test_uniform_half_types_are_drawn_finely() -> None:
+    drawn = compiled(lambda x: x.clone().uniform_(0, 1))(torch.zeros(20000, dtype=torch.bfloat16))
+    assert drawn.max() < 1
+    assert len(drawn.unique()) > 600

@@ -17,7 +17,7 @@ from ...errors import LoweringError
 from .. import dtypes
 from ..context import Context, TensorSpec
 from ..dtypes import DType
-from ..promotion import convert, expand, full_like, number
+from ..promotion import convert, expand, full_like, number, result_type
 from ..registry import lowers
 from .activations import leaky_relu_backward
 from .bounds import refuse_unless
@@ -223,7 +223,7 @@ def _masked_scale(x: Array, mask: Array, scale: float) -> Array:
 
 @lowers(aten.native_dropout_backward.default)
 def native_dropout_backward(grad: Array, mask: Array, scale: float) -> Array:
-    return _masked_scale(grad, mask, scale)
+    return _masked_scale(convert(grad, result_type((grad, scale))), mask, scale)
 
 
 @lowers(aten._fused_dropout.default)

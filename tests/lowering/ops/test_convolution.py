@@ -63,6 +63,7 @@ def test_one_and_three_dimensions_and_unbatched() -> None:
             F.conv1d(x, w, b, stride=2, padding=1, dilation=2),
             F.conv1d(x[0], w, b),
             F.conv_transpose1d(x, wt, b, stride=2, output_padding=1),
+            F.conv_transpose1d(x, wt, b, stride=2, output_padding=3, dilation=4),
             F.conv3d(x3, w3, b, stride=(1, 2, 1), padding=(0, 1, 2), groups=2),
             F.conv_transpose3d(x3, wt3, b, stride=2, padding=1),
         )

@@ -100,7 +100,7 @@ def _convolve(x: Array, weight: Array, shape: Sizes, stride: Sizes, padding: Siz
     dtype = dtypes.accumulator(x.dtype)
     if 0 in x.shape or 0 in weight.shape or 0 in shape:
         return lax.full(shape, 0, dtype)
-    return lax.conv_general_dilated(
+    out = lax.conv_general_dilated(
         x,
         weight,
         window_strides=stride,
@@ -111,6 +111,8 @@ def _convolve(x: Array, weight: Array, shape: Sizes, stride: Sizes, padding: Siz
         precision=ctx.convolution_precision,
         preferred_element_type=dtype,
     )
+    # The gradient of a transposed convolution: an output padding beyond the stride gives more places than its input has.
+    return out if out.shape == tuple(shape) else lax.slice(out, [0] * out.ndim, shape)
 
 
 def _input_gradient(

@@ -156,7 +156,27 @@ def test_nothing_to_read_from() -> None:
         compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
         refuses(function, compiled, (X[:1], T(0)), [(X[:0], T(0))])
     mask, unread = torch.zeros(2, dtype=torch.bool), torch.zeros(2, dtype=torch.int64)
-    check(lambda x, m, i: torch.ops.aten._unsafe_masked_index(x, m, [i], 3.0), V[:0], mask, unread, calls=1)
+    check(
+        lambda x, m, i: (torch.ops.aten._unsafe_masked_index(x, m, [i], 3.0), functional.nll_loss(x.expand(2, 0), i, ignore_index=0)),
+        V[:0],
+        mask,
+        unread,
+        calls=1,
+    )
+
+
+def test_masked_indices_are_clamped() -> None:
+    mask, indices = torch.tensor([True, True, False, False]), T(-2, 4, 9, -9)
+    check(
+        lambda x, m, i: (
+            torch.ops.aten._unsafe_masked_index(x, m, [i], 7.0),
+            torch.ops.aten._unsafe_masked_index_put_accumulate(x, m, [i], x[:4]),
+        ),
+        V,
+        mask,
+        indices,
+        calls=1,
+    )
 
 
 def count_checks(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], *args: Any) -> int:

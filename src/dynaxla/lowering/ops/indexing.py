@@ -198,10 +198,22 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     return lax.select(mask, take_along(lax.reshape(source, (source.size,)), 0, ordinals(mask)), x)
 
 
+def clamped(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
+    """Indices moved into the dimensions that they index."""
+
+    def clamp(index: Array, size: int) -> Array:
+        low, high = (lax.full((), value, index.dtype) for value in (-size, max(size - 1, 0)))
+        return lax.clamp(low, index, high)
+
+    return [None if index is None else clamp(index, x.shape[dim]) for dim, index in enumerate(indices)]
+
+
 @lowers(aten._unsafe_masked_index.default)
 def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], fill: bool | int | float) -> Array:
     """x[indices] where the mask is True, `fill` elsewhere. Indices under a False mask may be out of range."""
-    result = unsafe_index(x, indices)
+    result = unsafe_index(x, clamped(x, indices))
+    if x.size == 0:
+        return lax.full(result.shape, convert(fill, x.dtype))
     return lax.select(expand(mask, result.shape), result, lax.full_like(result, fill))
 
 

@@ -11,7 +11,6 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert, expand
 from ..registry import lowers
-from .bounds import require_index
 from .reductions import mean_all, sum_all
 
 aten = torch.ops.aten
@@ -25,9 +24,10 @@ def _classes_dim(x: Array) -> int:
 
 
 def _require_classes(ctx: Context, x: Array, target: Array, ignore_index: int) -> None:
-    counted = lax.select(lax.eq(target, lax.full_like(target, ignore_index)), lax.full_like(target, 0), target)
     classes = x.shape[_classes_dim(x)]
-    require_index(ctx, counted, classes, IndexError, f"Target is out of bounds: there are {classes} classes.")
+    low, high, ignored = (lax.full_like(target, value) for value in (0, classes, ignore_index))
+    inside = lax.bitwise_and(lax.ge(target, low), lax.lt(target, high))
+    ctx.require(lax.bitwise_or(inside, lax.eq(target, ignored)), IndexError, f"Target is out of bounds: there are {classes} classes.")
 
 
 def _weights(target: Array, weight: Array | None, ignore_index: int, like: Array) -> tuple[Array, Array]:

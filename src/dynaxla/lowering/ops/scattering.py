@@ -22,7 +22,7 @@ from ..dimensions import wrap
 from ..promotion import convert, expand
 from ..registry import lowers
 from .bounds import argument, require_index
-from .indexing import Picks, from_front, ordinals, require_elements, require_flat, require_indices, take_along
+from .indexing import Picks, clamped, from_front, ordinals, require_elements, require_flat, require_indices, take_along
 
 aten = torch.ops.aten
 
@@ -323,7 +323,7 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> A
 def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[Array | None], values: Array) -> Array:
     """index_put with accumulate of the values where the mask is True. Indices under a False mask may be out of range."""
     values = lax.select(expand(mask, values.shape), values, lax.full_like(values, 0))
-    return unsafe_index_put(x, indices, values, accumulate=True)
+    return unsafe_index_put(x, clamped(x, indices), values, accumulate=True)
 
 
 @lowers(aten.nonzero_static.default)

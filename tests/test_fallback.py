@@ -270,3 +270,18 @@ def test_kernels_in_several_programs_at_once(threads: int) -> None:
                 torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_views_whose_offsets_depend_on_values() -> None:
+    def function(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = places.tolist()
+        torch._check(first >= 0)
+        torch._check(second >= first)
+        torch._check(second <= 5)
+        return torch.split(x, [first, second - first, 5 - second])
+
+    x, places = torch.randn(5, 3), torch.tensor([1, 3])
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        pieces = compile_whole(function)(x, places)
+    assert [piece.data_ptr() - x.data_ptr() for piece in pieces] == [0, 12, 36]
+    torch.testing.assert_close(pieces, function(x, places))

@@ -230,7 +230,7 @@ class Specialised:
         aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
         self.positions = self.passed + sorted(aliased - set(self.passed))
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
-        self.computes = bool(self.buffers) or self.interpreter.computes
+        self.computes = bool(self.buffers) or self.interpreter.acts
         self.settings = Settings.current(program.platform)
         self.numbers: dict[torch.fx.Node, Any] = {}
         self.context = Context(program.platform, self.settings, self.symbols)

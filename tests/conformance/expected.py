@@ -23,7 +23,14 @@ class Expected:
         return [Case(self.database, self.name, dtype, kind) for dtype in self.dtypes for kind in self.kinds]
 
 
-EXPECTED: tuple[Expected, ...] = ()
+_ALL = ("float32", "float64", "bfloat16", "int64", "bool", "complex64")
+_AROUND = "it reads or writes memory around its operand, of which the program is not given anything"
+
+EXPECTED: tuple[Expected, ...] = (
+    Expected("op_db", "as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
+    Expected("op_db", "as_strided_scatter", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
+    Expected("python_ref_db", "_refs.as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
+)
 
 
 def by_case(known: Iterable[Expected] = EXPECTED) -> dict[str, Expected]:

@@ -23,7 +23,7 @@ _TESTS = Path(__file__).parents[1]
 COMMAND = (sys.executable, "-m", "conformance.worker")
 START_SECONDS = 300.0
 # A process that has grown beyond this is replaced after its case.
-KILOBYTES = 5 << 20
+KILOBYTES = 3 << 20
 
 Result = dict[str, Any]
 

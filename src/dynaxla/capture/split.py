@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,14 +61,41 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool]) -> list[Part]
                     place(user, False)
         else:
             place(node, groups[-1][0] if groups and _is_size(node) else True)
-    return [_part(module, compiled, nodes) for compiled, nodes in groups]
+    definitions = _definitions(module)
+    return [_part(module, compiled, nodes, definitions) for compiled, nodes in groups]
 
 
 def _is_size(node: Node) -> bool:
     return is_plain_python(node) or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
 
 
-def _part(module: GraphModule, compiled: bool, nodes: Sequence[Node]) -> Part:
+def _symbols(value: Any) -> set[Any]:
+    """Those in the sizes, strides and offset of a tensor, or in a number."""
+    found: set[Any] = set()
+    for leaf in value if isinstance(value, (tuple, list)) else [value]:
+        numbers = [*leaf.shape, *leaf.stride(), leaf.storage_offset()] if isinstance(leaf, torch.Tensor) else [leaf]
+        for number in numbers:
+            if isinstance(number, torch.SymInt):
+                found |= number.node.expr.free_symbols
+    return found
+
+
+def _definitions(module: GraphModule) -> dict[Any, Node]:
+    """For each symbol a node that tells its value: a number, or else a tensor that has it as a size."""
+    numbers: dict[Any, Node] = {}
+    sizes: dict[Any, Node] = {}
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.SymInt):
+            numbers.setdefault(value.node.expr, node)
+        elif isinstance(value, torch.Tensor):
+            for size in value.shape:
+                if isinstance(size, torch.SymInt):
+                    sizes.setdefault(size.node.expr, node)
+    return {symbol: node for symbol, node in (sizes | numbers).items() if symbol.is_symbol}
+
+
+def _part(module: GraphModule, compiled: bool, nodes: Sequence[Node], definitions: Mapping[Any, Node]) -> Part:
     inside = set(nodes)
     inputs: dict[Node, None] = {}
     constants: dict[Node, None] = {}
@@ -78,7 +105,11 @@ def _part(module: GraphModule, compiled: bool, nodes: Sequence[Node]) -> Part:
                 constants[source] = None
             elif source not in inside:
                 inputs[source] = None
-    outputs = [node for node in nodes if any(user not in inside for user in node.users)]
+    if compiled:
+        used = {symbol for node in (*inputs, *nodes) for symbol in _symbols(node.meta.get("val"))}
+        inputs |= {definitions[symbol]: None for symbol in used if symbol in definitions and definitions[symbol] not in inside}
+    defining = set(definitions.values())
+    outputs = [node for node in nodes if node in defining or any(user not in inside for user in node.users)]
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     for source in inputs:

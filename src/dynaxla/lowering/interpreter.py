@@ -73,9 +73,9 @@ class Interpreter:
             raise _unsupported(missing)
 
     @property
-    def computes(self) -> bool:
-        """Whether there is any op in the graph."""
-        return any(isinstance(step.node.target, torch._ops.OperatorBase) for step in self._steps)
+    def acts(self) -> bool:
+        """Whether the graph does anything besides computing its outputs: checks, or ops that are called for their effect."""
+        return any(_acts(step.node) for step in self._steps)
 
     def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         """Evaluate the graph.
@@ -85,13 +85,25 @@ class Interpreter:
         """
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         ctx.values = values
+        needed = self._needed(wanted)
         for step in self._steps:
+            if step.node not in needed:
+                continue
             ctx.node = step.node
             value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)
             values[step.node] = value
         return [values[node] for node in wanted]
+
+    def _needed(self, wanted: Sequence[Node]) -> set[Node]:
+        """The nodes that the wanted ones are computed from, and those that act. A view of an input that only an output needs is neither."""
+        needed = set(wanted)
+        for step in reversed(self._steps):
+            if step.node in needed or _acts(step.node):
+                needed.add(step.node)
+                needed.update(step.node.all_input_nodes)
+        return needed
 
     def _control_flow_step(self, node: Node, registry: Registry) -> _Step:
         """A control-flow op with its graphs ready to run; torch's kernel's work if one of them has sizes that depend on values."""
@@ -161,6 +173,13 @@ def is_computable(node: Node, platform: str) -> bool:
         inner = (inner for graph in _graph_arguments(node).values() for inner in graph.graph.nodes if inner.op == "call_function")
         return all(is_computable(node, platform) for node in inner)
     return find_rule(node, platform) is not None or is_plain_python(node)
+
+
+def _acts(node: Node) -> bool:
+    """Whether a node is there for more than its result."""
+    if node.target is with_effects or node.target is torch.ops.aten._functional_assert_async.msg:
+        return True
+    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 
 
 def _graph_arguments(node: Node) -> dict[int, GraphModule]:

@@ -95,8 +95,9 @@ Reduce = Callable[[Array, Sequence[int]], Array]
 
 def _reduction(reduce: Reduce) -> Lowering:
     def lowering(x: Array, dims: Sequence[int] | None, *, output_dtype: DType | None = None) -> Array:
+        """A number may be reduced over its dimension 0, though it has none."""
         out = output_dtype or x.dtype
-        return convert(reduce(convert(x, dtypes.accumulator(out)), tuple(range(x.ndim) if dims is None else dims)), out)
+        return convert(reduce(convert(x, dtypes.accumulator(out)), tuple(range(x.ndim) if dims is None or x.ndim == 0 else dims)), out)
 
     return lowering
 

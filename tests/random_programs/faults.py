@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -473,7 +474,9 @@ def find(planted: Fault, programs: Iterable[tuple[int, Program, Expected]]) -> t
     for count, (seed, candidate, expected) in enumerate(programs, start=1):
         with planted():
             verdict = judge(candidate, expected)
-        torch._dynamo.reset()
+        if count % 20 == 0:
+            torch._dynamo.reset()
+            gc.collect()
         if verdict.outcome == "disagrees" and judge(candidate, expected).outcome == "agrees":
             return count, seed, verdict
     return None

@@ -152,16 +152,21 @@ def number_divided(b: Builder) -> Step:
 def rounded_division(b: Builder) -> Step:
     x = b.value(is_real_number)
     y = b.partner(x, is_real_number)
+    divisor = b.pick(["$1", "($1.abs() + 1)"])
     name, code = b.pick(
         [
-            ("floor_divide", "$0 // $1"),
-            ("remainder", "$0 % $1"),
-            ("fmod", "torch.fmod($0, $1)"),
-            ("div_trunc", 'torch.div($0, $1, rounding_mode="trunc")'),
-            ("div_floor", 'torch.div($0, $1, rounding_mode="floor")'),
+            ("floor_divide", f"$0 // {divisor}"),
+            ("remainder", f"$0 % {divisor}"),
+            ("fmod", f"torch.fmod($0, {divisor})"),
+            ("div_trunc", f'torch.div($0, {divisor}, rounding_mode="trunc")'),
+            ("div_floor", f'torch.div($0, {divisor}, rounding_mode="floor")'),
         ]
     )
-    return Step(name, code, (x, y), requires="$1.ne(0).all() and $1.isfinite().all() and $0.isfinite().all()")
+    # The lowest integer divided by -1, or made positive, overflows.
+    requires = f"{divisor}.ne(0).all() and $1.isfinite().all() and $0.isfinite().all()"
+    if is_integral(b.tensors[x]) and is_integral(b.tensors[y]):
+        requires += " and $1.ne(-1).all()"
+    return Step(name, code, (x, y), requires=requires)
 
 
 @draws("binary")

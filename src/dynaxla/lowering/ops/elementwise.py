@@ -17,6 +17,7 @@ from ..promotion import Promotion, broadcast, convert, elementwise, full_like, n
 from ..registry import lower_table, lowers
 from .bounds import refuse_unless
 from .comparison import equals_infinity, is_infinite, is_nan, signbit
+from .rounding import rounded
 
 aten = torch.ops.aten
 Function = Callable[..., Array]
@@ -87,7 +88,7 @@ def _exact_division(ctx: Context) -> Function:
     return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.platform == "cpu" else lax.div
 
 
-def _floor_divide(x: Array, y: Array, divide: Function, rounded: Rounding) -> Array:
+def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
     """Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer: as Python's //, also for infinities and signed zeros."""
     if dtypes.is_integer(x.dtype):
         quotient = lax.div(x, y)
@@ -97,10 +98,10 @@ def _floor_divide(x: Array, y: Array, divide: Function, rounded: Rounding) -> Ar
         return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
     one, half = number(1, x.dtype), number(0.5, x.dtype)
     remainder = lax.rem(x, y)
-    quotient = rounded(divide(rounded(lax.sub(x, remainder)), y))
-    quotient = lax.select(_differs_in_sign(remainder, y), rounded(lax.sub(quotient, one)), quotient)
+    quotient = kept(divide(kept(lax.sub(x, remainder)), y))
+    quotient = lax.select(_differs_in_sign(remainder, y), kept(lax.sub(quotient, one)), quotient)
     floor = lax.floor(quotient)
-    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), rounded(lax.add(floor, one)), floor)
+    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), kept(lax.add(floor, one)), floor)
     plain = lax.div(x, y)
     floor = lax.select(lax.eq(quotient, number(0, x.dtype)), copysign(full_like(x, 0), plain), floor)
     return lax.select(lax.eq(y, number(0, x.dtype)), plain, floor)
@@ -112,8 +113,8 @@ def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
     return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
 
 
-def _truncating_divide(x: Array, y: Array, divide: Function, rounded: Rounding) -> Array:
-    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(rounded(divide(x, y)))
+def _truncating_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
+    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(kept(divide(x, y)))
 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -126,16 +127,8 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
     # Of two tensors of a half type, ATen rounds every intermediate result to it; a number as divisor is used in float32 throughout.
     common = result_type((x, y))
     narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
-    limits = jax.numpy.finfo(common) if narrow else None
-
-    def rounded(value: Array) -> Array:
-        if limits is None:
-            return value
-        # reduce_precision would flush denormals
-        small = lax.lt(lax.abs(value), number(float(limits.tiny), value.dtype))
-        return lax.select(small, value, lax.reduce_precision(value, limits.nexp, limits.nmant))
-
-    return elementwise(lambda a, b: rounding(a, b, _exact_division(ctx), rounded), (x, y), Promotion.DEFAULT)
+    kept: Rounding = (lambda value: rounded(value, common)) if narrow else (lambda value: value)
+    return elementwise(lambda a, b: rounding(a, b, _exact_division(ctx), kept), (x, y), Promotion.DEFAULT)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)

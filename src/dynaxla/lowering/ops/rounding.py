@@ -5,13 +5,15 @@ from __future__ import annotations
 from jax import Array, lax
 from jax import numpy as jnp
 
-from .. import dtypes
 from ..dtypes import DType
+from ..promotion import number
 
 
 def rounded(x: Array, dtype: DType) -> Array:
     """x, which is of the accumulator of `dtype`, with the values that `dtype` has. XLA may drop a pair of conversions, but not this."""
-    if x.dtype == dtype or dtypes.is_complex(dtype):
+    if x.dtype == dtype:
         return x
     limits = jnp.finfo(dtype)
-    return lax.reduce_precision(x, limits.nexp, limits.nmant)
+    # reduce_precision would flush denormals
+    small = lax.lt(lax.abs(x), number(float(limits.tiny), x.dtype))
+    return lax.select(small, x, lax.reduce_precision(x, limits.nexp, limits.nmant))

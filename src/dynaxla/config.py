@@ -22,12 +22,15 @@ class Options:
             time is dropped, and compiled again when it is needed.
         fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
             logged); "error", UnsupportedOp.
+        forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
+            see dynaxla.lowering.forms.
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 512}.
     """
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
     executables: int = 64
     fallback: str = "kernel"
+    forms: Mapping[str, str] = field(default_factory=dict)
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     @staticmethod
@@ -59,6 +62,9 @@ def _check(name: str, value: Any) -> None:
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
+    elif name == "forms":
+        good = isinstance(value, Mapping) and all(isinstance(item, str) for pair in value.items() for item in pair)
+        wanted = "a dict of op names and names of forms"
     else:
         good = isinstance(value, Mapping) and all(
             isinstance(key, str) and isinstance(item, (bool, int, float, str)) for key, item in value.items()

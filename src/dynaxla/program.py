@@ -233,7 +233,7 @@ class Specialised:
         self.computes = bool(self.buffers) or self.interpreter.acts
         self.settings = Settings.current(program.platform)
         self.numbers: dict[torch.fx.Node, Any] = {}
-        self.context = Context(program.platform, self.settings, self.symbols)
+        self.context = Context(program.platform, self.settings, self.symbols, forms=program.options.forms)
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -249,7 +249,9 @@ class Specialised:
         layouts = [item.layout for item in parameters]
 
         def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-            ctx = self.context = Context(self.program.platform, self.settings, self.symbols, arrays[0] if seed else None)
+            ctx = self.context = Context(
+                self.program.platform, self.settings, self.symbols, arrays[0] if seed else None, self.program.options.forms
+            )
             inputs: list[Any] = list(self.args)
             for position, spec in self.specs.items():
                 if position not in self.passed:

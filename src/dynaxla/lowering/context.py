@@ -109,16 +109,22 @@ class Check:
 class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; node (the FX node being lowered); values (of the nodes so far);
-    checks (what the program verifies while it runs); kernels (what it calls of torch's: node and arguments that are no tensors);
-    kernel_errors (exceptions that these raised).
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; forms (taken wherever they fit, by op: see forms.py); node (the FX
+    node being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
+    torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised).
     """
 
     def __init__(
-        self, platform: str, settings: Settings = _EXACT, symbols: SymbolValues | None = None, seed: jax.Array | None = None
+        self,
+        platform: str,
+        settings: Settings = _EXACT,
+        symbols: SymbolValues | None = None,
+        seed: jax.Array | None = None,
+        forms: Mapping[str, str] | None = None,
     ) -> None:
         self.platform = platform
         self.settings = settings
+        self.forms = forms or {}
         self.node: torch.fx.Node
         self.values: dict[torch.fx.Node, Any] = {}
         self.checks: list[Check] = []

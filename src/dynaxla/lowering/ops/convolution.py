@@ -1,21 +1,91 @@
-"""Convolutions and their gradients, all as `lax.conv_general_dilated` in PyTorch's own order of dimensions (batch, channel, space)."""
+"""Convolutions and their gradients, in PyTorch's own order of dimensions (batch, channel, space)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from jax import Array, lax
 
-from .. import dtypes
+from .. import dtypes, onednn
 from ..context import Context
-from ..promotion import convert
+from ..dtypes import DType
+from ..forms import Forms
+from ..promotion import convert, number
 from ..registry import lowers
 
 aten = torch.ops.aten
 
 Sizes = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """What a convolution is asked to do, apart from its operands' values.
+
+    Attributes: x, weight, out (shapes; weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`); stride; margins (at both
+    ends of each spatial dimension; negative ones cut off); spread (the distance of x's values from each other, with zeros in between);
+    dilation (the same of weight's); groups; dtype (of x and weight; the result's is it too, or its accumulator's); precision; platform.
+    """
+
+    x: tuple[int, ...]
+    weight: tuple[int, ...]
+    out: tuple[int, ...]
+    stride: tuple[int, ...]
+    margins: tuple[tuple[int, int], ...]
+    spread: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    swapped: bool
+    dtype: DType
+    precision: lax.Precision
+    platform: str
+
+    @property
+    def products(self) -> int:
+        """How many numbers are multiplied."""
+        inputs = self.weight[0 if self.swapped else 1]
+        return math.prod(self.out) * inputs * math.prod(self.weight[2:])
+
+
+CONVOLUTION: Forms[Convolution] = Forms("convolution")
+
+# Below so many products, what a call of oneDNN costs (15 microseconds) is more than what it saves.
+_FEW_PRODUCTS = 250_000
+
+
+def _fits_onednn(problem: Convolution) -> bool:
+    return problem.platform == "cpu" and 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
+
+
+@CONVOLUTION.form("onednn", fits=_fits_onednn, suits=lambda problem: problem.groups > 1 or problem.products >= _FEW_PRODUCTS)
+def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None) -> Array:
+    margins = problem.margins
+    if any(step > 1 for step in problem.spread) or any(margin < 0 for ends in margins for margin in ends):
+        inside = [(*ends, step - 1) for ends, step in zip(margins, problem.spread, strict=True)]
+        x = lax.pad(x, number(0, x.dtype), [(0, 0, 0), (0, 0, 0), *inside])
+        margins = ((0, 0),) * len(margins)
+    settings = problem.out, problem.stride, margins, problem.dilation, problem.groups
+    return onednn.convolution(x, weight, *settings, x.dtype, bias, swapped=problem.swapped)
+
+
+@CONVOLUTION.form("xla")
+def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None) -> Array:
+    out = lax.conv_general_dilated(
+        x,
+        weight,
+        window_strides=problem.stride,
+        padding=problem.margins,
+        lhs_dilation=problem.spread,
+        rhs_dilation=problem.dilation,
+        dimension_numbers=_dimension_numbers(_PLAIN, _SWAPPED if problem.swapped else _PLAIN, _PLAIN, x.ndim),
+        feature_group_count=problem.groups,
+        precision=problem.precision,
+        preferred_element_type=dtypes.accumulator(x.dtype),
+    )
+    return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
 
 @lowers(aten.convolution.default)
@@ -37,11 +107,9 @@ def convolution(
     shape = ctx.output.shape
     if transposed:
         # The gradient of the convolution that goes the other way, with respect to its input.
-        out = _input_gradient(x, weight, shape, stride, padding, dilation, groups, ctx)
+        out = _input_gradient(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
     else:
-        out = _convolve(x, weight, shape, stride, padding, dilation, groups, ctx)
-    if bias is not None:
-        out = lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), shape, (1,)))
+        out = _convolve(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
     return convert(out, x.dtype)
 
 
@@ -66,9 +134,9 @@ def convolution_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
-            grad_input = _convolve(grad, weight, x.shape, stride, padding, dilation, groups, ctx)
+            grad_input = _convolve(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         else:
-            grad_input = _input_gradient(grad, weight, x.shape, stride, padding, dilation, groups, ctx)
+            grad_input = _input_gradient(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         grad_input = convert(grad_input, x.dtype)
     if output_mask[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
@@ -95,33 +163,25 @@ _PLAIN = (0, 1)
 _SWAPPED = (1, 0)
 
 
-def _convolve(x: Array, weight: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context) -> Array:
-    """The plain convolution, in the accumulator's dtype."""
-    dtype = dtypes.accumulator(x.dtype)
-    if 0 in x.shape or 0 in weight.shape or 0 in shape:
-        return lax.full(shape, 0, dtype)
-    out = lax.conv_general_dilated(
-        x,
-        weight,
-        window_strides=stride,
-        padding=[(pad, pad) for pad in padding],
-        rhs_dilation=dilation,
-        dimension_numbers=_dimension_numbers(_PLAIN, _PLAIN, _PLAIN, x.ndim),
-        feature_group_count=groups,
-        precision=ctx.convolution_precision,
-        preferred_element_type=dtype,
-    )
+def _convolve(
+    x: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
+) -> Array:
+    """The plain convolution, in x's dtype or the accumulator's."""
+    space = range(2, x.ndim)
+    margins, reached = [], []
+    for dim, step, pad, spread in zip(space, stride, padding, dilation, strict=True):
+        margins.append((pad, pad))
+        reached.append((x.shape[dim] + 2 * pad - spread * (weight.shape[dim] - 1) - 1) // step + 1)
+    natural = (*shape[:2], *reached)
+    out = _correlate(x, weight, bias, natural, ctx, groups, stride=stride, margins=margins, dilation=dilation)
     # The gradient of a transposed convolution: an output padding beyond the stride gives more places than its input has.
     return out if out.shape == tuple(shape) else lax.slice(out, [0] * out.ndim, shape)
 
 
 def _input_gradient(
-    grad: Array, weight: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
+    grad: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
     """What flows back to an input of `shape`: grad spread out by the stride, convolved with the mirrored weight."""
-    dtype = dtypes.accumulator(grad.dtype)
-    if 0 in grad.shape or 0 in weight.shape or 0 in shape:
-        return lax.full(shape, 0, dtype)
     space = range(2, grad.ndim)
     mirrored = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
     if groups > 1:
@@ -135,18 +195,43 @@ def _input_gradient(
         reach = spread * (weight.shape[dim] - 1)
         covered = (grad.shape[dim] - 1) * step + 1
         margins.append((reach - pad, shape[dim] + pad - covered))
-    return lax.conv_general_dilated(
-        grad,
-        mirrored,
-        window_strides=(1,) * len(space),
-        padding=margins,
-        lhs_dilation=stride,
-        rhs_dilation=dilation,
-        dimension_numbers=_dimension_numbers(_PLAIN, _PLAIN if groups > 1 else _SWAPPED, _PLAIN, grad.ndim),
-        feature_group_count=groups,
-        precision=ctx.convolution_precision,
-        preferred_element_type=dtype,
+    return _correlate(grad, mirrored, bias, shape, ctx, groups, margins=margins, spread=stride, dilation=dilation, swapped=groups == 1)
+
+
+def _correlate(
+    x: Array,
+    weight: Array,
+    bias: Array | None,
+    shape: Sizes,
+    ctx: Context,
+    groups: int,
+    *,
+    stride: Sizes = (),
+    margins: Sequence[tuple[int, int]],
+    spread: Sizes = (),
+    dilation: Sizes,
+    swapped: bool = False,
+) -> Array:
+    """The sum of products over windows, by the form that is best for it; see `Convolution`."""
+    if 0 in x.shape or 0 in weight.shape or 0 in shape:
+        out = lax.full(shape, 0, dtypes.accumulator(x.dtype))
+        return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
+    ones = (1,) * (x.ndim - 2)
+    problem = Convolution(
+        x.shape,
+        weight.shape,
+        tuple(shape),
+        tuple(stride) or ones,
+        tuple(margins),
+        tuple(spread) or ones,
+        tuple(dilation),
+        groups,
+        swapped,
+        x.dtype,
+        ctx.convolution_precision,
+        ctx.platform,
     )
+    return CONVOLUTION.choose(problem, ctx.forms).run(problem, x, weight, bias)
 
 
 def _weight_gradient(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,15 +12,81 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from .. import dtypes
+from .. import dtypes, onednn
 from ..context import Context
 from ..dtypes import DType
+from ..forms import Forms
 from ..promotion import convert, expand
 from ..registry import lowers
 
 aten = torch.ops.aten
 
 Dims = Sequence[int]
+
+
+@dataclass(frozen=True)
+class Contraction:
+    """A sum of products over pairs of dimensions, apart from its operands' values.
+
+    Attributes: x, y (shapes); over, batch (pairs of dimensions that are summed and kept together); dtype (of both); out (the dtype that
+    the products are added in, and the result's); precision; platform.
+    """
+
+    x: tuple[int, ...]
+    y: tuple[int, ...]
+    over: tuple[tuple[int, ...], tuple[int, ...]]
+    batch: tuple[tuple[int, ...], tuple[int, ...]]
+    dtype: DType
+    out: DType
+    precision: lax.Precision
+    platform: str
+
+    @property
+    def rows(self) -> int:
+        return math.prod(size for dim, size in enumerate(self.x) if dim not in self.over[0] + self.batch[0])
+
+    @property
+    def columns(self) -> int:
+        return math.prod(size for dim, size in enumerate(self.y) if dim not in self.over[1] + self.batch[1])
+
+    @property
+    def products(self) -> int:
+        """How many numbers are multiplied."""
+        return math.prod(self.x) * self.columns
+
+
+CONTRACTION: Forms[Contraction] = Forms("contraction")
+
+# Below so many products, XLA's own dot is as fast; it is with a single row too, however many products there are.
+_FEW_PRODUCTS = 2_000_000
+
+
+def _fits_onednn(problem: Contraction) -> bool:
+    """Products of matrices whose batch dimensions come first."""
+    leading = tuple(range(len(problem.x) - 2))
+    return (
+        problem.platform == "cpu"
+        and problem.batch == (leading, leading)
+        and len(problem.x) == len(problem.y) >= 2
+        and len(problem.over[0]) == 1
+        and 0 not in problem.x + problem.y
+        and problem.out in (problem.dtype, np.float32)
+        and onednn.takes(problem.dtype)
+    )
+
+
+@CONTRACTION.form(
+    "onednn",
+    fits=_fits_onednn,
+    suits=lambda problem: problem.products >= _FEW_PRODUCTS and min(problem.rows, problem.columns) > 1,
+)
+def _by_onednn(problem: Contraction, x: Array, y: Array) -> Array:
+    return onednn.matmul(x, y, problem.over[0][0] == x.ndim - 2, problem.over[1][0] == y.ndim - 1, problem.out)
+
+
+@CONTRACTION.form("xla")
+def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
+    return lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=problem.out)
 
 
 def contract(
@@ -35,7 +103,9 @@ def contract(
     Dtype: `dtype`, or the accumulator of x's.
     """
     dtype = dtype or dtypes.accumulator(x.dtype)
-    return lax.dot_general(x, y, (over, batch), precision=ctx.matmul_precision, preferred_element_type=dtype)
+    over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
+    problem = Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, ctx.matmul_precision, ctx.platform)
+    return CONTRACTION.choose(problem, ctx.forms).run(problem, x, y)
 
 
 def _scale(x: Array, factor: Any) -> Array:

@@ -1,0 +1,75 @@
+"""Forms: one op, computed in one of several ways. Which is fastest hangs on the platform and the shapes.
+
+    @CONVOLUTION.form("onednn", fits=..., suits=...)
+    def by_onednn(problem, x, weight, bias): ...
+
+A form is a function from the problem (a hashable description of shapes, dtypes and settings) and the operands to the result. All forms
+of an op give the same result up to rounding. The first that fits and suits is taken, in the order in which they are written; the last
+one must fit and suit everything.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from ..errors import OptionError
+
+Problem = TypeVar("Problem")
+
+
+@dataclass(frozen=True)
+class Form(Generic[Problem]):
+    """One way to compute an op.
+
+    Attributes: name; run (the problem and the operands to the result); fits (whether it can solve a problem at all); suits (whether it
+    is expected to be the fastest, among the forms behind it).
+    """
+
+    name: str
+    run: Callable[..., Any]
+    fits: Callable[[Problem], bool]
+    suits: Callable[[Problem], bool]
+
+
+class Forms(Generic[Problem]):
+    """The forms of one op, in the order in which they are preferred."""
+
+    def __init__(self, op: str) -> None:
+        self.op = op
+        self.forms: dict[str, Form[Problem]] = {}
+        FORMS[op] = self
+
+    def form(
+        self, name: str, *, fits: Callable[[Problem], bool] = lambda _: True, suits: Callable[[Problem], bool] = lambda _: True
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        """Register a function as a form."""
+
+        def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
+            self.forms[name] = Form(name, run, fits, suits)
+            return run
+
+        return decorate
+
+    def choose(self, problem: Problem, forced: Mapping[str, str]) -> Form[Problem]:
+        """The form for a problem. forced: forms by op that are taken wherever they fit."""
+        wanted = self.forms.get(forced.get(self.op, ""))
+        if wanted is not None and wanted.fits(problem):
+            return wanted
+        return next(form for form in self.forms.values() if form.fits(problem) and form.suits(problem))
+
+
+FORMS: dict[str, Forms[Any]] = {}
+
+
+def check_forced(forced: Mapping[str, str]) -> None:
+    """Raises: OptionError for an op without forms, or a form that it does not have."""
+    for op, name in forced.items():
+        if op not in FORMS:
+            close = difflib.get_close_matches(op, FORMS, n=1)
+            meant = f"did you mean {close[0]!r}? " if close else ""
+            raise OptionError(f"option forms: no op {op!r} with forms", hint=f"{meant}there are: {', '.join(FORMS)}")
+        if name not in FORMS[op].forms:
+            raise OptionError(f"option forms: {op} has no form {name!r}", hint=f"its forms are: {', '.join(FORMS[op].forms)}")

@@ -1,0 +1,141 @@
+"""oneDNN's convolution and matrix product, which XLA:CPU holds and runs as parts of its own programs.
+
+On x86-64 jaxlib is built with oneDNN, but its compiler does not use it; a custom call to it in a program is understood all the same, and
+runs on the program's own buffers and threads. The call's configuration is a message of XLA's xla/service/cpu/onednn_config.proto, as
+JSON. A configuration that oneDNN refuses ends the process, so callers give none that could be.
+
+Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc and onednn_matmul.cc
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array
+
+from ..runtime import transfer
+from .dtypes import DType
+
+# Releases of jaxlib whose reading of the configuration is known. Others may number dimensions from one.
+_KNOWN = ((0, 10), (0, 11))
+
+_MATMUL = "__onednn$matmul"
+_CONVOLUTION = "__onednn$convolution"
+
+
+@functools.cache
+def is_available() -> bool:
+    """Whether this XLA:CPU runs oneDNN's kernels."""
+    import jaxlib
+
+    if tuple(map(int, jaxlib.__version__.split(".")[:2])) not in _KNOWN:
+        return False
+    device = transfer.cpu_device()
+    with jax.default_device(device):
+        lowered = jax.jit(lambda x: matmul(x, x, False, False, x.dtype)).lower(jax.ShapeDtypeStruct((8, 8), np.float32))
+    try:
+        transfer.compile_lowered(lowered, device, {})
+    except jax.errors.JaxRuntimeError:  # no such call
+        return False
+    return True
+
+
+@functools.cache
+def takes(dtype: DType) -> bool:
+    """Whether oneDNN computes with this dtype here, and at least as fast as with float32."""
+    if dtype == np.float32:
+        return is_available()
+    if dtype == jax.numpy.bfloat16:
+        return is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return False
+
+
+def matmul(x: Array, y: Array, transpose_x: bool, transpose_y: bool, dtype: DType, bias: Array | None = None) -> Array:
+    """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row.
+
+    Shape: x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
+    Dtype: x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
+    """
+    rows, columns = x.shape[-1 if transpose_x else -2], y.shape[-2 if transpose_y else -1]
+    config: dict[str, Any] = {"transpose_a": transpose_x, "transpose_b": transpose_y}
+    operands = [x, y]
+    if bias is not None:
+        config["fusions"] = {"ops": ["BIAS"]}
+        operands.append(bias.reshape((1,) * (x.ndim - 1) + bias.shape))
+    result = jax.ShapeDtypeStruct((*x.shape[:-2], rows, columns), dtype)
+    return _call(_MATMUL, {"onednn_matmul_config": config}, operands, result)
+
+
+def convolution(
+    x: Array,
+    weight: Array,
+    shape: Sequence[int],
+    stride: Sequence[int],
+    margins: Sequence[tuple[int, int]],
+    dilation: Sequence[int],
+    groups: int,
+    dtype: DType,
+    bias: Array | None = None,
+    *,
+    swapped: bool = False,
+) -> Array:
+    """A convolution over one to three spatial dimensions. Activations lie channels-last in memory, which XLA's layout assignment
+    extends to everything between convolutions.
+
+    Shape: x (batch, in, *space), weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`, bias (out,), result `shape`
+    (batch, out, *space). margins: at both ends of each spatial dimension, not negative.
+    Dtype: x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
+    """
+    space = list(range(2, x.ndim))
+    data = {"batch_dim": 0, "feature_dim": 1, "spatial_dims": space}
+    config: dict[str, Any] = {
+        "dims": x.ndim,
+        "input": {"dims": x.ndim, "data": data},
+        "kernel": {
+            "dims": x.ndim,
+            "filter": {"output_feature_dim": int(swapped), "input_feature_dim": int(not swapped), "spatial_dims": space},
+        },
+        "output": {"dims": x.ndim, "data": data},
+        "window": {
+            "pad_left": [low for low, _ in margins],
+            "pad_right": [high for _, high in margins],
+            "strides": list(stride),
+            "window_dilations": list(dilation),
+        },
+        "feature_groups": groups,
+    }
+    operands, channels_last = [x, weight], (0, *space, 1)
+    layouts = [channels_last, tuple(range(weight.ndim))]
+    if bias is not None:
+        config["fusions"] = {"ops": ["BIAS"]}
+        operands.append(bias)
+        layouts.append((0,))
+    result = jax.ShapeDtypeStruct(tuple(shape), dtype)
+    return _call(_CONVOLUTION, {"onednn_conv_config": config}, operands, result, layouts, channels_last)
+
+
+def _call(
+    target: str,
+    config: dict[str, Any],
+    operands: Sequence[Array],
+    result: jax.ShapeDtypeStruct,
+    layouts: Sequence[tuple[int, ...]] | None = None,
+    layout: tuple[int, ...] | None = None,
+) -> Array:
+    """layouts: the operands' dimensions, from the slowest in memory to the fastest; layout: the result's. Default: row-major."""
+    call = jax.ffi.ffi_call(
+        target,
+        result,
+        vmap_method="sequential",
+        input_layouts=layouts,
+        output_layouts=layout,
+        custom_call_api_version=2,
+        legacy_backend_config=json.dumps(config),
+    )
+    return call(*operands)

@@ -229,8 +229,11 @@ class Specialised:
         self.passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
         aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
         self.positions = self.passed + sorted(aliased - set(self.passed))
-        # A graph without buffers of its own may still check something, or call a kernel for its effect.
-        self.computes = bool(self.buffers) or self.interpreter.acts
+        # A graph without buffers of its own may still check something, also for a result without elements, or call a kernel for its effect.
+        nodes = cast("Sequence[Any]", self.interpreter.output_node.args[0])
+        outputs = zip(nodes, self.outputs, strict=True)
+        self.empty = [node for node, output in outputs if isinstance(output, Empty) and node.op == "call_function"]
+        self.computes = bool(self.buffers) or bool(self.empty) or self.interpreter.acts
         self.settings = Settings.current(program.platform)
         self.numbers: dict[torch.fx.Node, Any] = {}
         self.context = Context(program.platform, self.settings, self.symbols, forms=program.options.forms)
@@ -259,9 +262,9 @@ class Specialised:
             for position, layout, array in zip(self.passed, layouts, arrays[len(seed) :], strict=True):
                 inputs[position] = layout.unpack(array)
             constants = [output.node for output in self.outputs if isinstance(output, Constant) and output.node is not None]
-            wanted = [buffer.node for buffer in self.buffers] + constants
+            wanted = [buffer.node for buffer in self.buffers] + constants + self.empty
             values = self.interpreter.run(inputs, ctx, wanted)
-            self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=True))
+            self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=False))
             code = [Check.first_failed(ctx.checks)] if ctx.checks else []
             return (*(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False)), *code)
 

@@ -10,6 +10,7 @@ import torch
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..lowering import registry
 
@@ -22,8 +23,22 @@ def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int])
     return volume.squeeze(-3).contiguous(memory_format=suggest_memory_format(x))
 
 
+def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
+    """Eager mode returns what has no elements with its shape unchanged. All else stays as it is."""
+    return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
+
+
+def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
+    """Of no repeats eager mode makes no index, whatever output size it is told. All else stays as it is."""
+    return repeats.clone() if guard_or_false(repeats.numel() == 0) else NotImplemented
+
+
 # Where torch's fake implementation of an op misleads: right by what it is made of.
-_CORRECTED: dict[OpOverload, Callable[..., Any]] = {aten.max_unpool2d.default: max_unpool2d}
+_CORRECTED: dict[OpOverload, Callable[..., Any]] = {
+    aten.max_unpool2d.default: max_unpool2d,
+    aten.pixel_unshuffle.default: pixel_unshuffle,
+    aten.repeat_interleave.Tensor: repeat_interleave,
+}
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:

@@ -111,7 +111,7 @@ class Context:
 
     Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; forms (taken wherever they fit, by op: see forms.py); node (the FX
     node being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
-    torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised).
+    torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised); claimed (see `claim`).
     """
 
     def __init__(
@@ -130,6 +130,7 @@ class Context:
         self.checks: list[Check] = []
         self.kernels: list[tuple[str, Any]] = []
         self.kernel_errors: deque[Exception] = deque()
+        self.claimed: dict[torch.fx.Node, jax.Array | None] = {}
         self._symbols = symbols or SymbolValues()
         self._key = None if seed is None else jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
         self._keys_given = 0
@@ -143,7 +144,7 @@ class Context:
     def nested(self, key: jax.Array | None) -> Context:
         """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""
         inner = copy.copy(self)
-        inner.values, inner.checks = {}, []
+        inner.values, inner.checks, inner.claimed = {}, [], {}
         inner._key, inner._keys_given = key, 0
         return inner
 
@@ -159,6 +160,15 @@ class Context:
     def spec_of(self, argument: Any) -> Any:
         """Metadata of an argument of the current node: a TensorSpec for a tensor, a number for a size, else the argument itself."""
         return self._specs(argument.meta.get("val")) if isinstance(argument, torch.fx.Node) else argument
+
+    def claim(self, node: torch.fx.Node, value: jax.Array, passed: Sequence[torch.fx.Node]) -> None:
+        """A later node's value is known already, and of those in `passed`, which only lead to it, none is needed."""
+        self.claimed[node] = value
+        self.claimed.update(dict.fromkeys(passed))
+
+    def spec(self, node: torch.fx.Node) -> Any:
+        """Metadata of any node's result."""
+        return self._specs(node.meta["val"])
 
     def require(self, condition: jax.Array, error: type[Exception], message: str) -> None:
         """The call of the program raises error(message) unless all of `condition` is true, and nothing is mutated then.

@@ -11,7 +11,7 @@ one must fit and suit everything.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -25,13 +25,14 @@ class Form(Generic[Problem]):
     """One way to compute an op.
 
     Attributes: name; run (the problem and the operands to the result); fits (whether it can solve a problem at all); suits (whether it
-    is expected to be the fastest, among the forms behind it).
+    is expected to be the fastest, among the forms behind it); epilogues (what it can compute besides: see epilogue.py).
     """
 
     name: str
     run: Callable[..., Any]
     fits: Callable[[Problem], bool]
     suits: Callable[[Problem], bool]
+    epilogues: frozenset[str] = frozenset()
 
 
 class Forms(Generic[Problem]):
@@ -43,12 +44,17 @@ class Forms(Generic[Problem]):
         FORMS[op] = self
 
     def form(
-        self, name: str, *, fits: Callable[[Problem], bool] = lambda _: True, suits: Callable[[Problem], bool] = lambda _: True
+        self,
+        name: str,
+        *,
+        fits: Callable[[Problem], bool] = lambda _: True,
+        suits: Callable[[Problem], bool] = lambda _: True,
+        epilogues: Iterable[str] = (),
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register a function as a form."""
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.forms[name] = Form(name, run, fits, suits)
+            self.forms[name] = Form(name, run, fits, suits, frozenset(epilogues))
             return run
 
         return decorate

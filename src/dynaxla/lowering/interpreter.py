@@ -90,7 +90,13 @@ class Interpreter:
             if step.node not in needed:
                 continue
             ctx.node = step.node
-            value = self._evaluate(step, values, ctx)
+            if step.node in ctx.claimed:
+                ops.lowered(str(step.node.target))
+                value = ctx.claimed[step.node]
+                if value is None:
+                    continue
+            else:
+                value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)
             values[step.node] = value

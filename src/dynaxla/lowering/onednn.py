@@ -56,17 +56,24 @@ def takes(dtype: DType) -> bool:
     return False
 
 
-def matmul(x: Array, y: Array, transpose_x: bool, transpose_y: bool, dtype: DType, bias: Array | None = None) -> Array:
-    """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row.
+# Of XLA's names for what oneDNN may do with a product besides, those that keep NaNs (RELU and RELU6 do not).
+ACTIVATIONS = {"gelu": "GELU_ERF", "gelu_tanh": "GELU_TANH", "sigmoid": "SIGMOID", "tanh": "TANH"}
+
+
+def matmul(
+    x: Array, y: Array, transpose_x: bool, transpose_y: bool, dtype: DType, bias: Array | None = None, activation: str = ""
+) -> Array:
+    """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row; activation: then
+    applied to each number.
 
     Shape: x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype: x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
     rows, columns = x.shape[-1 if transpose_x else -2], y.shape[-2 if transpose_y else -1]
-    config: dict[str, Any] = {"transpose_a": transpose_x, "transpose_b": transpose_y}
+    fused = [*(["BIAS"] if bias is not None else []), *([ACTIVATIONS[activation]] if activation else [])]
+    config: dict[str, Any] = {"transpose_a": transpose_x, "transpose_b": transpose_y, "fusions": {"ops": fused}}
     operands = [x, y]
     if bias is not None:
-        config["fusions"] = {"ops": ["BIAS"]}
         operands.append(bias.reshape((1,) * (x.ndim - 1) + bias.shape))
     result = jax.ShapeDtypeStruct((*x.shape[:-2], rows, columns), dtype)
     return _call(_MATMUL, {"onednn_matmul_config": config}, operands, result)

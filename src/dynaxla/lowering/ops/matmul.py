@@ -15,6 +15,7 @@ from jax import numpy as jnp
 from .. import dtypes, onednn
 from ..context import Context
 from ..dtypes import DType
+from ..epilogue import follow
 from ..forms import Forms
 from ..promotion import convert, expand
 from ..registry import lowers
@@ -28,8 +29,8 @@ Dims = Sequence[int]
 class Contraction:
     """A sum of products over pairs of dimensions, apart from its operands' values.
 
-    Attributes: x, y (shapes); over, batch (pairs of dimensions that are summed and kept together); dtype (of both); out (the dtype that
-    the products are added in, and the result's); precision; platform.
+    Attributes: x, y (shapes); over, batch (pairs of dimensions that are summed and kept together); dtype (of both); out (the result's
+    dtype; the products are added in its accumulator's); precision; platform.
     """
 
     x: tuple[int, ...]
@@ -79,14 +80,17 @@ def _fits_onednn(problem: Contraction) -> bool:
     "onednn",
     fits=_fits_onednn,
     suits=lambda problem: problem.products >= _FEW_PRODUCTS and min(problem.rows, problem.columns) > 1,
+    epilogues=("bias", *onednn.ACTIVATIONS),
 )
-def _by_onednn(problem: Contraction, x: Array, y: Array) -> Array:
-    return onednn.matmul(x, y, problem.over[0][0] == x.ndim - 2, problem.over[1][0] == y.ndim - 1, problem.out)
+def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = None, activation: str = "") -> Array:
+    return onednn.matmul(x, y, problem.over[0][0] == x.ndim - 2, problem.over[1][0] == y.ndim - 1, problem.out, bias, activation)
 
 
 @CONTRACTION.form("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
-    return lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=problem.out)
+    dtype = dtypes.accumulator(problem.out)
+    out = lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
+    return convert(out, problem.out)
 
 
 def contract(
@@ -97,15 +101,18 @@ def contract(
     batch: tuple[Dims, Dims] = ((), ()),
     dtype: DType | None = None,
 ) -> Array:
-    """The sum of products over dimension pairs. Half types are added in float32 and stay there: the caller casts.
+    """The sum of products over dimension pairs. Half types are added in float32.
 
     Shape: batch dimensions, then x's remaining ones, then y's.
     Dtype: `dtype`, or the accumulator of x's.
     """
-    dtype = dtype or dtypes.accumulator(x.dtype)
-    over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
-    problem = Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, ctx.matmul_precision, ctx.platform)
+    problem = _problem(x, y, over, batch, dtype or dtypes.accumulator(x.dtype), ctx)
     return CONTRACTION.choose(problem, ctx.forms).run(problem, x, y)
+
+
+def _problem(x: Array, y: Array, over: tuple[Dims, Dims], batch: tuple[Dims, Dims], dtype: DType, ctx: Context) -> Contraction:
+    over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
+    return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, ctx.matmul_precision, ctx.platform)
 
 
 def _scale(x: Array, factor: Any) -> Array:
@@ -127,21 +134,27 @@ def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType) -
     return convert(product, dtype)
 
 
-def _multiply(x: Array, y: Array, ctx: Context, first: int = 0) -> Array:
+def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
     """The product of matrices, or of each matrix of x with that of y. They are the node's arguments `first` and `first + 1`.
 
     XLA:CPU is many times slower on `dot(x, transpose(w))` than on a dot over w's own dimensions, so transposes are looked through.
     """
+    x, y, over, batch = _untransposed(x, y, ctx, first)
+    return contract(x, y, over, ctx, batch=batch, dtype=dtype)
+
+
+def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, Array, tuple[Dims, Dims], tuple[Dims, Dims]]:
+    """The matrices before they were transposed, and the dimensions to contract over and to keep."""
     rows = x.ndim - 2
     x, x_order = ctx.untransposed(first, x)
     y, y_order = ctx.untransposed(first + 1, y)
-    batch = ((x_order[0],), (y_order[0],)) if rows else ((), ())
-    return contract(x, y, ((x_order[rows + 1],), (y_order[rows],)), ctx, batch=batch)
+    batch: tuple[Dims, Dims] = ((x_order[0],), (y_order[0],)) if rows else ((), ())
+    return x, y, ((x_order[rows + 1],), (y_order[rows],)), batch
 
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(x: Array, y: Array, *, ctx: Context) -> Array:
-    return convert(_multiply(x, y, ctx), x.dtype)
+    return _multiply(x, y, ctx, dtype=x.dtype)
 
 
 @lowers(aten.mm.dtype, aten.bmm.dtype)
@@ -151,7 +164,24 @@ def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    if x.ndim == 1 and x.shape == z.shape[-1:] and x.dtype == y.dtype and beta == alpha == 1:
+        return _linear(y, z, x, ctx)
     return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, y.dtype)
+
+
+def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
+    """x @ y + bias, and with it the activation that follows, where the form has means of its own for that."""
+    x, y, over, batch = _untransposed(x, y, ctx, 1)
+    problem = _problem(x, y, over, batch, x.dtype, ctx)
+    form = CONTRACTION.choose(problem, ctx.forms)
+    if "bias" not in form.epilogues:
+        return _add_scaled(bias, contract(x, y, over, ctx, batch=batch), 1, 1, x.dtype)
+    following = follow(ctx.node)
+    if following is None or following.name not in form.epilogues:
+        return form.run(problem, x, y, bias)
+    out = form.run(problem, x, y, bias, following.name)
+    ctx.claim(following.node, lax.reshape(out, ctx.spec(following.node).shape), following.passed)
+    return out
 
 
 @lowers(aten.addmm.dtype, aten.baddbmm.dtype)

@@ -35,6 +35,11 @@ class TensorSpec:
     def jax_dtype(self) -> DType:
         return dtypes.to_jax(self.dtype)
 
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions from the slowest in memory to the fastest."""
+        return tuple(sorted(range(len(self.shape)), key=lambda dim: -self.stride[dim]))
+
     def __str__(self) -> str:
         return dtypes.describe(self.dtype, self.shape)
 
@@ -165,6 +170,13 @@ class Context:
         """A later node's value is known already, and of those in `passed`, which only lead to it, none is needed."""
         self.claimed[node] = value
         self.claimed.update(dict.fromkeys(passed))
+
+    def order_of(self, value: jax.Array) -> tuple[int, ...] | None:
+        """The dimensions of an argument of the current node, from the slowest in eager's memory to the fastest; None of other values."""
+        for argument in self.node.args:
+            if isinstance(argument, torch.fx.Node) and self.values.get(argument) is value:
+                return self.spec(argument).order
+        return None
 
     def spec(self, node: torch.fx.Node) -> Any:
         """Metadata of any node's result."""

@@ -61,10 +61,17 @@ ACTIVATIONS = {"gelu": "GELU_ERF", "gelu_tanh": "GELU_TANH", "sigmoid": "SIGMOID
 
 
 def matmul(
-    x: Array, y: Array, transpose_x: bool, transpose_y: bool, dtype: DType, bias: Array | None = None, activation: str = ""
+    x: Array,
+    y: Array,
+    transpose_x: bool,
+    transpose_y: bool,
+    dtype: DType,
+    bias: Array | None = None,
+    activation: str = "",
+    orders: Sequence[tuple[int, ...] | None] = (None, None, None),
 ) -> Array:
     """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row; activation: then
-    applied to each number.
+    applied to each number. orders: dimensions of x, y and the result from the slowest in memory to the fastest; None: row-major.
 
     Shape: x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype: x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
@@ -76,7 +83,8 @@ def matmul(
     if bias is not None:
         operands.append(bias.reshape((1,) * (x.ndim - 1) + bias.shape))
     result = jax.ShapeDtypeStruct((*x.shape[:-2], rows, columns), dtype)
-    return _call(_MATMUL, {"onednn_matmul_config": config}, operands, result)
+    layouts = [*orders[:2], *[None] * (len(operands) - 2)]
+    return _call(_MATMUL, {"onednn_matmul_config": config}, operands, result, layouts, orders[2])
 
 
 def convolution(
@@ -118,11 +126,10 @@ def convolution(
         "feature_groups": groups,
     }
     operands, channels_last = [x, weight], (0, *space, 1)
-    layouts = [channels_last, tuple(range(weight.ndim))]
     if bias is not None:
         config["fusions"] = {"ops": ["BIAS"]}
         operands.append(bias)
-        layouts.append((0,))
+    layouts = [channels_last, *[None] * (len(operands) - 1)]
     result = jax.ShapeDtypeStruct(tuple(shape), dtype)
     return _call(_CONVOLUTION, {"onednn_conv_config": config}, operands, result, layouts, channels_last)
 
@@ -132,10 +139,10 @@ def _call(
     config: dict[str, Any],
     operands: Sequence[Array],
     result: jax.ShapeDtypeStruct,
-    layouts: Sequence[tuple[int, ...]] | None = None,
-    layout: tuple[int, ...] | None = None,
+    layouts: Sequence[tuple[int, ...] | None],
+    layout: tuple[int, ...] | None,
 ) -> Array:
-    """layouts: the operands' dimensions, from the slowest in memory to the fastest; layout: the result's. Default: row-major."""
+    """layouts: the operands' dimensions, from the slowest in memory to the fastest; layout: the result's. None: row-major."""
     call = jax.ffi.ffi_call(
         target,
         result,

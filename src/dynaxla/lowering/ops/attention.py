@@ -21,7 +21,7 @@ from .. import dtypes
 from ..context import Context, TensorSpec
 from ..promotion import convert, expand
 from ..registry import lowers
-from .matmul import contract
+from .matmul import Order, contract
 
 aten = torch.ops.aten
 
@@ -58,9 +58,14 @@ class _Attention:
         key_heads = self.key.shape[1]
         return x if heads == key_heads else lax.reshape(x, (batch, key_heads, heads // key_heads * rows, size))
 
-    def times(self, x: Array, y: Array, over: tuple[int, int]) -> Array:
-        """The product of two tensors per batch and head, x being per head, y per key head; half types give float32."""
-        out = contract(self.by_key_head(x), y, ((over[0],), (over[1],)), self.ctx, batch=((0, 1), (0, 1)))
+    def times(self, x: Array, y: Array, over: tuple[int, int], order: Order = None) -> Array:
+        """The product of two tensors per batch and head, x being per head, y per key head; half types give float32.
+
+        order: how it is wanted in memory.
+        """
+        if self.query.shape[1] != self.key.shape[1]:
+            order = None
+        out = contract(self.by_key_head(x), y, ((over[0],), (over[1],)), self.ctx, batch=((0, 1), (0, 1)), order=order)
         return out if over[0] == 2 else lax.reshape(out, (*self.rows, out.shape[3]))
 
     def scores(self) -> Array:
@@ -103,7 +108,7 @@ def _forward(attention: _Attention, dropout_p: float = 0.0, key: Array | None = 
     total = lax.reduce_sum(weights, (3,))
     total = lax.select(nothing, lax.full_like(total, 1), total)
     weights = _dropped(weights, key, dropout_p)
-    out = attention.times(convert(weights, attention.value.dtype), attention.value, (3, 2))
+    out = attention.times(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
     # The division waits until after the product: it has fewer numbers to divide there.
     out = lax.div(out, _spread(total, out.shape))
     return convert(out, attention.query.dtype), lax.add(lax.log(total), largest)

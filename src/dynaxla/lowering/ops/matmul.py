@@ -23,6 +23,7 @@ from ..registry import lowers
 aten = torch.ops.aten
 
 Dims = Sequence[int]
+Order = tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Contraction:
     """A sum of products over pairs of dimensions, apart from its operands' values.
 
     Attributes: x, y (shapes); over, batch (pairs of dimensions that are summed and kept together); dtype (of both); out (the result's
-    dtype; the products are added in its accumulator's); precision; platform.
+    dtype; the products are added in its accumulator's); precision; platform; orders (how x, y and the result lie in memory: dimensions
+    from the slowest to the fastest; None: row-major, or of no importance).
     """
 
     x: tuple[int, ...]
@@ -41,6 +43,7 @@ class Contraction:
     out: DType
     precision: lax.Precision
     platform: str
+    orders: tuple[Order, Order, Order] = (None, None, None)
 
     @property
     def rows(self) -> int:
@@ -83,7 +86,9 @@ def _fits_onednn(problem: Contraction) -> bool:
     epilogues=("bias", *onednn.ACTIVATIONS),
 )
 def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = None, activation: str = "") -> Array:
-    return onednn.matmul(x, y, problem.over[0][0] == x.ndim - 2, problem.over[1][0] == y.ndim - 1, problem.out, bias, activation)
+    return onednn.matmul(
+        x, y, problem.over[0][0] == x.ndim - 2, problem.over[1][0] == y.ndim - 1, problem.out, bias, activation, problem.orders
+    )
 
 
 @CONTRACTION.form("xla")
@@ -100,19 +105,27 @@ def contract(
     ctx: Context,
     batch: tuple[Dims, Dims] = ((), ()),
     dtype: DType | None = None,
+    order: Order = None,
 ) -> Array:
-    """The sum of products over dimension pairs. Half types are added in float32.
+    """The sum of products over dimension pairs. Half types are added in float32. order: how the result is wanted in memory.
 
     Shape: batch dimensions, then x's remaining ones, then y's.
     Dtype: `dtype`, or the accumulator of x's.
     """
-    problem = _problem(x, y, over, batch, dtype or dtypes.accumulator(x.dtype), ctx)
+    problem = _problem(x, y, over, batch, dtype or dtypes.accumulator(x.dtype), ctx, order)
     return CONTRACTION.choose(problem, ctx.forms).run(problem, x, y)
 
 
-def _problem(x: Array, y: Array, over: tuple[Dims, Dims], batch: tuple[Dims, Dims], dtype: DType, ctx: Context) -> Contraction:
+# Heads lie next to each other in memory, as a linear layer leaves them. oneDNN reads and writes them so as fast as row-major.
+_HEADS_INSIDE = (0, 2, 1, 3)
+
+
+def _problem(
+    x: Array, y: Array, over: tuple[Dims, Dims], batch: tuple[Dims, Dims], dtype: DType, ctx: Context, order: Order = None
+) -> Contraction:
     over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
-    return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, ctx.matmul_precision, ctx.platform)
+    orders = [found if found == _HEADS_INSIDE else None for found in (ctx.order_of(x), ctx.order_of(y), order)]
+    return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, ctx.matmul_precision, ctx.platform, (orders[0], orders[1], orders[2]))
 
 
 def _scale(x: Array, factor: Any) -> Array:

@@ -229,11 +229,8 @@ class Specialised:
         self.passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
         aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
         self.positions = self.passed + sorted(aliased - set(self.passed))
-        # A graph without buffers of its own may still check something, also for a result without elements, or call a kernel for its effect.
-        nodes = cast("Sequence[Any]", self.interpreter.output_node.args[0])
-        outputs = zip(nodes, self.outputs, strict=True)
-        self.empty = [node for node, output in outputs if isinstance(output, Empty) and node.op == "call_function"]
-        self.computes = bool(self.buffers) or bool(self.empty) or self.interpreter.acts
+        # A graph without buffers of its own may still check something, or call a kernel for its effect.
+        self.computes = bool(self.buffers) or self.interpreter.acts
         self.settings = Settings.current(program.platform)
         self.numbers: dict[torch.fx.Node, Any] = {}
         self.context = Context(program.platform, self.settings, self.symbols, forms=program.options.forms)
@@ -262,9 +259,9 @@ class Specialised:
             for position, layout, array in zip(self.passed, layouts, arrays[len(seed) :], strict=True):
                 inputs[position] = layout.unpack(array)
             constants = [output.node for output in self.outputs if isinstance(output, Constant) and output.node is not None]
-            wanted = [buffer.node for buffer in self.buffers] + constants + self.empty
+            wanted = [buffer.node for buffer in self.buffers] + constants
             values = self.interpreter.run(inputs, ctx, wanted)
-            self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=False))
+            self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=True))
             code = [Check.first_failed(ctx.checks)] if ctx.checks else []
             return (*(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False)), *code)
 
@@ -302,8 +299,17 @@ class Specialised:
         buffer_specs = [_BufferView(buffer) for buffer in self.buffers]
         index_of = {position: index for index, position in enumerate(self.positions)}
         given: set[int] = set()
-        makers = []
-        for output in self.outputs:
+        makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []
+        places: list[int] = []
+        first_place: dict[torch.fx.Node, int] = {}
+        nodes = cast("Sequence[Any]", self.interpreter.output_node.args[0])
+        for node, output in zip(nodes, self.outputs, strict=True):
+            if isinstance(node, torch.fx.Node):
+                places.append(first_place.setdefault(node, len(makers)))
+                if places[-1] < len(makers):
+                    continue
+            else:
+                places.append(len(makers))
             again = isinstance(output, FromBuffer) and output.buffer in given
             makers.append(_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device, again))
             if isinstance(output, FromBuffer):
@@ -312,7 +318,14 @@ class Specialised:
         def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
             return [make(buffers, tensors) for make in makers]
 
-        return assemble
+        if len(makers) == len(places):
+            return assemble
+
+        def repeat(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+            made = assemble(buffers, tensors)
+            return [made[place] for place in places]
+
+        return repeat
 
 
 class _BufferView:

@@ -33,9 +33,17 @@ def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) 
     return repeats.clone() if guard_or_false(repeats.numel() == 0) else NotImplemented
 
 
+def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> torch.Tensor:
+    """Of a result without elements no program is made, which would notice that no samples are wanted."""
+    if guard_or_false(num_samples <= 0):
+        raise RuntimeError("cannot sample n_sample <= 0 samples")
+    return NotImplemented
+
+
 # Where torch's fake implementation of an op misleads: right by what it is made of.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     aten.max_unpool2d.default: max_unpool2d,
+    aten.multinomial.default: multinomial,
     aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.repeat_interleave.Tensor: repeat_interleave,
 }

@@ -366,7 +366,6 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     """Indices in the last dimension, drawn with probabilities proportional to the weights."""
     choices = weights.shape[-1]
     refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
-    refuse_unless(ctx, count > 0, RuntimeError, "cannot sample n_sample <= 0 samples")
     if not replacement and count > choices:
         refuse_unless(ctx, False, RuntimeError, "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
         return lax.full(ctx.output.shape, 0, np.int64)

@@ -365,7 +365,10 @@ def _maker(
         if output.whole:
             return lambda _, tensors: tensors[index]
         shape, stride, offset, source = output.shape, output.stride, output.offset, specs[output.position]
-        return lambda _, tensors: transfer.reinterpret(_laid_out(tensors[index], source), shape, stride, offset)
+        is_conj, is_neg = output.is_conj, output.is_neg
+        return lambda _, tensors: _flagged(
+            transfer.reinterpret(_unflagged(_laid_out(tensors[index], source)), shape, stride, offset), is_conj, is_neg
+        )
     make = _buffer_maker(output, buffers[output.buffer], again)
     if output.device.type == device.type:
         return make
@@ -393,6 +396,12 @@ def _buffer_maker(
 def _flagged(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
     tensor = torch._conj(tensor) if is_conj else tensor
     return torch._neg_view(tensor) if is_neg else tensor
+
+
+def _unflagged(tensor: torch.Tensor) -> torch.Tensor:
+    """What memory holds, whatever the tensor makes of it."""
+    tensor = torch._conj(tensor) if tensor.is_conj() else tensor
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor
 
 
 def graph_device(module: torch.fx.GraphModule) -> torch.device:

@@ -154,7 +154,9 @@ def topk(b: Builder) -> Step:
     x = b.value(lambda t: is_real(t) and has_dims(t) and is_number(t))
     dim = b.dim(x)
     count = b.integer(0, b.tensors[x].shape[dim])
-    return Step("topk", f"$0.topk({count}, {dim}{b.pick(['', ', largest=False'])}).values", (x,))
+    # Which of equal numbers it is, and with it where the gradient goes, PyTorch leaves open.
+    distinct = f"$0.sort({dim}).values.diff(dim={dim}).ne(0).all()" if is_inexact(b.tensors[x]) else ""
+    return Step("topk", f"$0.topk({count}, {dim}{b.pick(['', ', largest=False'])}).values", (x,), requires=distinct)
 
 
 @draws("reductions")
@@ -253,4 +255,5 @@ def loss(b: Builder) -> Step:
     y = b.partner(x, lambda t: t.dtype == b.tensors[x].dtype and t.shape == b.tensors[x].shape)
     name = b.pick(["mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"])
     reduction = b.pick(["mean", "sum", "none"])
-    return Step(name, f'F.{name}($0, $1, reduction="{reduction}")', (x, y))
+    # PyTorch's gradient of smooth_l1_loss is another for NaNs in its vectors than in what is left over.
+    return Step(name, f'F.{name}($0, $1, reduction="{reduction}")', (x, y), requires="$0.isfinite().all() and $1.isfinite().all()")

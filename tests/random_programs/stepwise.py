@@ -46,17 +46,20 @@ class Stepwise:
         self.noise = noise
         self.values: list[torch.Tensor] = []
         self.random: set[int] = set()
+        self._touched: set[int] = set()
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The program's result. Raises: Rejected, or whatever eager mode raises."""
         self.values = list(inputs)
-        touched: set[int] = set()
+        # What an earlier run has written into an input stays there.
+        touched = self._touched & set(map(storage_key, inputs))
         for step in self.program.steps:
             operands = [self.values[number] for number in step.operands]
             results = self._step(step, operands)
             if step.random or any(storage_key(operand) in touched for operand in operands):
                 touched.update(map(storage_key, results + operands[:1] if step.writes else results))
             self.values += results
+        self._touched = touched
         self.random = {number for number, value in enumerate(self.values) if storage_key(value) in touched}
         return self.program.pack(self.values)
 
@@ -68,7 +71,8 @@ class Stepwise:
         results = run_step(step, operands)
         storages = set(map(storage_key, operands))
         made = [result for result in results if storage_key(result) not in storages]
-        for tensor in [*made, *operands[: int(step.writes)]]:
+        written = [value for value in self.values if step.writes and storage_key(value) == storage_key(operands[0])]
+        for tensor in [*made, *written]:
             _check_range(step, tensor, finite)
         if self.noise is not None:
             references = exact if exact is not None else [None] * (len(results) + 1)

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from .builder import Builder, has_dims, has_elements, is_complex, is_float, is_number
+from .builder import Builder, has_dims, has_elements, is_complex, is_float, is_inexact, is_number
 from .program import Step
 from .registry import draws, unary
 
@@ -212,8 +212,8 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 @draws("views")
 def view_dtype(b: Builder) -> Step:
-    """The same bits as integers, of the same or of another size."""
-    x = b.value(is_number)
+    """The same bits as integers, of the same or of another size. Of float64 and complex numbers it is not known which are exact."""
+    x = b.value(lambda t: is_number(t) and not (is_inexact(t) and t.element_size() > 4))
     others = {1: [torch.int8, torch.uint8, torch.int16], 2: [torch.int16, torch.uint8], 4: [torch.int32, torch.int16, torch.uint8]}
     dtype = b.pick(others.get(b.tensors[x].element_size(), [torch.int64, torch.int32]))
     return Step("view_dtype", f"$0.view({dtype})", (x,), requires="" if not is_float(b.tensors[x]) else NO_NANS)

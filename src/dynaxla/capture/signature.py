@@ -73,13 +73,18 @@ class Constant:
 
 @dataclass(frozen=True)
 class FromInput:
-    """An output that lies in the memory of an input. With `whole`, it is that very tensor."""
+    """An output that lies in the memory of an input. With `whole`, it is that very tensor.
+
+    is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds.
+    """
 
     position: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
     whole: bool
+    is_conj: bool = False
+    is_neg: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,7 +120,8 @@ Output = Constant | FromInput | FromBuffer | Empty
 class Buffer:
     """One result of the program: a node's distinct elements in memory order. With `scattered`, its whole storage, gaps as zeros.
 
-    is_conj, is_neg: whether memory holds the conjugate, or the negative, of the node's value.
+    is_conj, is_neg: whether memory holds the conjugate, or the negative, of the node's value; offset: elements of the storage before the
+    first that counts, if it is scattered.
     """
 
     node: Node
@@ -124,10 +130,13 @@ class Buffer:
     scattered: bool
     is_conj: bool = False
     is_neg: bool = False
+    offset: int = 0
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (storage_extent(self.spec.shape, self.spec.stride),) if self.scattered else self.layout.packed_shape
+        if self.scattered:
+            return (self.offset + storage_extent(self.spec.shape, self.spec.stride),)
+        return self.layout.packed_shape
 
     def pack(self, array: jax.Array) -> jax.Array:
         """In a program: from the node's value to this buffer."""
@@ -135,7 +144,9 @@ class Buffer:
         array = lax.neg(array) if self.is_neg else array
         if not self.scattered:
             return self.layout.pack(array)
-        positions = jnp.zeros((), jnp.int64)
+        if self.layout.dense:
+            return lax.pad(lax.reshape(self.layout.pack(array), (array.size,)), jnp.zeros((), array.dtype), [(self.offset, 0, 0)])
+        positions = jnp.full((), self.offset, jnp.int64)
         for dim, step in enumerate(self.spec.stride):
             positions = positions + lax.broadcasted_iota(jnp.int64, self.spec.shape, dim) * step
         return jnp.zeros(self.shape, array.dtype).at[positions].set(array)
@@ -167,13 +178,13 @@ def plan_outputs(
     buffers: list[Buffer] = []
     buffer_of: dict[Node, int] = {}
 
-    def buffer(node: Node) -> int:
+    def buffer(node: Node, offset: int = 0) -> int:
         if node not in buffer_of:
             spec = symbols.spec(node.meta["val"])
             layout = Layout.of(spec.shape, spec.stride)
             buffer_of[node] = len(buffers)
             value = node.meta["val"]
-            buffers.append(Buffer(node, spec, layout, not layout.dense, value.is_conj(), value.is_neg()))
+            buffers.append(Buffer(node, spec, layout, not layout.dense or offset > 0, value.is_conj(), value.is_neg(), offset))
         return buffer_of[node]
 
     for node in outputs:
@@ -192,8 +203,8 @@ def plan_outputs(
             if node in placeholders:
                 plan.append(FromInput(placeholders.index(node), spec.shape, spec.stride, 0, True))
                 continue
-            if source.dtype == value.dtype and not any(flags.values()) and not source.is_conj() and not source.is_neg():
-                plan.append(FromInput(shared, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False))
+            if source.dtype == value.dtype:
+                plan.append(FromInput(shared, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False, **flags))
                 continue
         if 0 in spec.shape:
             plan.append(Empty(spec, **flags))
@@ -202,10 +213,13 @@ def plan_outputs(
         layout = Layout.of(spec.shape, spec.stride)
         alone = len(sharing[_storage(node)]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
-        if shared is not None or maker is node or (alone and not any(flags.values())) or made.offset or 0 in made.shape:
+        if shared is not None or (maker is node and not made.offset) or (alone and not any(flags.values())) or 0 in made.shape:
             plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags))
         else:
-            plan.append(FromBuffer(buffer(maker), spec.shape, spec.stride, spec.offset, spec.dtype, spec.device, **flags))
+            # AOTAutograd makes aliases of a mutated input from the offsets of what stands for them here, so these count.
+            offset = made.offset if len(sharing[_storage(node)]) > 1 else 0
+            start = spec.offset - made.offset + offset
+            plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
     return plan, buffers
 
 

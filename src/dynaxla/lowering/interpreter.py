@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -233,7 +234,11 @@ def _is_tensor(value: Any) -> bool:
 def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
     if rule is None:
         assert callable(node.target)
-        return _Step(node, node.target, list(node.args), dict(node.kwargs))
+        function = node.target
+        if function in (operator.add, operator.mul) and len(node.args) > 2:
+            # PyTorch writes sums and products of several sizes as one node, though Python's operators take two.
+            function = functools.partial(_reduce, function)
+        return _Step(node, function, list(node.args), dict(node.kwargs))
     ordered = node.target is with_effects
     try:
         args, kwargs = rule.bind(node.args[2:] if ordered else node.args, node.kwargs)
@@ -244,6 +249,10 @@ def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
     if ordered:
         return _Step(node, _with_token(rule.function), [node.args[0], *args], kwargs, rule.takes_context)
     return _Step(node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns))
+
+
+def _reduce(function: Callable[[Any, Any], Any], *args: Any) -> Any:
+    return functools.reduce(function, args)
 
 
 def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:

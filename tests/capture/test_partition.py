@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
+from torch import nn
 
 
 def changed_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     x.mul_(y)
     return y * 2
+
+
+class ChangedBuffer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("level", torch.tensor([0.5, -1.0]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(x, torch.tanh(self.level))
+        self.level[0] = 2.0
+        return loss
+
+
+def test_buffer_that_is_changed_after_its_use() -> None:
+    gradients = []
+    module = ChangedBuffer()
+    for function in (module, torch.compile(copy.deepcopy(module), backend="dynaxla", fullgraph=True)):
+        x = torch.tensor([3.0, 4.0], requires_grad=True)
+        function(x).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")

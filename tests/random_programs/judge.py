@@ -29,9 +29,14 @@ def _as_promised(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
     def run(*args: Any) -> list[Any]:
         results = list(module(*args))
         memories: dict[int, torch.Tensor] = {}
-        for place, (result, promise) in enumerate(zip(results, promises, strict=True)):
-            if isinstance(result, torch.Tensor) and promise.untyped_storage()._cdata not in shared:
-                results[place] = _laid_out(result, promise, memories)
+        made = [
+            (place, promise)
+            for place, promise in enumerate(promises)
+            if isinstance(results[place], torch.Tensor) and promise.untyped_storage()._cdata not in shared
+        ]
+        # The largest first: the others lie in its memory.
+        for place, promise in sorted(made, key=lambda item: -results[item[0]].numel()):
+            results[place] = _laid_out(results[place], promise, memories)
         return results
 
     return make_boxed_func(run)
@@ -43,10 +48,10 @@ def _laid_out(result: torch.Tensor, promise: torch.Tensor, memories: dict[int, t
         return result
     stride, offset = [_hint(step) for step in promise.stride()], _hint(promise.storage_offset())
     said = tuple(step for size, step in zip(result.shape, stride, strict=True) if size > 1) if result.numel() else ()
-    if (strides(result), result.storage_offset()) == (said, offset):
+    key = promise.untyped_storage()._cdata
+    if key not in memories and (strides(result), result.storage_offset()) == (said, offset):
         return result
     size = offset + 1 + sum((size - 1) * step for size, step in zip(result.shape, stride, strict=True))
-    key = promise.untyped_storage()._cdata
     if key not in memories or memories[key].numel() < size or memories[key].dtype != result.dtype:
         memories[key] = torch.empty(max(size, 0), dtype=result.dtype)
     return memories[key].as_strided(result.shape, stride, offset).copy_(result.detach())

@@ -21,6 +21,7 @@ from .capture.partition import partition
 from .capture.signature import check_tensor
 from .config import Options
 from .errors import DynaxlaError
+from .lowering.forms import check_forced
 from .observe import dump, metrics
 from .program import Program, RetracedProgram, SplitProgram, make_program
 from .runtime import devices
@@ -50,6 +51,7 @@ def dynaxla_retrace(
 
 
 def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    check_forced(options.forms)
     if options.dump is not None:
         dump.prepare(options.dump)
     tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]

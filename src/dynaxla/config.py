@@ -23,14 +23,14 @@ class Options:
         fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
-            see dynaxla.lowering.forms.
+            see dynaxla.lowering.forms. Default: the variable DYNAXLA_FORMS, e.g. "convolution=xla,contraction=onednn", or none.
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 512}.
     """
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
     executables: int = 64
     fallback: str = "kernel"
-    forms: Mapping[str, str] = field(default_factory=dict)
+    forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     @staticmethod
@@ -53,6 +53,14 @@ class Options:
     @property
     def dump_directory(self) -> Path | None:
         return Path(self.dump) if self.dump is not None else None
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """What "a=b,c=d" says. Raises: OptionError."""
+    pairs = [item.partition("=") for item in text.split(",") if item.strip()]
+    if not all(equals for _, equals, _ in pairs):
+        raise OptionError(f"DYNAXLA_FORMS={text!r}", hint='write "op=form,op=form", e.g. DYNAXLA_FORMS="convolution=xla"')
+    return {op.strip(): form.strip() for op, _, form in pairs}
 
 
 def _check(name: str, value: Any) -> None:

@@ -1,0 +1,164 @@
+"""Forms: whichever computes an op, the results are eager mode's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from compare import assert_equal
+from torch import nn
+from torch.nn import functional as F
+
+from dynaxla.errors import OptionError
+from dynaxla.lowering import onednn
+from dynaxla.lowering.forms import Forms
+
+needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
+
+TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
+
+
+def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump: Path | None = None) -> Callable[..., torch.Tensor]:
+    options = {"forms": forms, "fallback": "error", "dump": dump}
+    return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
+
+
+def test_choice() -> None:
+    forms: Forms[int] = Forms("test_choice")
+
+    @forms.form("few", fits=lambda problem: problem < 100, suits=lambda problem: problem < 10)
+    def _few(problem: int) -> str:
+        return "few"
+
+    @forms.form("any")
+    def _any(problem: int) -> str:
+        return "any"
+
+    for problem, forced, name in ((5, "", "few"), (50, "", "any"), (50, "few", "few"), (500, "few", "any"), (5, "any", "any")):
+        assert forms.choose(problem, {"test_choice": forced} if forced else {}).name == name
+
+
+@pytest.mark.parametrize(
+    ("forms", "hint"), [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: onednn, xla")]
+)
+def test_unknown(forms: dict[str, str], hint: str) -> None:
+    with pytest.raises(OptionError, match=hint):
+        compiled(torch.exp, forms)(torch.ones(2))
+
+
+def test_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAXLA_FORMS", "convolution")
+    with pytest.raises(OptionError, match="op=form"):
+        torch.compile(torch.exp, backend="dynaxla")(torch.ones(2))
+    monkeypatch.setenv("DYNAXLA_FORMS", "convolution=slow")
+    with pytest.raises(OptionError, match="no form 'slow'"):
+        torch.compile(torch.exp, backend="dynaxla")(torch.ones(3))
+
+
+CONVOLUTIONS = [
+    pytest.param(space, groups, stride, padding, dilation, id=f"{space}d-groups{groups}-stride{stride}-padding{padding}-dilation{dilation}")
+    for space, groups, stride, padding, dilation in (
+        (1, 1, 2, 1, 1), (1, 2, 1, 0, 2), (2, 1, 1, 0, 1), (2, 1, 3, 2, 2), (2, 6, 1, 1, 1), (2, 2, 2, 1, 1),
+        (3, 1, 2, 1, 1), (3, 2, 1, 1, 2),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("space", "groups", "stride", "padding", "dilation"), CONVOLUTIONS)
+def test_convolution(form: str, dtype: torch.dtype, space: int, groups: int, stride: int, padding: int, dilation: int) -> None:
+    """With its gradients, and the transposed one."""
+    torch.manual_seed(0)
+    settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
+    convolve = getattr(F, f"conv{space}d")
+    transposed = getattr(F, f"conv_transpose{space}d")
+    x = torch.randn(2, 6, *[9, 10, 11][:space], dtype=dtype)
+    weight = torch.randn(12, 6 // groups, *[3, 2, 3][:space], dtype=dtype)
+    back = torch.randn(6, 12 // groups, *[3, 2, 3][:space], dtype=dtype)
+    bias = torch.randn(12, dtype=dtype)
+    for function, kernel in ((convolve, weight), (transposed, back)):
+        mine, theirs = [[tensor.clone().requires_grad_() for tensor in (x, kernel, bias)] for _ in range(2)]
+        run = lambda *tensors, function=function: function(*tensors, **settings)  # noqa: E731
+        result, expected = compiled(run, {"convolution": form})(*mine), run(*theirs)
+        assert_equal(result, expected, tolerance=TOLERANCE[dtype])
+        upstream = torch.randn_like(expected)
+        result.backward(upstream)
+        expected.backward(upstream)
+        for tensor, other in zip(mine, theirs, strict=True):
+            assert tensor.grad is not None
+            assert other.grad is not None
+            limit = TOLERANCE[dtype][0] * float(other.grad.abs().max())
+            torch.testing.assert_close(tensor.grad, other.grad, rtol=0, atol=limit)
+
+
+@needs_onednn
+def test_activations_stay_channels_last(tmp_path: Path) -> None:
+    """Between convolutions nothing is transposed: the program moves its input into the other layout if it must, and no more."""
+    net = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1)
+    ).eval()
+    x = torch.randn(2, 3, 32, 32)
+    function = compiled(net, {}, tmp_path)
+    with torch.no_grad():
+        for example in (x, x.to(memory_format=torch.channels_last)):
+            assert_equal(function(example), net(example), tolerance=(1e-4, 1e-4))
+    programs = [path.read_text().split("ENTRY")[1] for path in sorted(tmp_path.glob("*.hlo.txt"))]
+    assert [program.count('custom_call_target="__onednn$convolution"') for program in programs] == [2, 2]
+    # What stands in a fusion with other work is no pass over memory of its own.
+    moves = ("calls=%wrapped_copy", "calls=%wrapped_transpose", " copy(", " transpose(")
+    assert [sum(program.count(move) for move in moves) for program in programs] == [1, 0]
+
+
+@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "activation",
+    [None, F.gelu, lambda x: F.gelu(x, approximate="tanh"), torch.sigmoid, torch.tanh, F.relu],
+    ids=["none", "gelu", "gelu_tanh", "sigmoid", "tanh", "relu"],
+)
+def test_linear(form: str, dtype: torch.dtype, activation: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 5, 8, dtype=dtype), torch.randn(6, 8, dtype=dtype), torch.randn(6, dtype=dtype)
+    x[0, 0, 0] = torch.nan
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        out = F.linear(x, weight, bias)
+        return out if activation is None else activation(out)
+
+    assert_equal(compiled(layer, {"contraction": form})(x), layer(x), tolerance=TOLERANCE[dtype])
+
+
+@needs_onednn
+def test_activation_is_applied_once_and_only_where_nothing_else_sees_the_product() -> None:
+    x, weight, bias = torch.randn(4, 8), torch.randn(6, 8), torch.randn(6)
+
+    def both(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out = F.linear(x, weight, bias)
+        return out, F.gelu(out)
+
+    for mine, theirs in zip(compiled(both, {"contraction": "onednn"})(x), both(x), strict=True):
+        assert_equal(mine, theirs, tolerance=(1e-5, 1e-5))
+
+
+@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("heads_inside", [True, False])
+def test_attention(form: str, heads_inside: bool) -> None:
+    torch.manual_seed(0)
+    shape = (2, 7, 3, 8) if heads_inside else (2, 3, 7, 8)
+    tensors = [torch.randn(shape) for _ in range(3)]
+    views = [tensor.transpose(1, 2) if heads_inside else tensor for tensor in tensors]
+    assert_equal(
+        compiled(F.scaled_dot_product_attention, {"contraction": form})(*views),
+        F.scaled_dot_product_attention(*views),
+        tolerance=(1e-5, 1e-5),
+    )
+
+
+def test_what_onednn_takes() -> None:
+    assert onednn.takes(np.dtype(np.float32)) == onednn.is_available()
+    assert not onednn.takes(np.dtype(np.float64))
+    assert not onednn.takes(np.dtype(np.int32))

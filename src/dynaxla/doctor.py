@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .backend import dynaxla
+from .lowering import onednn
 from .observe import metrics
 from .runtime import devices, transfer
 
@@ -51,7 +52,7 @@ class State(enum.Enum):
 class Finding:
     """One thing looked at.
 
-    Attributes: topic (versions, devices, backends, fast paths, environment, check); what; value; state; mend, what to do (or "").
+    Attributes: topic (versions, devices, backends, fast paths, kernels, environment, check); what; value; state; mend, what to do (or "").
     """
 
     topic: str
@@ -64,7 +65,7 @@ class Finding:
 def examine() -> list[Finding]:
     """Everything, in the order in which it is shown. It compiles and runs a tiny function on each kind of device."""
     examinations: list[Callable[[], Iterable[Finding]]] = [
-        examine_versions, examine_devices, examine_backends, examine_fast_paths, examine_environment, examine_allocator, examine_programs,
+        examine_versions, examine_devices, examine_backends, examine_fast_paths, examine_kernels, examine_environment, examine_allocator, examine_programs,
     ]  # fmt: skip
     findings: list[Finding] = []
     for examination in examinations:
@@ -192,6 +193,13 @@ def examine_fast_paths(live: Mapping[str, bool] | None = None) -> list[Finding]:
         else Finding("fast paths", name, "missing, the public way is used", State.DOUBT, mend)
         for name, is_live in (transfer.live_fast_paths() if live is None else live).items()
     ]
+
+
+def examine_kernels() -> list[Finding]:
+    if onednn.is_available():
+        return [Finding("kernels", "oneDNN inside XLA:CPU", "computes convolutions and matrix products", State.GOOD)]
+    mend = "on x86-64, jaxlib 0.10 and 0.11 have it; without it XLA's own kernels run, most of them slower"
+    return [Finding("kernels", "oneDNN inside XLA:CPU", "not there", State.DOUBT, mend)]
 
 
 def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:

@@ -65,7 +65,8 @@ class Finding:
 def examine() -> list[Finding]:
     """Everything, in the order in which it is shown. It compiles and runs a tiny function on each kind of device."""
     examinations: list[Callable[[], Iterable[Finding]]] = [
-        examine_versions, examine_devices, examine_backends, examine_fast_paths, examine_kernels, examine_environment, examine_allocator, examine_programs,
+        examine_versions, examine_devices, examine_backends, examine_fast_paths, examine_kernels, examine_environment, examine_allocator,
+        examine_programs,
     ]  # fmt: skip
     findings: list[Finding] = []
     for examination in examinations:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -11,7 +10,7 @@ import torch
 
 from .choices import Choices, chance, pick
 from .program import Program, Step, World
-from .stepwise import Rejected, Stepwise, overlaps_itself, places, storage_key
+from .stepwise import Rejected, Stepwise, overlaps_itself, places, storage_key, strict_warnings
 
 T = TypeVar("T")
 Condition = Callable[[torch.Tensor], bool]
@@ -49,9 +48,9 @@ class Builder:
         if step.writes and not _writable(operands):
             return False
         runner = Stepwise(self.program)
+        runner.values = self.tensors
         try:
-            with warnings.catch_warnings(), torch.set_grad_enabled(self.program.mode != "no_grad"):
-                warnings.simplefilter("error")
+            with strict_warnings(), torch.set_grad_enabled(self.program.mode != "no_grad"):
                 results = runner._step(step, operands)
         except (Rejected, RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, Warning):
             if step.writes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from compare import TOLERANCE, strides
 from torch.utils import _pytree as pytree
 
 from .program import Program, World
-from .stepwise import Rejected, Stepwise
+from .stepwise import Rejected, Stepwise, strict_warnings
 
 # How far a result may move between runs with imitated rounding errors, relative to the largest numbers in it: farther, and comparing
 # it would prove nothing.
@@ -161,8 +160,7 @@ def expect(program: Program, disturbed: int = 3) -> Expected:
 
     Raises: Rejected if eager mode refuses the program, leaves its results undefined, or if they hang on how numbers are rounded.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
+    with strict_warnings():
         return _expect(program, disturbed)
 
 

@@ -7,7 +7,9 @@ several times, each inexact number moved by about its dtype's precision.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +33,19 @@ class Rejected(Exception):
     """Eager mode refuses the program, or does not define its results."""
 
 
+@contextlib.contextmanager
+def strict_warnings() -> Iterator[None]:
+    """Inside, a warning is an exception, each time: PyTorch gives many of them only once in a process."""
+    before = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            yield
+    finally:
+        torch.set_warn_always(before)
+
+
 Runner = Callable[..., Any]
 
 
@@ -47,19 +62,21 @@ class Stepwise:
         self.values: list[torch.Tensor] = []
         self.random: set[int] = set()
         self._touched: set[int] = set()
+        self._inputs: list[torch.Tensor] = []
 
     def run(self, inputs: Sequence[torch.Tensor]) -> Any:
         """The program's result. Raises: Rejected, or whatever eager mode raises."""
         self.values = list(inputs)
         # What an earlier run has written into an input stays there.
         touched = self._touched & set(map(storage_key, inputs))
+        self._inputs = list(inputs)  # kept until the next run, so that its inputs lie elsewhere unless they are these
         for step in self.program.steps:
             operands = [self.values[number] for number in step.operands]
             results = self._step(step, operands)
             if step.random or any(storage_key(operand) in touched for operand in operands):
                 touched.update(map(storage_key, results + operands[:1] if step.writes else results))
             self.values += results
-        self._touched = touched
+        self._touched = touched & set(map(storage_key, self._inputs))
         self.random = {number for number, value in enumerate(self.values) if storage_key(value) in touched}
         return self.program.pack(self.values)
 
@@ -71,8 +88,14 @@ class Stepwise:
         results = run_step(step, operands)
         storages = set(map(storage_key, operands))
         made = [result for result in results if storage_key(result) not in storages]
-        written = [value for value in self.values if step.writes and storage_key(value) == storage_key(operands[0])]
-        for tensor in [*made, *written]:
+        written = operands[: int(step.writes)]
+        # What is written as integers may be read as floating point elsewhere.
+        reread = [
+            value
+            for value in self.values
+            if any(value.dtype != tensor.dtype and storage_key(value) == storage_key(tensor) for tensor in written)
+        ]
+        for tensor in [*made, *written, *reread]:
             _check_range(step, tensor, finite)
         if self.noise is not None:
             references = exact if exact is not None else [None] * (len(results) + 1)

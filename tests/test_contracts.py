@@ -344,3 +344,39 @@ def test_conjugate_and_negative_bits_of_results() -> None:
     check(lambda a: (a * 2).conj().imag, a)
     check(lambda a: ((b := a * 2), b.conj(), b.mH[:1]), a)
     check(lambda a: (a * 2)[:0].conj(), a)
+
+
+def test_what_is_returned_twice_is_one_object() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x + 1
+        return y, y.view(-1), y, x, x[0], x
+
+    results = torch.compile(function, backend="dynaxla", fullgraph=True)(torch.ones(2, 3))
+    assert results[0] is results[2]
+    assert results[3] is results[5]
+    assert results[1] is not results[0]
+
+
+@pytest.mark.parametrize("is_conj", [False, True], ids=["plain", "conj"])
+@pytest.mark.parametrize("differentiated", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_views_of_a_complex_input(is_conj: bool, differentiated: bool, dynamic: bool) -> None:
+    """Also those that AOTAutograd leaves to the backend: the results of one op that returns several views."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = x.unbind(1)
+        return first, second.real, second.imag
+
+    storage = torch.randn(20, dtype=torch.complex64)
+    x = storage.requires_grad_(differentiated)[2:].as_strided((3, 2, 2), (4, 2, 1), 4)
+    x = x.conj() if is_conj else x
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=dynamic)
+    for mine, theirs in zip(compiled(x), function(x), strict=True):
+        assert mine.data_ptr() == theirs.data_ptr()
+        assert (mine.stride(), mine.storage_offset(), mine.is_conj(), mine.is_neg()) == (
+            theirs.stride(),
+            theirs.storage_offset(),
+            theirs.is_conj(),
+            theirs.is_neg(),
+        )
+        assert torch.equal(mine, theirs)

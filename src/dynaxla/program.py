@@ -232,8 +232,15 @@ class Specialised:
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         self.computes = bool(self.buffers) or self.interpreter.acts
         self.settings = Settings.current(program.platform)
-        self.numbers: dict[torch.fx.Node, Any] = {}
+        # Of a program that computes something, the trace gives them.
+        returned = [output.node for output in self.outputs if isinstance(output, Constant) and output.node is not None]
+        self.numbers: dict[torch.fx.Node, Any] = {} if self.computes else {node: self._number(node) for node in returned}
         self.context = Context(program.platform, self.settings, self.symbols, forms=program.options.forms)
+
+    def _number(self, node: torch.fx.Node) -> Any:
+        """The value of a size."""
+        placeholders = self.interpreter.placeholders
+        return self.args[placeholders.index(node)] if node in placeholders else self.symbols.integer(node.meta["val"])
 
     @property
     def facts(self) -> tuple[Any, ...]:
@@ -365,10 +372,15 @@ def _maker(
         if output.whole:
             return lambda _, tensors: tensors[index]
         shape, stride, offset, source = output.shape, output.stride, output.offset, specs[output.position]
-        is_conj, is_neg = output.is_conj, output.is_neg
-        return lambda _, tensors: _flagged(
-            transfer.reinterpret(_unflagged(_laid_out(tensors[index], source)), shape, stride, offset), is_conj, is_neg
-        )
+        is_conj, is_neg, dtype = output.is_conj, output.is_neg, output.dtype
+
+        def view(_: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            base = _unflagged(_laid_out(tensors[index], source))
+            if base.dtype != dtype:
+                return _flagged(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
+            return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
+
+        return view
     make = _buffer_maker(output, buffers[output.buffer], again)
     if output.device.type == device.type:
         return make

@@ -73,7 +73,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class FromInput:
-    """An output that lies in the memory of an input. With `whole`, it is that very tensor.
+    """An output that lies in the memory of an input. With `whole`, it is that very tensor. Stride and offset are in elements of `dtype`.
 
     is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds.
     """
@@ -82,6 +82,7 @@ class FromInput:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
+    dtype: torch.dtype
     whole: bool
     is_conj: bool = False
     is_neg: bool = False
@@ -201,10 +202,12 @@ def plan_outputs(
         if shared is not None:
             source = placeholders[shared].meta["val"]
             if node in placeholders:
-                plan.append(FromInput(placeholders.index(node), spec.shape, spec.stride, 0, True))
+                plan.append(FromInput(placeholders.index(node), spec.shape, spec.stride, 0, spec.dtype, True))
                 continue
-            if source.dtype == value.dtype:
-                plan.append(FromInput(shared, spec.shape, spec.stride, spec.offset - symbols.spec(source).offset, False, **flags))
+            start = symbols.spec(source).offset * source.element_size()
+            if start % value.element_size() == 0:
+                offset = spec.offset - start // value.element_size()
+                plan.append(FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, **flags))
                 continue
         if 0 in spec.shape:
             plan.append(Empty(spec, **flags))

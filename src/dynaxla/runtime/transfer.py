@@ -127,6 +127,13 @@ def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int
     return torch.as_strided(tensor.detach(), shape, stride, tensor.storage_offset() + offset)
 
 
+def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
+    """A tensor of another dtype on the same storage; not a view to autograd. Stride, offset (from the tensor's start): in its elements."""
+    start = tensor.storage_offset() * tensor.element_size() // dtype.itemsize
+    with torch.no_grad():
+        return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), start + offset, shape, stride)
+
+
 def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
     """A torch tensor on the memory of a jax.Array; it shares the memory and keeps it alive. Waits until the array is computed (CPU), or
     lets `stream` wait for it (GPU)."""

@@ -357,6 +357,7 @@ def test_what_is_returned_twice_is_one_object() -> None:
     assert results[1] is not results[0]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("is_conj", [False, True], ids=["plain", "conj"])
 @pytest.mark.parametrize("differentiated", [False, True], ids=["inference", "training"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])

@@ -26,7 +26,8 @@ def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
 
 
-def test_choice() -> None:
+def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
     forms: Forms[int] = Forms("test_choice")
 
     @forms.form("few", fits=lambda problem: problem < 100, suits=lambda problem: problem < 10)
@@ -82,7 +83,10 @@ def test_convolution(form: str, dtype: torch.dtype, space: int, groups: int, str
     bias = torch.randn(12, dtype=dtype)
     for function, kernel in ((convolve, weight), (transposed, back)):
         mine, theirs = [[tensor.clone().requires_grad_() for tensor in (x, kernel, bias)] for _ in range(2)]
-        run = lambda *tensors, function=function: function(*tensors, **settings)  # noqa: E731
+
+        def run(*tensors: torch.Tensor, function: Callable[..., torch.Tensor] = function) -> torch.Tensor:
+            return function(*tensors, **settings)
+
         result, expected = compiled(run, {"convolution": form})(*mine), run(*theirs)
         assert_equal(result, expected, tolerance=TOLERANCE[dtype])
         upstream = torch.randn_like(expected)

@@ -19,7 +19,7 @@ def partition(joint: GraphModule, inputs: Any, **options: Any) -> tuple[GraphMod
     its place (AOTAutograd makes one where the input requires grad). It is cheap, so the minimal cut is told not to compute it again.
     """
     for node in _mutated(joint):
-        if not any(user.target is aten.clone.default for user in node.users):
+        if not all(user.target is aten.clone.default for user in node.users):
             with joint.graph.inserting_after(_last_placeholder(joint)):
                 clone = joint.graph.call_function(aten.clone.default, (node,))
             clone.meta = {"val": node.meta["val"], "tensor_meta": node.meta.get("tensor_meta")}

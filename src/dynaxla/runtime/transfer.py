@@ -129,7 +129,11 @@ def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int
 
 def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int) -> torch.Tensor:
     """A tensor of another dtype on the same storage; not a view to autograd. Stride, offset (from the tensor's start): in its elements."""
-    start = tensor.storage_offset() * tensor.element_size() // dtype.itemsize
+    start, beyond = divmod(tensor.storage_offset() * tensor.element_size(), dtype.itemsize)
+    if beyond:
+        raise RuntimeError(
+            f"a tensor of {tensor.dtype} that starts {beyond} bytes behind an element of {dtype} cannot be viewed as {dtype}"
+        )
     with torch.no_grad():
         return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), start + offset, shape, stride)
 

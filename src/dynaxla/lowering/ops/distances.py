@@ -63,7 +63,10 @@ def cdist(x: Array, other: Array, p: float, compute_mode: int | None) -> Array:
 
 @lowers(aten._cdist_backward.default)
 def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Array) -> Array:
+    """Of the broadcast batch's shape, except where there are no pairs: PyTorch's kernel returns zeros of x's own shape there."""
     difference = _pairs(x, other)
+    if difference.size == 0:
+        return lax.full_like(x, 0)
     slope = _slope(difference, distance, p)
     return lax.reduce_sum(lax.mul(slope, lax.broadcast_in_dim(grad, slope.shape, range(slope.ndim - 1))), (slope.ndim - 2,))
 

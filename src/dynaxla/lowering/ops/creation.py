@@ -122,25 +122,27 @@ def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
     return arange(0, end, ctx=ctx)
 
 
-@lowers(aten.linspace.default)
+@lowers(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
 def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
     """Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel: counted from the nearer end, so that both ends are exact."""
     dtype = ctx.output.jax_dtype
+    start, end = (convert(value, dtype) if isinstance(value, Array) else number(value, dtype) for value in (start, end))
     if steps < 2:
-        return lax.full((steps,), number(start, dtype))
+        return lax.broadcast(start, (steps,))
     if dtypes.is_integer(dtype):
         # The step is a float32 for all but int64; each value is truncated.
         counter = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
-        start, end = int(start), int(end)
     elif dtypes.is_complex(dtype):
         counter = dtype
     else:
         counter = dtypes.accumulator(dtype)
-    step = number((end - start) / (steps - 1), counter)
+    exact = np.dtype(np.complex128 if dtypes.is_complex(dtype) else np.float64)
+    distance = lax.sub(convert(end, exact), convert(start, exact))
+    step = convert(lax.div(distance, number(steps - 1, exact)), counter)
     forward = convert(lax.iota(np.int64, steps), counter)
     backward = lax.sub(number(steps - 1, counter), forward)
-    first = lax.add(number(start, counter), lax.mul(forward, step))
-    second = lax.sub(number(end, counter), lax.mul(backward, step))
+    first = lax.add(convert(start, counter), lax.mul(forward, step))
+    second = lax.sub(convert(end, counter), lax.mul(backward, step))
     return convert(lax.select(lax.lt(lax.iota(np.int64, steps), np.int64(steps // 2)), first, second), dtype)
 
 

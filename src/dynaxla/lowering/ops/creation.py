@@ -138,7 +138,8 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
         counter = dtypes.accumulator(dtype)
     exact = np.dtype(np.complex128 if dtypes.is_complex(dtype) else np.float64)
     distance = lax.sub(convert(end, exact), convert(start, exact))
-    step = convert(lax.div(distance, number(steps - 1, exact)), counter)
+    # The barrier keeps XLA from multiplying with a rounded reciprocal.
+    step = convert(lax.div(distance, lax.optimization_barrier(lax.full((), steps - 1, exact))), counter)
     forward = convert(lax.iota(np.int64, steps), counter)
     backward = lax.sub(number(steps - 1, counter), forward)
     first = lax.add(convert(start, counter), lax.mul(forward, step))

@@ -52,6 +52,7 @@ def dynaxla_retrace(
 
 def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     check_forced(options.forms)
+    options.store("programs")  # a directory that cannot be used is refused now
     if options.dump is not None:
         dump.prepare(options.dump)
     tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]

@@ -11,12 +11,14 @@ from .bench.__main__ import bench
 from .bench.overhead import overhead
 from .doctor import doctor
 from .ops import ops
+from .tune import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
 app.command("ops")(ops)
+app.command("tune")(tune)
 
 
 def _print_version(wanted: bool) -> None:

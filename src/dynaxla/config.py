@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -10,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
+from .runtime.store import Store
+
+log = logging.getLogger("dynaxla")
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,11 @@ class Options:
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
             see dynaxla.lowering.forms. Default: the variable DYNAXLA_FORMS, e.g. "convolution=xla,contraction=onednn", or none.
+        tune: measure, for each shape of an op that has several forms, all that fit, and take the fastest, instead of the one that is
+            expected to be. The first call takes longer; what was measured is kept in the cache directory. See `dynaxla tune`.
+        cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
+            of oneDNN, which XLA cannot write to a file), and measurements. "": none. Default: the variable DYNAXLA_CACHE, or
+            dynaxla in the user's directory of caches.
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 512}.
     """
 
@@ -31,6 +41,8 @@ class Options:
     executables: int = 64
     fallback: str = "kernel"
     forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
+    tune: bool = False
+    cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     @staticmethod
@@ -50,9 +62,34 @@ class Options:
             _check(name, value)
         return Options(**(options or {}))
 
+    def store(self, folder: str) -> Store | None:
+        """The part of the cache directory that is called `folder`; None if there is to be none, or no directory of the user's.
+
+        Raises: OptionError for a directory that was asked for, but cannot be used.
+        """
+        if self.cache is not None:
+            return open_store(Path(self.cache).expanduser() / folder) if str(self.cache) else None
+        return _default_store(folder)
+
     @property
     def dump_directory(self) -> Path | None:
         return Path(self.dump) if self.dump is not None else None
+
+
+@functools.cache
+def open_store(folder: Path) -> Store:
+    return Store(folder)
+
+
+@functools.cache
+def _default_store(folder: str) -> Store | None:
+    """Where there is no such directory, as in some containers, work goes on without it."""
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        return open_store(caches / "dynaxla" / folder)
+    except (OptionError, RuntimeError) as error:  # RuntimeError: the user has no home
+        log.warning("nothing is kept between processes: %s", error)
+        return None
 
 
 def _pairs(text: str) -> dict[str, str]:
@@ -64,10 +101,12 @@ def _pairs(text: str) -> dict[str, str]:
 
 
 def _check(name: str, value: Any) -> None:
-    if name == "dump":
+    if name in ("dump", "cache"):
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
     elif name == "executables":
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
+    elif name == "tune":
+        good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
     elif name == "forms":

@@ -21,6 +21,7 @@ from .capture.split import Part, depends_on_data, split
 from .config import Options
 from .errors import UnsupportedOp
 from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback
+from .lowering.forms import Choice
 from .lowering.interpreter import describe_inputs, is_computable, user_line
 from .observe import dump, metrics, ops
 from .runtime import devices, random, transfer
@@ -28,6 +29,7 @@ from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
 from .runtime.executable import Executable, compilation_error, execution_error
 from .runtime.layout import Layout
+from .tuning import Tuner
 
 
 class Program:
@@ -45,6 +47,8 @@ class Program:
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
         self.jax_device = devices.jax_device(self.device)
+        self.xla_options = {**transfer.sound_options(self.platform), **options.xla}
+        self.choose = self._choice()
         self.interpreter = Interpreter(module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(static_inputs)
         placeholders = self.interpreter.placeholders
@@ -70,6 +74,12 @@ class Program:
                     executable = self.build(args)
                     self._executables.put(key, executable)
         return executable(executable.take(args))
+
+    def _choice(self) -> Choice:
+        """How a form is chosen for a problem."""
+        if self.options.tune:
+            return Tuner(self.jax_device, self.options.forms, self.xla_options, self.options.store("tuning")).choose
+        return lambda forms, problem: forms.choose(problem, self.options.forms)
 
     def executables(self) -> list[Executable]:
         """Those that are kept, the one not used for the longest time first."""
@@ -101,8 +111,7 @@ class Program:
         """Raises: CompilationError; OutOfMemory."""
         with metrics.timed("compile"):
             try:
-                options = {**transfer.sound_options(self.platform), **self.options.xla}
-                return transfer.compile_lowered(lowered, self.jax_device, options)
+                return transfer.compile_lowered(lowered, self.jax_device, self.xla_options, self.options.store("programs"))
             except Exception as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error
@@ -235,7 +244,7 @@ class Specialised:
         # Of a program that computes something, the trace gives them.
         returned = [output.node for output in self.outputs if isinstance(output, Constant) and output.node is not None]
         self.numbers: dict[torch.fx.Node, Any] = {} if self.computes else {node: self._number(node) for node in returned}
-        self.context = Context(program.platform, self.settings, self.symbols, forms=program.options.forms)
+        self.context = Context(program.platform, self.settings, self.symbols, choose=program.choose)
 
     def _number(self, node: torch.fx.Node) -> Any:
         """The value of a size."""
@@ -257,7 +266,7 @@ class Specialised:
 
         def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             ctx = self.context = Context(
-                self.program.platform, self.settings, self.symbols, arrays[0] if seed else None, self.program.options.forms
+                self.program.platform, self.settings, self.symbols, arrays[0] if seed else None, self.program.choose
             )
             inputs: list[Any] = list(self.args)
             for position, spec in self.specs.items():

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from .. import tuning
 from . import engines as engine_table
 from . import report, suites
 from .errors import BenchmarkError
@@ -27,7 +28,9 @@ def _list(text: str, *names: str) -> Any:
 
 
 _MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
-_ENGINES = _list(f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without the last two.")
+_ENGINES = _list(
+    f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without dynaxla_tuned and the last two."
+)
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")
 
@@ -47,6 +50,7 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Timed rounds, instead of --seconds.", show_default=False)] = None,
     seconds: Annotated[float | None, _SECONDS] = None,
     memory: Annotated[bool, _MEMORY] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Also dynaxla with measured forms, and a table of what was tried.")] = False,
     output: Annotated[Path | None, typer.Option(help="A directory for JSON, Markdown and a plot.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
     traceback: Annotated[bool, typer.Option("--traceback", help="Print failures in full.")] = False,
@@ -57,18 +61,22 @@ def bench(
     """
     console = Console()
     try:
-        placement = Placement(batch, _dtype(dtype), _device(device), seed, threads)
-        names = _split(models) or (suites.QUICK.get(suite, []) if quick else [])
+        placement = Placement(batch, check_dtype(dtype), check_device(device), seed, threads)
+        names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
         engine_table.choose([baseline], [])
         usual = engine_table.QUICK if quick else engine_table.USUAL.get(suite, list(engine_table.ENGINES))
-        chosen, notes = engine_table.choose(_with_baseline(_split(engines), baseline), _with_baseline(usual, baseline))
+        more = [baseline, "dynaxla_tuned"] if tune else [baseline]
+        chosen, notes = engine_table.choose(_with(split(engines), more), _with(usual, more))
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
         settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, memory, traceback)
         if output is not None:
             _check_writable(output)
         result = run(cases, chosen, settings, suite, notes)
-        report.show(result, console if console.is_terminal else Console(width=200))
+        console = console if console.is_terminal else Console(width=200)
+        report.show(result, console)
+        if tune:
+            tuning.show(tuning.tried(), console)
         if output is not None:
             for file in report.write(result, output):
                 console.print(f"wrote {file}", highlight=False)
@@ -127,21 +135,22 @@ class Bar:
         self._progress.update(self._task, description=f"{self._model}: {text}", advance=steps / self._steps)
 
 
-def _split(names: Iterable[str] | None) -> list[str]:
+def split(names: Iterable[str] | None) -> list[str]:
     return [name.strip() for part in names or () for name in part.split(",") if name.strip()]
 
 
-def _with_baseline(names: list[str], baseline: str) -> list[str]:
-    return names if not names or baseline in names else [*names, baseline]
+def _with(names: list[str], more: Iterable[str]) -> list[str]:
+    """These names and more; none if there are none, which means the usual ones."""
+    return [*names, *more] if names else []
 
 
-def _dtype(name: str) -> torch.dtype:
+def check_dtype(name: str) -> torch.dtype:
     if name not in DTYPES:
         raise BenchmarkError(f"no dtype {name!r}; there are: {', '.join(DTYPES)}")
     return DTYPES[name]
 
 
-def _device(name: str) -> torch.device:
+def check_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:

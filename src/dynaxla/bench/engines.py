@@ -6,6 +6,7 @@ torchscript      torch.jit.trace, not frozen
 dynamo           TorchDynamo alone: its guards around the captured graph, which runs as it is
 dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs as it is
 dynaxla          trace once
+dynaxla_tuned    trace once, forms chosen by measurement
 dynaxla_retrace  trace at every call, as lazy tensors do
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
 torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
@@ -54,8 +55,8 @@ class Engine:
     isolated: bool = False
 
 
-def _compiled(backend: Any) -> Callable[[nn.Module, Inputs], Call]:
-    return lambda model, _: torch.compile(model, backend=backend)
+def _compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[nn.Module, Inputs], Call]:
+    return lambda model, _: torch.compile(model, backend=backend, options=options)
 
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
@@ -127,6 +128,7 @@ _ALL = [
     Engine("dynamo", _compiled(_graph_as_it_is)),
     Engine("dynamo_aot", _compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is))),
     Engine("dynaxla", _compiled(dynaxla)),
+    Engine("dynaxla_tuned", _compiled(dynaxla, {"tune": True})),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
     Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),

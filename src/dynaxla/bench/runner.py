@@ -6,8 +6,10 @@ import contextlib
 import ctypes
 import gc
 import multiprocessing
+import os
 import resource
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -248,13 +250,24 @@ def _reset_peak() -> bool:
 
 @contextlib.contextmanager
 def empty_caches() -> Iterator[None]:
-    """Inductor keeps what it compiles on disk, and processes share it; here it starts with nothing, so that first calls are first calls."""
+    """Inductor and dynaxla keep what they compile on disk, and processes share it; here they start with nothing, so that first calls are
+    first calls."""
     with contextlib.ExitStack() as stack:
+        before = os.environ.get("DYNAXLA_CACHE")
+        os.environ["DYNAXLA_CACHE"] = stack.enter_context(tempfile.TemporaryDirectory())
+        stack.callback(_restore, "DYNAXLA_CACHE", before)
         with contextlib.suppress(ImportError, AttributeError):
             from torch._inductor.utils import fresh_cache
 
             stack.enter_context(fresh_cache())
         yield
+
+
+def _restore(variable: str, value: str | None) -> None:
+    if value is None:
+        del os.environ[variable]
+    else:
+        os.environ[variable] = value
 
 
 def release() -> None:

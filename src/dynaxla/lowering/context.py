@@ -16,6 +16,7 @@ from jax import numpy as jnp
 
 from . import dtypes
 from .dtypes import DType
+from .forms import Choice
 
 
 @dataclass(frozen=True)
@@ -114,8 +115,8 @@ class Check:
 class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; forms (taken wherever they fit, by op: see forms.py); node (the FX
-    node being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; choose (the form for a problem: see forms.py); node (the FX node
+    being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
     torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised); claimed (see `claim`).
     """
 
@@ -125,11 +126,11 @@ class Context:
         settings: Settings = _EXACT,
         symbols: SymbolValues | None = None,
         seed: jax.Array | None = None,
-        forms: Mapping[str, str] | None = None,
+        choose: Choice | None = None,
     ) -> None:
         self.platform = platform
         self.settings = settings
-        self.forms = forms or {}
+        self.choose = choose or (lambda forms, problem: forms.choose(problem, {}))
         self.node: torch.fx.Node
         self.values: dict[torch.fx.Node, Any] = {}
         self.checks: list[Check] = []

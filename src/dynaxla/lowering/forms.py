@@ -5,17 +5,41 @@
 
 A form is a function from the problem (a hashable description of shapes, dtypes and settings) and the operands to the result. All forms
 of an op give the same result up to rounding. The first that fits and suits is taken, in the order in which they are written; the last
-one must fit and suit everything.
+one must fit and suit everything. With the option `tune`, all that fit are measured instead (see dynaxla.tuning).
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import OptionError
+from .dtypes import DType
+
+
+@dataclass(frozen=True)
+class Operand:
+    """An array as a network holds it. order: its dimensions from the slowest in memory to the fastest; None: row-major."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    order: tuple[int, ...] | None = None
+
+
+class Measurable(Protocol):
+    """A problem that can be posed. Two with the same repr are the same; str() is for people.
+
+    Attributes: operands (what a form takes besides the problem); result_order (of the result's dimensions, as in `Operand`).
+    """
+
+    @property
+    def operands(self) -> Sequence[Operand]: ...
+
+    @property
+    def result_order(self) -> tuple[int, ...] | None: ...
+
 
 Problem = TypeVar("Problem")
 
@@ -59,15 +83,22 @@ class Forms(Generic[Problem]):
 
         return decorate
 
-    def choose(self, problem: Problem, forced: Mapping[str, str]) -> Form[Problem]:
-        """The form for a problem. forced: forms by op that are taken wherever they fit."""
+    def fitting(self, problem: Problem, forced: Mapping[str, str]) -> list[Form[Problem]]:
+        """The forms that can solve a problem. forced: forms by op that are taken wherever they fit, so that there is no other then."""
         wanted = self.forms.get(forced.get(self.op, ""))
         if wanted is not None and wanted.fits(problem):
-            return wanted
-        return next(form for form in self.forms.values() if form.fits(problem) and form.suits(problem))
+            return [wanted]
+        return [form for form in self.forms.values() if form.fits(problem)]
+
+    def choose(self, problem: Problem, forced: Mapping[str, str]) -> Form[Problem]:
+        """The form that is expected to be the fastest. forced: as in `fitting`."""
+        fitting = self.fitting(problem, forced)
+        return fitting[0] if len(fitting) == 1 else next(form for form in fitting if form.suits(problem))
 
 
 FORMS: dict[str, Forms[Any]] = {}
+
+Choice = Callable[[Forms[Any], Any], Form[Any]]
 
 
 def check_forced(forced: Mapping[str, str]) -> None:

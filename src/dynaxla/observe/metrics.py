@@ -33,7 +33,8 @@ def timed(phase: str) -> Iterator[None]:
 def snapshot() -> dict[str, int]:
     """Counts since the process began or `reset()`:
 
-    graphs: ATen graphs received; trace, lower, compile: how often each was done; lookup: executables found again by their program's
+    graphs: ATen graphs received; trace, lower, compile: how often each was done; loads: compilations that were found done, in the cache
+    directory; lookup: executables found again by their program's
     hash (dynaxla_retrace); evictions: executables dropped from a full cache; calls: compiled programs run;
     imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
     copied to be handed over.

@@ -12,18 +12,24 @@ import contextlib
 import functools
 import hashlib
 import io
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from platform import machine, processor
 from typing import Any
 
 import jax
 import torch
 
+from ..observe import metrics
 from .layout import row_major
+from .store import Store
 
 # XLA imports memory only at this alignment, in bytes; below it, it copies.
 ALIGNMENT = 64
+
+log = logging.getLogger("dynaxla")
 
 # DLPack's number for memory of the host.
 _DLPACK_CPU = 1
@@ -228,10 +234,10 @@ class XlaProgram:
     text: Callable[[], str]
 
 
-def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> XlaProgram:
-    """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`).
+def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Store | None = None) -> XlaProgram:
+    """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`), unless the store has it compiled already.
 
-    options: XLA's own, by name.
+    options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file.
     Raises: jax.errors.JaxRuntimeError.
     """
     if not _is_own(device):
@@ -242,14 +248,63 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
         return XlaProgram(lambda arrays: compiled(*arrays), lambda: compiled.as_text() or "")
     from jaxlib import xla_client
 
+    client = device.client
     compile_options = xla_client.CompileOptions()
     compile_options.num_replicas = compile_options.num_partitions = 1
     compile_options.env_option_overrides = list(options.items())
-    module, devices = lowered.compiler_ir("stablehlo"), xla_client.DeviceList((device,))
-    callbacks = lowered._lowering.compile_args["host_callbacks"]
-    executable = device.client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
+    devices = xla_client.DeviceList((device,))
+    module, callbacks = lowered.compiler_ir("stablehlo"), lowered._lowering.compile_args["host_callbacks"]
+    key = _store_key(module, options) if store is not None and not callbacks else ""
+    executable = None
+    if store is not None and key and (data := store.get(key)) is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is no program, or one for another machine
+            executable = client.deserialize_executable(data, devices, compile_options)
+            metrics.add("loads")
+    if executable is None:
+        executable = client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
+        if store is not None and key:
+            try:
+                store.put(key, client.serialize_executable(executable))
+            except OSError as error:
+                log.warning("a compiled program could not be kept in %s: %s", store.folder, error)
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
     return XlaProgram(_fast_call(executable), text)
+
+
+def _store_key(module: Any, options: Mapping[str, Any]) -> str:
+    """The name of a compiled program in a store: a hash of all that it was made of and for. "" for one that cannot be written to a file.
+
+    oneDNN's calls cannot: jaxlib's serialization does not know them, and does not say so (std::bad_alloc, if one is lucky).
+    """
+    copy = module.operation.clone()
+    with module.context:
+        copy.attributes["sym_name"] = type(copy.attributes["sym_name"]).get("program")  # graphs are numbered as they come
+    code = _bytecode(copy, module.context)
+    if code is None or b"__onednn$" in code:
+        return ""
+    import jaxlib
+
+    facts = (jaxlib.__version__, torch.get_num_threads(), _processor(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
+    return hashlib.blake2b(code + repr(facts).encode(), digest_size=32).hexdigest()
+
+
+def machine_name(device: jax.Device) -> str:
+    """What speed hangs on: the device, its number of threads on a CPU, and the version of jaxlib."""
+    import jaxlib
+
+    if device.platform != "cpu":
+        return f"{device.device_kind}, jaxlib {jaxlib.__version__}"
+    name = next((line.partition(":")[2].strip() for line in _processor().splitlines() if line.startswith("model name")), processor())
+    return f"{name or machine()}, {torch.get_num_threads()} threads, jaxlib {jaxlib.__version__}"
+
+
+@functools.cache
+def _processor() -> str:
+    """What this machine's instructions are known by."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        kept = [line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))]
+        return "".join(sorted(set(kept)))
+    return f"{machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 @functools.cache
@@ -275,16 +330,21 @@ def sound_options(platform: str) -> Mapping[str, Any]:
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
     """A hash of the lowered program, whatever line of Python each of its operations came from."""
     module = lowered.compiler_ir("stablehlo")
-    if not _public_only:
-        with contextlib.suppress(ImportError):
-            from jaxlib.mlir.passmanager import PassManager
+    code = None if _public_only else _bytecode(module.operation, module.context)
+    return hashlib.blake2b(str(module).encode() if code is None else code).digest()
 
-            with module.context:
-                PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
-            code = io.BytesIO()
-            module.operation.write_bytecode(code)
-            return hashlib.blake2b(code.getbuffer()).digest()
-    return hashlib.blake2b(str(module).encode()).digest()
+
+def _bytecode(operation: Any, context: Any) -> bytes | None:
+    """A module as bytes, without the lines of Python that it came from (which the module loses). None where jaxlib lacks the means."""
+    with contextlib.suppress(ImportError):
+        from jaxlib.mlir.passmanager import PassManager
+
+        with context:
+            PassManager.parse("builtin.module(strip-debuginfo)").run(operation)
+        code = io.BytesIO()
+        operation.write_bytecode(code)
+        return code.getvalue()
+    return None
 
 
 def _is_own(device: jax.Device) -> bool:

@@ -12,7 +12,7 @@ from jax import Array, lax
 from .. import dtypes, onednn
 from ..context import Context
 from ..dtypes import DType
-from ..forms import Forms
+from ..forms import Forms, Operand
 from ..promotion import convert, number
 from ..registry import lowers
 
@@ -49,6 +49,22 @@ class Convolution:
         inputs = self.weight[0 if self.swapped else 1]
         return math.prod(self.out) * inputs * math.prod(self.weight[2:])
 
+    @property
+    def result_order(self) -> tuple[int, ...] | None:
+        """On the CPU, activations lie channels-last between convolutions."""
+        return (0, *range(2, len(self.x)), 1) if self.platform == "cpu" else None
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return Operand(self.x, self.dtype, self.result_order), Operand(self.weight, self.dtype)
+
+    def __str__(self) -> str:
+        shapes = f"{self.dtype}{list(self.x)} by {list(self.weight)}{', swapped' if self.swapped else ''}"
+        plain = {"stride": 1, "margins": (0, 0), "spread": 1, "dilation": 1}
+        given = [(name, getattr(self, name)) for name, value in plain.items() if any(item != value for item in getattr(self, name))]
+        given += [("groups", self.groups)] if self.groups > 1 else []
+        return ", ".join([shapes, *(f"{name} {value}" for name, value in given)])
+
 
 CONVOLUTION: Forms[Convolution] = Forms("convolution")
 
@@ -61,7 +77,7 @@ def _fits_onednn(problem: Convolution) -> bool:
 
 
 @CONVOLUTION.form("onednn", fits=_fits_onednn, suits=lambda problem: problem.groups > 1 or problem.products >= _FEW_PRODUCTS)
-def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None) -> Array:
+def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     margins = problem.margins
     if any(step > 1 for step in problem.spread) or any(margin < 0 for ends in margins for margin in ends):
         inside = [(*ends, step - 1) for ends, step in zip(margins, problem.spread, strict=True)]
@@ -72,7 +88,7 @@ def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None
 
 
 @CONVOLUTION.form("xla")
-def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None) -> Array:
+def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     out = lax.conv_general_dilated(
         x,
         weight,
@@ -231,7 +247,7 @@ def _correlate(
         ctx.convolution_precision,
         ctx.platform,
     )
-    return CONVOLUTION.choose(problem, ctx.forms).run(problem, x, weight, bias)
+    return ctx.choose(CONVOLUTION, problem).run(problem, x, weight, bias)
 
 
 def _weight_gradient(

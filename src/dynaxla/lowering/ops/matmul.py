@@ -16,7 +16,7 @@ from .. import dtypes, onednn
 from ..context import Context
 from ..dtypes import DType
 from ..epilogue import follow
-from ..forms import Forms
+from ..forms import Forms, Operand
 from ..promotion import convert, expand
 from ..registry import lowers
 
@@ -57,6 +57,17 @@ class Contraction:
     def products(self) -> int:
         """How many numbers are multiplied."""
         return math.prod(self.x) * self.columns
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return Operand(self.x, self.dtype, self.orders[0]), Operand(self.y, self.dtype, self.orders[1])
+
+    @property
+    def result_order(self) -> Order:
+        return self.orders[2]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.x)} by {list(self.y)}, over {list(self.over[0])} and {list(self.over[1])}"
 
 
 CONTRACTION: Forms[Contraction] = Forms("contraction")
@@ -113,7 +124,7 @@ def contract(
     Dtype: `dtype`, or the accumulator of x's.
     """
     problem = _problem(x, y, over, batch, dtype or dtypes.accumulator(x.dtype), ctx, order)
-    return CONTRACTION.choose(problem, ctx.forms).run(problem, x, y)
+    return ctx.choose(CONTRACTION, problem).run(problem, x, y)
 
 
 # Heads lie next to each other in memory, as a linear layer leaves them. oneDNN reads and writes them so as fast as row-major.
@@ -186,7 +197,7 @@ def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
     """x @ y + bias, and with it the activation that follows, where the form has means of its own for that."""
     x, y, over, batch = _untransposed(x, y, ctx, 1)
     problem = _problem(x, y, over, batch, x.dtype, ctx)
-    form = CONTRACTION.choose(problem, ctx.forms)
+    form = ctx.choose(CONTRACTION, problem)
     if "bias" not in form.epilogues:
         return _add_scaled(bias, contract(x, y, over, ctx, batch=batch), 1, 1, x.dtype)
     following = follow(ctx.node)

@@ -1,0 +1,101 @@
+"""Files that outlive the process: executables, and measurements of forms.
+
+Each is one file, written aside and then renamed, so that readers (other threads and processes too) see it whole or not at all. A file
+begins with the hash of the rest; one that was damaged is treated as missing. Executables are machine code: a directory that another user
+can write is refused, and nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..errors import OptionError
+
+_DIGEST_SIZE = 32
+# Beyond so many bytes in a folder, what was not used for the longest time is removed, down to half of it.
+_CAPACITY = 4 << 30
+
+
+class Store:
+    """Byte strings by key in a folder, which is made if need be.
+
+    Raises: OptionError for a folder that cannot be made or written, or that others could have written.
+    """
+
+    def __init__(self, folder: Path, capacity: int = _CAPACITY) -> None:
+        self.folder = folder
+        self.capacity = capacity
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            state = folder.stat()
+        except OSError as error:
+            raise OptionError(f"the cache directory {folder} cannot be used: {error.strerror}", hint=_HINT) from error
+        if hasattr(os, "geteuid") and (state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
+            raise OptionError(f"the cache directory {folder} can be written by other users: it may hold their code", hint=_HINT)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise OptionError(f"the cache directory {folder} cannot be written", hint=_HINT)
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept under the key, if it is there and whole."""
+        path = self._path(key)
+        try:
+            content = path.read_bytes()
+        except OSError:
+            return None
+        digest, data = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
+        if digest != hashlib.blake2b(data, digest_size=_DIGEST_SIZE).digest():
+            return None
+        with contextlib.suppress(OSError):  # gone in the meantime; it was read all the same
+            os.utime(path)
+        return data
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep data under the key, in place of what was there. Raises: OSError, e.g. for a full disk; nothing is half written then."""
+        handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".part")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(hashlib.blake2b(data, digest_size=_DIGEST_SIZE).digest())
+                file.write(data)
+            os.replace(name, self._path(key))
+        except BaseException:
+            os.unlink(name)
+            raise
+        self._make_room()
+
+    def __iter__(self) -> Iterator[str]:
+        """The keys."""
+        return iter(sorted(path.name for path in self._files()))
+
+    def clear(self) -> None:
+        for path in self._files():
+            path.unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self.folder / key
+
+    def _files(self) -> Iterator[Path]:
+        return (path for path in self.folder.iterdir() if not path.name.startswith("."))
+
+    def _make_room(self) -> None:
+        found = []
+        for path in self._files():
+            with contextlib.suppress(OSError):  # another process removed it
+                state = path.stat()
+                found.append((state.st_mtime, state.st_size, path))
+        total = sum(size for _, size, _ in found)
+        if total <= self.capacity:
+            return
+        for _, size, path in sorted(found):
+            if total <= self.capacity // 2:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+_HINT = "options={'cache': DIR} or the variable DYNAXLA_CACHE names a directory of your own; an empty name means none"

@@ -1,0 +1,165 @@
+"""Measures the forms of an op on a problem, and remembers the fastest, also for later processes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+
+from ..errors import CompilationError
+from ..lowering.forms import Form, Forms, Measurable, Operand
+from ..observe import metrics
+from ..runtime import transfer
+from ..runtime.store import Store
+
+# Of all forms of a problem together; each is called this often at least.
+_SECONDS = 0.3
+_MINIMUM_ROUNDS = 3
+_MAXIMUM_ROUNDS = 50
+# A form must be that much faster than the expected one: less is noise, or lost again among the program's other parts.
+_WORTHWHILE = 0.95
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was tried for one problem.
+
+    Attributes: op; problem (for people to read); machine; seconds (the median call of each form; None: XLA refused it); expected (the
+    form that would be taken without measuring); chosen.
+    """
+
+    op: str
+    problem: str
+    machine: str
+    seconds: Mapping[str, float | None]
+    expected: str
+    chosen: str
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Measurement | None:
+        """None for what is no measurement, e.g. another release's."""
+        try:
+            return Measurement(**json.loads(data))
+        except (ValueError, TypeError):
+            return None
+
+
+_known: dict[str, Measurement] = {}
+_lock = threading.RLock()
+
+
+class Tuner:
+    """Chooses forms by measurement on a device.
+
+    forced: forms by op that are taken wherever they fit. options: XLA's. store: of earlier processes' measurements.
+    """
+
+    def __init__(self, device: jax.Device, forced: Mapping[str, str], options: Mapping[str, Any], store: Store | None) -> None:
+        self.device = device
+        self.forced = forced
+        self.options = options
+        self.store = store
+        self.machine = transfer.machine_name(device)
+
+    def choose(self, forms: Forms[Any], problem: Any) -> Form[Any]:
+        """The fastest of the forms that fit. Raises: CompilationError if XLA refuses them all."""
+        fitting = forms.fitting(problem, self.forced)
+        if len(fitting) == 1:
+            return fitting[0]
+        with _lock:
+            return forms.forms[self._measurement(forms, problem, fitting).chosen]
+
+    def _measurement(self, forms: Forms[Any], problem: Any, fitting: Sequence[Form[Any]]) -> Measurement:
+        names = [form.name for form in fitting]
+        facts = (forms.op, repr(problem), names, self.machine, sorted(self.options.items()))
+        key = hashlib.blake2b(repr(facts).encode(), digest_size=32).hexdigest()
+        found = _known.get(key)
+        if found is None and self.store is not None and (data := self.store.get(key)) is not None:
+            found = Measurement.decode(data)
+        if found is None or found.chosen not in names:
+            with metrics.timed("tune"):
+                seconds = self._time(problem, fitting)
+            expected = forms.choose(problem, self.forced).name
+            found = Measurement(forms.op, str(problem), self.machine, seconds, expected, _fastest(seconds, expected))
+            if self.store is not None:
+                self.store.put(key, found.encode())
+        _known[key] = found
+        return found
+
+    def _time(self, problem: Measurable, fitting: Sequence[Form[Any]]) -> dict[str, float | None]:
+        """Median seconds per call, in turns."""
+        arrays = [self._random(operand) for operand in problem.operands]
+        calls: dict[str, Callable[[], object]] = {}
+        refusals: dict[str, Exception] = {}
+        for form in fitting:
+            try:
+                calls[form.name] = self._compiled(form, problem, arrays)
+            except jax.errors.JaxRuntimeError as error:
+                refusals[form.name] = error
+        if not calls:
+            raise CompilationError(f"XLA could compile no form of {problem}: {refusals}", hint="options={'tune': False} does not measure")
+        samples: dict[str, list[float]] = {name: [] for name in calls}
+        for call in calls.values():
+            call()
+        start = time.perf_counter()
+        for number in range(_MAXIMUM_ROUNDS):
+            if number >= _MINIMUM_ROUNDS and time.perf_counter() - start > _SECONDS:
+                break
+            for name, call in calls.items():
+                before = time.perf_counter()
+                call()
+                samples[name].append(time.perf_counter() - before)
+        return {form.name: statistics.median(samples[form.name]) if form.name in samples else None for form in fitting}
+
+    def _random(self, operand: Operand) -> Array:
+        """Normal numbers, in the operand's order in memory."""
+        generator = np.random.default_rng(0)
+        shape = operand.shape if operand.order is None else tuple(operand.shape[dim] for dim in operand.order)
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
+            return jax.device_put(generator.standard_normal(shape, np.float32).astype(operand.dtype), self.device)
+
+    def _compiled(self, form: Form[Any], problem: Measurable, arrays: Sequence[Array]) -> Callable[[], object]:
+        orders = [operand.order for operand in problem.operands]
+
+        def program(*packed: Array) -> Array:
+            operands = [
+                array if order is None else lax.transpose(array, np.argsort(order)) for array, order in zip(packed, orders, strict=True)
+            ]
+            result = form.run(problem, *operands)
+            return result if problem.result_order is None else lax.transpose(result, problem.result_order)
+
+        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        with jax.enable_x64(True), jax.default_device(self.device):
+            lowered = jax.jit(program, keep_unused=True).lower(*avals)
+        compiled = transfer.compile_lowered(lowered, self.device, self.options)
+        return lambda: jax.block_until_ready(compiled.call(arrays))
+
+
+def _fastest(seconds: Mapping[str, float | None], expected: str) -> str:
+    done = {name: value for name, value in seconds.items() if value is not None}
+    best = min(done, key=done.__getitem__)
+    return expected if expected in done and done[best] > _WORTHWHILE * done[expected] else best
+
+
+def tried() -> list[Measurement]:
+    """What this process has measured, or found measured."""
+    with _lock:
+        return list(_known.values())
+
+
+def kept(store: Store) -> list[Measurement]:
+    """What a store holds."""
+    found = (Measurement.decode(store.get(key) or b"") for key in store)
+    return [measurement for measurement in found if measurement is not None]

@@ -1,0 +1,122 @@
+"""Measured forms: all that fit are tried, the fastest is taken and remembered, and results stay right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from jax import Array
+from torch import nn
+from typer.testing import CliRunner
+
+from dynaxla import tuning
+from dynaxla.cli import app
+from dynaxla.lowering.forms import FORMS
+from dynaxla.lowering.ops.matmul import CONTRACTION
+from dynaxla.observe import metrics
+from dynaxla.runtime.store import Store
+from dynaxla.tuning import tuner
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tuner, "_known", {})
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 8, 3, padding=1, groups=1)
+        self.grouped = nn.Conv2d(8, 8, 3, groups=4)
+        self.linear = nn.Linear(8, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.grouped(self.convolution(x).relu())
+        return torch.nn.functional.gelu(self.linear(x.mean((2, 3))))
+
+
+def run(cache: Path, **options: Any) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(2, 3, 10, 12)
+    with torch.no_grad():
+        compiled = torch.compile(net, backend="dynaxla", options={"tune": True, "cache": str(cache), **options})
+        torch.testing.assert_close(compiled(x), net(x), rtol=1e-4, atol=1e-4)
+
+
+def test_measures_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    tried = tuning.tried()
+    assert {item.op for item in tried} == {"convolution", "contraction"}
+    assert len(tried) == 3
+    for item in tried:
+        assert set(item.seconds) <= set(FORMS[item.op].forms)
+        assert len(item.seconds) > 1
+        assert all(value is not None and value > 0 for value in item.seconds.values())
+        assert item.chosen in item.seconds
+    measured = metrics.snapshot()["tune"]
+    run(tmp_path)
+    monkeypatch.setattr(tuner, "_known", {})
+    run(tmp_path)
+    assert metrics.snapshot()["tune"] == measured
+    assert sorted(tuning.kept(Store(tmp_path / "tuning")), key=str) == sorted(tried, key=str)
+
+
+def test_forced_form_is_not_measured(tmp_path: Path) -> None:
+    run(tmp_path, forms={"convolution": "xla", "contraction": "xla"})
+    assert tuning.tried() == []
+
+
+def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is expected. One that XLA refuses is out."""
+    monkeypatch.setattr(CONTRACTION, "forms", dict(CONTRACTION.forms))
+
+    @CONTRACTION.form("slow", suits=lambda _: False)
+    def _slow(problem: Any, x: Array, y: Array) -> Array:
+        """Repeated many times over; a loop is not optimized away."""
+        run = CONTRACTION.forms["xla"].run
+        return jax.lax.fori_loop(0, 200, lambda _, out: run(problem, x + out[0, 0] * 0, y), run(problem, x, y))
+
+    @CONTRACTION.form("refused", suits=lambda _: False)
+    def _refused(problem: Any, x: Array, y: Array) -> Array:
+        result = CONTRACTION.forms["xla"].run(problem, x, y)
+        return jax.ffi.ffi_call("there is no such call", result)(result)
+
+    run(tmp_path)
+    (found,) = (item for item in tuning.tried() if item.op == "contraction")
+    assert found.seconds["refused"] is None
+    assert found.seconds["slow"] > found.seconds["xla"]
+    assert found.chosen not in ("slow", "refused")
+
+
+def test_expected_form_wins_a_draw() -> None:
+    assert tuner._fastest({"a": 1.0, "b": 0.97, "c": None}, "a") == "a"
+    assert tuner._fastest({"a": 1.0, "b": 0.9, "c": None}, "a") == "b"
+    assert tuner._fastest({"a": None, "b": 0.9}, "a") == "b"
+
+
+def test_unreadable_measurement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(tmp_path)
+    measured = metrics.snapshot()["tune"]
+    store = Store(tmp_path / "tuning")
+    for key in store:
+        store.put(key, b"{}")
+    monkeypatch.setattr(tuner, "_known", {})
+    run(tmp_path)
+    assert metrics.snapshot()["tune"] == measured + 3
+
+
+def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DYNAXLA_CACHE", str(tmp_path))
+    run(tmp_path)
+    shown = CliRunner().invoke(app, ["tune"])
+    assert shown.exit_code == 0
+    assert "3 problems" in shown.output
+    assert "convolution" in shown.output
+    assert "0 problems" in CliRunner().invoke(app, ["tune", "--clear"]).output
+    refused = CliRunner().invoke(app, ["tune", "no such model"])
+    assert refused.exit_code == 2
+    assert "no model" in refused.output

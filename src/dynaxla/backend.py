@@ -20,10 +20,10 @@ from .capture.decompositions import decompositions
 from .capture.partition import partition
 from .capture.signature import check_tensor
 from .config import Options
-from .errors import DynaxlaError
+from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
 from .observe import dump, metrics
-from .program import Program, RetracedProgram, SplitProgram, make_program
+from .program import FrozenProgram, Program, RetracedProgram, SplitProgram, make_program
 from .runtime import devices
 
 _graph_numbers = itertools.count()
@@ -61,9 +61,12 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
     platform = devices.platform_of(_device_of(tensors))
     number = next(_graph_numbers)
 
-    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], Program | SplitProgram]:
-        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Program | SplitProgram:
+    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], Program | SplitProgram | FrozenProgram]:
+        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Program | SplitProgram | FrozenProgram:
             static = _static_inputs() if phase != "backward" else ()
+            if options.freeze and phase != "inference":
+                hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
+                raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
             return make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options)
 
         return compile_graph

@@ -29,6 +29,8 @@ class Options:
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
             see dynaxla.lowering.forms. Default: the variable DYNAXLA_FORMS, e.g. "convolution=xla,contraction=onednn", or none.
+        freeze: for inference: what parameters and buffers alone decide (batch norms folded into convolutions, weights cast by autocast) is
+            computed once, and again after one of them has changed, as far as PyTorch can see: see `FrozenProgram` for what it cannot.
         tune: measure, for each shape of an op that has several forms, all that fit, and take the fastest, instead of the one that is
             expected to be. The first call takes longer; what was measured is kept in the cache directory. See `dynaxla tune`.
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
@@ -41,6 +43,7 @@ class Options:
     executables: int = 64
     fallback: str = "kernel"
     forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
+    freeze: bool = False
     tune: bool = False
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
@@ -105,7 +108,7 @@ def _check(name: str, value: Any) -> None:
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
     elif name == "executables":
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
-    elif name == "tune":
+    elif name in ("freeze", "tune"):
         good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"

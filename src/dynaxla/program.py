@@ -3,11 +3,14 @@
 Program         lowers the graph once for each combination of input sizes, compiles it, and from then on only runs it.
 RetracedProgram traces and lowers the graph again at every call, and finds the executable by the lowered program's hash.
 SplitProgram    a graph that no single XLA program can hold, as a sequence of these and of torch's own ops.
+FrozenProgram   a graph whose parameters seldom change: one program for what they alone decide, one for the rest.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
@@ -16,6 +19,7 @@ import numpy as np
 import torch
 from jax import lax
 
+from .capture.freeze import Frozen, freeze
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
 from .capture.split import Part, depends_on_data, split
 from .config import Options
@@ -143,11 +147,13 @@ class RetracedProgram(Program):
 
 def make_program(
     kind: type[Program], name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options
-) -> Program | SplitProgram:
-    """A program of this kind for a graph; or several, if there are ops in it that no XLA program can hold.
+) -> Program | SplitProgram | FrozenProgram:
+    """A program of this kind for a graph; or several, if there are ops in it that no XLA program can hold, or with options.freeze.
 
     Raises: UnsupportedOp for such an op if options.fallback is "error".
     """
+    if options.freeze and (frozen := freeze(module, static_inputs)) is not None:
+        return FrozenProgram(kind, name, frozen, static_inputs, dataclasses.replace(options, freeze=False))
     uncompiled = depends_on_data(module)
     if options.fallback == "error":
         for node in module.graph.nodes:
@@ -206,6 +212,69 @@ class SplitProgram:
             for node in dead:
                 del values[node]
         return [values[output] if isinstance(output, torch.fx.Node) else output for output in self.outputs]
+
+
+class FrozenProgram:
+    """A graph for inference, in two parts: what parameters and buffers alone decide is computed again only after one has changed.
+
+    A change is seen by the tensor itself (another object), its address, or its version counter. Writes that bump no counter of the
+    tensor itself are not: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
+    """
+
+    def __init__(self, kind: type[Program], name: str, frozen: Frozen, static_inputs: Sequence[int], options: Options) -> None:
+        self._boxed_call = True
+        self.name = name
+        module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
+        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.output_values = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
+        static = {self.placeholders[position] for position in static_inputs} | set(prepared.outputs)
+        self._index = {node: index for index, node in enumerate(self.placeholders)}
+        self._sources = [self._index[node] for node in prepared.inputs]
+        self._prepare = make_program(kind, f"{name}_prepared", prepared.module, range(len(prepared.inputs)), options)
+        positions = [position for position, node in enumerate(rest.inputs) if node in static]
+        self._run = make_program(kind, name, rest.module, positions, options)
+        self._derived = prepared.outputs
+        self._rest = rest
+        self._kept: _Prepared | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        sources = [args[index] for index in self._sources]
+        kept = self._kept
+        if kept is None or not kept.is_of(sources):
+            with self._lock:
+                metrics.add("preparations")
+                forget = weakref.WeakMethod(self._forget)
+                kept = self._kept = _Prepared(sources, self._prepare(list(sources)), lambda _: (call := forget()) and call())
+        values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
+        values.update(zip(self._derived, kept.results, strict=True))
+        args.clear()
+        results = self._run([values[node] for node in self._rest.inputs])
+        values.update(zip(self._rest.outputs, results, strict=True))
+        return [values[output] if isinstance(output, torch.fx.Node) else output for output in self.output_values]
+
+    def _forget(self) -> None:
+        self._kept = None
+
+
+class _Prepared:
+    """What was computed from tensors, and how these were. gone: called when one of them is freed.
+
+    It holds the tensors' storages (not the tensors), so that no other can come to lie at their addresses.
+    """
+
+    def __init__(self, sources: Sequence[torch.Tensor], results: Sequence[Any], gone: Callable[[Any], object]) -> None:
+        self.results = results
+        self._state = _state(sources)
+        self._storages = [source.untyped_storage() for source in sources]
+        self._references = [weakref.ref(source, gone) for source in sources]
+
+    def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
+        return self._state == _state(sources)
+
+
+def _state(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    return [(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
 
 
 class _Uncompiled:

@@ -29,7 +29,7 @@ def _list(text: str, *names: str) -> Any:
 
 _MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
 _ENGINES = _list(
-    f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without dynaxla_tuned and the last two."
+    f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without tuned, frozen, and the last two."
 )
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")

@@ -7,6 +7,8 @@ dynamo           TorchDynamo alone: its guards around the captured graph, which 
 dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs as it is
 dynaxla          trace once
 dynaxla_tuned    trace once, forms chosen by measurement
+dynaxla_frozen   trace once, with the option freeze
+inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
 torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
@@ -129,6 +131,8 @@ _ALL = [
     Engine("dynamo_aot", _compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is))),
     Engine("dynaxla", _compiled(dynaxla)),
     Engine("dynaxla_tuned", _compiled(dynaxla, {"tune": True})),
+    Engine("dynaxla_frozen", _compiled(dynaxla, {"freeze": True})),
+    Engine("inductor_frozen", _compiled("inductor", {"freezing": True}), _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
     Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),

@@ -65,6 +65,11 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool]) -> list[Part]
     return [_part(module, compiled, nodes, definitions) for compiled, nodes in groups]
 
 
+def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] | None = None) -> Part:
+    """These nodes of a graph, in its order, for an XLA program. outputs: of the part; None: those that anything else reads."""
+    return _part(module, True, nodes, _definitions(module), outputs)
+
+
 def _is_size(node: Node) -> bool:
     return is_plain_python(node) or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
 
@@ -95,7 +100,9 @@ def _definitions(module: GraphModule) -> dict[Any, Node]:
     return {symbol: node for symbol, node in (sizes | numbers).items() if symbol.is_symbol}
 
 
-def _part(module: GraphModule, compiled: bool, nodes: Sequence[Node], definitions: Mapping[Any, Node]) -> Part:
+def _part(
+    module: GraphModule, compiled: bool, nodes: Sequence[Node], definitions: Mapping[Any, Node], outputs: Sequence[Node] | None = None
+) -> Part:
     inside = set(nodes)
     inputs: dict[Node, None] = {}
     constants: dict[Node, None] = {}
@@ -109,7 +116,8 @@ def _part(module: GraphModule, compiled: bool, nodes: Sequence[Node], definition
         used = {symbol for node in (*inputs, *nodes) for symbol in _symbols(node.meta.get("val"))}
         inputs |= {definitions[symbol]: None for symbol in used if symbol in definitions and definitions[symbol] not in inside}
     defining = set(definitions.values())
-    outputs = [node for node in nodes if node in defining or any(user not in inside for user in node.users)]
+    if outputs is None:
+        outputs = [node for node in nodes if node in defining or any(user not in inside for user in node.users)]
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     for source in inputs:
@@ -118,4 +126,4 @@ def _part(module: GraphModule, compiled: bool, nodes: Sequence[Node], definition
     for node in dict.fromkeys((*constants, *nodes)):
         copies[node] = graph.node_copy(node, copies.__getitem__)
     graph.output(tuple(copies[node] for node in outputs))
-    return Part(compiled, GraphModule(module, graph), list(inputs), outputs)
+    return Part(compiled, GraphModule(module, graph), list(inputs), list(outputs))

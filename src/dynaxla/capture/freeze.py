@@ -1,0 +1,179 @@
+"""Takes out of a graph for inference what hangs on parameters and buffers alone, so that it is computed once and not at every call."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from .split import Part, part_of
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """A graph in two parts.
+
+    Attributes: module (the whole graph, batch norms folded); prepared (what parameters and buffers alone decide); rest (what else there
+    is; among its inputs are `prepared`'s outputs).
+    """
+
+    module: GraphModule
+    prepared: Part
+    rest: Part
+
+
+def freeze(module: GraphModule, static_inputs: Sequence[int]) -> Frozen | None:
+    """The graph in two parts; None if nothing can be prepared. The module stays as it is.
+
+    static_inputs: positions of parameters and buffers among the inputs. Only what torch computes with them becomes part of `prepared`:
+    views stay where they are, since they cost nothing, and so does what the graph returns, since the caller may write to it.
+    """
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    graph.output(graph.graph_copy(module.graph, copies))
+    module = GraphModule(module, graph)
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    static = {placeholders[position] for position in static_inputs}
+    fold_batch_norms(graph, static)
+    returned = _returned(graph)
+    decided = _decided(graph, static) - returned
+    # A view is prepared only on the way to something that is computed.
+    wanted = {node for node in decided if not _is_view(node)}
+    for node in reversed(graph.nodes):
+        if node in wanted:
+            wanted.update(source for source in node.all_input_nodes if source.op == "call_function")
+    if not wanted:
+        return None
+    nodes = [node for node in graph.nodes if node.op == "call_function"]
+    # What is returned, and views, both parts make if both need them.
+    shared = {node for node in wanted if node in returned or _is_view(node)}
+    rest = part_of(module, _needed([node for node in nodes if node not in wanted or node in shared], shared - returned))
+    read = set(rest.inputs)
+    prepared = part_of(module, [node for node in nodes if node in wanted], [node for node in nodes if node in wanted & read])
+    return Frozen(module, prepared, rest)
+
+
+def _needed(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
+    """Without those optional ones that none of the others needs."""
+    needed = {node for node in nodes if node not in optional}
+    for node in reversed(nodes):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    return [node for node in nodes if node in needed]
+
+
+def _decided(graph: Graph, static: Collection[Node]) -> set[Node]:
+    """What is computed from parameters, buffers and constants, not without the first two, and without random numbers or effects."""
+    decided: set[Node] = set()
+    constant: set[Node] = set()
+    for node in graph.nodes:
+        sources = node.all_input_nodes
+        if node.op == "get_attr":
+            constant.add(node)
+        if node.op != "call_function" or not all(source in static or source in decided or source in constant for source in sources):
+            continue
+        op = node.target
+        if isinstance(op, torch._ops.OpOverload) and (
+            torch.Tag.nondeterministic_seeded in op.tags or not op._schema.returns or op._schema.is_mutable
+        ):
+            continue
+        if isinstance(op, torch._ops.HigherOrderOperator) or not _is_tensor(node):
+            continue
+        (decided if any(source in static or source in decided for source in sources) else constant).add(node)
+    return decided
+
+
+def _is_tensor(node: Node) -> bool:
+    """Whether the node gives a tensor, or several."""
+    value = node.meta.get("val")
+    return all(isinstance(item, torch.Tensor) for item in (value if isinstance(value, (tuple, list)) else [value]))
+
+
+def _is_view(node: Node) -> bool:
+    """Whether the node's result lies in its argument's memory."""
+    if node.target is operator.getitem:
+        return _is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _returned(graph: Graph) -> set[Node]:
+    """What the graph returns, or may share memory with that."""
+    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    found = set(output.all_input_nodes)
+    for node in reversed(graph.nodes):
+        if node in found and (node.target is operator.getitem or _is_view(node)):
+            found.update(node.all_input_nodes)
+    return found
+
+
+def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
+    """Let a convolution whose result only a batch norm reads do its work, by scaling weight and bias: they must be parameters.
+
+    Source: Jacob et al., Quantization and Training of Neural Networks (arXiv:1712.05877), section 3.2.
+    """
+    for norm in list(graph.nodes):
+        if norm.target is not aten._native_batch_norm_legit_no_training.default:
+            continue
+        convolution, *statistics = norm.args[:5]
+        if convolution.target is not aten.convolution.default or len(convolution.users) > 1:
+            continue
+        if not _plain(convolution.args[1], static) or not all(item is None or _plain(item, static) for item in statistics):
+            continue
+        if convolution.args[2] is not None and not _plain(convolution.args[2], static):
+            continue
+        if any(user.args[1] != 0 for user in norm.users):
+            continue
+        _fold(graph, convolution, norm)
+
+
+def _plain(node: Node, static: Collection[Node]) -> bool:
+    """Whether it is a parameter, or one in another dtype, as autocast makes it."""
+    return node in static or (node.target is aten._to_copy.default and node.args[0] in static)
+
+
+def _fold(graph: Graph, convolution: Node, norm: Node) -> None:
+    x, weight, bias, *settings = convolution.args
+    _, gamma, beta, mean, variance, _, epsilon = norm.args
+    transposed, groups = settings[3], settings[5]
+    dtype, shape = weight.meta["val"].dtype, weight.meta["val"].shape
+    wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+
+    def call(op: Any, *args: Any, **kwargs: Any) -> Node:
+        with graph.inserting_before(convolution):
+            node = graph.call_function(op, args, kwargs)
+        values = torch.fx.node.map_arg((args, kwargs), lambda source: source.meta["val"])
+        with weight.meta["val"].fake_mode:
+            node.meta["val"] = op(*values[0], **values[1])
+        return node
+
+    def widened(node: Node) -> Node:
+        return node if node.meta["val"].dtype == wide else call(aten._to_copy.default, node, dtype=wide)
+
+    scale = call(aten.rsqrt.default, call(aten.add.Scalar, widened(variance), epsilon))
+    if gamma is not None:
+        scale = call(aten.mul.Tensor, scale, widened(gamma))
+    shift = call(aten.mul.Tensor, call(aten.neg.default, widened(mean)), scale)
+    if bias is not None:
+        shift = call(aten.add.Tensor, shift, call(aten.mul.Tensor, widened(bias), scale))
+    if beta is not None:
+        shift = call(aten.add.Tensor, shift, widened(beta))
+    if transposed:
+        # (in, out / groups, ...): each group of inputs has the scales of its own outputs.
+        spread = call(aten.view.default, scale, [groups, 1, shape[1], *[1] * (len(shape) - 2)])
+        grouped = call(aten.view.default, widened(weight), [groups, shape[0] // groups, *shape[1:]])
+        scaled = call(aten.view.default, call(aten.mul.Tensor, grouped, spread), list(shape))
+    else:
+        scaled = call(aten.mul.Tensor, widened(weight), call(aten.view.default, scale, [shape[0], *[1] * (len(shape) - 1)]))
+    if dtype != wide:
+        scaled, shift = (call(aten._to_copy.default, node, dtype=dtype) for node in (scaled, shift))
+    convolution.args = (x, scaled, shift, *settings)
+    for user in list(norm.users):
+        user.replace_all_uses_with(convolution)
+        graph.erase_node(user)
+    graph.erase_node(norm)

@@ -37,7 +37,7 @@ _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a p
 
 def bench(
     models: Annotated[list[str] | None, _MODELS] = None,
-    suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(suites.SUITES)} (these break graphs).")] = "models",
+    suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(suites.SUITES)} (the last ones break graphs).")] = "models",
     engines: Annotated[list[str] | None, _ENGINES] = None,
     batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
     dtype: Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(DTYPES)}.")] = "float32",

@@ -1,6 +1,7 @@
 """The models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
 
 models  the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
+small   models of a few microseconds, on which the cost of a call shows
 breaks  small models whose Python TorchDynamo cannot capture whole
 """
 
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import breaks
+from . import breaks, small
 from .errors import BenchmarkError
 
 Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
@@ -143,10 +144,21 @@ BREAKS = [
     Case("generate", breaks.Generate, breaks.prompts),
 ]
 
-SUITES: Mapping[str, list[Case]] = {"models": MODELS, "breaks": BREAKS}
+SMALL = [
+    Case("mlp_2", partial(small.mlp, 2), small.vectors),
+    Case("mlp_50", partial(small.mlp, 50), small.vectors),
+    Case("lstm_loop", small.LstmLoop, small.sequences),
+    Case("attention_16", small.Attention, small.sequences),
+]
 
-# Two convolutional networks that Inductor compiles soon enough (mobilenet_v2 alone takes it most of a minute), and a transformer.
-QUICK: Mapping[str, list[str]] = {"models": ["resnet18", "squeezenet1_1", "bert_base"], "breaks": ["branch", "item"]}
+SUITES: Mapping[str, list[Case]] = {"models": MODELS, "small": SMALL, "breaks": BREAKS}
+
+# Of the ten: two convolutional networks that Inductor compiles soon (mobilenet_v2 takes it most of a minute), and a transformer.
+QUICK: Mapping[str, list[str]] = {
+    "models": ["resnet18", "squeezenet1_1", "bert_base"],
+    "small": ["mlp_2", "attention_16"],
+    "breaks": ["branch", "item"],
+}
 
 
 def choose(suite: str, names: Iterable[str]) -> list[Case]:

@@ -20,6 +20,7 @@ from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context, TensorSpec
 from ..promotion import convert, expand
+from ..reduce import reduce_max, reduce_sum
 from ..registry import lowers
 from .matmul import Order, contract
 
@@ -101,11 +102,11 @@ def _dropped(x: Array, key: Array | None, probability: float) -> Array:
 def _forward(attention: _Attention, dropout_p: float = 0.0, key: Array | None = None) -> tuple[Array, Array]:
     """The attended values, in the query's dtype, and the logarithm of each row's sum of exponentials."""
     scores = attention.scores()
-    largest = lax.reduce_max(scores, (3,))
+    largest = reduce_max(scores, (3,))
     nothing = lax.eq(largest, lax.full_like(largest, -math.inf))
     largest = lax.select(nothing, lax.full_like(largest, 0), largest)
     weights = lax.exp(lax.sub(scores, _spread(largest, scores.shape)))
-    total = lax.reduce_sum(weights, (3,))
+    total = reduce_sum(weights, (3,))
     total = lax.select(nothing, lax.full_like(total, 1), total)
     weights = _dropped(weights, key, dropout_p)
     out = attention.times(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
@@ -126,7 +127,7 @@ def _backward(
     grad_value = attention.times(applied, attention.by_key_head(grad), (2, 2))
     grad_weights = _dropped(attention.times(grad, value, (3, 3)), key, dropout_p)
     # The sum over a row of weight times gradient is that of output times gradient: it needs no pass over the scores.
-    shared = lax.reduce_sum(lax.mul(convert(out, dtype), convert(grad, dtype)), (3,))
+    shared = reduce_sum(lax.mul(convert(out, dtype), convert(grad, dtype)), (3,))
     grad_scores = lax.mul(weights, lax.sub(grad_weights, _spread(shared, scores.shape)))
     scaled = convert(lax.mul(grad_scores, lax.full_like(grad_scores, attention.factor)), query.dtype)
     grad_query = attention.times(scaled, keys, (3, 2))

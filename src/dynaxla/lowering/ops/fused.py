@@ -12,6 +12,7 @@ from jax import Array, lax
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
+from ..reduce import reduce_max, reduce_sum
 from ..registry import lowers
 from .activations import gelu
 from .elementwise import add
@@ -77,8 +78,8 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
     hidden = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
     wide = convert(x, dtypes.accumulator(x.dtype))
     wide = lax.select(hidden, full_like(wide, -math.inf), wide)
-    weights = lax.exp(lax.sub(wide, lax.broadcast_in_dim(lax.reduce_max(wide, (dim,)), x.shape, kept)))
-    return convert(lax.div(weights, lax.broadcast_in_dim(lax.reduce_sum(weights, (dim,)), x.shape, kept)), x.dtype)
+    weights = lax.exp(lax.sub(wide, lax.broadcast_in_dim(reduce_max(wide, (dim,)), x.shape, kept)))
+    return convert(lax.div(weights, lax.broadcast_in_dim(reduce_sum(weights, (dim,)), x.shape, kept)), x.dtype)
 
 
 @lowers(aten._masked_softmax_backward.default)

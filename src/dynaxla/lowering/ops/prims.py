@@ -12,6 +12,7 @@ from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import Promotion, convert, number
+from ..reduce import reduce_max, reduce_min
 from ..registry import Lowering, lower_table, lowers, registry
 from . import bessel as bessel
 from . import comparison as comparison
@@ -241,8 +242,8 @@ lower_table(
         prims.rev.default: shape.flip,
         prims.sum.default: _reduction(_sum),
         prims.prod.default: _reduction(_product),
-        prims.amax.default: _reduction(lax.reduce_max),
-        prims.amin.default: _reduction(lax.reduce_min),
+        prims.amax.default: _reduction(reduce_max),
+        prims.amin.default: _reduction(reduce_min),
         prims.xor_sum.default: _reduction(lax.reduce_xor),
     }
 )

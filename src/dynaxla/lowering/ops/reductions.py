@@ -14,6 +14,7 @@ from .. import dtypes
 from ..dimensions import reduced, wrap
 from ..dtypes import DType
 from ..promotion import convert, expand
+from ..reduce import reduce_max, reduce_min
 from ..registry import lowers
 
 aten = torch.ops.aten
@@ -91,13 +92,13 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
 def amax(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
     """NaN if there is one."""
     dims = reduced(dim, x.ndim)
-    return keep(lax.reduce_max(x, dims), x, dims, keepdim)
+    return keep(reduce_max(x, dims), x, dims, keepdim)
 
 
 @lowers(aten.amin.default)
 def amin(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
     dims = reduced(dim, x.ndim)
-    return keep(lax.reduce_min(x, dims), x, dims, keepdim)
+    return keep(reduce_min(x, dims), x, dims, keepdim)
 
 
 @lowers(aten.aminmax.default)
@@ -110,7 +111,7 @@ def first_place(hits: Array, dim: int) -> Array:
     size = hits.shape[dim]
     kind = "int32" if size < 2**31 else "int64"
     places = lax.broadcasted_iota(kind, hits.shape, dim)
-    return convert(lax.reduce_min(lax.select(hits, places, lax.full_like(places, size - 1)), (dim,)), _INT64)
+    return convert(reduce_min(lax.select(hits, places, lax.full_like(places, size - 1)), (dim,)), _INT64)
 
 
 def _extremum(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
@@ -139,12 +140,12 @@ def _value_and_place(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array,
 
 @lowers(aten.max.dim)
 def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _value_and_place(x, dim, keepdim, lax.reduce_max)
+    return _value_and_place(x, dim, keepdim, reduce_max)
 
 
 @lowers(aten.min.dim)
 def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    return _value_and_place(x, dim, keepdim, lax.reduce_min)
+    return _value_and_place(x, dim, keepdim, reduce_min)
 
 
 @lowers(aten.max.default)
@@ -167,12 +168,12 @@ def _place(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Se
 @lowers(aten.argmax.default)
 def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
     """The first of several equal ones, and the first NaN if there is one."""
-    return _place(x, dim, keepdim, lax.reduce_max)
+    return _place(x, dim, keepdim, reduce_max)
 
 
 @lowers(aten.argmin.default)
 def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    return _place(x, dim, keepdim, lax.reduce_min)
+    return _place(x, dim, keepdim, reduce_min)
 
 
 def _truth(x: Array) -> Array:
@@ -272,7 +273,7 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
     if math.prod(x.shape[d] for d in dims) == 0:
         total = lax.reduce_sum(work, dims)
         return keep(convert(lax.log(total), out), x, dims, keepdim)
-    top = lax.reduce_max(lax.real(work) if dtypes.is_complex(work.dtype) else work, dims)
+    top = reduce_max(lax.real(work) if dtypes.is_complex(work.dtype) else work, dims)
     # An infinite maximum would make inf - inf.
     top = lax.select(lax.is_finite(top), top, _number(0, top))
     shift = convert(top, work.dtype)
@@ -292,7 +293,7 @@ def linalg_vector_norm(x: Array, ord: float = 2, dim: Dims = None, keepdim: bool
         if math.prod(x.shape[d] for d in dims) == 0:
             result = lax.reduce_sum(size, dims)
         else:
-            result = lax.reduce_max(size, dims) if ord > 0 else lax.reduce_min(size, dims)
+            result = reduce_max(size, dims) if ord > 0 else reduce_min(size, dims)
     elif ord == 0:
         result = lax.reduce_sum(convert(lax.ne(size, _number(0, size)), size.dtype), dims)
     elif ord == 1:

@@ -8,6 +8,7 @@ from jax import Array, lax
 from .. import dtypes
 from ..dtypes import DType
 from ..promotion import convert
+from ..reduce import reduce_max, reduce_sum
 from ..registry import lowers
 
 aten = torch.ops.aten
@@ -20,7 +21,7 @@ def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
 
 def _shifted(x: Array, dim: int) -> Array:
     """x less its largest value along `dim`: no exponential overflows."""
-    return lax.sub(x, _spread(lax.reduce_max(x, (dim,)), x.shape, dim))
+    return lax.sub(x, _spread(reduce_max(x, (dim,)), x.shape, dim))
 
 
 def _along(x: Array, dim: int) -> tuple[Array, int]:
@@ -39,7 +40,7 @@ def _result_dtype(x: Array, half_to_float: bool) -> DType:
 
 def _normalized_exponentials(wide: Array, dim: int) -> Array:
     weights = lax.exp(_shifted(wide, dim))
-    return lax.div(weights, _spread(lax.reduce_sum(weights, (dim,)), wide.shape, dim))
+    return lax.div(weights, _spread(reduce_sum(weights, (dim,)), wide.shape, dim))
 
 
 @lowers(aten._softmax.default)
@@ -52,7 +53,7 @@ def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
 def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     wide, dim = _along(x, dim)
     shifted = _shifted(wide, dim)
-    total = lax.log(lax.reduce_sum(lax.exp(shifted), (dim,)))
+    total = lax.log(reduce_sum(lax.exp(shifted), (dim,)))
     return _like(lax.sub(shifted, _spread(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
 
 
@@ -64,7 +65,7 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
     """
     result = dtype or x.dtype
     wide, dim = _along(convert(x, result), dim)
-    largest = lax.reduce_max(wide, (dim,))
+    largest = reduce_max(wide, (dim,))
     nothing = lax.eq(largest, lax.full_like(largest, -float("inf")))
     out = _normalized_exponentials(wide, dim)
     return _like(lax.select(_spread(nothing, wide.shape, dim), lax.full_like(out, 0), out), x, result)
@@ -74,7 +75,7 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
 def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
     wide_grad, dim = _along(grad, dim)
     wide_output, _ = _along(output, dim)
-    total = lax.reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
+    total = reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
     return _like(lax.mul(lax.sub(wide_grad, _spread(total, wide_grad.shape, dim)), wide_output), grad, input_dtype)
 
 
@@ -82,5 +83,5 @@ def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -
 def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
     wide_grad, dim = _along(grad, dim)
     wide_output, _ = _along(output, dim)
-    total = _spread(lax.reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
+    total = _spread(reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)
     return _like(lax.sub(wide_grad, lax.mul(lax.exp(wide_output), total)), grad, input_dtype)

@@ -1,0 +1,69 @@
+"""Folded reductions give what plain ones do, NaNs and infinities included."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.lowering import reduce
+
+FOLDED = {"max": (reduce.reduce_max, torch.amax), "min": (reduce.reduce_min, torch.amin), "sum": (reduce.reduce_sum, torch.sum)}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((3, size), (1,)) for size in (1, 31, 32, 33, 47, 48, 127, 128, 129, 197, 1000, 4099)]
+    + [((5, 7, 11), (1, 2)), ((2, 40, 3), (1,)), ((300,), (0,)), ((2, 0, 50), (1, 2)), ((0, 50), (1,)), ((4, 5, 6, 7), (0, 1, 2, 3))],
+)
+def test_equals_plain(name: str, dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    function, reference = FOLDED[name]
+    if name == "sum" and dtype == torch.bfloat16:
+        pytest.skip("half types are added in float32: no lowering asks for such a sum")
+    if name != "sum" and math.prod(shape[dim] for dim in dims) == 0:
+        pytest.skip("nothing has no extremum")
+    x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
+    with jax.enable_x64(True):
+        values = x.double().numpy().astype(jax.numpy.bfloat16) if dtype == torch.bfloat16 else x.numpy()
+        found = np.asarray(jax.jit(lambda x: function(x, dims))(values)).astype(np.float64)
+    expected = reference(x.double(), dims).numpy()
+    tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype] if name == "sum" else 0
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("size", [40, 128, 197, 2000])
+@pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
+def test_special_values(size: int, special: float) -> None:
+    """Wherever they stand."""
+    for place in sorted({0, 1, 15, 16, 31, 32, size // 2, size - 2, size - 1}):
+        x = torch.randn(2, size)
+        x[0, place] = special
+        compiled = torch.compile(lambda x: (x.amax(1), x.amin(1), x.max(1), x.argmin(1), x.softmax(1), x.sum(1)), backend="dynaxla")
+        torch.testing.assert_close(
+            compiled(x), (x.amax(1), x.amin(1), x.max(1), x.argmin(1), x.softmax(1), x.sum(1)), equal_nan=True, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_only_one_value() -> None:
+    """Identities of the folding never show: not among infinities of one sign."""
+    for value in (-math.inf, math.inf):
+        x = torch.full((2, 197), value)
+        compiled = torch.compile(lambda x: (x.amax(1), x.amin(1)), backend="dynaxla")
+        torch.testing.assert_close(compiled(x), (x.amax(1), x.amin(1)))
+
+
+def test_plain_elsewhere() -> None:
+    """A GPU's program has the plain reduction."""
+
+    def text(platform: str) -> str:
+        traced = jax.jit(lambda x: reduce.reduce_max(x, (1,))).trace(jax.ShapeDtypeStruct((4, 128), np.float32))
+        return traced.lower(lowering_platforms=(platform,)).as_text()
+
+    assert "slice" in text("cpu")
+    assert "slice" not in text("cuda")
+    assert text("cuda").count("stablehlo.reduce") == 1

@@ -44,6 +44,22 @@ def test_ties_nans_and_infinities(case: str) -> None:
     check(MAXIMA[case], with_ties_and_nans(), calls=1)
 
 
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "after a convolution", "after a cat", "unbatched", "reduced"])
+@pytest.mark.parametrize("settings", [(3, 2, 1), (2, 2), ((3, 2), (2, 3), (1, 0), (2, 1), True), (3, 3, 1, 1, True), (5, 1, 2)], ids=str)
+def test_values_alone(layout: str, settings: tuple) -> None:
+    """However the activations lie in memory."""
+    weight = torch.randn(4, 3, 3, 3)
+    before = {
+        "after a convolution": lambda x: F.conv2d(x, weight, padding=1).relu(),
+        "after a cat": lambda x: torch.cat([F.conv2d(x, weight, padding=1), x], 1),
+        "unbatched": lambda x: x[0],
+        "reduced": lambda x: x.unsqueeze(-1).amax(-1),
+    }.get(layout, lambda x: x)
+    x = torch.randn(2, 3, 13, 14)
+    x = x.to(memory_format=torch.channels_last) if layout == "channels last" else x
+    check(lambda x: F.max_pool2d(before(x), *settings), x, calls=1)
+
+
 def test_values_alone_keep_nans() -> None:
     check(lambda x: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 5, 3)), with_ties_and_nans(), calls=1)
 

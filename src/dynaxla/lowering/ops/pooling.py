@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -85,6 +87,9 @@ def _reduce_window(x: Array, initial: float | int, function: str, dims: Sequence
 
 # --- max pooling
 
+# Beyond this many places in a window, each is no longer looked at on its own.
+_MOST_TAPS = 36
+
 
 def _first_maximum(dims: Sequence[_Dim], x: Array) -> tuple[Array, Array]:
     """Each window's maximum and its flat position in the input's last dimensions.
@@ -115,6 +120,59 @@ def _first_maximum(dims: Sequence[_Dim], x: Array) -> tuple[Array, Array]:
     return x, convert(position, np.dtype(np.int64))
 
 
+def _maximum(dims: Sequence[_Dim], x: Array, ctx: Context) -> Array:
+    """Each window's maximum; NaN if there is one."""
+    order = _memory_order(ctx)
+
+    def by_taps(x: Array) -> Array:
+        """One dimension after the other, all taps of all windows at once: unlike a window reduction, XLA:CPU vectorizes that."""
+        if not any(any(dim.margins) for dim in dims):
+            return _taps(dims, x)
+        # Without the barrier, XLA would compute the padding again for each tap, with a branch for each number. What the barrier holds
+        # lies in memory in the order of its dimensions, so they are brought into that of x.
+        moved = [dataclasses.replace(dim, dim=order.index(dim.dim)) for dim in dims]
+        padded = _pad(lax.transpose(x, order), _lowest(x.dtype), {dim.dim: dim.margins for dim in moved})
+        return lax.transpose(_taps(moved, lax.optimization_barrier(padded)), np.argsort(order))
+
+    def by_windows(x: Array) -> Array:
+        return _reduce_window(x, _lowest(x.dtype), "max", dims)
+
+    if sum(dim.kernel for dim in dims) > _MOST_TAPS:
+        return by_windows(x)
+    return lax.platform_dependent(x, cpu=by_taps, default=by_windows)
+
+
+def _memory_order(ctx: Context) -> tuple[int, ...]:
+    """How the current node's first argument lies in the program's memory: dimensions from the slowest to the fastest.
+
+    Convolutions leave channels-last, inputs lie as the caller has them, and what comes between follows.
+    """
+    node: torch.fx.Node = ctx.node.args[0]
+    rank = node.meta["val"].dim()
+    while node.op == "call_function":
+        if node.target is aten.convolution.default:
+            space = rank - len(node.args[3])
+            return (*range(space - 1), *range(space, rank), space - 1)
+        # Of an op with several results, the one that is wanted follows; it has no rank of its own.
+        sources = [source for source in node.all_input_nodes if _rank(source) in (rank, None)]
+        if not sources:
+            break
+        node = sources[0]
+    return ctx.spec(node).order if _rank(node) == rank else tuple(range(rank))
+
+
+def _rank(node: torch.fx.Node) -> int | None:
+    value = node.meta.get("val")
+    return value.dim() if isinstance(value, torch.Tensor) else None
+
+
+def _taps(dims: Sequence[_Dim], x: Array) -> Array:
+    """The maxima of the windows of a padded array."""
+    for dim in dims:
+        x = functools.reduce(lax.max, [_tap(x, dim, tap) for tap in range(dim.kernel)])
+    return x
+
+
 def _tap(x: Array, dim: _Dim, tap: int) -> Array:
     """The tap-th place of every window along a padded dimension."""
     first = tap * dim.dilation
@@ -137,11 +195,7 @@ def max_pool_with_indices(
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
     if any(user.args[1] == 1 for user in ctx.node.users):
         return _first_maximum(dims, x)
-    return _reduce_window(x, _lowest(x.dtype), "max", dims), None
-
-
-# Beyond this many places in a window, the backward scatters instead of looking at each place.
-_MOST_TAPS = 36
+    return _maximum(dims, x, ctx), None
 
 
 @lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)

@@ -14,19 +14,19 @@ from dynaxla.lowering import reduce
 FOLDED = {"max": (reduce.reduce_max, torch.amax), "min": (reduce.reduce_min, torch.amin), "sum": (reduce.reduce_sum, torch.sum)}
 
 
-@pytest.mark.parametrize("name", FOLDED)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int32])
+# Half types are added in float32: no lowering asks for their sums.
+KINDS = [(name, dtype) for name in FOLDED for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.int32)]
+KINDS.remove(("sum", torch.bfloat16))
+
+
+@pytest.mark.parametrize(("name", "dtype"), KINDS)
 @pytest.mark.parametrize(
     ("shape", "dims"),
     [((3, size), (1,)) for size in (1, 31, 32, 33, 47, 48, 127, 128, 129, 197, 1000, 4099)]
-    + [((5, 7, 11), (1, 2)), ((2, 40, 3), (1,)), ((300,), (0,)), ((2, 0, 50), (1, 2)), ((0, 50), (1,)), ((4, 5, 6, 7), (0, 1, 2, 3))],
+    + [((5, 7, 11), (1, 2)), ((2, 40, 3), (1,)), ((300,), (0,)), ((0, 50), (1,)), ((4, 5, 6, 7), (0, 1, 2, 3))],
 )
 def test_equals_plain(name: str, dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     function, reference = FOLDED[name]
-    if name == "sum" and dtype == torch.bfloat16:
-        pytest.skip("half types are added in float32: no lowering asks for such a sum")
-    if name != "sum" and math.prod(shape[dim] for dim in dims) == 0:
-        pytest.skip("nothing has no extremum")
     x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
     with jax.enable_x64(True):
         values = x.double().numpy().astype(jax.numpy.bfloat16) if dtype == torch.bfloat16 else x.numpy()

@@ -8,6 +8,7 @@ import typer
 
 from . import __version__
 from .bench.__main__ import bench
+from .bench.cpu import bench_cpu
 from .bench.overhead import overhead
 from .doctor import doctor
 from .ops import ops
@@ -15,6 +16,7 @@ from .tune import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
+app.command("bench-cpu")(bench_cpu)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
 app.command("ops")(ops)

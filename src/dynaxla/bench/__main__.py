@@ -71,7 +71,7 @@ def bench(
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
         settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, memory, traceback)
         if output is not None:
-            _check_writable(output)
+            check_writable(output)
         result = run(cases, chosen, settings, suite, notes)
         console = console if console.is_terminal else Console(width=200)
         report.show(result, console)
@@ -162,7 +162,7 @@ def check_device(name: str) -> torch.device:
     return device
 
 
-def _check_writable(directory: Path) -> None:
+def check_writable(directory: Path) -> None:
     """Before the measurements, not after them."""
     try:
         directory.mkdir(parents=True, exist_ok=True)

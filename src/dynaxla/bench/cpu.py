@@ -1,0 +1,205 @@
+"""`dynaxla bench-cpu`: dynaxla beside Inductor on the CPU, in every way that is promised. It writes cpu.md and cpu.json."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+
+from . import engines as engine_table
+from . import report, suites
+from .__main__ import check_writable, run, split
+from .errors import BenchmarkError
+from .first_call import PHASES, first_calls
+from .measure import Settings
+from .runner import Placement
+
+PLAIN = ("eager", "inductor", "dynaxla")
+FROZEN = ("inductor_frozen", "dynaxla_frozen")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table. ratios: pairs of engines; the first one's time over the second's is shown."""
+
+    title: str
+    suite: str = "models"
+    batch: int = 1
+    dtype: torch.dtype = torch.float32
+    threads: int = 1
+    engines: tuple[str, ...] = PLAIN
+    calls: int = 1
+
+    @property
+    def ratios(self) -> list[tuple[str, str]]:
+        pairs = [("eager", "dynaxla"), ("inductor", "dynaxla"), ("inductor_frozen", "dynaxla_frozen")]
+        return [pair for pair in pairs if set(pair) <= set(self.engines)]
+
+
+PARTS = {
+    "batch1": Part("float32, batch 1, one thread", engines=PLAIN + FROZEN),
+    "batch8": Part("float32, batch 8, one thread", batch=8, engines=PLAIN + FROZEN),
+    "batch1-threads2": Part("float32, batch 1, two threads", threads=2),
+    "batch8-threads2": Part("float32, batch 8, two threads", batch=8, threads=2),
+    "bfloat16": Part("bfloat16, batch 8, one thread", batch=8, dtype=torch.bfloat16),
+    "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
+}
+FIRST_CALL = "first-call"
+
+
+def bench_cpu(
+    parts: Annotated[
+        list[str] | None, typer.Argument(help=f"Of: {', '.join([*PARTS, FIRST_CALL])}. Default: all.", show_default=False)
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The directory of cpu.md and cpu.json. Parts that are there already are kept.")] = Path("."),
+    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
+) -> None:
+    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md. All of it takes about an hour.
+
+    The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
+    """
+    bad = False
+    try:
+        wanted = split(parts) or _NAMES
+        unknown = [name for name in wanted if name not in _NAMES]
+        if unknown:
+            raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(_NAMES)}")
+        check_writable(output)
+        file = output / "cpu.json"
+        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+        for name in wanted:
+            if name == FIRST_CALL:
+                found[name] = {"environment": report.environment(), **measure_first_calls(split(models))}
+            else:
+                result = measure_part(PARTS[name], split(models), seconds)
+                bad = bad or bool(result.bad_rows)
+                found[name] = as_part(result)
+            file.write_text(json.dumps(found, indent=1) + "\n")
+            (output / "cpu.md").write_text(as_markdown(found))
+    except BenchmarkError as error:
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    Console().print((output / "cpu.md").read_text(), markup=False, highlight=False)
+    if bad:
+        raise typer.Exit(1)
+
+
+def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Report:
+    chosen, _ = engine_table.choose(part.engines, [])
+    placement = Placement(part.batch, part.dtype, threads=part.threads)
+    cases = suites.choose(part.suite, models)
+    return run(cases, chosen, Settings(placement, iterations_per_run=part.calls, seconds=seconds), part.suite)
+
+
+def as_part(result: report.Report) -> dict[str, Any]:
+    """What cpu.json keeps: milliseconds with their spread, and what is wrong, by model and engine."""
+    models: dict[str, Any] = {}
+    for row in result.rows:
+        entry: dict[str, Any] = {"good": row.good}
+        if row.wall is not None:
+            entry |= {"ms": row.wall.median, "lower": row.wall.lower, "upper": row.wall.upper}
+        if not row.good:
+            entry["failure"] = row.failure or "disagrees with eager"
+        models.setdefault(row.model, {})[row.engine] = entry
+    return {"environment": result.environment, "models": models}
+
+
+def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
+    """CPU seconds of first calls by model: of Inductor and dynaxla with empty caches, of dynaxla again in another process, and of
+    capture alone."""
+    names = [case.name for case in suites.choose("models", models)]
+    with tempfile.TemporaryDirectory() as cache:
+        found = {"dynaxla": first_calls("dynaxla", names, cache), "dynaxla again": first_calls("dynaxla", names, cache)}
+    for engine in ("dynamo_aot", "inductor"):
+        with tempfile.TemporaryDirectory() as cache:
+            found[engine] = first_calls(engine, names, cache)
+    return {"seconds": found}
+
+
+def as_markdown(found: dict[str, Any]) -> str:
+    lines = ["# dynaxla beside Inductor on the CPU", "", "Made by `dynaxla bench-cpu`. Ratios are the other engine's time over dynaxla's:"]
+    lines += ["more than 1 means that dynaxla is faster. Engines take turns in one process; times are medians.", ""]
+    for name, part in PARTS.items():
+        if name in found:
+            lines += [f"## {part.title}", "", _circumstances(found[name]["environment"]), "", *_table(part, found[name]["models"]), ""]
+    if FIRST_CALL in found:
+        lines += [
+            "## First calls",
+            "",
+            _circumstances(found[FIRST_CALL]["environment"]),
+            "",
+            *_first_call_table(found[FIRST_CALL]["seconds"]),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _circumstances(environment: dict[str, str]) -> str:
+    versions = ", ".join(f"{name} {environment[name]}" for name in ("python", "torch", "jax", "jaxlib") if name in environment)
+    return f"{environment['date']}; {versions}; {environment['cpu']}."
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(part: Part, models: dict[str, Any]) -> list[str]:
+    ratios = part.ratios
+    heading = ["model", *[f"{name} ms" for name in part.engines], *[f"{one} / {other}" for one, other in ratios]]
+    lines = [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
+    collected: list[list[float]] = [[] for _ in ratios]
+    for model, rows in models.items():
+        good = {name: row["ms"] for name, row in rows.items() if row["good"]}
+        cells = [f"{good[name]:.4g}" if name in good else f"failed: {rows[name]['failure']}" for name in part.engines]
+        for values, (one, other) in zip(collected, ratios, strict=True):
+            if one in good and other in good:
+                values.append(good[one] / good[other])
+                cells.append(f"{values[-1]:.2f}")
+            else:
+                cells.append("-")
+        lines.append(_line([model, *cells]))
+    blanks = [""] * len(part.engines)
+    lines.append(_line(["**geometric mean**", *blanks, *[f"**{_mean(values):.2f}**" if values else "-" for values in collected]]))
+    lines.append(_line(["**least**", *blanks, *[f"**{min(values):.2f}**" if values else "-" for values in collected]]))
+    return lines
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[str]:
+    """Inductor's part after capture is its whole first call less that of capture alone."""
+    lines = [
+        "CPU seconds, children included, caches empty. *Compile*: what comes after TorchDynamo's and AOTAutograd's capture (lowering and",
+        "XLA); for Inductor, its first call less that of the engine `dynamo_aot`. *Again*: in a second process, with the first one's cache",
+        "directory.",
+        "",
+    ]
+    heading = ["model", "inductor", "dynaxla", "ratio", "inductor compile", "dynaxla compile", "ratio", "dynaxla compile again", "ratio"]
+    lines += [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
+    totals = [0.0] * 5
+    for model in seconds["dynaxla"]:
+        whole = [seconds[engine][model]["cpu"] for engine in ("inductor", "dynaxla")]
+        theirs = whole[0] - seconds["dynamo_aot"][model]["cpu"]
+        mine, again = (sum(seconds[engine][model][phase] for phase in PHASES) for engine in ("dynaxla", "dynaxla again"))
+        values = [*whole, theirs, mine, again]
+        totals = [total + value for total, value in zip(totals, values, strict=True)]
+        lines.append(_line([model, *_first_call_cells(values)]))
+    lines.append(_line(["**all**", *_first_call_cells(totals)]))
+    return lines
+
+
+def _first_call_cells(values: Sequence[float]) -> list[str]:
+    theirs, mine, their_compile, my_compile, again = values
+    shown = [f"{theirs:.2f}", f"{mine:.2f}", f"{mine / theirs:.3f}", f"{their_compile:.2f}", f"{my_compile:.3f}"]
+    return [*shown, f"{my_compile / their_compile:.3f}", f"{again:.3f}", f"{again / my_compile:.2f}"]

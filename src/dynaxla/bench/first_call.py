@@ -1,0 +1,63 @@
+"""The first call of each model in one engine, in CPU seconds: `python -m dynaxla.bench.first_call ENGINE`, in a process of its own.
+
+CPU seconds of the process and of the compilers that it starts, one thread. What happens once per process is over before they are counted.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import torch
+
+from ..observe import metrics
+from . import engines, suites
+from .measure import rehearse
+from .runner import Placement
+
+PHASES = ("trace", "lower", "compile")
+
+
+def first_calls(engine: str, models: Sequence[str], cache: str) -> dict[str, dict[str, float]]:
+    """By model: "cpu", the seconds of the whole first call, and of dynaxla's phases `PHASES`. cache: the directory of all caches."""
+    environment = {
+        **os.environ,
+        "DYNAXLA_CACHE": cache,
+        "TORCHINDUCTOR_CACHE_DIR": cache,
+        # Its compilers then run one by one, as children that are waited for, so that their time can be counted.
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    command = [sys.executable, "-m", "dynaxla.bench.first_call", engine, *models]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(item.ru_utime + item.ru_stime for item in used)
+
+
+def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
+    torch.set_num_threads(1)
+    placement = Placement()
+    found = {}
+    rehearse([engines.ENGINES[engine]], placement)
+    for case in suites.choose("models", models):
+        model = placement.model(case)
+        inputs = placement.inputs(case, torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            model(*inputs)
+            before, start = metrics.seconds(), _cpu_seconds()
+            engines.ENGINES[engine].prepare(model, inputs)(*inputs)
+            cpu, after = _cpu_seconds() - start, metrics.seconds()
+        found[case.name] = {"cpu": cpu, **{phase: after.get(phase, 0.0) - before.get(phase, 0.0) for phase in PHASES}}
+        torch._dynamo.reset()
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(sys.argv[1], sys.argv[2:])))

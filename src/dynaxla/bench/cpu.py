@@ -55,10 +55,12 @@ PARTS = {
 FIRST_CALL = "first-call"
 
 
+_NAMES = [*PARTS, FIRST_CALL]
+_PARTS = typer.Argument(help=f"Of: {', '.join(_NAMES)}. Default: all.", show_default=False)
+
+
 def bench_cpu(
-    parts: Annotated[
-        list[str] | None, typer.Argument(help=f"Of: {', '.join([*PARTS, FIRST_CALL])}. Default: all.", show_default=False)
-    ] = None,
+    parts: Annotated[list[str] | None, _PARTS] = None,
     output: Annotated[Path, typer.Option(help="The directory of cpu.md and cpu.json. Parts that are there already are kept.")] = Path("."),
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,

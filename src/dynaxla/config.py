@@ -71,7 +71,7 @@ class Options:
         Raises: OptionError for a directory that was asked for, but cannot be used.
         """
         if self.cache is not None:
-            return open_store(Path(self.cache).expanduser() / folder) if str(self.cache) else None
+            return open_store(Path(self.cache).expanduser().absolute() / folder) if str(self.cache) else None
         return _default_store(folder)
 
     @property

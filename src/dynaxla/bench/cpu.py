@@ -23,7 +23,7 @@ from .measure import Settings
 from .runner import Placement
 
 PLAIN = ("eager", "inductor", "dynaxla")
-FROZEN = ("inductor_frozen", "dynaxla_frozen")
+FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,17 @@ class Part:
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
-        pairs = [("eager", "dynaxla"), ("inductor", "dynaxla"), ("inductor_frozen", "dynaxla_frozen")]
+        pairs = [("eager", "dynaxla"), ("inductor", "dynaxla"), ("eager", "dynaxla_frozen"), ("inductor_frozen", "dynaxla_frozen")]
         return [pair for pair in pairs if set(pair) <= set(self.engines)]
 
 
 PARTS = {
-    "batch1": Part("float32, batch 1, one thread", engines=PLAIN + FROZEN),
-    "batch8": Part("float32, batch 8, one thread", batch=8, engines=PLAIN + FROZEN),
+    "batch1": Part("float32, batch 1, one thread"),
+    "batch8": Part("float32, batch 8, one thread", batch=8),
     "batch1-threads2": Part("float32, batch 1, two threads", threads=2),
     "batch8-threads2": Part("float32, batch 8, two threads", batch=8, threads=2),
+    "frozen-batch1": Part("Frozen, float32, batch 1, one thread", engines=FROZEN),
+    "frozen-batch8": Part("Frozen, float32, batch 8, one thread", batch=8, engines=FROZEN),
     "bfloat16": Part("bfloat16, batch 8, one thread", batch=8, dtype=torch.bfloat16),
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
 }

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._inductor.config
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
@@ -59,6 +60,14 @@ class Engine:
 
 def _compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[nn.Module, Inputs], Call]:
     return lambda model, _: torch.compile(model, backend=backend, options=options)
+
+
+def _frozen_inductor(model: nn.Module, inputs: Inputs) -> Call:
+    """Compiled by a first call: `torch.compile(options={"freezing": True})` freezes nothing, the setting has to be global meanwhile."""
+    compiled = torch.compile(model, backend="inductor")
+    with torch._inductor.config.patch(freezing=True):
+        compiled(*inputs)
+    return compiled
 
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
@@ -132,7 +141,7 @@ _ALL = [
     Engine("dynaxla", _compiled(dynaxla)),
     Engine("dynaxla_tuned", _compiled(dynaxla, {"tune": True})),
     Engine("dynaxla_frozen", _compiled(dynaxla, {"freeze": True})),
-    Engine("inductor_frozen", _compiled("inductor", {"freezing": True}), _no_cpp_compiler),
+    Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
     Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import itertools
 import traceback
 import warnings
@@ -19,6 +20,7 @@ from .calls import copy_tensors, joined, widened
 from .entries import Trial
 
 _SEED = 20
+_MOST_PROGRAMS = 150
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Runner:
         self.uninitialised = uninitialised
         self.backend = backend
         self._functions: dict[Any, Callable[..., Any]] = {}
+        self._compiled_since = 0
         self._rejections: dict[tuple[str, ...], Counter[bool]] = {}
 
     def outcomes(self, trials: Iterable[Trial], together: int = 1) -> Iterator[tuple[Trial, Outcome]]:
@@ -92,8 +95,18 @@ class Runner:
             found = self._compare(trial, runs[index], expected) if runs else None
             yield trial, found if isinstance(found, Outcome) else self.run(trial)
 
+    def _make_room(self) -> None:
+        """Each compiled program takes some of the memory mappings that a process may have (65,530 on Linux), and XLA crashes without."""
+        self._compiled_since += 1
+        if self._compiled_since > _MOST_PROGRAMS:
+            self._compiled_since = 0
+            self._functions.clear()
+            torch._dynamo.reset()
+            gc.collect()
+
     def _call_together(self, trials: Sequence[Trial]) -> list[Run]:
         """Raises: Raised."""
+        self._make_room()
         tensors = [copy_tensors(trial.call.tensors) for trial in trials]
         torch.manual_seed(_SEED)
         try:
@@ -210,8 +223,10 @@ class Runner:
     def _compiled(self, call: Any, backend: str) -> Callable[..., Any]:
         key = None if isinstance(call.function, torch.nn.Module) else call.key
         if backend != self.backend or key is None:
+            self._make_room()
             return torch.compile(call.python_function(), backend=backend, fullgraph=True, dynamic=False)
         if key not in self._functions:
+            self._make_room()
             self._functions[key] = torch.compile(call.python_function(), backend=backend, fullgraph=True, dynamic=False)
         return self._functions[key]
 

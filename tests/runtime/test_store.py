@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -133,6 +134,16 @@ def test_kept_after_eviction(tmp_path: Path) -> None:
         before = metrics.snapshot().get("loads", 0)
         torch.testing.assert_close(torch.compile(lambda x: x.sinh() + 1, backend="dynaxla", options={"cache": store})(x), x.sinh() + 1)
         assert metrics.snapshot().get("loads", 0) - before == loads
+
+
+def test_dumps_of_xla(tmp_path: Path) -> None:
+    """Who asks XLA to write what it does gets that every time."""
+    options = {"cache": str(tmp_path / "cache"), "xla": {"xla_dump_to": str(tmp_path / "dump")}}
+    for number in range(2):
+        torch._dynamo.reset()
+        torch.compile(torch.cosh, backend="dynaxla", options=options)(torch.ones(3))
+        assert (tmp_path / "dump").exists(), number
+        shutil.rmtree(tmp_path / "dump")
 
 
 def test_onednn_is_not_kept(tmp_path: Path) -> None:

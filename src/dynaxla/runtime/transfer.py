@@ -272,10 +272,13 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
 
 
 def _store_key(module: Any, options: Mapping[str, Any]) -> str:
-    """The name of a compiled program in a store: a hash of all that it was made of and for. "" for one that cannot be written to a file.
+    """The name of a compiled program in a store: a hash of all that it was made of and for. "" for one that cannot be written to a file,
+    or whose compilation is to be seen (xla_dump_to).
 
     oneDNN's calls cannot: jaxlib's serialization does not know them, and does not say so (std::bad_alloc, if one is lucky).
     """
+    if any("dump" in name for name in (*options, os.environ.get("XLA_FLAGS", ""))):
+        return ""
     copy = module.operation.clone()
     with module.context:
         copy.attributes["sym_name"] = type(copy.attributes["sym_name"]).get("program")  # graphs are numbered as they come

@@ -255,7 +255,7 @@ class _Measurement:
                         timing = runners[name].time(batches[1:])
                     rows[name].wall_samples.append(timing.wall_seconds / settings.iterations_per_run * 1e3)
                     rows[name].cpu_samples.append(timing.cpu_seconds / settings.iterations_per_run * 1e3)
-            share = (number + 1) / settings.rounds if settings.rounds else min(1.0, (time.perf_counter() - start) / budget)
+            share = (number + 1) / settings.rounds if settings.rounds else min(1.0, (time.perf_counter() - start) / max(budget, 1e-9))
             self.progress.step(f"round {number + 1}", (share - reported) * STEPS_OF_ROUNDS)
             reported = share
         for name in names:

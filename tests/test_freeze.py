@@ -14,6 +14,7 @@ from torch import nn
 
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics
+from dynaxla.program import _Prepared
 
 
 class Net(nn.Module):
@@ -253,12 +254,13 @@ def test_memory_is_given_back() -> None:
     net = settled(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), torch.randn(2, 3, 5, 5))
     compiled = frozen(net)
     compiled(torch.randn(2, 3, 5, 5))
-    storage = weakref.ref(net[0].weight)
+    weight, storage = weakref.ref(net[0].weight), weakref.ref(net[0].weight.untyped_storage())
+    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _Prepared and item._references[0]() is not None)
     del net, compiled
     gc.collect()
-    torch._dynamo.reset()
-    gc.collect()
+    assert weight() is None
     assert storage() is None
+    assert prepared() is None
 
 
 def test_wrong_option() -> None:

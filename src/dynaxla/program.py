@@ -228,8 +228,7 @@ class FrozenProgram:
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_values = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
         static = {self.placeholders[position] for position in static_inputs} | set(prepared.outputs)
-        self._index = {node: index for index, node in enumerate(self.placeholders)}
-        self._sources = [self._index[node] for node in prepared.inputs]
+        self._sources = [self.placeholders.index(node) for node in prepared.inputs]
         self._prepare = make_program(kind, f"{name}_prepared", prepared.module, range(len(prepared.inputs)), options)
         positions = [position for position, node in enumerate(rest.inputs) if node in static]
         self._run = make_program(kind, name, rest.module, positions, options)
@@ -245,7 +244,7 @@ class FrozenProgram:
             with self._lock:
                 metrics.add("preparations")
                 forget = weakref.WeakMethod(self._forget)
-                kept = self._kept = _Prepared(sources, self._prepare(list(sources)), lambda _: (call := forget()) and call())
+                kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
         values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
         values.update(zip(self._derived, kept.results, strict=True))
         args.clear()
@@ -258,14 +257,17 @@ class FrozenProgram:
 
 
 class _Prepared:
-    """What was computed from tensors, and how these were. gone: called when one of them is freed.
+    """What `compute` gives for tensors, and how these were before it. gone: called when one of them is freed.
 
     It holds the tensors' storages (not the tensors), so that no other can come to lie at their addresses.
     """
 
-    def __init__(self, sources: Sequence[torch.Tensor], results: Sequence[Any], gone: Callable[[Any], object]) -> None:
-        self.results = results
+    def __init__(
+        self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], gone: Callable[[Any], object]
+    ) -> None:
+        # First: what another thread changes while the results are computed is seen at the next call.
         self._state = _state(sources)
+        self.results = compute(list(sources))
         self._storages = [source.untyped_storage() for source in sources]
         self._references = [weakref.ref(source, gone) for source in sources]
 

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from .bench import suites
-from .bench.__main__ import DTYPES, check_device, check_dtype, split
+from .bench.__main__ import Batch, Device, Dtype, Threads, check_device, check_dtype, split
 from .bench.errors import BenchmarkError
 from .bench.runner import Placement
 from .config import Options
@@ -21,10 +21,10 @@ _MODELS = typer.Argument(help="Models of `dynaxla bench`, to measure now. None: 
 
 def tune(
     models: Annotated[list[str] | None, _MODELS] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
-    dtype: Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(DTYPES)}.")] = "float32",
-    device: Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch and XLA.")] = 1,
+    batch: Batch = 1,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    threads: Threads = 1,
     clear: Annotated[bool, typer.Option("--clear", help="Forget what the cache holds first.")] = False,
 ) -> None:
     """Measure the forms in which a model's ops can be computed, and show which is the fastest; * marks it.

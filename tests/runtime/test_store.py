@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from dynaxla.errors import OptionError
+from dynaxla.lowering import onednn
 from dynaxla.observe import metrics
 from dynaxla.runtime.store import Store
 
@@ -126,7 +127,7 @@ def test_second_process(tmp_path: Path) -> None:
 
 
 def test_kept_after_eviction(tmp_path: Path) -> None:
-    """A program that the process itself dropped is loaded, and right; one with torch's kernels in it is never kept."""
+    """A program that the process itself dropped is loaded, and right."""
     store = str(tmp_path)
     x = torch.randn(3, 4)
     for loads in (0, 1):
@@ -146,6 +147,31 @@ def test_dumps_of_xla(tmp_path: Path) -> None:
         shutil.rmtree(tmp_path / "dump")
 
 
+def test_kernels_are_not_kept(tmp_path: Path) -> None:
+    """A program that calls back into this process means nothing to another."""
+    with torch.library._scoped_library("dynaxla_store", "FRAGMENT") as library:
+        library.define("halved(Tensor x) -> Tensor")
+        library.impl("halved", lambda x: x / 2, "CPU")
+        library.impl("halved", torch.empty_like, "Meta")
+        compiled = torch.compile(lambda x: torch.ops.dynaxla_store.halved(x) + 1, backend="dynaxla", options={"cache": str(tmp_path)})
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 1.5))
+    assert not list(Store(tmp_path / "programs"))
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Work that is done is not lost because it could not be kept; nor is anything half written."""
+
+    def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    compiled = torch.compile(lambda x: x.tan() + 1, backend="dynaxla", options={"cache": str(tmp_path)})
+    torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).tan() + 1)
+    assert "No space left" in caplog.text
+    assert not list((tmp_path / "programs").iterdir())
+
+
+@pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
 def test_onednn_is_not_kept(tmp_path: Path) -> None:
     """jaxlib cannot write such programs, and would not say so."""
     net = nn.Linear(256, 256)
@@ -155,6 +181,7 @@ def test_onednn_is_not_kept(tmp_path: Path) -> None:
         torch._dynamo.reset()
         with torch.no_grad():
             torch.testing.assert_close(torch.compile(net, backend="dynaxla", options=options)(x), net(x))
+        assert not list(Store(tmp_path / "programs"))
 
 
 def test_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,10 @@ _ENGINES = _list(
     f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without tuned, frozen, and the last two."
 )
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
+Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
+Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(DTYPES)}.")]
+Device = Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")]
 _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")
 
 
@@ -39,13 +43,13 @@ def bench(
     models: Annotated[list[str] | None, _MODELS] = None,
     suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(suites.SUITES)} (the last ones break graphs).")] = "models",
     engines: Annotated[list[str] | None, _ENGINES] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
-    dtype: Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(DTYPES)}.")] = "float32",
-    device: Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")] = "cpu",
+    batch: Batch = 1,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
     iterations_per_run: Annotated[int, typer.Option(min=1, help="Calls timed together, with one wait for the device at their end.")] = 1,
     randomize_input: Annotated[bool, typer.Option("--randomize-input", help="A fresh random input for each call.")] = False,
     baseline: Annotated[str, typer.Option(help="The engine whose speed is 1.00.")] = "eager",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")] = 1,
+    threads: Threads = 1,
     quick: Annotated[bool, typer.Option("--quick", help="A few small models, four engines, few rounds: a few minutes.")] = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="Timed rounds, instead of --seconds.", show_default=False)] = None,
     seconds: Annotated[float | None, _SECONDS] = None,

@@ -32,6 +32,7 @@ import torch._inductor.config
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
@@ -63,8 +64,13 @@ def _compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[
 
 
 def _frozen_inductor(model: nn.Module, inputs: Inputs) -> Call:
-    """Compiled by a first call: `torch.compile(options={"freezing": True})` freezes nothing, the setting has to be global meanwhile."""
-    compiled = torch.compile(model, backend="inductor")
+    """Compiled by a first call. TorchDynamo, too, looks at the setting, so it has to be global meanwhile; as an option of torch.compile it
+    freezes nothing. With a backend of its own, TorchDynamo does not find what it compiled for plain Inductor."""
+
+    def frozen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Call:
+        return compile_fx(module, inputs)
+
+    compiled = torch.compile(model, backend=frozen)
     with torch._inductor.config.patch(freezing=True):
         compiled(*inputs)
     return compiled

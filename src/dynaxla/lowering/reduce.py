@@ -2,9 +2,8 @@
 
 XLA:CPU compiles a reduction over the fastest dimension to a loop in which each step waits for the last; for max and min, which must keep
 NaNs, that takes four times as long as it could. Folding instead, which adds slices of a row to each other until a vector register's
-worth is left, is elementwise work, which it vectorizes. Sums become more exact by it too, but they gain less, and where XLA fuses what
-is added into the slices they lose: in bert's layer norms a tenth of the whole model's time. So they are folded only in softmax, whose
-exponentials are wanted in memory anyway.
+worth is left, is elementwise work, which it vectorizes. Sums become more exact by it too, but they gain less, and elsewhere they lose: in
+bert's layer norms a fifth of the whole model's time at batch 8, for a reason nobody has found. So they are folded only in softmax.
 """
 
 from __future__ import annotations

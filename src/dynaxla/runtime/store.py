@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import stat
 import tempfile
@@ -16,6 +17,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import OptionError
+
+log = logging.getLogger("dynaxla")
 
 _DIGEST_SIZE = 32
 # Beyond so many bytes in a folder, what was not used for the longest time is removed, down to half of it.
@@ -56,7 +59,15 @@ class Store:
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep data under the key, in place of what was there. Raises: OSError, e.g. for a full disk; nothing is half written then."""
+        """Keep data under the key, in place of what was there. Where that fails, as on a full disk, a warning is logged: the work that
+        was to be kept is done, and only a later process will have to do it again."""
+        try:
+            self._write(key, data)
+            self._make_room()
+        except OSError as error:
+            log.warning("nothing could be kept in %s: %s", self.folder, error)
+
+    def _write(self, key: str, data: bytes) -> None:
         handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".part")
         try:
             with os.fdopen(handle, "wb") as file:
@@ -66,7 +77,6 @@ class Store:
         except BaseException:
             os.unlink(name)
             raise
-        self._make_room()
 
     def __iter__(self) -> Iterator[str]:
         """The keys."""

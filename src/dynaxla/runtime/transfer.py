@@ -12,7 +12,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +27,6 @@ from .store import Store
 
 # XLA imports memory only at this alignment, in bytes; below it, it copies.
 ALIGNMENT = 64
-
-log = logging.getLogger("dynaxla")
 
 # DLPack's number for memory of the host.
 _DLPACK_CPU = 1
@@ -188,12 +185,13 @@ def _own_cpu_device(threads: int) -> jax.Device | None:
             # The client reads the size of its pool here, when it is made, and nowhere else.
             with environment("PJRT_NPROC", str(threads)):
                 device = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
-            _own_devices.append(device)
+                _own_devices.append((device, os.environ["PJRT_NPROC"]))
             return device
     return None
 
 
-_own_devices: list[jax.Device] = []
+# Each with the number of threads of its pool.
+_own_devices: list[tuple[jax.Device, str]] = []
 
 
 @contextlib.contextmanager
@@ -254,7 +252,7 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     compile_options.env_option_overrides = list(options.items())
     devices = xla_client.DeviceList((device,))
     module, callbacks = lowered.compiler_ir("stablehlo"), lowered._lowering.compile_args["host_callbacks"]
-    key = _store_key(module, options) if store is not None and not callbacks else ""
+    key = _store_key(module, device, options) if store is not None and not callbacks else ""
     executable = None
     if store is not None and key and (data := store.get(key)) is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is no program, or one for another machine
@@ -263,15 +261,12 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     if executable is None:
         executable = client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
         if store is not None and key:
-            try:
-                store.put(key, client.serialize_executable(executable))
-            except OSError as error:
-                log.warning("a compiled program could not be kept in %s: %s", store.folder, error)
+            store.put(key, client.serialize_executable(executable))
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
     return XlaProgram(_fast_call(executable), text)
 
 
-def _store_key(module: Any, options: Mapping[str, Any]) -> str:
+def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:
     """The name of a compiled program in a store: a hash of all that it was made of and for. "" for one that cannot be written to a file,
     or whose compilation is to be seen (xla_dump_to).
 
@@ -287,7 +282,7 @@ def _store_key(module: Any, options: Mapping[str, Any]) -> str:
         return ""
     import jaxlib
 
-    facts = (jaxlib.__version__, torch.get_num_threads(), _processor(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
+    facts = (jaxlib.__version__, _threads_of(device), _processor(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
     return hashlib.blake2b(code + repr(facts).encode(), digest_size=32).hexdigest()
 
 
@@ -298,7 +293,7 @@ def machine_name(device: jax.Device) -> str:
     if device.platform != "cpu":
         return f"{device.device_kind}, jaxlib {jaxlib.__version__}"
     name = next((line.partition(":")[2].strip() for line in _processor().splitlines() if line.startswith("model name")), processor())
-    return f"{name or machine()}, {torch.get_num_threads()} threads, jaxlib {jaxlib.__version__}"
+    return f"{name or machine()}, {_threads_of(device)} threads, jaxlib {jaxlib.__version__}"
 
 
 @functools.cache
@@ -351,7 +346,11 @@ def _bytecode(operation: Any, context: Any) -> bytes | None:
 
 
 def _is_own(device: jax.Device) -> bool:
-    return any(device is own for own in _own_devices)
+    return any(device is own for own, _ in _own_devices)
+
+
+def _threads_of(device: jax.Device) -> str:
+    return next((threads for own, threads in _own_devices if device is own), str(os.cpu_count()))
 
 
 def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:

@@ -151,8 +151,7 @@ def _memory_order(ctx: Context) -> tuple[int, ...]:
     rank = node.meta["val"].dim()
     while node.op == "call_function":
         if node.target is aten.convolution.default:
-            space = rank - len(node.args[3])
-            return (*range(space - 1), *range(space, rank), space - 1)
+            return (0, *range(2, rank), 1)
         # Of an op with several results, the one that is wanted follows; it has no rank of its own.
         sources = [source for source in node.all_input_nodes if _rank(source) in (rank, None)]
         if not sources:

@@ -55,6 +55,10 @@ def frozen(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options={"freeze": True, **options})
 
 
+def holds(prepared: _Prepared, parameter: torch.Tensor) -> bool:
+    return any(reference() is parameter for reference in prepared._references)
+
+
 def preparations() -> int:
     return metrics.snapshot().get("preparations", 0)
 
@@ -255,7 +259,7 @@ def test_memory_is_given_back() -> None:
     compiled = frozen(net)
     compiled(torch.randn(2, 3, 5, 5))
     weight, storage = weakref.ref(net[0].weight), weakref.ref(net[0].weight.untyped_storage())
-    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _Prepared and item._references[0]() is not None)
+    (prepared,) = (weakref.ref(item) for item in gc.get_objects() if type(item) is _Prepared and holds(item, net[0].weight))
     del net, compiled
     gc.collect()
     assert weight() is None

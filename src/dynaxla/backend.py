@@ -50,6 +50,11 @@ def dynaxla_retrace(
     return _compile(RetracedProgram, module, example_inputs, Options.parse(options, mode))
 
 
+def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+    """A graph of ATen ops, which may write to its inputs, as a program. Call it under `torch.no_grad()`."""
+    return _compile(Program, module, example_inputs, options)
+
+
 def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
     check_forced(options.forms)
     options.store("programs")  # a directory that cannot be used is refused now

@@ -29,6 +29,10 @@ class OptionError(DynaxlaError):
     """An option or mode given to `torch.compile` is unknown or has a wrong value."""
 
 
+class CaptureError(DynaxlaError):
+    """A training step cannot be recorded as one program: it looks at a tensor's value, or changes Python values at each step."""
+
+
 class UnsupportedOp(DynaxlaError):
     """The graph holds an op, or a use of an op, that has no lowering."""
 

@@ -1,0 +1,304 @@
+"""Writes down what a function does to tensors: every ATen op that it calls below autograd, its backward pass and optimizer included.
+
+The function runs once, on fake tensors, so nothing is computed and no memory changes. Real tensors that it meets (parameters, buffers,
+optimizer state) are taken for inputs. Ops that write are written down as they are; AOTAutograd makes them functional later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.fx import Graph, GraphModule, Node
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+
+from ..errors import CaptureError
+from . import scalars
+from .scalars import Numbers, TracedFloat
+
+aten = torch.ops.aten
+
+# Ways by which Python asks for a tensor's values.
+_LOOKS = {
+    getattr(torch.Tensor, name)
+    for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__")
+}
+
+
+class Recorder:
+    """The graph of one run of a function.
+
+    Attributes: graph; leaves (the inputs that are real tensors, by path); numbers (the inputs that are traced numbers, float64 tensors
+    without dimensions); constants (tensors that the function makes of Python's numbers, by the name that the graph knows them by).
+    """
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int) -> None:
+        self.graph = Graph()
+        self.leaves: dict[str, Node] = {}
+        self.numbers: dict[Node, TracedFloat] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.table = Numbers(seed)
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._paths = {id(tensor): path for path, tensor in tensors.items()}
+        self._tensors = tensors
+        self._nodes: dict[int, Node] = {}
+        self._originals: dict[int, torch.Tensor] = {}
+        self._fakes: dict[int, FakeTensor] = {}
+        self._keep: list[Any] = []
+        self._number_fakes: dict[float, FakeTensor] = {}
+        self._dispatch = _Dispatch(self)
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """The function's result, with fake tensors in it.
+
+        Raises: CaptureError where Python needs a value; scalars.Compared; whatever the function raises.
+        """
+        try:
+            with self._surroundings():
+                return function(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            hint = "return the tensor from the step and look at it outside"
+            raise CaptureError(
+                f"a step's course or sizes hang on a tensor's values ({error.func})", where=user_line(error), hint=hint
+            ) from error
+        except UnsupportedOperatorException as error:
+            raise CaptureError(f"an op that cannot be run without values: {error}", where=user_line(error)) from error
+        except CaptureError as error:
+            if not error.where:
+                raise CaptureError(error.message, op=error.op, inputs=error.inputs, hint=error.hint, where=user_line(error)) from error
+            raise
+
+    @contextlib.contextmanager
+    def _surroundings(self) -> Iterator[None]:
+        flag = torch.compiler._is_compiling_flag
+        with (
+            torch.compiler.set_stance("force_eager"),
+            torch.autograd.set_multithreading_enabled(False),
+            self.mode,
+            self._dispatch,
+            _Functions(self),
+        ):
+            torch.compiler._is_compiling_flag = True  # torch.optim then keeps its step counts in tensors
+            try:
+                yield
+            finally:
+                torch.compiler._is_compiling_flag = flag
+
+    def module(self, outputs: Sequence[torch.Tensor]) -> GraphModule:
+        """The graph with these fake tensors as its results."""
+        self.graph.output([self.node(tensor) for tensor in outputs])
+        self.graph.lint()
+        return GraphModule(self.constants, self.graph)
+
+    def node(self, tensor: torch.Tensor) -> Node:
+        """The node whose result a tensor is."""
+        return self._nodes[id(self._fake(tensor))]
+
+    def key_of(self, placeholder: Node) -> Any:
+        """What distinguishes a traced number from others; None for a tensor."""
+        number = self.numbers.get(placeholder)
+        return None if number is None else number.key
+
+    def original(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The real tensor that a fake one stands for."""
+        return self._originals.get(id(tensor))
+
+    def call(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an op on fake tensors and note it."""
+        if op.namespace == "profiler":
+            return op(*args, **kwargs)
+        if op is aten._local_scalar_dense.default:
+            return self._number_of(args[0])
+        numbers = [number for item in tree_flatten((args, kwargs))[0] if (number := self.table.find(item)) is not None]
+        if numbers:
+            return self._with_numbers(op, args, kwargs)
+        if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
+            raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
+        if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
+            return self._constant(args[0])
+        faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
+        result = op(*faked_args, **faked_kwargs)
+        if not op._schema.is_mutable and not any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0]):
+            return result  # a question, such as on which device a tensor is
+        inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
+        node = self.graph.call_function(op, *inputs)
+        return self._note(node, result)
+
+    def _note(self, node: Node, result: Any) -> Any:
+        """Bind what an op gave to its node; what it wrote to and returned is returned as the caller knows it."""
+        if isinstance(result, torch.Tensor):
+            if id(result) in self._nodes:  # it wrote to its argument
+                return self._originals.get(id(result), result)
+            self._bind(result, node)
+            node.meta["val"] = result
+            return result
+        if isinstance(result, (list, tuple)):
+            items = []
+            for index, item in enumerate(result):
+                if not isinstance(item, torch.Tensor):
+                    items.append(item)
+                    continue
+                items.append(self._note(self.graph.call_function(_getitem, (node, index)), item))
+            return type(result)(items) if not hasattr(result, "_fields") else type(result)(*items)
+        return result
+
+    def _bind(self, fake: torch.Tensor, node: Node) -> None:
+        self._nodes[id(fake)] = node
+        self._keep.append(fake)
+
+    def _fake(self, tensor: torch.Tensor) -> FakeTensor:
+        """The fake tensor for one that the function meets."""
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        fake = self._fakes.get(id(tensor))
+        if fake is None:
+            with torch.no_grad():
+                fake = self.mode.from_tensor(tensor)
+            self._keep.append(tensor)
+            self._fakes[id(tensor)] = fake
+            self._originals[id(fake)] = tensor
+            path = self._paths.get(id(tensor))
+            if path is not None:
+                self.leaves[path] = self._placeholder(f"leaf_{len(self.leaves)}", fake)
+                self._nodes[id(fake)] = self.leaves[path]
+            elif (source := self._view_of(tensor)) is not None:
+                base = self._fake(source)
+                settings = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+                node = self.graph.call_function(aten.as_strided.default, (self._nodes[id(base)], *settings))
+                self._bind(fake, node)
+                node.meta["val"] = fake
+            else:
+                raise CaptureError(
+                    f"a step reads a tensor of shape {list(tensor.shape)} that cannot be seen from it",
+                    hint="give it to the step as an argument, or keep it in a module, a closure or a global",
+                )
+        return fake
+
+    def _view_of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """A known tensor in whose memory this one lies, such as the parameter of `parameter.data`."""
+        if tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
+            return None
+        storage = tensor.untyped_storage()._cdata
+        for known in self._tensors.values():
+            if known.layout == torch.strided and known.dtype == tensor.dtype and known.untyped_storage()._cdata == storage:
+                return known
+        return None
+
+    def _placeholder(self, name: str, fake: FakeTensor) -> Node:
+        """A new input; inputs stand before everything else."""
+        first = next(iter(self.graph.nodes), None)
+        with self.graph.inserting_before(first):
+            node = self.graph.placeholder(name)
+        node.meta["val"] = fake
+        return node
+
+    def _constant(self, tensor: torch.Tensor) -> FakeTensor:
+        """A tensor that the function has made of numbers."""
+        name = f"constant_{len(self.constants)}"
+        with _disable_current_modes():
+            self.constants[name] = tensor.detach().clone()
+        fake = self.mode.from_tensor(self.constants[name])
+        node = self.graph.get_attr(name)
+        node.meta["val"] = fake
+        self._bind(fake, node)
+        return fake
+
+    def _number_of(self, tensor: torch.Tensor) -> float:
+        """A tensor's only value, as C++ wants it for an op that takes a number."""
+        fake = self._fake(tensor)
+        if not fake.is_floating_point():
+            raise CaptureError("a step needs the value of a tensor", hint="return the tensor from the step and look at it outside")
+        number = self.table.add(("value", id(fake)), lambda _: float("nan"))
+        self._number_fakes[float.__float__(number)] = fake
+        return float.__float__(number)
+
+    def _with_numbers(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """An op one of whose numbers is an input of the program."""
+        function = scalars.rule(op)
+        if function is None:
+            raise scalars.Compared
+        replaced_args, replaced_kwargs = tree_map(self._as_tensor, (tuple(args), dict(kwargs)))
+        with self._dispatch:
+            result = function(*replaced_args, **replaced_kwargs)
+        return result if op._schema.returns else None
+
+    def _as_tensor(self, value: Any) -> Any:
+        number = self.table.find(value)
+        if number is None:
+            return value
+        return self.number(number)
+
+    def number(self, number: TracedFloat) -> FakeTensor:
+        """A traced number as a tensor without dimensions, float64 unless it is a tensor's value."""
+        key = float.__float__(number)
+        if key not in self._number_fakes:
+            with self.mode:
+                fake = torch.empty((), dtype=torch.float64)
+            node = self._placeholder(f"number_{len(self.numbers)}", fake)
+            self.numbers[node] = number
+            self._nodes[id(fake)] = node
+            self._number_fakes[key] = fake
+        return self._number_fakes[key]
+
+
+def _getitem(values: Any, index: int) -> Any:
+    return values[index]
+
+
+class _Dispatch(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        return self._recorder.call(op, args, kwargs or {})
+
+
+class _Functions(TorchFunctionMode):
+    """Refuses what would bring a tensor's values to Python, and follows traced numbers into tensors."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if function in (torch.tensor, torch.as_tensor) and args and not isinstance(args[0], torch.Tensor):
+            if isinstance(args[0], TracedFloat):
+                settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
+                return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
+            return torch.tensor(*args, **(kwargs or {}))  # as_tensor would not show itself to the dispatcher
+        if function in _LOOKS:
+            name = getattr(function, "__name__", str(function))
+            raise CaptureError(
+                f"a step needs the value of a tensor in Python ({name})",
+                hint="compute with tensors (torch.where instead of if), or return the tensor and look at it outside the step",
+            )
+        return function(*args, **(kwargs or {}))
+
+
+_PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_TORCH = os.path.dirname(torch.__file__)
+
+
+def user_line(error: BaseException) -> str:
+    """The innermost line of an exception's traceback that is neither torch's nor dynaxla's."""
+    found = ""
+    trace = error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if not file.startswith((_PACKAGE, _TORCH)) and os.path.isfile(file):
+            found = f"{file}:{trace.tb_lineno}, in {trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,174 @@
+"""Python numbers that a recorded program takes as inputs: a learning rate may change without a new program.
+
+While a step is recorded, such a number is a `TracedFloat`: a float with a value that occurs nowhere else. Arithmetic in Python gives more
+of them; where one arrives at an ATen op as a plain number, it is known by its value.
+"""
+
+from __future__ import annotations
+
+import operator
+import random
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+
+class Compared(Exception):
+    """Python has looked at a traced number's value, as in `if lr > 0`."""
+
+
+Place = tuple[str, Any]
+Read = Callable[[Place], float]
+
+
+class TracedFloat(float):
+    """A float whose value is a stand-in.
+
+    Attributes: key (how it comes about: a place, or an operation and its operands' keys); compute (its true value, from what reads a
+    place); table (where it is known).
+    """
+
+    key: Any
+    compute: Callable[[Read], float]
+    table: Numbers
+
+    def _apply(self, name: str, function: Callable[..., float], *operands: float) -> TracedFloat:
+        key = name, *(operand.key if isinstance(operand, TracedFloat) else operand for operand in operands)
+        return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)))
+
+    def _looked_at(self, *_: Any) -> Any:
+        raise Compared
+
+    __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _looked_at
+    __hash__ = float.__hash__
+
+    def __neg__(self) -> TracedFloat:
+        return self._apply("neg", operator.neg, self)
+
+    def __pos__(self) -> TracedFloat:
+        return self
+
+    def __abs__(self) -> TracedFloat:
+        return self._apply("abs", abs, self)
+
+
+def _value(number: float, read: Read) -> float:
+    return number.compute(read) if isinstance(number, TracedFloat) else number
+
+
+def _arithmetic(name: str, function: Callable[[Any, Any], Any], reflected: bool) -> Callable[[TracedFloat, Any], Any]:
+    def method(self: TracedFloat, other: Any) -> Any:
+        if not isinstance(other, (int, float)):
+            return NotImplemented
+        return self._apply(name, function, *((other, self) if reflected else (self, other)))
+
+    return method
+
+
+for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
+    _function = getattr(operator, _name)
+    setattr(TracedFloat, f"__{_name}__", _arithmetic(_name, _function, False))
+    setattr(TracedFloat, f"__r{_name}__", _arithmetic(_name, _function, True))
+
+
+class Numbers:
+    """The traced numbers of one recording, by the value that stands in for them."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+        self.known: dict[float, TracedFloat] = {}
+        self._made: dict[Any, TracedFloat] = {}
+
+    def at(self, place: Place) -> TracedFloat:
+        """The number that stands at a place."""
+        return self.add(place, lambda read: read(place))
+
+    def add(self, key: Any, compute: Callable[[Read], float]) -> TracedFloat:
+        """The number that comes about in this way."""
+        if key not in self._made:
+            number = TracedFloat(self._random.uniform(0.1, 0.9))
+            number.key, number.compute, number.table = key, compute, self
+            self._made[key] = self.known[float.__float__(number)] = number
+        return self._made[key]
+
+    def find(self, value: Any) -> TracedFloat | None:
+        """The traced number that a plain one is, as C++ hands it on."""
+        return self.known.get(float.__float__(value)) if isinstance(value, float) else None
+
+
+def _times(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    return x * _like(number, x)
+
+
+def _like(number: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A scalar that does not change x's dtype in arithmetic, and is no coarser than what the op computes in."""
+    if x.dtype in (torch.float16, torch.bfloat16) and x.dim():
+        return number.to(torch.float32)
+    return number.to(x.dtype if x.is_floating_point() or x.is_complex() else torch.get_default_dtype())
+
+
+def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
+    return _times(x, factor) if isinstance(factor, torch.Tensor) else x * factor
+
+
+def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
+    """alpha * other, where both may be traced."""
+    if isinstance(other, torch.Tensor) and not isinstance(alpha, torch.Tensor) and alpha == 1:
+        return other if other.dim() or other.dtype != torch.float64 else _like(other, x)
+    if isinstance(other, torch.Tensor):
+        return _scaled(other, alpha)
+    return _like(alpha, x) * other
+
+
+def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return x + _times(end - x, weight)
+
+
+# name of an op -> a function of the same arguments, where traced numbers are float64 tensors without dimensions.
+_RULES: dict[str, Callable[..., torch.Tensor]] = {
+    "add": lambda x, other, *, alpha=1: x + _operand(x, other, alpha),
+    "sub": lambda x, other, *, alpha=1: x - _operand(x, other, alpha),
+    "rsub": lambda x, other, alpha=1: _operand(x, other) - _scaled(x, alpha),
+    "mul": lambda x, other: x * _operand(x, other),
+    "div": lambda x, other: x / _operand(x, other),
+    "addcmul": lambda x, y, z, value=1: x + _scaled(y, value) * z,
+    "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
+    "lerp": _lerp,
+    "fill": lambda x, value: _like(value, x).expand(x.shape),
+    "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings) + _like(value, x),
+}
+
+
+def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
+    """How to compute an op some of whose numbers are traced: a function of its arguments, writing where the op writes."""
+    name = op._schema.name.partition("::")[2]
+    each = name.startswith("_foreach_")
+    name = name.removeprefix("_foreach_")
+    inplace = name.endswith("_")
+    function = _RULES.get(name.removesuffix("_"))
+    if function is None or op.namespace != "aten" or "out" in op._overloadname:
+        return None
+    if not inplace:
+        written = function
+    else:
+
+        def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            return x.copy_(function(x, *args, **kwargs))
+
+    return _for_each(written) if each else written
+
+
+def _for_each(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:
+    def run(tensors: list[torch.Tensor], *args: Any, **kwargs: Any) -> list[torch.Tensor]:
+        def item(value: Any, index: int) -> Any:
+            return value[index] if isinstance(value, (list, tuple)) else value
+
+        return [
+            function(tensor, *(item(value, index) for value in args), **{key: item(value, index) for key, value in kwargs.items()})
+            for index, tensor in enumerate(tensors)
+        ]
+
+    return run

@@ -1,0 +1,496 @@
+"""A whole training step as one XLA program.
+
+The function is run on fake tensors (see recorder.py), once in the state that it finds and once in the state that it would leave behind:
+where the two give the same program, as they do for most optimizers once their state exists, that one program serves all steps.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ..backend import compile_graph
+from ..config import Options
+from ..errors import CaptureError
+from ..observe import metrics
+from ..runtime.cache import LeastRecentlyUsed
+from .recorder import Recorder
+from .scalars import Compared, Place, TracedFloat
+from .surroundings import ABSENT, PLAIN, Walk, walk
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_seeds = itertools.count(1)
+
+
+def compile_step(function: Callable[P, R], *, options: Mapping[str, Any] | None = None) -> CompiledStep[P, R]:
+    """Compile a training step: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
+
+    function: ordinary code; what it returns may be tensors (detached), Python values, and containers of both. options: as for
+    `torch.compile(..., backend="dynaxla", options=...)`.
+
+    All that the function reads besides its arguments (modules, optimizers, closures, globals) is found by walking from it, and watched: if
+    Python values, shapes, dtypes, flags or which parameters require gradients differ from those of all earlier steps, the step is recorded
+    again. Learning rates are inputs of the program. Parameters, buffers, gradients and optimizer state are read and written in place.
+
+    Raises, when called: CaptureError for a step that cannot be one program (it looks at a tensor's value, or changes a Python value at each
+    step); what the function itself raises. Parameters and optimizer state are then as they were.
+    """
+    return CompiledStep(function, Options.parse(options, None))
+
+
+class CompiledStep(Generic[P, R]):
+    """A function as one program per combination of what it reads; see `compile_step`."""
+
+    def __init__(self, function: Callable[P, R], options: Options) -> None:
+        functools.update_wrapper(self, function)
+        self._function = function
+        self._options = options
+        self._programs: LeastRecentlyUsed[_Program] = LeastRecentlyUsed(options.executables)
+        self._baked: set[Place] = set()
+        self._known: tuple[Walk, Any] | None = None
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self._lock:
+            around = self._around()
+            given = walk({"args": args, "kwargs": kwargs}, around)
+            key = self._key(around, given)
+            program = self._programs.get(key)
+            if program is not None:
+                return program.run(around, given)
+            program, initial = self._capture(around, given, args, kwargs)
+            if not initial:
+                return program.run(around, given)
+            try:
+                _put(around, initial)
+                later = self._around()
+                return program.run(later, walk({"args": args, "kwargs": kwargs}, later))
+            except BaseException:
+                around.restore()
+                raise
+
+    def _around(self) -> Walk:
+        """What the function can read now."""
+        if self._known is None or not self._known[0].is_unchanged():
+            found = walk({"step": self._function})
+            self._known = found, _frozen(found.facts(self._inputs(found)))
+        return self._known[0]
+
+    def _inputs(self, around: Walk) -> dict[Place, float]:
+        """The numbers that are inputs of the program: learning rates."""
+        return {
+            place: group["lr"]
+            for path, optimizer in around.optimizers.items()
+            for index, group in enumerate(optimizer.param_groups)
+            if isinstance(group.get("lr"), float) and (place := (f"{path}.param_groups[{index}]", "lr")) not in self._baked
+        }
+
+    def _key(self, around: Walk, given: Walk) -> Any:
+        known = self._known
+        facts = known[1] if known is not None and known[0] is around else _frozen(around.facts(self._inputs(around)))
+        return facts, _frozen(given.facts()), _global_state()
+
+    # What follows happens once per combination.
+
+    def _capture(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
+        """Record the step in this state and in the one that it leaves, and compile it."""
+        with metrics.timed("capture"):
+            try:
+                return self._settled(around, given, args, kwargs)
+            except Compared:
+                self._bake(around)
+                return self._settled(around, given, args, kwargs)
+
+    def _bake(self, around: Walk) -> None:
+        """Learning rates become constants: Python looks at them, or computes with them in ways that cannot be followed."""
+        self._baked.update(self._inputs(around))
+        self._known = None
+
+    def _settled(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
+        """The program for this state, and what must be put in place before it runs."""
+        own = self._key(around, given)
+        first = self._record(around, given, args, kwargs)
+        initial = first.initial_values(around)
+        try:
+            _put(around, first.left(around, initial))  # in shapes, if not in numbers
+            later = walk({"step": self._function})
+            later_given = walk({"args": args, "kwargs": kwargs}, later)
+            second = self._record(later, later_given, args, kwargs)
+            self._check_settled(later, second)
+            if first.is_like(second, initial):
+                program = _Program(second, self._options, later, later_given)
+                self._programs.put(self._key(later, later_given), program)
+                if not first.changes.keys() - second.changes.keys():
+                    self._programs.put(own, program)
+                    return program, {}
+                return program, {place: value for place, value in first.left(around, initial).items() if place not in second.changes}
+        finally:
+            around.restore()
+        again = self._record(around, given, args, kwargs)
+        if not first.is_like(again, {}):
+            if self._inputs(around):
+                raise Compared
+            hint = "compute with tensors, and give the step what changes as an argument"
+            raise CaptureError(
+                "a step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
+            )
+        program = _Program(again, self._options, around, given)
+        self._programs.put(own, program)
+        return program, {}
+
+    def _check_settled(self, around: Walk, recording: _Recording) -> None:
+        """Raises: CaptureError if the step would find another state each time."""
+        try:
+            _put(around, recording.left(around, {}))
+            after = walk({"step": self._function})
+            differing = _difference(around.facts(self._inputs(around)), after.facts(self._inputs(after)))
+        finally:
+            around.restore()
+        if differing:
+            hint = "do that outside the step, or keep the number in a tensor"
+            raise CaptureError(f"a step changes {differing} in Python every time that it runs, which a program cannot", hint=hint)
+
+    def _record(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> _Recording:
+        """Run the function on fake tensors; everything that it changes is as before afterwards."""
+        tensors = around.tensors | given.tensors
+        recorder = Recorder(tensors, next(_seeds))
+        flags = {path: tensor.requires_grad for path, tensor in tensors.items()}
+        # During the recording only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
+        numbers = {place: recorder.table.at(place) for place in self._inputs(around)}
+        groups = [(group, key) for item in around.optimizers.values() for group in item.param_groups for key in _SWITCHES if key in group]
+        switched = [(group, key, group[key]) for group, key in groups]
+        try:
+            _put(around, numbers)
+            for group, key in groups:
+                group[key] = _SWITCHES[key]
+            result = recorder.run(self._function, args, kwargs)
+            for (path, key), number in numbers.items():
+                if around.holders[path].target.get(key) is number:
+                    around.holders[path].put(key, around.holders[path].items[key])
+            for group, key, value in switched:
+                group[key] = value
+            walks = {path: holder for walked in (around, given) for path, holder in walked.holders.items()}
+            changes = {(path, key): value for path, holder in walks.items() for key, value in holder.changes().items()}
+            changed = [path for path, tensor in tensors.items() if tensor.requires_grad != flags[path]]
+            if changed:
+                hint = "detach what is written to it, or set requires_grad outside the step"
+                raise CaptureError(f"a step changes whether {changed[0]} requires gradients", hint=hint)
+            return _Recording(recorder, result, changes, given)
+        finally:
+            for group, key, value in switched:
+                group[key] = value
+            around.restore()
+            given.restore()
+            for path, tensor in tensors.items():
+                if tensor.requires_grad != flags[path]:
+                    if tensor.grad_fn is not None:
+                        tensor.detach_()
+                    tensor.requires_grad_(flags[path])
+
+
+_SWITCHES = {"capturable": True, "fused": False}
+
+
+def _put(around: Walk, values: Mapping[Place, Any]) -> None:
+    for (path, key), value in values.items():
+        around.holders[path].put(key, value)
+
+
+def _frozen(facts: Mapping[str, Any]) -> Any:
+    return tuple((path, tuple(value) if isinstance(value, list) else value) for path, value in facts.items())
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The path of something that differs, or ""."""
+    for path in [*before, *after]:
+        old, new = before.get(path), after.get(path)
+        if old != new:
+            if isinstance(old, list) and isinstance(new, list):
+                known = dict(old)
+                keys = [key for key, value in new if known.get(key, ABSENT) != value]
+                return f"{path}[{keys[0]!r}]" if keys else path
+            return path
+    return ""
+
+
+def _global_state() -> tuple[Any, ...]:
+    """torch's own switches that a recording depends on."""
+    autocast = [(torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda")]
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype(), *autocast
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A tensor that the program gives."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A thing that is found by its path."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A number that Python computes from learning rates."""
+
+    number: TracedFloat
+
+
+class _Recording:
+    """What a run of the function gave: its graph, its result, and what it changed in Python.
+
+    Attributes: outputs (fake tensors that the program must give); changes (place -> template of the new value).
+    """
+
+    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], given: Walk) -> None:
+        self.recorder = recorder
+        self.outputs: list[torch.Tensor] = []
+        self._given = given
+        leaves, self.spec = tree_flatten(result)
+        self.result = [self._template(leaf, "its result") for leaf in leaves]
+        self.changes = {place: self._template(value, f"{place[0]}[{place[1]!r}]") for place, value in changes.items()}
+
+    def _template(self, value: Any, where: str) -> Any:
+        """The value with `_Output`, `_Known` and `_Computed` for what is not yet there."""
+        if isinstance(value, TracedFloat):
+            return _Computed(value)
+        if value is ABSENT or isinstance(value, PLAIN):
+            return value
+        if isinstance(value, torch.Tensor):
+            known = self.recorder.original(value)
+            value = value if known is None else known
+        path = self._given.path_of(value)
+        if path is not None:
+            return _Known(path)
+        if isinstance(value, torch.Tensor):
+            found = next((index for index, output in enumerate(self.outputs) if output is value), None)
+            if found is None:
+                found = len(self.outputs)
+                self.outputs.append(value)
+            return _Output(found)
+        if isinstance(value, dict):
+            items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
+            like = value.copy()
+            like.clear()
+            return _Built(lambda made: _filled(like, dict(made)), items)
+        if type(value) in (list, tuple, set, frozenset, deque):
+            kind = type(value)
+            return _Built(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
+        if callable(value) or not hasattr(value, "__dict__"):
+            return value
+        raise CaptureError(f"a step leaves a new {type(value).__qualname__} behind in {where}", hint="make such objects outside the step")
+
+    def initial_values(self, around: Walk) -> dict[Place, Any]:
+        """New state that the step makes of nothing but what is there already, as it is before the step changes it."""
+        made: dict[int, torch.Tensor] = {}
+
+        def first(output: _Output) -> torch.Tensor | None:
+            if output.index not in made:
+                value = self._evaluate(self.recorder.node(self.outputs[output.index]), around)
+                if value is None:
+                    return None
+                made[output.index] = value
+            return made[output.index]
+
+        found: dict[Place, Any] = {}
+        for place, template in self.changes.items():
+            if not _outputs_of(template):
+                continue
+            if any(first(output) is None for output in _outputs_of(template)):
+                continue
+            found[place] = _build(template, lambda output: made[output.index], around)
+        return found
+
+    def _evaluate(self, node: Node, around: Walk) -> torch.Tensor | None:
+        """What a node gives, if that hangs on tensors around the step only, not on its arguments, chance, or what it has changed before."""
+        known: dict[Node, Any] = {}
+        wanted = {node}
+        nodes = list(self.recorder.graph.nodes)
+        for item in reversed(nodes):
+            if item in wanted:
+                wanted.update(item.all_input_nodes)
+        written: set[Node] = set()
+        paths = {placeholder: path for path, placeholder in self.recorder.leaves.items()}
+        for item in nodes:
+            if item in wanted:
+                if item in written or (item.op == "placeholder" and paths.get(item) not in around.tensors):
+                    return None
+                if item.op == "placeholder":
+                    known[item] = around.tensors[paths[item]]
+                elif item.op == "get_attr":
+                    known[item] = self.recorder.constants[item.target]
+                elif isinstance(item.target, torch._ops.OpOverload) and (
+                    item.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in item.target.tags
+                ):
+                    return None
+                else:
+                    args, kwargs = torch.fx.node.map_arg((item.args, item.kwargs), known.__getitem__)
+                    with torch.no_grad():
+                        known[item] = item.target(*args, **kwargs)
+            if item is node:
+                break
+            written.update(_written(item))
+        value = known[node]
+        shared = any(value.untyped_storage()._cdata == tensor.untyped_storage()._cdata for tensor in around.tensors.values())
+        return value.clone() if shared else value
+
+    def left(self, around: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+        """What stands in the changed places after a step; new tensors not of `initial` have no values."""
+
+        @functools.cache
+        def empty(output: _Output) -> torch.Tensor:
+            fake = self.outputs[output.index]
+            return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+
+        return {place: initial[place] if place in initial else _build(template, empty, around) for place, template in self.changes.items()}
+
+    def is_like(self, other: _Recording, initial: Mapping[Place, Any]) -> bool:
+        """Whether the other's program is the same, with those of its inputs for this one's new state that are `initial`."""
+        made = {}
+        for place in initial:
+            for output in _outputs_of(self.changes[place]):
+                made[self.recorder.node(self.outputs[output.index])] = output
+        skipped = set(made)
+        users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
+        for node in users:  # what is used for nothing but making new state
+            if node not in skipped and node.users and all(user in skipped for user in node.users) and not _written(node):
+                skipped.add(node)
+        mine = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
+        others = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
+        if len(mine) != len(others):
+            return False
+        pairs: dict[Node, Node] = {}
+        theirs = {node: path for path, node in other.recorder.leaves.items()}
+        paths = {node: path for path, node in self.recorder.leaves.items()}
+
+        def same(one: Any, two: Any) -> bool:
+            if isinstance(one, Node) and isinstance(two, Node):
+                if one in pairs:
+                    return pairs[one] is two
+                if one in made:
+                    pairs[one] = two
+                    return two in theirs
+                if one.op == two.op == "placeholder":
+                    pairs[one] = two
+                    return paths.get(one) == theirs.get(two) and self.recorder.key_of(one) == other.recorder.key_of(two)
+                return False
+            if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+                return len(one) == len(two) and all(map(same, one, two))
+            return type(one) is type(two) and (one == two or (one != one and two != two))
+
+        for one, two in zip(mine, others, strict=True):
+            if one.op != two.op or (one.op == "call_function" and one.target is not two.target):
+                return False
+            if one.op == "get_attr":
+                left, right = self.recorder.constants[one.target], other.recorder.constants[two.target]
+                if left.dtype != right.dtype or not torch.equal(left, right):
+                    return False
+            elif not same(one.args, two.args) or not same(tuple(sorted(one.kwargs.items())), tuple(sorted(two.kwargs.items()))):
+                return False
+            pairs[one] = two
+        for place, template in self.changes.items():
+            found = other.changes.get(place)
+            if place not in initial and _outputs_of(template) and not self._gives(template, other, found, pairs):
+                return False
+        return len(self.result) == len(other.result) and all(
+            self._gives(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
+        )
+
+    def _gives(self, template: Any, other: _Recording, found: Any, pairs: Mapping[Node, Node]) -> bool:
+        """Whether a result of this recording is that of the other one."""
+        one, two = _outputs_of(template), _outputs_of(found)
+        return type(template) is type(found) and [pairs.get(self.recorder.node(self.outputs[item.index])) for item in one] == [
+            other.recorder.node(other.outputs[item.index]) for item in two
+        ]
+
+
+def _written(node: Node) -> list[Node]:
+    """The nodes whose memory a node writes to."""
+    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
+        return []
+    found = []
+    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Node)]
+    return found
+
+
+@dataclass(frozen=True)
+class _Built:
+    """A container that is made anew: of (key, item) templates."""
+
+    make: Callable[[list[tuple[Any, Any]]], Any]
+    items: Sequence[tuple[Any, Any]]
+
+
+def _filled(empty: Any, items: dict[Any, Any]) -> Any:
+    """A dict of the kind of `empty` (an OrderedDict, a defaultdict) with these items."""
+    made = empty.copy()
+    made.update(items)
+    return made
+
+
+def _outputs_of(template: Any) -> list[_Output]:
+    if isinstance(template, _Output):
+        return [template]
+    if isinstance(template, _Built):
+        return [output for pair in template.items for item in pair for output in _outputs_of(item)]
+    return []
+
+
+def _build(template: Any, output: Callable[[_Output], torch.Tensor], around: Walk) -> Any:
+    if isinstance(template, _Output):
+        return output(template)
+    if isinstance(template, _Known):
+        return around.object_at(template.path)
+    if isinstance(template, _Computed):
+        return template.number.compute(around.number_at)
+    if isinstance(template, _Built):
+        return template.make([(_build(key, output, around), _build(item, output, around)) for key, item in template.items])
+    return template
+
+
+class _Program:
+    """A recording, compiled."""
+
+    def __init__(self, recording: _Recording, options: Options, around: Walk, given: Walk) -> None:
+        self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
+        recorder = recording.recorder
+        module = recorder.module(recording.outputs)
+        paths = {node: path for path, node in recorder.leaves.items()}
+        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        originals = [node for node in recorder.graph.nodes if node.op == "placeholder"]
+        self._inputs: list[str | TracedFloat] = [paths[node] if node in paths else recorder.numbers[node] for node in originals]
+        assert len(placeholders) == len(originals)
+        with torch.no_grad():
+            self._compiled = compile_graph(module, self._tensors(around, given), options)
+
+    def _tensors(self, around: Walk, given: Walk) -> list[torch.Tensor]:
+        return [
+            torch.tensor(item.compute(around.number_at), dtype=torch.float64) if isinstance(item, TracedFloat) else given.tensor_at(item)
+            for item in self._inputs
+        ]
+
+    def run(self, around: Walk, given: Walk) -> Any:
+        with torch.no_grad():
+            outputs = self._compiled(*self._tensors(around, given))
+        metrics.add("steps")
+        for (path, key), template in self._changes.items():
+            holder = around.holders.get(path) or given.holders[path]
+            holder.put(key, _build(template, lambda output: outputs[output.index], given))
+        leaves = [_build(template, lambda output: outputs[output.index], given) for template in self._result]
+        return tree_unflatten(leaves, self._spec)

@@ -1,0 +1,353 @@
+"""What a function can read besides its arguments: closures, globals, modules, optimizers, and all that hangs on them.
+
+A walk gives *places* (an entry of a dict or a list, a closure's cell) with what stands there. Comparing two walks shows what the function
+has changed; comparing a walk with an earlier one shows whether a program recorded then still fits.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import operator
+import sys
+import sysconfig
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from .scalars import Place
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
+_OPAQUE = (
+    types.ModuleType,
+    types.BuiltinFunctionType,
+    types.MethodWrapperType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.CodeType,
+    types.FrameType,
+    types.GeneratorType,
+    logging.Logger,
+    threading.Thread,
+    weakref.ref,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+)
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "absent"})()
+
+
+@dataclass
+class Holder:
+    """Something whose entries can change. Attributes: target (it); items (what it held when it was walked, by key)."""
+
+    target: Any
+    items: dict[Any, Any]
+
+    def is_unchanged(self) -> bool:
+        target, items = self.target, self.items
+        if isinstance(target, dict):
+            same = len(target) == len(items) and all(map(operator.is_, target, items))
+            return same and all(map(operator.is_, target.values(), items.values()))
+        now = self.now()
+        return now.keys() == items.keys() and all(map(operator.is_, now.values(), items.values()))
+
+    def changes(self) -> dict[Any, Any]:
+        """New values by key; `ABSENT` for what is gone."""
+        now = self.now()
+        changed = {key: ABSENT for key in reversed(self.items) if key not in now}
+        return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
+
+    def now(self) -> dict[Any, Any]:
+        return _entries(self.target, self.items)
+
+    def put(self, key: Any, value: Any) -> None:
+        """value: `ABSENT` takes the entry away."""
+        target = self.target
+        if isinstance(target, _Attributes):
+            if value is ABSENT:
+                delattr(target.owner, key)
+            else:
+                setattr(target.owner, key, value)
+        elif isinstance(target, types.CellType):
+            target.cell_contents = value
+        elif isinstance(target, torch.Tensor):
+            target.grad = None if value is ABSENT else value
+        elif value is ABSENT:
+            del target[key]
+        elif isinstance(target, (list, deque)) and key == len(target):
+            target.append(value)
+        elif isinstance(target, set):
+            target.add(key)
+        else:
+            target[key] = value
+
+    def restore(self) -> None:
+        """Give it back the entries that it had."""
+        if self.is_unchanged():
+            return
+        if isinstance(self.target, (list, deque)):
+            self.target.clear()
+            self.target.extend(self.items.values())
+        elif isinstance(self.target, set):
+            self.target.clear()
+            self.target.update(self.items)
+        else:
+            for key in self.changes():
+                self.put(key, self.items.get(key, ABSENT))
+
+
+class _Attributes:
+    """Chosen attributes of a Python module or class."""
+
+    def __init__(self, owner: Any) -> None:
+        self.owner = owner
+
+
+def _entries(target: Any, known: Mapping[Any, Any]) -> dict[Any, Any]:
+    if isinstance(target, dict):
+        return dict(target)
+    if isinstance(target, (list, deque)):
+        return dict(enumerate(target))
+    if isinstance(target, set):
+        return dict.fromkeys(target)
+    if isinstance(target, types.CellType):
+        try:
+            return {"": target.cell_contents}
+        except ValueError:
+            return {}
+    if isinstance(target, torch.Tensor):
+        return {"grad": target.grad} if target.is_leaf else {}
+    return {key: getattr(target.owner, key) for key in known if hasattr(target.owner, key)}
+
+
+@dataclass
+class Walk:
+    """Everything that can be reached.
+
+    Attributes: base (an earlier walk; what that has found is not found again); roots; holders (what can change), tensors, optimizers,
+    objects, by path; paths (of objects, by id); metas (what the tensors were like); arrays (NumPy's, with what they held).
+    """
+
+    base: Walk | None = None
+    roots: Mapping[str, Any] = field(default_factory=dict)
+    holders: dict[str, Holder] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict)
+    paths: dict[int, str] = field(default_factory=dict)
+    objects: dict[str, Any] = field(default_factory=dict)
+    metas: list[tuple[Any, ...]] = field(default_factory=list)
+    arrays: dict[str, tuple[np.ndarray[Any, Any], Any]] = field(default_factory=dict)
+
+    def path_of(self, value: Any) -> str | None:
+        found = self.paths.get(id(value))
+        return found if found is not None or self.base is None else self.base.path_of(value)
+
+    def knows(self, path: str) -> bool:
+        return path in self.objects or (self.base is not None and self.base.knows(path))
+
+    def object_at(self, path: str) -> Any:
+        return self.objects[path] if path in self.objects or self.base is None else self.base.object_at(path)
+
+    def tensor_at(self, path: str) -> torch.Tensor:
+        return self.tensors[path] if path in self.tensors or self.base is None else self.base.tensor_at(path)
+
+    def number_at(self, place: Place) -> float:
+        path, key = place
+        return float(self.holders[path].target[key])
+
+    def is_unchanged(self) -> bool:
+        return (
+            all(holder.is_unchanged() for holder in self.holders.values())
+            and list(map(meta, self.tensors.values())) == self.metas
+            and all(_contents(array) == contents for array, contents in self.arrays.values())
+        )
+
+    def restore(self) -> None:
+        for holder in self.holders.values():
+            holder.restore()
+
+    def facts(self, inputs: Collection[tuple[str, Any]] = ()) -> dict[str, Any]:
+        """What a recording depends on, comparable with that of another walk. inputs: entries (path, key) whose values do not matter."""
+        found: dict[str, Any] = {name: self._fact(value) for name, value in self.roots.items()}
+        for path, holder in self.holders.items():
+            items = holder.items.items()
+            found[path] = [(self._key(key), "input" if (path, key) in inputs else self._fact(value)) for key, value in items]
+        found |= {f"array {path}": contents for path, (_, contents) in self.arrays.items()}
+        storages = self.base._storages() if self.base is not None else {}
+        for path, tensor in self.tensors.items():
+            storage = storages.setdefault(_storage(tensor), path)
+            found[f"tensor {path}"] = (*meta(tensor), storage, tensor.storage_offset() if storage != path else 0)
+        return found
+
+    def _storages(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for path, tensor in self.tensors.items():
+            found.setdefault(_storage(tensor), path)
+        return found
+
+    def _fact(self, value: Any) -> Any:
+        if isinstance(value, PLAIN):
+            return type(value), repr(value) if isinstance(value, (float, complex)) else value
+        if isinstance(value, (tuple, frozenset)):
+            return type(value), tuple(map(self._fact, value))
+        return type(value), self.path_of(value) or id(value)
+
+    def _key(self, key: Any) -> Any:
+        return key if isinstance(key, PLAIN) else self.path_of(key) or id(key)
+
+
+def _contents(array: np.ndarray[Any, Any]) -> Any:
+    return array.dtype.str, array.shape, hash(array.tobytes())
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """What tensors in one memory have in common."""
+    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+
+
+def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What of a tensor a recording depends on, besides its memory."""
+    strides = tensor.stride() if tensor.layout == torch.strided else ()
+    return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
+
+
+def walk(roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
+    """Everything that can be reached from named roots, and not from `base`."""
+    found = Walk(base, roots)
+    waiting: deque[tuple[str, Any, tuple[str, ...]]] = deque((name, value, ()) for name, value in roots.items())
+    while waiting:
+        path, value, names = waiting.popleft()
+        if isinstance(value, (types.ModuleType, type)):
+            if not _is_of_library(_file(value)):
+                items = {name: getattr(value, name) for name in names if hasattr(value, name)}
+                found.holders.setdefault(f"{path}.*", Holder(_Attributes(value), items))
+                waiting.extend((f"{path}.{name}", item, ()) for name, item in items.items())
+        elif not isinstance(value, (*PLAIN, *_OPAQUE)) and found.path_of(value) is None:
+            while found.knows(path):
+                path += "'"
+            found.paths[id(value)] = path
+            found.objects[path] = value
+            waiting.extend(_visit(path, value, found))
+    found.metas = list(map(meta, found.tensors.values()))
+    return found
+
+
+def _file(value: Any) -> str | None:
+    """Where a module, or the module of a class, comes from."""
+    module = sys.modules.get(value.__module__) if isinstance(value, type) else value
+    return getattr(module, "__file__", None)
+
+
+def _visit(path: str, value: Any, found: Walk) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """Note what `value` is, and give what it leads to."""
+
+    def hold(suffix: str, target: Any, items: dict[Any, Any]) -> None:
+        found.holders[path + suffix] = Holder(target, items)
+
+    if isinstance(value, torch.Tensor):
+        found.tensors[path] = value
+        if value.is_leaf:
+            hold(".grad", value, {"grad": value.grad})
+            if value.grad is not None:
+                yield f"{path}.grad", value.grad, ()
+        return
+    if isinstance(value, (dict, list, deque, set)):
+        items = _entries(value, {})
+        hold("", value, items)
+        for index, (key, item) in enumerate(items.items()):
+            shown = repr(key) if isinstance(key, PLAIN) else f"{type(key).__name__} {index}"
+            yield f"{path}[{shown}]", item, ()
+        return
+    if isinstance(value, (tuple, frozenset)):
+        for index, item in enumerate(value):
+            yield f"{path}[{index}]", item, ()
+        return
+    if isinstance(value, np.ndarray):
+        found.arrays[path] = value, _contents(value)
+        return
+    if isinstance(value, functools.partial):
+        yield f"{path}.func", value.func, ()
+        yield f"{path}.args", value.args, ()
+        yield f"{path}.keywords", value.keywords, ()
+        return
+    if isinstance(value, types.MethodType):
+        yield f"{path}.__self__", value.__self__, ()
+        yield path, value.__func__, ()
+        return
+    if isinstance(value, types.FunctionType):
+        yield from _function(path, value, hold)
+        return
+    state = getattr(value, "__dict__", None)
+    if isinstance(state, dict):
+        found.paths[id(state)] = f"{path}.__dict__"
+        found.objects[f"{path}.__dict__"] = state
+        hold("", state, dict(state))
+        for key, item in state.items():
+            yield f"{path}.{key}", item, ()
+        if isinstance(value, torch.optim.Optimizer):
+            found.optimizers[path] = value
+        for kind in type(value).__mro__:
+            if not _is_of_library(_file(kind)):
+                yield from _class(f"{path}.{kind.__name__}", kind, hold)
+
+
+def _class(path: str, kind: type, hold: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    """What methods read, and what objects have in common."""
+    shared = {}
+    for name, value in vars(kind).items():
+        function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+        if isinstance(function, types.FunctionType):
+            yield f"{path}.{name}", function, ()
+        elif not name.startswith("__") and not hasattr(value, "__get__"):
+            shared[name] = value
+            yield f"{path}.{name}", value, ()
+    hold(f" {kind.__name__}", _Attributes(kind), shared)
+
+
+def _function(path: str, function: types.FunctionType, hold: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+    names = tuple(_names(function.__code__))
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        items = _entries(cell, {})
+        hold(f" {name}", cell, items)
+        for item in items.values():
+            yield name, item, names
+    defaults = {"__defaults__": function.__defaults__, "__kwdefaults__": function.__kwdefaults__}
+    hold(" defaults", _Attributes(function), defaults)
+    for name, item in defaults.items():
+        yield f"{path}.{name}", item, ()
+    if _is_of_library(function.__code__.co_filename):
+        return
+    read = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    if read:
+        hold(" globals", _Attributes(_Namespace(function.__globals__)), read)
+    for name, item in read.items():
+        yield name, item, names
+
+
+class _Namespace:
+    """A dict as an object with attributes."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = values
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes that a function's code reads, those inside it included."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names(constant)
+
+
+def _is_of_library(file: str | None) -> bool:
+    return file is None or file.startswith(_LIBRARIES) or file.startswith("<frozen") or "site-packages" in file

@@ -1,0 +1,388 @@
+"""compile_step: a whole training step as one program, against the same step in eager mode."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import dynaxla
+from dynaxla.observe import metrics
+
+Step = Callable[..., Any]
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+OPTIMIZERS: dict[str, Make] = {
+    "SGD": lambda model: torch.optim.SGD(model.parameters(), lr=0.05),
+    "SGD momentum": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "SGD foreach": lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=True),
+    "Adam": lambda model: torch.optim.Adam(model.parameters(), lr=0.01),
+    "Adam amsgrad": lambda model: torch.optim.Adam(model.parameters(), lr=0.01, amsgrad=True, weight_decay=0.1),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+    "AdamW foreach": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, foreach=True),
+    "AdamW fused": lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+    "NAdam": lambda model: torch.optim.NAdam(model.parameters(), lr=0.01),
+    "RAdam": lambda model: torch.optim.RAdam(model.parameters(), lr=0.01),
+    "Adamax": lambda model: torch.optim.Adamax(model.parameters(), lr=0.01),
+    "Adagrad": lambda model: torch.optim.Adagrad(model.parameters(), lr=0.01, lr_decay=0.1),
+    "Adadelta": lambda model: torch.optim.Adadelta(model.parameters(), lr=0.5),
+    "RMSprop": lambda model: torch.optim.RMSprop(model.parameters(), lr=0.01, momentum=0.5, centered=True),
+    "Rprop": lambda model: torch.optim.Rprop(model.parameters(), lr=0.01),
+    "ASGD": lambda model: torch.optim.ASGD(model.parameters(), lr=0.01),
+    "Muon": lambda model: torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=0.01),
+}
+
+
+class Net(nn.Module):
+    """Tied weights, a batch norm (no bias before it: its gradient would be nothing but rounding) and a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8, bias=False)
+        self.norm = nn.BatchNorm1d(8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.second = nn.Linear(8, 8)
+        self.tied = nn.Linear(8, 8)
+        self.tied.weight = self.second.weight
+        self.scale = 1.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x)).relu()
+        return self.tied(torch.tanh(self.second(self.frozen(x)))) * self.scale
+
+
+def batches(count: int, size: int = 5) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(size, 6, generator=generator), torch.randn(size, 8, generator=generator)) for _ in range(count)]
+
+
+def two(make: Make, model: Callable[[], nn.Module] = Net) -> tuple[nn.Module, torch.optim.Optimizer, nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    one = model()
+    other = copy.deepcopy(one)
+    return one, make(one), other, make(other)
+
+
+def plain(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.mse_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def assert_same(
+    expected: nn.Module, actual: nn.Module, ours: torch.optim.Optimizer, theirs: torch.optim.Optimizer, tolerance: float = 1e-4
+) -> None:
+    rtol, atol = 2 * tolerance, tolerance / 5
+    torch.testing.assert_close(dict(actual.state_dict()), dict(expected.state_dict()), rtol=rtol, atol=atol)
+    one, other = ours.state_dict(), theirs.state_dict()
+    assert one["param_groups"] == other["param_groups"]
+    assert one["state"].keys() == other["state"].keys()
+    for index, state in other["state"].items():
+        assert one["state"][index].keys() == state.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(torch.as_tensor(one["state"][index][name]), torch.as_tensor(value), rtol=rtol, atol=atol)
+    for parameter, mine in zip(expected.parameters(), actual.parameters(), strict=True):
+        assert (parameter.grad is None) == (mine.grad is None)
+        if parameter.grad is not None:
+            torch.testing.assert_close(mine.grad, parameter.grad, rtol=rtol, atol=atol)
+            assert mine.grad.stride() == parameter.grad.stride()
+
+
+def graphs() -> tuple[int, int]:
+    found = metrics.snapshot()
+    return found.get("graphs", 0), found.get("compile", 0)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    one, first, other, second = two(OPTIMIZERS[name])
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for number, (x, y) in enumerate(batches(5)):
+        if number == 3:
+            for group in [*first.param_groups, *second.param_groups]:
+                group["lr"] *= 0.1
+        if number == 2:
+            before = graphs()
+        torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first, 1e-2 if name == "Muon" else 1e-4)  # Muon's products are of bfloat16
+    assert graphs() == before, "a step after the second was captured or compiled again"
+
+
+def test_one_program() -> None:
+    _, _, other, second = two(OPTIMIZERS["AdamW"])
+    compiled = dynaxla.compile_step(plain(other, second))
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(second, 10)
+    before = graphs()
+    for x, y in batches(4):
+        compiled(x, y)
+        scheduler.step()
+    assert [after - earlier for after, earlier in zip(graphs(), before, strict=True)] == [1, 1]
+
+
+def test_zero_grad_first() -> None:
+    one, first, other, second = two(OPTIMIZERS["Adam"])
+
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> dict[str, torch.Tensor]:
+            optimizer.zero_grad()
+            out = model(x)
+            loss = F.mse_loss(out, y)
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            return {"loss": loss, "norm": norm, "out": out}
+
+        return step
+
+    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    before = graphs()
+    for x, y in batches(3):
+        expected, actual = eager(x, y), compiled(x, y)
+        assert not any(value.requires_grad for value in actual.values())
+        torch.testing.assert_close(actual, {key: value.detach() for key, value in expected.items()}, rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first)
+    assert graphs()[0] - before[0] == 1
+
+
+def test_accumulation() -> None:
+    """Micro-batches within a step, and gradients left from one step to the next."""
+    one, first, other, second = two(OPTIMIZERS["AdamW"])
+
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(parts: list[tuple[torch.Tensor, torch.Tensor]], last: bool) -> torch.Tensor:
+            total = torch.zeros(())
+            for x, y in parts:
+                loss = F.mse_loss(model(x), y) / len(parts)
+                loss.backward()
+                total += loss.detach()
+            if last:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=False)
+            return total
+
+        return step
+
+    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    for last in (False, True, False, True):
+        torch.testing.assert_close(compiled(batches(2), last), eager(batches(2), last), rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first)
+
+
+def test_what_changes_is_seen() -> None:
+    one, first, other, second = two(OPTIMIZERS["AdamW"])
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+
+    def check(size: int = 5) -> None:
+        x, y = batches(1, size)[0]
+        torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-3, atol=1e-4)
+        assert_same(one, other, second, first, 1e-3)
+
+    def both(change: Callable[[Net, torch.optim.Optimizer], Any]) -> None:
+        change(one, first)
+        change(other, second)
+        check()
+
+    check()
+    check(7)
+    both(lambda model, _: model.eval())
+    both(lambda model, _: model.train())
+    both(lambda model, _: setattr(model, "scale", 0.5))
+    both(lambda model, _: model.frozen.requires_grad_(True))
+    both(lambda model, _: model.first.requires_grad_(False))
+    both(lambda _, optimizer: optimizer.param_groups[0].update(weight_decay=0.3))
+    both(lambda _, optimizer: optimizer.param_groups[0].update(betas=(0.5, 0.6)))
+    both(lambda model, _: model.load_state_dict({name: value * 0.5 for name, value in model.state_dict().items()}))
+    both(lambda model, _: setattr(model.second.weight, "data", torch.ones(8, 8)))
+    both(lambda _, optimizer: optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict())))
+    both(lambda model, _: setattr(model, "norm", nn.BatchNorm1d(8)))
+    both(lambda model, _: model.norm.register_forward_hook(lambda module, args, out: out * 2))
+
+    def add_group(model: Net, optimizer: torch.optim.Optimizer) -> None:
+        model.first.requires_grad_(True)
+        optimizer.add_param_group({"params": list(model.norm.parameters()), "lr": 0.2})
+
+    both(add_group)
+
+
+factor = 1.0
+
+
+def test_globals() -> None:
+    global factor
+    weight = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(x: torch.Tensor) -> None:
+        (weight * x * factor).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    compiled = dynaxla.compile_step(step)
+    compiled(torch.ones(3))
+    torch.testing.assert_close(weight.detach(), torch.zeros(3))
+    try:
+        factor = 2.0
+        compiled(torch.ones(3))
+        torch.testing.assert_close(weight.detach(), torch.full((3,), -2.0))
+    finally:
+        factor = 1.0
+
+
+def test_arrays() -> None:
+    weight, factors = nn.Parameter(torch.ones(3)), np.ones(3, np.float32)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step() -> None:
+        (weight * torch.from_numpy(factors)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    compiled = dynaxla.compile_step(step)
+    compiled()
+    factors *= 2
+    compiled()
+    torch.testing.assert_close(weight.detach(), torch.full((3,), -2.0))
+
+
+def test_dropout_repeats() -> None:
+    def losses() -> list[float]:
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(6, 32), nn.Dropout(0.5), nn.Linear(32, 8))
+        compiled = dynaxla.compile_step(plain(model, torch.optim.AdamW(model.parameters())))
+        torch.manual_seed(2)
+        x, y = batches(1)[0]
+        return [compiled(x, y).item() for _ in range(3)]
+
+    found = losses()
+    assert found == losses()
+    assert len(set(found)) == 3
+
+
+def test_autocast_and_checkpoint() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(6, 16), nn.GELU(), nn.Linear(16, 8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.body, x, use_reentrant=False)
+
+    one, first, other, second = two(OPTIMIZERS["AdamW"], Model)
+
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = F.mse_loss(model(x).float(), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+
+        return step
+
+    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    for x, y in batches(3):
+        torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(dict(other.state_dict()), dict(one.state_dict()), rtol=5e-2, atol=5e-2)
+
+
+def snapshot(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+    return copy.deepcopy((model.state_dict(), optimizer.state_dict(), [parameter.grad for parameter in model.parameters()]))
+
+
+@functools.cache
+def hidden() -> torch.Tensor:
+    return torch.ones(())
+
+
+def looks(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, seen: list[Any]) -> Step:
+    count = {"steps": 0}
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        out = model(x)
+        loss = F.mse_loss(out, y)
+        if kind == "not scalar":
+            (out - y).backward()
+        loss.backward()
+        optimizer.step()
+        if kind == "item" and loss.item() > 1e9:
+            optimizer.step()
+        if kind == "if" and loss > 1e9:
+            optimizer.step()
+        if kind == "random":
+            loss = loss * random.random()
+        if kind == "counter":
+            count["steps"] += 1
+        if kind == "list":
+            seen.append(loss.detach())
+        if kind == "nonzero":
+            return out[out > 0]
+        if kind == "unseen":
+            return loss + hidden()
+        optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "text"),
+    [
+        ("item", dynaxla.CaptureError, "item"),
+        ("if", dynaxla.CaptureError, "__bool__"),
+        ("counter", dynaxla.CaptureError, "'steps'"),
+        ("list", dynaxla.CaptureError, "every time"),
+        ("nonzero", dynaxla.CaptureError, "values"),
+        ("random", dynaxla.CaptureError, "differs from run to run"),
+        ("unseen", dynaxla.CaptureError, "cannot be seen"),
+        ("not scalar", RuntimeError, "scalar outputs"),
+    ],
+)
+def test_refused(kind: str, error: type[Exception], text: str) -> None:
+    _, _, model, optimizer = two(OPTIMIZERS["AdamW"])
+    seen: list[Any] = []
+    hidden()
+    compiled = dynaxla.compile_step(looks(kind, model, optimizer, seen))
+    before = snapshot(model, optimizer)
+    with pytest.raises(error, match=text) as raised:
+        compiled(*batches(1)[0])
+    torch.testing.assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
+    assert not seen
+    if kind in ("item", "if", "nonzero"):
+        assert "test_step.py" in str(raised.value)
+
+
+def test_failure_leaves_all_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, model, optimizer = two(OPTIMIZERS["AdamW"])
+
+    def step(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        loss = (model(x) * torch.ones(4)[index].sum()).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    compiled = dynaxla.compile_step(step)
+    x = batches(1)[0][0]
+    before = snapshot(model, optimizer)
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([7]))
+    torch.testing.assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
+    compiled(x, torch.tensor([3]))
+    after = snapshot(model, optimizer)
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([9]))
+    torch.testing.assert_close(snapshot(model, optimizer), after, rtol=0, atol=0)

@@ -259,6 +259,7 @@ class _Recording:
     def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], given: Walk) -> None:
         self.recorder = recorder
         self.outputs: list[torch.Tensor] = []
+        self._indices: dict[int, int] = {}
         self._given = given
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "its result") for leaf in leaves]
@@ -277,11 +278,10 @@ class _Recording:
         if path is not None:
             return _Known(path)
         if isinstance(value, torch.Tensor):
-            found = next((index for index, output in enumerate(self.outputs) if output is value), None)
-            if found is None:
-                found = len(self.outputs)
+            if id(value) not in self._indices:
+                self._indices[id(value)] = len(self.outputs)
                 self.outputs.append(value)
-            return _Output(found)
+            return _Output(self._indices[id(value)])
         if isinstance(value, dict):
             items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
             like = value.copy()
@@ -296,57 +296,37 @@ class _Recording:
 
     def initial_values(self, around: Walk) -> dict[Place, Any]:
         """New state that the step makes of nothing but what is there already, as it is before the step changes it."""
-        made: dict[int, torch.Tensor] = {}
-
-        def first(output: _Output) -> torch.Tensor | None:
-            if output.index not in made:
-                value = self._evaluate(self.recorder.node(self.outputs[output.index]), around)
-                if value is None:
-                    return None
-                made[output.index] = value
-            return made[output.index]
-
+        made = self._evaluate([self.recorder.node(output) for output in self.outputs], around)
         found: dict[Place, Any] = {}
         for place, template in self.changes.items():
-            if not _outputs_of(template):
-                continue
-            if any(first(output) is None for output in _outputs_of(template)):
-                continue
-            found[place] = _build(template, lambda output: made[output.index], around)
+            values = {output: made.get(self.recorder.node(self.outputs[output.index])) for output in _outputs_of(template)}
+            if values and all(value is not None for value in values.values()):
+                found[place] = _build(template, values.__getitem__, around)
         return found
 
-    def _evaluate(self, node: Node, around: Walk) -> torch.Tensor | None:
-        """What a node gives, if that hangs on tensors around the step only, not on its arguments, chance, or what it has changed before."""
+    def _evaluate(self, outputs: Sequence[Node], around: Walk) -> dict[Node, torch.Tensor]:
+        """What nodes give: those that hang on tensors around the step only, not on its arguments, chance, or what it has changed before."""
+        wanted = set(outputs)
+        for node in reversed(self.recorder.graph.nodes):
+            if node in wanted:
+                wanted.update(node.all_input_nodes)
         known: dict[Node, Any] = {}
-        wanted = {node}
-        nodes = list(self.recorder.graph.nodes)
-        for item in reversed(nodes):
-            if item in wanted:
-                wanted.update(item.all_input_nodes)
         written: set[Node] = set()
         paths = {placeholder: path for path, placeholder in self.recorder.leaves.items()}
-        for item in nodes:
-            if item in wanted:
-                if item in written or (item.op == "placeholder" and paths.get(item) not in around.tensors):
-                    return None
-                if item.op == "placeholder":
-                    known[item] = around.tensors[paths[item]]
-                elif item.op == "get_attr":
-                    known[item] = self.recorder.constants[item.target]
-                elif isinstance(item.target, torch._ops.OpOverload) and (
-                    item.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in item.target.tags
-                ):
-                    return None
-                else:
-                    args, kwargs = torch.fx.node.map_arg((item.args, item.kwargs), known.__getitem__)
+        for node in self.recorder.graph.nodes:
+            if node.op == "placeholder" and paths.get(node) in around.tensors:
+                known[node] = around.tensors[paths[node]]
+            elif node.op == "get_attr":
+                known[node] = self.recorder.constants[node.target]
+            elif node.op == "call_function" and node in wanted and _is_pure(node):
+                if all(source in known and source not in written for source in node.all_input_nodes):
+                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                     with torch.no_grad():
-                        known[item] = item.target(*args, **kwargs)
-            if item is node:
-                break
-            written.update(_written(item))
-        value = known[node]
-        shared = any(value.untyped_storage()._cdata == tensor.untyped_storage()._cdata for tensor in around.tensors.values())
-        return value.clone() if shared else value
+                        known[node] = node.target(*args, **kwargs)
+            written.update(_written(node))
+        taken = {tensor.untyped_storage()._cdata for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
+        found = {node: known[node] for node in outputs if node in known}
+        return {node: value.clone() if value.untyped_storage()._cdata in taken else value for node, value in found.items()}
 
     def left(self, around: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
         """What stands in the changed places after a step; new tensors not of `initial` have no values."""
@@ -416,6 +396,12 @@ class _Recording:
         return type(template) is type(found) and [pairs.get(self.recorder.node(self.outputs[item.index])) for item in one] == [
             other.recorder.node(other.outputs[item.index]) for item in two
         ]
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node gives the same each time, and does nothing else."""
+    op = node.target
+    return not isinstance(op, torch._ops.OpOverload) or (not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags)
 
 
 def _written(node: Node) -> list[Node]:

@@ -33,6 +33,8 @@ class Options:
             computed once, and again after one of them has changed, as far as PyTorch can see: see `FrozenProgram` for what it cannot.
         tune: measure, for each shape of an op that has several forms, all that fit, and take the fastest, instead of the one that is
             expected to be. The first call takes longer; what was measured is kept in the cache directory. See `dynaxla tune`.
+        exact_rng: random numbers are those that eager mode would draw: torch's own generator draws them, before the program runs.
+            Without it a seed is drawn, and the program makes its own numbers of it.
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
             of oneDNN, which XLA cannot write to a file), and measurements. "": none. Default: the variable DYNAXLA_CACHE, or
             dynaxla in the user's directory of caches.
@@ -45,6 +47,7 @@ class Options:
     forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
     freeze: bool = False
     tune: bool = False
+    exact_rng: bool = False
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
@@ -108,7 +111,7 @@ def _check(name: str, value: Any) -> None:
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
     elif name == "executables":
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
-    elif name in ("freeze", "tune"):
+    elif name in ("exact_rng", "freeze", "tune"):
         good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"

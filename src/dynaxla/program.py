@@ -20,6 +20,7 @@ import torch
 from jax import lax
 
 from .capture.freeze import Frozen, freeze
+from .capture.randomness import hoist
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
 from .capture.split import Part, depends_on_data, split
 from .config import Options
@@ -154,6 +155,9 @@ def make_program(
     """
     if options.freeze and (frozen := freeze(module, static_inputs)) is not None:
         return FrozenProgram(kind, name, frozen, static_inputs, dataclasses.replace(options, freeze=False))
+    drawn: set[torch.fx.Node] = set()
+    if options.exact_rng:
+        module, drawn = hoist(module)
     uncompiled = depends_on_data(module)
     if options.fallback == "error":
         for node in module.graph.nodes:
@@ -168,11 +172,11 @@ def make_program(
     platform = devices.platform_of(graph_device(module))
     if options.fallback == "kernel" and platform not in fallback.PLATFORMS:
         uncompiled |= {node for node in module.graph.nodes if node.op == "call_function" and not is_computable(node, platform)}
-    if not uncompiled:
+    if not uncompiled and not drawn:
         return kind(name, module, static_inputs, options)
     for node in uncompiled:
         ops.fell_back(str(node.target), "no XLA program can hold it, so the graph is split around it", user_line(node))
-    return SplitProgram(kind, name, module, static_inputs, options, split(module, uncompiled.__contains__))
+    return SplitProgram(kind, name, module, static_inputs, options, split(module, (uncompiled | drawn).__contains__))
 
 
 class SplitProgram:

@@ -54,7 +54,7 @@ class Interpreter:
         self.kernels = kernels and platform in fallback.PLATFORMS
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
-        self.draws_random = any(_draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
+        self.draws_random = any(draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:
@@ -207,7 +207,7 @@ def _inner_graphs(module: GraphModule) -> list[GraphModule]:
     return [found for graph in graphs for found in (graph, *_inner_graphs(graph))]
 
 
-def _draws_random(node: Node) -> bool:
+def draws_random(node: Node) -> bool:
     """Whether the node uses random numbers. Attention carries the tag even without dropout: then it must leave torch's generator alone."""
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False

@@ -318,11 +318,15 @@ class _Recording:
                 known[node] = around.tensors[paths[node]]
             elif node.op == "get_attr":
                 known[node] = self.recorder.constants[node.target]
-            elif node.op == "call_function" and node in wanted and _is_pure(node):
-                if all(source in known and source not in written for source in node.all_input_nodes):
-                    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-                    with torch.no_grad():
-                        known[node] = node.target(*args, **kwargs)
+            elif (
+                node.op == "call_function"
+                and node in wanted
+                and _is_pure(node)
+                and all(source in known and source not in written for source in node.all_input_nodes)
+            ):
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+                with torch.no_grad():
+                    known[node] = node.target(*args, **kwargs)
             written.update(_written(node))
         taken = {tensor.untyped_storage()._cdata for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
         found = {node: known[node] for node in outputs if node in known}

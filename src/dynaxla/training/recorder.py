@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.fx import Graph, GraphModule, Node
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
@@ -58,6 +60,7 @@ class Recorder:
         self._fakes: dict[int, FakeTensor] = {}
         self._keep: list[Any] = []
         self._number_fakes: dict[float, FakeTensor] = {}
+        self._in_optimizer = False
         self._dispatch = _Dispatch(self)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -82,7 +85,16 @@ class Recorder:
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        flag = torch.compiler._is_compiling_flag
+        flag, thread = torch.compiler._is_compiling_flag, threading.get_ident()
+
+        def stepping(is_stepping: bool) -> Callable[..., None]:
+            def hook(*_: Any) -> None:
+                if threading.get_ident() == thread:
+                    self._in_optimizer = is_stepping
+
+            return hook
+
+        handles = [register_optimizer_step_pre_hook(stepping(True)), register_optimizer_step_post_hook(stepping(False))]
         with (
             torch.compiler.set_stance("force_eager"),
             torch.autograd.set_multithreading_enabled(False),
@@ -95,6 +107,8 @@ class Recorder:
                 yield
             finally:
                 torch.compiler._is_compiling_flag = flag
+                for handle in handles:
+                    handle.remove()
 
     def module(self, outputs: Sequence[torch.Tensor]) -> GraphModule:
         """The graph with these fake tensors as its results."""
@@ -129,6 +143,10 @@ class Recorder:
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
+        if self._in_optimizer and op is aten.pow.Scalar and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
+            # Eager mode computes decay ** step count with Python's numbers; 1 - 0.999 ** 1 has but three digits in float32.
+            with self._dispatch:
+                return torch.pow(args[0], args[1].to(torch.float64))
         result = op(*faked_args, **faked_kwargs)
         if not op._schema.is_mutable and not any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0]):
             return result  # a question, such as on which device a tensor is

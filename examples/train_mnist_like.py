@@ -3,7 +3,8 @@
     python examples/train_mnist_like.py
 
 Digits are drawn from a font of 5 by 7 dots, moved, stretched and covered with noise, so nothing is downloaded. Each way must reach an
-accuracy of 97% on digits that it has not seen, and with the option exact_rng the losses agree.
+accuracy of 97% on digits that it has not seen. With the option exact_rng all drop out the same activations, so the losses agree, until
+rounding has grown with the steps.
 """
 
 from __future__ import annotations
@@ -116,9 +117,12 @@ def main() -> None:
         model = copy.deepcopy(start)
         losses, seconds = train(way, model, steps)
         reference = reference or losses
-        distance = max(abs(one - other) for one, other in zip(losses, reference, strict=True))
+        early, late = (max(map(abs, map(float.__sub__, losses[part], reference[part]))) for part in (slice(20), slice(20, None)))
         reached = accuracy(model)
-        print(f"{way:15} accuracy {reached:.1%}, {1000 * seconds:.1f} ms a step, losses at most {distance:.1e} from eager's")
+        print(
+            f"{way:15} accuracy {reached:.1%}, last losses {sum(losses[-20:]) / 20:.4f}, {1000 * seconds:.1f} ms a step; "
+            f"losses differ from eager's by at most {early:.0e} in the first 20 steps, {late:.0e} later"
+        )
         if reached < ACCURACY:
             raise SystemExit(f"{ACCURACY:.0%} was to be reached")
 

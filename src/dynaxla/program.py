@@ -28,6 +28,7 @@ from .errors import UnsupportedOp
 from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback
 from .lowering.forms import Choice
 from .lowering.interpreter import describe_inputs, is_computable, user_line
+from .lowering.layouts import without_transposes
 from .observe import dump, metrics, ops
 from .runtime import devices, random, transfer
 from .runtime.arguments import Arguments, Parameter
@@ -358,6 +359,8 @@ class Specialised:
 
         program.__name__ = self.program.name
         with jax.enable_x64(True), jax.default_device(self.program.jax_device):
+            if self.program.interpreter.has_convolutions and self.program.platform == "cpu":
+                program = without_transposes(program, self.program.platform)
             return jax.jit(program, keep_unused=True).trace(*seed, *avals)
 
     def parameters(self) -> list[Parameter]:

@@ -68,12 +68,13 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("forms", [("onednn", "taps"), ("xla", "xla")], ids=["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("space", "groups", "stride", "padding", "dilation"), CONVOLUTIONS)
-def test_convolution(form: str, dtype: torch.dtype, space: int, groups: int, stride: int, padding: int, dilation: int) -> None:
+def test_convolution(forms: tuple[str, str], dtype: torch.dtype, space: int, groups: int, stride: int, padding: int, dilation: int) -> None:
     """With its gradients, and the transposed one."""
     torch.manual_seed(0)
+    chosen = dict(zip(("convolution", "weight_gradient"), forms, strict=True))
     settings = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
     convolve = getattr(F, f"conv{space}d")
     transposed = getattr(F, f"conv_transpose{space}d")
@@ -87,7 +88,7 @@ def test_convolution(form: str, dtype: torch.dtype, space: int, groups: int, str
         def run(*tensors: torch.Tensor, function: Callable[..., torch.Tensor] = function) -> torch.Tensor:
             return function(*tensors, **settings)
 
-        result, expected = compiled(run, {"convolution": form})(*mine), run(*theirs)
+        result, expected = compiled(run, chosen)(*mine), run(*theirs)
         assert_equal(result, expected, tolerance=TOLERANCE[dtype])
         upstream = torch.randn_like(expected)
         result.backward(upstream)
@@ -97,6 +98,32 @@ def test_convolution(form: str, dtype: torch.dtype, space: int, groups: int, str
             assert other.grad is not None
             limit = TOLERANCE[dtype][0] * float(other.grad.abs().max())
             torch.testing.assert_close(tensor.grad, other.grad, rtol=0, atol=limit)
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize(
+    ("x", "weight", "stride"),
+    [
+        ((2, 8, 9, 10), (16, 8, 1, 1), 1),
+        ((2, 3, 32, 48), (64, 3, 16, 16), 16),
+        ((2, 3, 33, 48), (64, 3, 16, 16), 16),
+        ((2, 4, 32), (6, 4, 8), 8),
+        ((2, 4, 8, 8, 8), (6, 4, 4, 2, 2), (4, 2, 2)),
+    ],
+)
+def test_patches(x: tuple[int, ...], weight: tuple[int, ...], stride: int, transposed: bool, dtype: torch.dtype) -> None:
+    """Windows side by side, as products of matrices; and, transposed, what cannot be."""
+    torch.manual_seed(0)
+    shape = (x[1], weight[0], *weight[2:]) if transposed else weight
+    tensors = [torch.randn(x, dtype=dtype), torch.randn(shape, dtype=dtype), torch.randn(weight[0], dtype=dtype)]
+    function = getattr(F, f"conv_transpose{len(x) - 2}d" if transposed else f"conv{len(x) - 2}d")
+
+    def run(*tensors: torch.Tensor) -> torch.Tensor:
+        return function(*tensors, stride=stride)
+
+    assert_equal(compiled(run, {"convolution": "patches"})(*tensors), run(*tensors), tolerance=TOLERANCE[dtype])
 
 
 @needs_onednn
@@ -113,7 +140,7 @@ def test_activations_stay_channels_last(tmp_path: Path) -> None:
     programs = [path.read_text().split("ENTRY")[1] for path in sorted(tmp_path.glob("*.hlo.txt"))]
     assert [program.count('custom_call_target="__onednn$convolution"') for program in programs] == [2, 2]
     # What stands in a fusion with other work is no pass over memory of its own.
-    moves = ("calls=%wrapped_copy", "calls=%wrapped_transpose", " copy(", " transpose(")
+    moves = ("calls=%wrapped_copy", "calls=%wrapped_transpose", " copy(", " transpose(", "  %transpose_copy_fusion")
     assert [sum(program.count(move) for move in moves) for program in programs] == [1, 0]
 
 

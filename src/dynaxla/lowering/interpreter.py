@@ -41,6 +41,9 @@ class _Step:
     reason: str = ""
 
 
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+
+
 class Interpreter:
     """A graph with its lowerings looked up and its arguments bound: everything that does not depend on shapes.
 
@@ -55,6 +58,7 @@ class Interpreter:
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         self.draws_random = any(draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
+        self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:

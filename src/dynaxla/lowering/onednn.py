@@ -100,21 +100,23 @@ def convolution(
     *,
     swapped: bool = False,
 ) -> Array:
-    """A convolution over one to three spatial dimensions. Activations lie channels-last in memory, which XLA's layout assignment
-    extends to everything between convolutions.
+    """A convolution over one to three spatial dimensions.
 
-    Shape: x (batch, in, *space), weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`, bias (out,), result `shape`
-    (batch, out, *space). margins: at both ends of each spatial dimension, not negative.
+    Shape: x (batch, *space, in), weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`, bias (out,), result `shape`
+    (batch, *space, out). margins: at both ends of each spatial dimension, not negative.
     Dtype: x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
-    space = list(range(2, x.ndim))
-    data = {"batch_dim": 0, "feature_dim": 1, "spatial_dims": space}
+    data = {"batch_dim": 0, "feature_dim": x.ndim - 1, "spatial_dims": list(range(1, x.ndim - 1))}
     config: dict[str, Any] = {
         "dims": x.ndim,
         "input": {"dims": x.ndim, "data": data},
         "kernel": {
             "dims": x.ndim,
-            "filter": {"output_feature_dim": int(swapped), "input_feature_dim": int(not swapped), "spatial_dims": space},
+            "filter": {
+                "output_feature_dim": int(swapped),
+                "input_feature_dim": int(not swapped),
+                "spatial_dims": list(range(2, x.ndim)),
+            },
         },
         "output": {"dims": x.ndim, "data": data},
         "window": {
@@ -125,13 +127,12 @@ def convolution(
         },
         "feature_groups": groups,
     }
-    operands, channels_last = [x, weight], (0, *space, 1)
+    operands = [x, weight]
     if bias is not None:
         config["fusions"] = {"ops": ["BIAS"]}
         operands.append(bias)
-    layouts = [channels_last, *[None] * (len(operands) - 1)]
     result = jax.ShapeDtypeStruct(tuple(shape), dtype)
-    return _call(_CONVOLUTION, {"onednn_conv_config": config}, operands, result, layouts, channels_last)
+    return _call(_CONVOLUTION, {"onednn_conv_config": config}, operands, result, [None] * len(operands), None)
 
 
 def _call(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,6 +77,47 @@ def _fits_onednn(problem: Convolution) -> bool:
     return problem.platform == "cpu" and 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
 
 
+def _channels_last(x: Array) -> Array:
+    """(batch, channel, *space) to (batch, *space, channel). Between two convolutions such transposes cancel out: see layouts.py."""
+    return lax.transpose(x, (0, *range(2, x.ndim), 1))
+
+
+def _channels_first(x: Array) -> Array:
+    return lax.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
+
+
+def _fits_patches(problem: Convolution) -> bool:
+    """Windows that lie side by side, without gaps, as those of one place do."""
+    return (
+        _fits_onednn(problem)
+        and problem.groups == 1
+        and problem.stride == problem.weight[2:]
+        and all(size == step * count for size, step, count in zip(problem.x[2:], problem.stride, problem.out[2:], strict=True))
+        and not any(margin for ends in problem.margins for margin in ends)
+        and all(step == 1 for step in problem.spread)
+        and all(step == 1 or size == 1 for step, size in zip(problem.dilation, problem.weight[2:], strict=True))
+    )
+
+
+@CONVOLUTION.form("patches", fits=_fits_patches, suits=lambda problem: problem.products >= _FEW_PRODUCTS)
+def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """The product of two matrices: a row for each window, and the weight."""
+    kernel = problem.weight[2:]
+    if math.prod(kernel) == 1:
+        rows, swapped = _channels_last(x), problem.swapped
+    else:
+        # (batch, in, *(place, inside)) -> (batch, *places, in, *inside), the weight's own order.
+        split = (size for pair in zip(problem.out[2:], kernel, strict=True) for size in pair)
+        rows = lax.reshape(x, (*x.shape[:2], *split))
+        rows = lax.transpose(rows, (0, *range(2, rows.ndim, 2), 1, *range(3, rows.ndim, 2)))
+        weight, swapped = lax.transpose(weight, (1, 0, *range(2, weight.ndim))) if problem.swapped else weight, False
+    inputs, outputs = problem.x[1] * math.prod(kernel), problem.out[1]
+    # The rows keep their dimensions (batch, *places): what is fused with the product needs no reshape then, which would slow its loops.
+    rows = lax.reshape(rows, (problem.out[0], *problem.out[2:], inputs))
+    weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if swapped else (outputs, inputs))))
+    return _channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
+
+
 @CONVOLUTION.form("onednn", fits=_fits_onednn, suits=lambda problem: problem.groups > 1 or problem.products >= _FEW_PRODUCTS)
 def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     margins = problem.margins
@@ -83,8 +125,9 @@ def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None
         inside = [(*ends, step - 1) for ends, step in zip(margins, problem.spread, strict=True)]
         x = lax.pad(x, number(0, x.dtype), [(0, 0, 0), (0, 0, 0), *inside])
         margins = ((0, 0),) * len(margins)
-    settings = problem.out, problem.stride, margins, problem.dilation, problem.groups
-    return onednn.convolution(x, weight, *settings, x.dtype, bias, swapped=problem.swapped)
+    shape = (problem.out[0], *problem.out[2:], problem.out[1])
+    settings = shape, problem.stride, margins, problem.dilation, problem.groups
+    return _channels_first(onednn.convolution(_channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
 
 
 @CONVOLUTION.form("xla")
@@ -250,26 +293,116 @@ def _correlate(
     return ctx.choose(CONVOLUTION, problem).run(problem, x, weight, bias)
 
 
-def _weight_gradient(
-    x: Array, grad: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
-) -> Array:
-    """The gradient of a weight of `shape` (out, in / groups, *kernel): x convolved with grad, batch and channels in each other's roles."""
-    dtype = dtypes.accumulator(x.dtype)
-    if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
-        return lax.full(shape, 0, dtype)
+@dataclass(frozen=True)
+class WeightGradient:
+    """What the gradient of a convolution's weight is asked to be, apart from its operands' values.
+
+    Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
+    convolution's); dtype (of x and grad; the result's is its accumulator's); precision; platform.
+    """
+
+    x: tuple[int, ...]
+    grad: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: DType
+    precision: lax.Precision
+    platform: str
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        order = (0, *range(2, len(self.x)), 1) if self.platform == "cpu" else None
+        return Operand(self.x, self.dtype, order), Operand(self.grad, self.dtype, order)
+
+    @property
+    def result_order(self) -> tuple[int, ...] | None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.x)} and {list(self.grad)} to {list(self.weight)}, stride {self.stride}, groups {self.groups}"
+
+
+WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
+
+# Each tap is a product of its own; with so many, slicing costs more than multiplying.
+_MOST_TAPS = 64
+
+
+def _fits_taps(problem: WeightGradient) -> bool:
+    return problem.platform == "cpu" and onednn.takes(problem.dtype) and math.prod(problem.weight[2:]) <= _MOST_TAPS
+
+
+# XLA's convolution takes ten times as long with kernels of one place, or with groups. With neither, it is the faster one.
+@WEIGHT_GRADIENT.form("taps", fits=_fits_taps, suits=lambda problem: problem.groups > 1 or math.prod(problem.weight[2:]) == 1)
+def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """For each place of the kernel, the product of what it meets in x with grad, over all windows."""
+    groups, kernel = problem.groups, problem.weight[2:]
     margins = []
-    for dim, step, pad, spread in zip(range(2, x.ndim), stride, padding, dilation, strict=True):
+    for dim, size in enumerate(kernel):
+        reach = (problem.grad[2 + dim] - 1) * problem.stride[dim] + (size - 1) * problem.dilation[dim] + 1
+        margins.append((problem.padding[dim], max(reach - problem.x[2 + dim] - problem.padding[dim], 0), 0))
+    rows = _channels_last(x)
+    if any(margin for ends in margins for margin in ends):
+        # Without the barrier, XLA would compute the padding again for each tap.
+        rows = lax.optimization_barrier(lax.pad(rows, number(0, x.dtype), [(0, 0, 0), *margins, (0, 0, 0)]))
+    windows = math.prod(problem.grad) // problem.grad[1]
+    upstream = lax.reshape(_channels_last(grad), (windows, problem.grad[1]))
+    taps = []
+    for tap in itertools.product(*map(range, kernel)):
+        starts = [place * step for place, step in zip(tap, problem.dilation, strict=True)]
+        stops = [start + (out - 1) * step + 1 for start, out, step in zip(starts, problem.grad[2:], problem.stride, strict=True)]
+        met = lax.slice(rows, (0, *starts, 0), (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
+        taps.append(_product(lax.reshape(met, (windows, x.shape[1])), upstream, groups))
+    return lax.reshape(lax.concatenate([lax.expand_dims(tap, (2,)) for tap in taps], 2), (*taps[0].shape, *kernel))
+
+
+def _product(met: Array, upstream: Array, groups: int) -> Array:
+    """(windows, in) and (windows, out) to (out, in / groups)."""
+    dtype = dtypes.accumulator(met.dtype)
+    windows, inputs = met.shape
+    outputs = upstream.shape[1]
+    if groups == 1:
+        return onednn.matmul(upstream, met, True, False, dtype)
+    if groups == inputs:
+        each = convert(lax.reshape(upstream, (windows, groups, outputs // groups)), dtype)
+        spread = lax.broadcast_in_dim(convert(met, dtype), each.shape, (0, 1))
+        return lax.reshape(lax.reduce_sum(lax.mul(each, spread), [0]), (outputs, 1))
+    one, two = (lax.reshape(item, (windows, groups, item.shape[1] // groups)) for item in (upstream, met))
+    out = lax.dot_general(one, two, (((0,), (0,)), ((1,), (1,))), preferred_element_type=dtype)
+    return lax.reshape(out, (outputs, inputs // groups))
+
+
+@WEIGHT_GRADIENT.form("xla")
+def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """x convolved with grad, batch and channels in each other's roles."""
+    margins = []
+    sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
+    for dim, step, pad, spread in sizes:
         covered = (grad.shape[dim] - 1) * step + 1
-        wanted = (shape[dim] - 1) * spread + covered
+        wanted = (problem.weight[dim] - 1) * spread + covered
         margins.append((pad, wanted - x.shape[dim] - pad))
     return lax.conv_general_dilated(
         x,
         grad,
-        window_strides=dilation,
+        window_strides=problem.dilation,
         padding=margins,
-        rhs_dilation=stride,
+        rhs_dilation=problem.stride,
         dimension_numbers=_dimension_numbers(_SWAPPED, _SWAPPED, _SWAPPED, x.ndim),
-        batch_group_count=groups,
-        precision=ctx.convolution_precision,
-        preferred_element_type=dtype,
+        batch_group_count=problem.groups,
+        precision=problem.precision,
+        preferred_element_type=dtypes.accumulator(x.dtype),
     )
+
+
+def _weight_gradient(
+    x: Array, grad: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
+) -> Array:
+    """The gradient of a weight of `shape` (out, in / groups, *kernel)."""
+    if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
+        return lax.full(shape, 0, dtypes.accumulator(x.dtype))
+    settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups
+    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, ctx.convolution_precision, ctx.platform)
+    return ctx.choose(WEIGHT_GRADIENT, problem).run(problem, x, grad)

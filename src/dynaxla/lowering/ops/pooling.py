@@ -139,7 +139,7 @@ def _maximum(dims: Sequence[_Dim], x: Array, ctx: Context) -> Array:
 
     if sum(dim.kernel for dim in dims) > _MOST_TAPS:
         return by_windows(x)
-    return lax.platform_dependent(x, cpu=by_taps, default=by_windows)
+    return by_taps(x) if ctx.platform == "cpu" else by_windows(x)
 
 
 def _memory_order(ctx: Context) -> tuple[int, ...]:

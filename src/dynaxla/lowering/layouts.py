@@ -1,0 +1,224 @@
+"""Keeps arrays in the order of dimensions that their makers gave them: transposes wait until something needs them, and most never run.
+
+A convolution on the CPU wants channels last, and says so with a transpose before it and one behind. XLA cannot take such pairs out again:
+what stands between them is computed in the first order, with transposes amid its loops. So the traced program is evaluated once more, each
+array with the order in which its dimensions lie; a transpose changes that order and nothing else. Elementwise functions, reductions,
+windows, slices and their like work in any order; what does not gets its operands transposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+from jax.extend import core
+
+Order = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """An array whose dimension i is dimension order[i] of the value that it stands for."""
+
+    array: Any
+    order: Order
+
+    @property
+    def is_plain(self) -> bool:
+        return self.order == tuple(range(len(self.order)))
+
+    def plain(self) -> Any:
+        """The value itself."""
+        return self.array if self.is_plain else lax.transpose(self.array, tuple(np.argsort(self.order)))
+
+    def to(self, order: Order) -> Any:
+        """The value with its dimensions in this order."""
+        if self.order == order:
+            return self.array
+        return lax.transpose(self.array, tuple(self.order.index(dim) for dim in order))
+
+
+def _plain(array: Any) -> Ordered:
+    return Ordered(array, tuple(range(np.ndim(array))))
+
+
+@dataclass(frozen=True)
+class _Broadcast:
+    """A broadcast that is made in whatever order it is wanted. operand: its value, of dimensions `dims` of the result's."""
+
+    operand: Ordered
+    shape: tuple[int, ...]
+    dims: tuple[int, ...]
+
+    def to(self, order: Order) -> Any:
+        wanted = sorted(range(len(self.dims)), key=lambda dim: order.index(self.dims[dim]))
+        array = self.operand.to(tuple(wanted))
+        places = tuple(order.index(self.dims[dim]) for dim in wanted)
+        return lax.broadcast_in_dim(array, tuple(self.shape[dim] for dim in order), places)
+
+    def plain(self) -> Any:
+        return self.to(tuple(range(len(self.shape))))
+
+
+Value = Ordered | _Broadcast
+
+
+def without_transposes(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
+    """The same function for one platform, its transposes put off. It must be traced, by `jax.jit` for example."""
+
+    def run(*arrays: Array) -> Any:
+        closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
+        results = _Evaluation(platform).run(closed.jaxpr, closed.consts, [_plain(array) for array in arrays])
+        return jax.tree.unflatten(jax.tree.structure(shapes), [value.plain() for value in results])
+
+    run.__name__ = program.__name__
+    return run
+
+
+class _Evaluation:
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
+
+    def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
+        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(_plain, constants), strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(var: Any) -> Value:
+            return _plain(var.val) if isinstance(var, core.Literal) else values[var]
+
+        for equation in jaxpr.eqns:
+            values.update(zip(equation.outvars, self._apply(equation, [read(var) for var in equation.invars]), strict=True))
+        return [read(var) for var in jaxpr.outvars]
+
+    def _apply(self, equation: Any, operands: list[Value]) -> list[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name in ("jit", "pjit"):
+            return self.run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)
+        if name == "custom_jvp_call":
+            return self.run(params["call_jaxpr"].jaxpr, params["call_jaxpr"].consts, operands)
+        if name == "platform_index":
+            choices = enumerate(params["platforms"])
+            return [_plain(next(np.int32(index) for index, names in choices if names is None or self._platform in names))]
+        if name == "cond" and isinstance(operands[0], Ordered) and isinstance(operands[0].array, np.integer):
+            branch = params["branches"][int(operands[0].array)]
+            return self.run(branch.jaxpr, branch.consts, operands[1:])
+        return _apply(equation, operands)
+
+
+def _apply(equation: Any, operands: list[Value]) -> list[Value]:
+    name, params = equation.primitive.name, equation.params
+    if name == "transpose":
+        return [_transpose(operands[0], params["permutation"])]
+    if name == "broadcast_in_dim" and len(operands) == 1 and isinstance(operands[0], Ordered):
+        return [_Broadcast(operands[0], params["shape"], params["broadcast_dimensions"])]
+    if name == "conv_general_dilated":
+        return _convolution(equation, operands)
+    order = _common_order(operands)
+    if order is not None and name in _ELEMENTWISE:
+        return _bound(equation, _in_order(operands, order), params, order)
+    if order is not None and name in _BY_DIMENSION:
+        return _bound(equation, _in_order(operands, order), _BY_DIMENSION[name](dict(params), order), order)
+    if order is not None and name in _REDUCTIONS:
+        axes = params["axes"]
+        remaining = [dim for dim in order if dim not in axes]
+        names = sorted(remaining)
+        changed = dict(params, axes=tuple(sorted(order.index(axis) for axis in axes)))
+        return _bound(equation, _in_order(operands, order), changed, tuple(names.index(dim) for dim in remaining))
+    return _bound(equation, [item.plain() for item in operands], params, None)
+
+
+def _in_order(operands: Sequence[Value], order: Order) -> list[Any]:
+    return [item.to(order) if _rank(item) else item.plain() for item in operands]
+
+
+def _bound(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> list[Value]:
+    """order: of the results; None: they are plain."""
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(params))
+    results = results if equation.primitive.multiple_results else [results]
+    return [_plain(result) if order is None else Ordered(result, order) for result in results]
+
+
+def _rank(value: Value) -> int:
+    return len(value.shape) if isinstance(value, _Broadcast) else len(value.order)
+
+
+def _common_order(operands: Sequence[Value]) -> Order | None:
+    """The order in which to compute: that of the largest operand which is not plain, if there is one. None: operands of unlike ranks."""
+    ranks = {_rank(item) for item in operands} - {0}
+    if len(ranks) != 1:
+        return None
+    others = [item for item in operands if isinstance(item, Ordered) and not item.is_plain]
+    return max(others, key=lambda item: item.array.size).order if others else tuple(range(ranks.pop()))
+
+
+def _transpose(value: Value, permutation: Sequence[int]) -> Value:
+    moved = {dim: place for place, dim in enumerate(permutation)}
+    if isinstance(value, _Broadcast):
+        return _Broadcast(value.operand, tuple(value.shape[dim] for dim in permutation), tuple(moved[dim] for dim in value.dims))
+    return Ordered(value.array, tuple(moved[dim] for dim in value.order))
+
+
+def _convolution(equation: Any, operands: Sequence[Value]) -> list[Value]:
+    """XLA takes the operands of its convolution in any order; the result gets the first one's, batch for batch and channel for channel."""
+    x, y = (item if isinstance(item, Ordered) else _plain(item.plain()) for item in operands)
+    numbers = equation.params["dimension_numbers"]
+    x_spec, y_spec = (tuple(item.order.index(dim) for dim in spec) for item, spec in ((x, numbers.lhs_spec), (y, numbers.rhs_spec)))
+    meaning = dict(zip(numbers.lhs_spec, numbers.out_spec, strict=True))
+    order = tuple(meaning[dim] for dim in x.order)
+    changed = lax.ConvDimensionNumbers(x_spec, y_spec, tuple(order.index(dim) for dim in numbers.out_spec))
+    return _bound(equation, [x.array, y.array], dict(equation.params, dimension_numbers=changed), order)
+
+
+# fmt: off
+_ELEMENTWISE = frozenset([
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
+    "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
+    "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min",
+    "mul", "ne", "neg", "nextafter", "not", "or", "population_count", "pow", "real", "reduce_precision", "rem", "round", "rsqrt",
+    "select_n", "shift_left", "shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt", "square",
+    "stop_gradient", "sub", "tan", "tanh", "xor",
+])
+# fmt: on
+
+_REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
+
+Change = Callable[[dict[str, Any], Order], dict[str, Any]]
+
+
+def _moved(*names: str) -> Change:
+    """Settings that are given for each dimension, moved with it."""
+
+    def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
+        given = {name: params[name] for name in names if params[name] is not None}
+        return params | {name: tuple(values[dim] for dim in order) for name, values in given.items()}
+
+    return change
+
+
+def _named(name: str) -> Change:
+    """A setting that names one dimension, or several."""
+
+    def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
+        given = params[name]
+        return params | {name: tuple(map(order.index, given)) if isinstance(given, tuple) else order.index(given)}
+
+    return change
+
+
+_WINDOW = _moved("window_dimensions", "window_strides", "padding", "base_dilation", "window_dilation")
+
+_BY_DIMENSION: dict[str, Change] = {
+    "concatenate": _named("dimension"),
+    "cumsum": _named("axis"),
+    "pad": _moved("padding_config"),
+    "reduce_window_max": _WINDOW,
+    "reduce_window_min": _WINDOW,
+    "reduce_window_sum": _WINDOW,
+    "rev": _named("dimensions"),
+    "slice": _moved("start_indices", "limit_indices", "strides"),
+}

@@ -257,6 +257,41 @@ def test_arrays() -> None:
     torch.testing.assert_close(weight.detach(), torch.full((3,), -2.0))
 
 
+class Settings:
+    """Nothing here is in an instance's dict."""
+
+    __slots__ = ("factor",)
+    shift = 0.0
+
+    def __init__(self) -> None:
+        self.factor = 1.0
+
+    @property
+    def doubled(self) -> float:
+        return self.factor * 2 * factor
+
+
+def test_attributes() -> None:
+    settings, weight = Settings(), nn.Parameter(torch.zeros(()))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    @dynaxla.compile_step(options={"exact_rng": True})
+    def step() -> torch.Tensor:
+        (weight * (settings.doubled + settings.shift)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return weight.detach().clone()
+
+    assert step().item() == -2
+    settings.factor = 2.0
+    assert step().item() == -6
+    Settings.shift = 1.0
+    try:
+        assert step().item() == -11
+    finally:
+        Settings.shift = 0.0
+
+
 def test_dropout_repeats() -> None:
     def losses() -> list[float]:
         torch.manual_seed(1)
@@ -336,6 +371,17 @@ def looks(kind: str, model: nn.Module, optimizer: torch.optim.Optimizer, seen: l
         return loss
 
     return step
+
+
+def test_iterators_are_refused() -> None:
+    batch = iter([torch.ones(3)])
+
+    def step() -> torch.Tensor:
+        return next(batch)
+
+    with pytest.raises(dynaxla.CaptureError, match="batch, an iterator"):
+        dynaxla.compile_step(step)()
+    assert next(batch).sum() == 3
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
 from torch.fx import Node
@@ -32,19 +32,30 @@ R = TypeVar("R")
 _seeds = itertools.count(1)
 
 
-def compile_step(function: Callable[P, R], *, options: Mapping[str, Any] | None = None) -> CompiledStep[P, R]:
+@overload
+def compile_step(function: Callable[P, R], *, options: Mapping[str, Any] | None = None) -> CompiledStep[P, R]: ...
+
+
+@overload
+def compile_step(function: None = None, *, options: Mapping[str, Any] | None = None) -> Callable[[Callable[P, R]], CompiledStep[P, R]]: ...
+
+
+def compile_step(function: Any = None, *, options: Mapping[str, Any] | None = None) -> Any:
     """Compile a training step: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
 
     function: ordinary code; what it returns may be tensors (detached), Python values, and containers of both. options: as for
-    `torch.compile(..., backend="dynaxla", options=...)`.
+    `torch.compile(..., backend="dynaxla", options=...)`. Without a function it is a decorator: `@compile_step(options={...})`.
 
     All that the function reads besides its arguments (modules, optimizers, closures, globals) is found by walking from it, and watched: if
     Python values, shapes, dtypes, flags or which parameters require gradients differ from those of all earlier steps, the step is recorded
-    again. Learning rates are inputs of the program. Parameters, buffers, gradients and optimizer state are read and written in place.
+    again. Learning rates are inputs of the program. Parameters, buffers, gradients and optimizer state are read and written in place. What
+    lies outside Python (files, the environment) is read while the step is recorded, and not again.
 
     Raises, when called: CaptureError for a step that cannot be one program (it looks at a tensor's value, or changes a Python value at each
     step); what the function itself raises. Parameters and optimizer state are then as they were.
     """
+    if function is None:
+        return functools.partial(compile_step, options=options)
     return CompiledStep(function, Options.parse(options, None))
 
 

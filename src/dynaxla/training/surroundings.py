@@ -16,13 +16,14 @@ import threading
 import types
 import weakref
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..errors import CaptureError
 from .scalars import Place
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
@@ -35,7 +36,6 @@ _OPAQUE = (
     types.GetSetDescriptorType,
     types.CodeType,
     types.FrameType,
-    types.GeneratorType,
     logging.Logger,
     threading.Thread,
     weakref.ref,
@@ -275,6 +275,10 @@ def _visit(path: str, value: Any, found: Walk) -> Iterator[tuple[str, Any, tuple
     if isinstance(value, np.ndarray):
         found.arrays[path] = value, _contents(value)
         return
+    if isinstance(value, Iterator):
+        raise CaptureError(
+            f"a step can reach {path}, an iterator, which each recording would move on", hint="give it to the step item by item"
+        )
     if isinstance(value, functools.partial):
         yield f"{path}.func", value.func, ()
         yield f"{path}.args", value.args, ()
@@ -294,11 +298,22 @@ def _visit(path: str, value: Any, found: Walk) -> Iterator[tuple[str, Any, tuple
         hold("", state, dict(state))
         for key, item in state.items():
             yield f"{path}.{key}", item, ()
-        if isinstance(value, torch.optim.Optimizer):
-            found.optimizers[path] = value
-        for kind in type(value).__mro__:
-            if not _is_of_library(_file(kind)):
-                yield from _class(f"{path}.{kind.__name__}", kind, hold)
+    if isinstance(value, torch.optim.Optimizer):
+        found.optimizers[path] = value
+    slots = [name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name)]
+    if slots:
+        items = {name: getattr(value, name) for name in slots}
+        hold(" slots", _Attributes(value), items)
+        for name, item in items.items():
+            yield f"{path}.{name}", item, ()
+    for kind in type(value).__mro__:
+        if not _is_of_library(_file(kind)):
+            yield from _class(f"{path}.{kind.__name__}", kind, hold)
+
+
+def _slots(kind: type) -> Sequence[str]:
+    slots = vars(kind).get("__slots__", ()) if not _is_of_library(_file(kind)) else ()
+    return [slots] if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
 
 
 def _class(path: str, kind: type, hold: Any) -> Iterator[tuple[str, Any, tuple[str, ...]]]:

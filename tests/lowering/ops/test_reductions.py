@@ -183,3 +183,22 @@ def test_hash(dtype: torch.dtype) -> None:
 def test_hash_of_special_values() -> None:
     x = torch.tensor([[0.0], [-0.0], [float("inf")], [float("nan")], [1e-8]])
     check(lambda x: (torch.hash_tensor(x, 1), torch.hash_tensor(x[:0], 1)), x, calls=1)
+
+
+@pytest.mark.parametrize("values", [[[True, False], [False, False]], [[2.0, 0.0], [0.5, 3.0]], [[2, 256], [0, 3]]])
+def test_to_truth_values(values: list[list[float]]) -> None:
+    """Sums and products in bool: any and all."""
+
+    def reductions(x: torch.Tensor) -> list[torch.Tensor]:
+        bools = {"dtype": torch.bool}
+        return [
+            x.sum(1, **bools),
+            x.sum(**bools),
+            x.nansum(0, **bools),
+            x.prod(1, **bools),
+            x.prod(**bools),
+            x.prod(0, keepdim=True, **bools),
+        ]
+
+    x = torch.tensor(values)
+    torch.testing.assert_close(torch.compile(reductions, backend="dynaxla", fullgraph=True)(x), reductions(x))

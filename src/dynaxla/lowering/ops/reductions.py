@@ -44,10 +44,11 @@ def _number(value: float, like: Array) -> Array:
 
 @lowers(aten.sum.dim_IntList)
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
-    """Dtype: `dtype` if given, int64 for bool and integers, else that of x; half types are added in float32."""
+    """Dtype: `dtype` if given, int64 for bool and integers, else that of x; half types are added in float32, truth values or-ed."""
     out = dtype or dtypes.widen_integers(x.dtype)
     dims = reduced(dim, x.ndim)
-    return keep(convert(lax.reduce_sum(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
+    reduce = lax.reduce_or if out == np.bool_ else lax.reduce_sum
+    return keep(convert(reduce(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
 
 
 @lowers(aten.sum.default)
@@ -73,7 +74,8 @@ def mean_all(x: Array, *, dtype: DType | None = None) -> Array:
 def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
     out = dtype or dtypes.widen_integers(x.dtype)
     dims = reduced(dim, x.ndim)
-    return keep(convert(lax.reduce_prod(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
+    reduce = lax.reduce_and if out == np.bool_ else lax.reduce_prod
+    return keep(convert(reduce(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
 
 
 @lowers(aten.prod.default)

@@ -33,11 +33,12 @@ EXPECTED: tuple[Expected, ...] = (
     Expected(
         "op_db",
         "chalf",
-        ("float32", "float64", "bfloat16", "int64", "bool"),
+        _ALL,
         ("samples", "noncontiguous", "zero_size"),
         "UnsupportedTensor",
         _HALF,
     ),
+    Expected("op_db", "chalf", ("float64",), ("gradients",), "UnsupportedTensor", _HALF),
     Expected("python_ref_db", "_refs.as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
 )
 

@@ -241,6 +241,25 @@ def test_globals() -> None:
         factor = 1.0
 
 
+step_weight = nn.Parameter(torch.ones(3))
+step_optimizer = torch.optim.SGD([step_weight], lr=1.0)
+data = iter([1, 2, 3])  # not what `step_weight.data` is
+
+
+@dynaxla.compile_step
+def step() -> torch.Tensor:
+    step_weight.data.sum()
+    step_weight.sum().backward()
+    step_optimizer.step()
+    step_optimizer.zero_grad()
+    return step_weight.sum()
+
+
+def test_names_that_are_attributes() -> None:
+    """`step`, a global, is no more meant by `step_optimizer.step` than `data` is by `step_weight.data`."""
+    assert [step().item() for _ in range(3)] == [0, -3, -6]
+
+
 def test_arrays() -> None:
     weight, factors = nn.Parameter(torch.ones(3)), np.ones(3, np.float32)
     optimizer = torch.optim.SGD([weight], lr=1.0)

@@ -6,6 +6,7 @@ has changed; comparing a walk with an earlier one shows whether a program record
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import logging
@@ -18,6 +19,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,7 +234,7 @@ def walk(roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
                 items = {name: getattr(value, name) for name in names if hasattr(value, name)}
                 found.holders.setdefault(f"{path}.*", Holder(_Attributes(value), items))
                 waiting.extend((f"{path}.{name}", item, ()) for name, item in items.items())
-        elif not isinstance(value, (*PLAIN, *_OPAQUE)) and found.path_of(value) is None:
+        elif not isinstance(value, (*PLAIN, *_OPAQUE)) and not _is_own(value) and found.path_of(value) is None:
             while found.knows(path):
                 path += "'"
             found.paths[id(value)] = path
@@ -240,6 +242,11 @@ def walk(roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
             waiting.extend(_visit(path, value, found))
     found.metas = list(map(meta, found.tensors.values()))
     return found
+
+
+def _is_own(value: Any) -> bool:
+    """Whether it is an object of this library, such as the compiled step under whose name the function can find itself."""
+    return (_file(type(value)) or "").startswith(_PACKAGE)
 
 
 def _file(value: Any) -> str | None:
@@ -342,7 +349,7 @@ def _function(path: str, function: types.FunctionType, hold: Any) -> Iterator[tu
         yield f"{path}.{name}", item, ()
     if _is_of_library(function.__code__.co_filename):
         return
-    read = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    read = {name: function.__globals__[name] for name in _globals_read(function.__code__) if name in function.__globals__}
     if read:
         hold(" globals", _Attributes(_Namespace(function.__globals__)), read)
     for name, item in read.items():
@@ -356,13 +363,27 @@ class _Namespace:
         self.__dict__ = values
 
 
-def _names(code: types.CodeType) -> Iterator[str]:
-    """The names of globals and attributes that a function's code reads, those inside it included."""
-    yield from code.co_names
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
+
+
+def _names(code: types.CodeType) -> Iterator[str]:
+    """The names of globals and attributes that a function reads."""
+    for part in _codes(code):
+        yield from part.co_names
+
+
+def _globals_read(code: types.CodeType) -> list[str]:
+    instructions = (instruction for part in _codes(code) for instruction in dis.get_instructions(part))
+    return list(dict.fromkeys(item.argval for item in instructions if item.opname in ("LOAD_GLOBAL", "LOAD_NAME")))
+
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 
 def _is_of_library(file: str | None) -> bool:
-    return file is None or file.startswith(_LIBRARIES) or file.startswith("<frozen") or "site-packages" in file
+    return file is None or file.startswith(_PACKAGE) or file.startswith(_LIBRARIES) or file.startswith("<frozen") or "site-packages" in file

@@ -39,6 +39,7 @@ EXPECTED: tuple[Expected, ...] = (
         _HALF,
     ),
     Expected("op_db", "chalf", ("float64",), ("gradients",), "UnsupportedTensor", _HALF),
+    Expected("python_ref_db", "_refs._conversions.chalf", _ALL, ("samples", "noncontiguous", "zero_size"), "UnsupportedTensor", _HALF),
     Expected("python_ref_db", "_refs.as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forms", "hint"), [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: onednn, xla")]
+    ("forms", "hint"), [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: torch, onednn, xla")]
 )
 def test_unknown(forms: dict[str, str], hint: str) -> None:
     with pytest.raises(OptionError, match=hint):
@@ -68,7 +69,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("forms", [("onednn", "taps"), ("xla", "xla")], ids=["onednn", "xla"])
+@pytest.mark.parametrize("forms", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("space", "groups", "stride", "padding", "dilation"), CONVOLUTIONS)
 def test_convolution(forms: tuple[str, str], dtype: torch.dtype, space: int, groups: int, stride: int, padding: int, dilation: int) -> None:
@@ -102,6 +103,25 @@ def test_convolution(forms: tuple[str, str], dtype: torch.dtype, space: int, gro
 
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("stride", [1, 2, 3])
+def test_weight_gradient_by_product(stride: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 6, 9, 10, dtype=dtype), torch.randn(12, 6, 1, 1, dtype=dtype)
+
+    def gradient(weight: torch.Tensor) -> torch.Tensor:
+        (found,) = torch.autograd.grad(F.conv2d(x, weight, stride=stride).square().sum(), weight)
+        return found
+
+    expected = gradient(weight.clone().requires_grad_())
+    function = compiled(lambda weight: F.conv2d(x, weight, stride=stride), {"weight_gradient": "product"})
+    mine = weight.clone().requires_grad_()
+    function(mine).square().sum().backward()
+    assert mine.grad is not None
+    torch.testing.assert_close(mine.grad, expected, rtol=0, atol=TOLERANCE[dtype][0] * float(expected.abs().max()))
+
+
+@needs_onednn
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("x", "weight", "stride"),
@@ -124,6 +144,70 @@ def test_patches(x: tuple[int, ...], weight: tuple[int, ...], stride: int, trans
         return function(*tensors, stride=stride)
 
     assert_equal(compiled(run, {"convolution": "patches"})(*tensors), run(*tensors), tolerance=TOLERANCE[dtype])
+
+
+POOLS = [
+    pytest.param(space, settings, id=f"{space}d-" + "-".join(f"{name}{value}" for name, value in settings.items()))
+    for space, settings in (
+        (2, {"kernel_size": 3, "stride": 2, "padding": 1}),
+        (2, {"kernel_size": (2, 3), "stride": 1, "dilation": 2}),
+        (2, {"kernel_size": 3, "stride": 3, "ceil_mode": True}),
+        (3, {"kernel_size": 2, "padding": 1}),
+    )
+]
+
+
+@pytest.mark.parametrize("forms", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("channels_last", [False, True], ids=["", "channels_last"])
+@pytest.mark.parametrize(("space", "settings"), POOLS)
+def test_max_pool(forms: tuple[str, str], dtype: torch.dtype, channels_last: bool, space: int, settings: dict[str, Any]) -> None:
+    """With its gradient. Of equal numbers the first counts."""
+    torch.manual_seed(0)
+    pool = getattr(F, f"max_pool{space}d")
+    x = torch.randint(0, 5, (2, 3, 9, 10, 11)[: space + 2]).to(dtype)
+    if channels_last:
+        x = x.to(memory_format=torch.channels_last if space == 2 else torch.channels_last_3d)
+
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        out, positions = pool(x, return_indices=True, **settings)
+        return out, positions
+
+    function = compiled(run, dict(zip(("max_pool", "max_pool_gradient"), forms, strict=True)))
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    results, expected = function(mine), run(theirs)
+    for result, wanted in zip(results, expected, strict=True):
+        assert_equal(result, wanted, tolerance=(0, 0))
+    upstream = torch.randn_like(expected[0])
+    results[0].backward(upstream)
+    expected[0].backward(upstream)
+    assert mine.grad is not None
+    assert theirs.grad is not None
+    assert_equal(mine.grad, theirs.grad, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("form", ["torch", "onednn", "xla"])
+@pytest.mark.parametrize("transposed", [(False, False), (False, True), (True, False), (True, True)])
+def test_products_of_matrices(form: str, transposed: tuple[bool, bool]) -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(130, 140), torch.randn(140, 150)
+    tensors = [item.t().contiguous() if turn else item for item, turn in zip((x, y), transposed, strict=True)]
+
+    def run(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (x.t() if transposed[0] else x) @ (y.t() if transposed[1] else y)
+
+    assert_equal(compiled(run, {"contraction": form})(*tensors), run(*tensors), tolerance=(1e-4, 1e-4))
+
+
+def test_transposes_are_looked_through(tmp_path: Path) -> None:
+    """Also several of them: the gradient of a linear layer is a product with its weight as it lies."""
+    weight = torch.randn(256, 256)
+    function = compiled(lambda x: x @ weight.t().detach().transpose(0, 1), {}, tmp_path)
+    x = torch.randn(256, 256)
+    assert_equal(function(x), x @ weight, tolerance=(1e-3, 1e-3))
+    (program,) = [path.read_text() for path in tmp_path.glob("*.hlo.txt")]
+    assert " transpose(" not in program
+    assert " copy(" not in program
 
 
 @needs_onednn

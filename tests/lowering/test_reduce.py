@@ -36,6 +36,39 @@ def test_equals_plain(name: str, dtype: torch.dtype, shape: tuple[int, ...], dim
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((size, 5), (0,)) for size in (33, 64, 97, 128, 784, 4099)]
+    + [((4, 28, 28, 8), (0, 1, 2)), ((3, 7, 7, 16), (1, 2)), ((2, 3, 50, 4, 5), (2,))],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_sums_over_rows(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    x = torch.randn(shape, dtype=dtype)
+    x.view(-1)[3] = math.inf
+    x.view(-1)[7] = math.nan
+    with jax.enable_x64(True):
+        assert reduce.is_foldable(jax.numpy.asarray(x.numpy()), dims)
+        found = jax.jit(lambda x: reduce.sum_rows(x, dims))(x.numpy())
+    tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
+    torch.testing.assert_close(torch.from_numpy(np.array(found)), x.sum(dims), equal_nan=True, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "dtype"),
+    [
+        ((64, 64), (1,), np.float32),
+        ((64, 4, 64), (0, 2), np.float32),
+        ((32, 64), (0,), np.float32),
+        ((64, 0), (0,), np.float32),
+        ((64, 64), (0,), np.int32),
+        ((64, 64), (0,), np.float16),
+        ((64, 64), (), np.float32),
+    ],
+)
+def test_other_sums(shape: tuple[int, ...], dims: tuple[int, ...], dtype: type) -> None:
+    assert not reduce.is_foldable(jax.numpy.zeros(shape, dtype), dims)
+
+
 @pytest.mark.parametrize("size", [40, 128, 197, 2000])
 @pytest.mark.parametrize("special", [math.nan, math.inf, -math.inf])
 def test_special_values(size: int, special: float) -> None:

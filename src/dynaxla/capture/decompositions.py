@@ -40,12 +40,18 @@ def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> 
     return NotImplemented
 
 
+def fft_c2r(x: torch.Tensor, *, dim: list[int], last_dim_size: int) -> torch.Tensor:
+    """torch's fake implementation of the prim says that the result is contiguous."""
+    return torch._fft_c2r(x, dim, 0, last_dim_size)
+
+
 # Where torch's fake implementation of an op misleads: right by what it is made of.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     aten.max_unpool2d.default: max_unpool2d,
     aten.multinomial.default: multinomial,
     aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.repeat_interleave.Tensor: repeat_interleave,
+    torch.ops.prims.fft_c2r.default: fft_c2r,
 }
 
 

@@ -94,6 +94,9 @@ _EXACT = Settings()
 
 aten = torch.ops.aten
 
+# Views of the same numbers, at most with dimensions exchanged.
+_TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
+
 
 @dataclass(frozen=True)
 class Check:
@@ -191,20 +194,19 @@ class Context:
         self.checks.append(Check(lax.reduce_and(condition, tuple(range(condition.ndim))), error, message))
 
     def untransposed(self, index: int, value: jax.Array) -> tuple[jax.Array, tuple[int, ...]]:
-        """The current node's positional argument `value` as it was before the transpose that made it, if one did, and where each of
+        """The current node's positional argument `value` as it was before the transposes that made it, if any did, and where each of
         its dimensions lies there. A contraction over the original's dimensions needs no transpose at all."""
-        node = self.node.args[index]
-        if isinstance(node, torch.fx.Node) and node.target in (aten.permute.default, aten.t.default, aten.transpose.int):
+        node, places = self.node.args[index], list(range(value.ndim))
+        while isinstance(node, torch.fx.Node) and node.target in _TRANSPOSES:
             source = self.values[node.args[0]]
-            dims = node.args[1:]
             order = list(range(source.ndim))
             if node.target is aten.permute.default:
-                order = [dim % source.ndim for dim in dims[0]]
-            elif source.ndim > 1:
-                first, second = dims or (0, 1)
+                order = [dim % source.ndim for dim in node.args[1]]
+            elif node.target in (aten.t.default, aten.transpose.int) and source.ndim > 1:
+                first, second = node.args[1:] or (0, 1)
                 order[first], order[second] = order[second], order[first]
-            return source, tuple(order)
-        return value, tuple(range(value.ndim))
+            node, value, places = node.args[0], source, [order[place] for place in places]
+        return value, tuple(places)
 
     def _specs(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -52,15 +52,22 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
         raise UnsupportedOp(f"{function} returns numbers, which a program cannot", op=str(function))
 
-    def call(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         values = list(leaves)
         for index, tensor in zip(positions, tensors, strict=True):
             values[index] = tensor
         real_args, real_kwargs = pytree.tree_unflatten(values, tree)
         results = pytree.tree_leaves(function(*real_args, **real_kwargs))
-        return [result for result in results if isinstance(result, torch.Tensor)]
+        tensors = [result for result in results if isinstance(result, torch.Tensor)]
+        for buffer, result, spec in zip(buffers, tensors, tensor_outputs, strict=True):
+            if result.shape != spec.shape or result.dtype != spec.dtype:
+                raise RuntimeError(
+                    f"{function} returned {result.dtype} of shape {list(result.shape)}, "
+                    f"its fake (meta) implementation promised {spec.dtype} of shape {list(spec.shape)}"
+                )
+            buffer.copy_(result)
 
-    kernel = Kernel(str(function), call, views, [(spec.shape, spec.dtype) for spec in tensor_outputs], ctx.kernel_errors)
+    kernel = Kernel(write, views, ctx.kernel_errors)
     ctx.kernels.append((ctx.node.name, tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)))
     shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in tensor_outputs]
     # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.

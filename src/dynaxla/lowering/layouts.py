@@ -17,6 +17,8 @@ import numpy as np
 from jax import Array, lax
 from jax.extend import core
 
+from .reduce import is_foldable, sum_rows
+
 Order = tuple[int, ...]
 
 
@@ -127,7 +129,11 @@ def _apply(equation: Any, operands: list[Value]) -> list[Value]:
         remaining = [dim for dim in order if dim not in axes]
         names = sorted(remaining)
         changed = dict(params, axes=tuple(sorted(order.index(axis) for axis in axes)))
-        return _bound(equation, _in_order(operands, order), changed, tuple(names.index(dim) for dim in remaining))
+        result = tuple(names.index(dim) for dim in remaining)
+        (array,) = _in_order(operands, order)
+        if name == "reduce_sum" and is_foldable(array, changed["axes"]):
+            return [Ordered(sum_rows(array, changed["axes"]), result)]
+        return _bound(equation, [array], changed, result)
     return _bound(equation, [item.plain() for item in operands], params, None)
 
 

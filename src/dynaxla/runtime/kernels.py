@@ -1,4 +1,4 @@
-"""torch's own kernels inside an XLA program: what XLA calls back for an op without a lowering."""
+"""torch's own kernels inside an XLA program: what XLA calls back."""
 
 from __future__ import annotations
 
@@ -18,39 +18,27 @@ Strided = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
 @dataclass(eq=False)
 class Kernel:
-    """One call of a torch op on the buffers of a running program. XLA calls it from whatever thread it likes.
+    """Work of torch's on the buffers of a running program. XLA calls it from whatever thread it likes.
 
     Attributes:
-        name: the op's.
-        call: gets the operands as tensors, returns the op's results that are tensors.
+        write: gets the results' buffers and the operands, as tensors; it writes the former and leaves the latter alone.
         operands: the shape and strides with which each operand's buffer is read.
-        results: the shape and dtype of each result.
-        errors: where an exception of the op is left for the caller of the program; XLA hands on only its text.
+        errors: where an exception is left for the caller of the program; XLA hands on only its text.
     """
 
-    name: str
-    call: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
     operands: Sequence[Strided]
-    results: Sequence[tuple[tuple[int, ...], torch.dtype]]
     errors: deque[Exception] = field(default_factory=deque)
 
     def __call__(self, context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
-        """context, outputs, inputs: XLA's (`jax.experimental.buffer_callback`). The operands must not be written."""
+        """context, outputs, inputs: XLA's (`jax.experimental.buffer_callback`)."""
         try:
             with _disable_current_modes(), transfer.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
-                self._run(outputs, inputs)
+                tensors = [
+                    transfer.reinterpret(torch.from_dlpack(buffer), *view) for buffer, view in zip(inputs, self.operands, strict=True)
+                ]
+                self.write([torch.from_dlpack(buffer) for buffer in outputs], tensors)
         except Exception as error:
             self.errors.append(error)
             raise
-
-    def _run(self, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        tensors = [transfer.reinterpret(torch.from_dlpack(buffer), *view) for buffer, view in zip(inputs, self.operands, strict=True)]
-        found = self.call(tensors)
         metrics.add("kernels")
-        for output, result, (shape, dtype) in zip(outputs, found, self.results, strict=True):
-            if tuple(result.shape) != shape or result.dtype != dtype:
-                raise RuntimeError(
-                    f"{self.name} returned {result.dtype} of shape {list(result.shape)}, "
-                    f"its fake (meta) implementation promised {dtype} of shape {list(shape)}"
-                )
-            torch.from_dlpack(output).copy_(result)

@@ -245,8 +245,8 @@ def walk(roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
 
 
 def _is_own(value: Any) -> bool:
-    """Whether it is an object of this library, such as the compiled step under whose name the function can find itself."""
-    return (_file(type(value)) or "").startswith(_PACKAGE)
+    """Whether it is a compiled step, such as the one under whose name the function can find itself."""
+    return (_file(type(value)) or "").startswith(str(Path(__file__).parent))
 
 
 def _file(value: Any) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from jax import Array, lax
 
-from .. import dtypes, onednn
+from .. import dtypes, kernels, onednn
 from ..context import Context
 from ..dtypes import DType
 from ..forms import Forms, Operand
@@ -28,7 +27,8 @@ class Convolution:
 
     Attributes: x, weight, out (shapes; weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`); stride; margins (at both
     ends of each spatial dimension; negative ones cut off); spread (the distance of x's values from each other, with zeros in between);
-    dilation (the same of weight's); groups; dtype (of x and weight; the result's is it too, or its accumulator's); precision; platform.
+    dilation (the same of weight's); groups; mirrored (whether weight comes turned around, as that of a convolution's input gradient);
+    dtype (of x and weight; the result's is it too, or its accumulator's); precision; platform.
     """
 
     x: tuple[int, ...]
@@ -39,10 +39,14 @@ class Convolution:
     spread: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
-    swapped: bool
+    mirrored: bool
     dtype: DType
     precision: lax.Precision
     platform: str
+
+    @property
+    def swapped(self) -> bool:
+        return self.mirrored and self.groups == 1
 
     @property
     def products(self) -> int:
@@ -60,7 +64,7 @@ class Convolution:
         return Operand(self.x, self.dtype, self.result_order), Operand(self.weight, self.dtype)
 
     def __str__(self) -> str:
-        shapes = f"{self.dtype}{list(self.x)} by {list(self.weight)}{', swapped' if self.swapped else ''}"
+        shapes = f"{self.dtype}{list(self.x)} by {list(self.weight)}{', mirrored' if self.mirrored else ''}"
         plain = {"stride": 1, "margins": (0, 0), "spread": 1, "dilation": 1}
         given = [(name, getattr(self, name)) for name, value in plain.items() if any(item != value for item in getattr(self, name))]
         given += [("groups", self.groups)] if self.groups > 1 else []
@@ -116,6 +120,62 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
     rows = lax.reshape(rows, (problem.out[0], *problem.out[2:], inputs))
     weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if swapped else (outputs, inputs))))
     return _channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
+
+
+def _output_padding(problem: Convolution) -> list[int]:
+    """Of the transposed convolution that a convolution of spread values is, in torch's terms."""
+    sizes = zip(problem.x[2:], problem.out[2:], problem.spread, _padding(problem), _reach(problem), strict=True)
+    return [out - ((size - 1) * step - 2 * pad + reach + 1) for size, out, step, pad, reach in sizes]
+
+
+def _padding(problem: Convolution) -> list[int]:
+    return [reach - low for reach, (low, _) in zip(_reach(problem), problem.margins, strict=True)]
+
+
+def _reach(problem: Convolution) -> list[int]:
+    """The distance between a kernel's first and last place."""
+    return [(size - 1) * step for size, step in zip(problem.weight[2:], problem.dilation, strict=True)]
+
+
+def _fits_torch(problem: Convolution) -> bool:
+    """What torch's transposed convolutions do."""
+    if problem.platform != "cpu" or not 3 <= len(problem.x) <= 5 or not problem.mirrored:
+        return False
+    limits = map(max, problem.spread, problem.dilation)
+    beyond = _output_padding(problem)
+    return (
+        all(step == 1 for step in problem.stride)
+        and all(pad >= 0 for pad in _padding(problem))
+        and all(0 <= extra < limit for extra, limit in zip(beyond, limits, strict=True))
+    )
+
+
+def _suits_torch(problem: Convolution) -> bool:
+    turning = math.prod(problem.weight) > math.prod(problem.out) and math.prod(problem.weight[2:]) > 1
+    return problem.products >= _FEW_PRODUCTS and (turning or any(step > 1 for step in problem.spread))
+
+
+@CONVOLUTION.form("torch", fits=_fits_torch, suits=_suits_torch)
+def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """torch's own transposed convolution. The others multiply the zeros between the values, and have the weight turned around first."""
+    space = tuple(range(2, x.ndim))
+    if not problem.swapped:
+        # (groups * out, in, *kernel) to (groups * in, out, *kernel)
+        groups, inputs, kernel = problem.groups, problem.weight[1], problem.weight[2:]
+        outputs = problem.weight[0] // groups
+        weight = lax.transpose(lax.reshape(weight, (groups, outputs, inputs, *kernel)), (0, 2, 1, *range(3, x.ndim + 1)))
+        weight = lax.reshape(weight, (groups * inputs, outputs, *kernel))
+    settings = list(problem.spread), _padding(problem), list(problem.dilation), True, _output_padding(problem), problem.groups
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        rows, kernel = operands
+        results[0].copy_(aten.convolution(rows.movedim(-1, 1), kernel, None, *settings).movedim(1, -1))
+
+    shape = (problem.out[0], *problem.out[2:], problem.out[1])
+    # XLA takes both turns of the weight out again.
+    (out,) = kernels.call(write, [_channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
+    out = _channels_first(out)
+    return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
 
 @CONVOLUTION.form("onednn", fits=_fits_onednn, suits=lambda problem: problem.groups > 1 or problem.products >= _FEW_PRODUCTS)
@@ -254,7 +314,7 @@ def _input_gradient(
         reach = spread * (weight.shape[dim] - 1)
         covered = (grad.shape[dim] - 1) * step + 1
         margins.append((reach - pad, shape[dim] + pad - covered))
-    return _correlate(grad, mirrored, bias, shape, ctx, groups, margins=margins, spread=stride, dilation=dilation, swapped=groups == 1)
+    return _correlate(grad, mirrored, bias, shape, ctx, groups, margins=margins, spread=stride, dilation=dilation, mirrored=True)
 
 
 def _correlate(
@@ -269,7 +329,7 @@ def _correlate(
     margins: Sequence[tuple[int, int]],
     spread: Sizes = (),
     dilation: Sizes,
-    swapped: bool = False,
+    mirrored: bool = False,
 ) -> Array:
     """The sum of products over windows, by the form that is best for it; see `Convolution`."""
     if 0 in x.shape or 0 in weight.shape or 0 in shape:
@@ -285,7 +345,7 @@ def _correlate(
         tuple(spread) or ones,
         tuple(dilation),
         groups,
-        swapped,
+        mirrored,
         x.dtype,
         ctx.convolution_precision,
         ctx.platform,
@@ -327,52 +387,39 @@ class WeightGradient:
 
 WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
 
-# Each tap is a product of its own; with so many, slicing costs more than multiplying.
-_MOST_TAPS = 64
+
+def _fits_product(problem: WeightGradient) -> bool:
+    plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
+    return plain and problem.platform == "cpu" and onednn.takes(problem.dtype)
 
 
-def _fits_taps(problem: WeightGradient) -> bool:
-    return problem.platform == "cpu" and onednn.takes(problem.dtype) and math.prod(problem.weight[2:]) <= _MOST_TAPS
-
-
-# XLA's convolution takes ten times as long with kernels of one place, or with groups. With neither, it is the faster one.
-@WEIGHT_GRADIENT.form("taps", fits=_fits_taps, suits=lambda problem: problem.groups > 1 or math.prod(problem.weight[2:]) == 1)
-def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """For each place of the kernel, the product of what it meets in x with grad, over all windows."""
-    groups, kernel = problem.groups, problem.weight[2:]
-    margins = []
-    for dim, size in enumerate(kernel):
-        reach = (problem.grad[2 + dim] - 1) * problem.stride[dim] + (size - 1) * problem.dilation[dim] + 1
-        margins.append((problem.padding[dim], max(reach - problem.x[2 + dim] - problem.padding[dim], 0), 0))
+@WEIGHT_GRADIENT.form("product", fits=_fits_product)
+def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """For kernels of one place: the product of two matrices with a row for each window."""
     rows = _channels_last(x)
-    if any(margin for ends in margins for margin in ends):
-        # Without the barrier, XLA would compute the padding again for each tap.
-        rows = lax.optimization_barrier(lax.pad(rows, number(0, x.dtype), [(0, 0, 0), *margins, (0, 0, 0)]))
+    stops = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
+    met = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
     windows = math.prod(problem.grad) // problem.grad[1]
-    upstream = lax.reshape(_channels_last(grad), (windows, problem.grad[1]))
-    taps = []
-    for tap in itertools.product(*map(range, kernel)):
-        starts = [place * step for place, step in zip(tap, problem.dilation, strict=True)]
-        stops = [start + (out - 1) * step + 1 for start, out, step in zip(starts, problem.grad[2:], problem.stride, strict=True)]
-        met = lax.slice(rows, (0, *starts, 0), (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
-        taps.append(_product(lax.reshape(met, (windows, x.shape[1])), upstream, groups))
-    return lax.reshape(lax.concatenate([lax.expand_dims(tap, (2,)) for tap in taps], 2), (*taps[0].shape, *kernel))
+    met, upstream = lax.reshape(met, (windows, x.shape[1])), lax.reshape(_channels_last(grad), (windows, problem.grad[1]))
+    return lax.reshape(onednn.matmul(upstream, met, True, False, dtypes.accumulator(x.dtype)), problem.weight)
 
 
-def _product(met: Array, upstream: Array, groups: int) -> Array:
-    """(windows, in) and (windows, out) to (out, in / groups)."""
-    dtype = dtypes.accumulator(met.dtype)
-    windows, inputs = met.shape
-    outputs = upstream.shape[1]
-    if groups == 1:
-        return onednn.matmul(upstream, met, True, False, dtype)
-    if groups == inputs:
-        each = convert(lax.reshape(upstream, (windows, groups, outputs // groups)), dtype)
-        spread = lax.broadcast_in_dim(convert(met, dtype), each.shape, (0, 1))
-        return lax.reshape(lax.reduce_sum(lax.mul(each, spread), [0]), (outputs, 1))
-    one, two = (lax.reshape(item, (windows, groups, item.shape[1] // groups)) for item in (upstream, met))
-    out = lax.dot_general(one, two, (((0,), (0,)), ((1,), (1,))), preferred_element_type=dtype)
-    return lax.reshape(out, (outputs, inputs // groups))
+def _is_large(problem: WeightGradient) -> bool:
+    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= _FEW_PRODUCTS
+
+
+@WEIGHT_GRADIENT.form("torch", fits=lambda problem: problem.platform == "cpu" and 3 <= len(problem.x) <= 5, suits=_is_large)
+def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
+    settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        rows, upstream = (tensor.movedim(-1, 1) for tensor in operands)
+        weight = rows.new_empty(problem.weight)  # its values do not matter
+        results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
+
+    (result,) = kernels.call(write, [_channels_last(x), _channels_last(grad)], [(problem.weight, problem.dtype)])
+    return convert(result, dtypes.accumulator(problem.dtype))
 
 
 @WEIGHT_GRADIENT.form("xla")

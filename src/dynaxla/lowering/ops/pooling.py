@@ -8,15 +8,17 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from .. import dtypes
+from .. import dtypes, kernels
 from ..context import Context
 from ..dtypes import DType
+from ..forms import Forms, Operand
 from ..promotion import convert
 from ..registry import lowers
 from .bounds import argument, require_index
@@ -179,6 +181,141 @@ def _tap(x: Array, dim: _Dim, tap: int) -> Array:
     return lax.slice_in_dim(x, first, last + 1, dim.stride, dim.dim)
 
 
+@dataclass(frozen=True)
+class MaxPool:
+    """A max pooling whose positions are wanted, or its gradient, apart from the operands' values.
+
+    Attributes: shape (the pooled array's); dims (its windows, along the last dimensions); ceil_mode; order (of the dimensions, from the
+    slowest in memory to the fastest); dtype; platform.
+    """
+
+    shape: tuple[int, ...]
+    dims: tuple[_Dim, ...]
+    ceil_mode: bool
+    order: tuple[int, ...]
+    dtype: DType
+    platform: str
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        return (*self.shape[: -len(self.dims)], *(dim.out for dim in self.dims))
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (Operand(self.shape, self.dtype, self.order),)
+
+    @property
+    def result_order(self) -> None:
+        return None
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """As torch takes them."""
+        names = ("kernel", "stride", "padding", "dilation")
+        return (*([getattr(dim, name) for dim in self.dims] for name in names), self.ceil_mode)
+
+    def packed(self, x: Array) -> Array:
+        return lax.transpose(x, self.order)
+
+    def unpacked(self, x: Array) -> Array:
+        return lax.transpose(x, np.argsort(self.order))
+
+    def __str__(self) -> str:
+        kernel, stride, padding, dilation, _ = self.settings
+        return f"{self.dtype}{list(self.shape)}, kernel {kernel}, stride {stride}, padding {padding}, dilation {dilation}"
+
+
+class MaxPoolGradient(MaxPool):
+    """Operands: the result's gradient, the pooled array, the positions."""
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        return (
+            Operand(self.out, self.dtype, self.order),
+            Operand(self.shape, self.dtype, self.order),
+            Operand(self.out, np.dtype(np.int64), self.order),
+        )
+
+
+MAX_POOL: Forms[MaxPool] = Forms("max_pool")
+MAX_POOL_GRADIENT: Forms[MaxPoolGradient] = Forms("max_pool_gradient")
+
+# With fewer numbers, calling a kernel costs more than it saves.
+_FEW_NUMBERS = 30_000
+
+
+def _fits_torch(problem: MaxPool) -> bool:
+    return problem.platform == "cpu" and dtypes.is_float(problem.dtype)
+
+
+def _suits_torch(problem: MaxPool) -> bool:
+    return math.prod(problem.shape) >= _FEW_NUMBERS
+
+
+@MAX_POOL.form("torch", fits=_fits_torch, suits=_suits_torch)
+def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
+    """torch's own kernel: one pass, where XLA makes and compares positions in passes of their own."""
+    op = aten.max_pool2d_with_indices if len(problem.dims) == 2 else aten.max_pool3d_with_indices
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        found = op(operands[0].permute(*np.argsort(problem.order)), *problem.settings)
+        for result, tensor in zip(results, found, strict=True):
+            result.copy_(tensor.permute(problem.order))
+
+    shape = tuple(problem.out[dim] for dim in problem.order)
+    maxima, positions = kernels.call(write, [problem.packed(x)], [(shape, problem.dtype), (shape, np.dtype(np.int64))])
+    return problem.unpacked(maxima), problem.unpacked(positions)
+
+
+@MAX_POOL.form("taps")
+def _max_pool_by_taps(problem: MaxPool, x: Array) -> tuple[Array, Array]:
+    return _first_maximum(problem.dims, x)
+
+
+@MAX_POOL_GRADIENT.form("torch", fits=_fits_torch, suits=_suits_torch)
+def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
+    """torch's own kernel, which adds each number where it belongs, once."""
+    op = aten.max_pool2d_with_indices_backward if len(problem.dims) == 2 else aten.max_pool3d_with_indices_backward
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        grad, x, positions = (tensor.permute(*np.argsort(problem.order)) for tensor in operands)
+        results[0].copy_(op(grad, x, *problem.settings, positions).permute(problem.order))
+
+    operands = [problem.packed(item) for item in (grad, x, positions)]
+    shape = tuple(problem.shape[dim] for dim in problem.order)
+    return problem.unpacked(kernels.call(write, operands, [(shape, problem.dtype)])[0])
+
+
+def _has_few_taps(problem: MaxPoolGradient) -> bool:
+    return math.prod(dim.kernel for dim in problem.dims) <= _MOST_TAPS
+
+
+@MAX_POOL_GRADIENT.form("taps", fits=_has_few_taps)
+def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
+    """A scatter walks its updates one by one. Instead every place of the input asks each window that could have chosen it."""
+    wide = convert(grad, dtypes.accumulator(grad.dtype))
+    nothing = lax.full_like(wide, 0)
+    places = convert(positions, np.dtype(np.int32 if math.prod(dim.size for dim in problem.dims) < 2**31 else np.int64))
+    total: Array | None = None
+    for taps in itertools.product(*[range(dim.kernel) for dim in problem.dims]):
+        position = lax.full(grad.shape, 0, places.dtype)
+        for dim, tap in zip(problem.dims, taps, strict=True):
+            along = (dim.starts + tap * dim.dilation).astype(places.dtype)
+            position = lax.add(lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(along, grad.shape, (dim.dim,)))
+        part = lax.select(lax.eq(places, position), wide, nothing)
+        for dim, tap in zip(problem.dims, taps, strict=True):
+            before = tap * dim.dilation - dim.padding
+            part = _pad(part, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
+        total = part if total is None else lax.add(total, part)
+    assert total is not None
+    return convert(total, x.dtype)
+
+
+@MAX_POOL_GRADIENT.form("scatter")
+def _max_pool_gradient_by_scatter(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
+    return scatter_maxima(grad, x, positions, len(problem.dims))
+
+
 @lowers(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 def max_pool_with_indices(
     x: Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, *, ctx: Context
@@ -192,9 +329,11 @@ def max_pool_with_indices(
     dims = _dims(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in shape:
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
-    if any(user.args[1] == 1 for user in ctx.node.users):
-        return _first_maximum(dims, x)
-    return _maximum(dims, x, ctx), None
+    if all(user.args[1] != 1 for user in ctx.node.users):
+        return _maximum(dims, x, ctx), None
+    problem = MaxPool(x.shape, tuple(dims), ceil_mode, _memory_order(ctx), x.dtype, ctx.platform)
+    maxima, positions = ctx.choose(MAX_POOL, problem).run(problem, x)
+    return maxima, positions
 
 
 @lowers(aten.max_pool2d_with_indices_backward.default, aten.max_pool3d_with_indices_backward.default)
@@ -215,25 +354,9 @@ def max_pool_with_indices_backward(
     dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in grad.shape:
         return lax.full_like(x, 0)
-    if math.prod(dim.kernel for dim in dims) > _MOST_TAPS:
-        return scatter_maxima(grad, x, indices, count)
-    wide = convert(grad, dtypes.accumulator(grad.dtype))
-    nothing = lax.full_like(wide, 0)
-    places = convert(indices, np.dtype(np.int32 if math.prod(dim.size for dim in dims) < 2**31 else np.int64))
-    total: Array | None = None
-    # A scatter walks its updates one by one. Instead every place of the input asks each window that could have chosen it.
-    for taps in itertools.product(*[range(dim.kernel) for dim in dims]):
-        position = lax.full(grad.shape, 0, places.dtype)
-        for dim, tap in zip(dims, taps, strict=True):
-            along = (dim.starts + tap * dim.dilation).astype(places.dtype)
-            position = lax.add(lax.mul(position, lax.full_like(position, dim.size)), lax.broadcast_in_dim(along, grad.shape, (dim.dim,)))
-        part = lax.select(lax.eq(places, position), wide, nothing)
-        for dim, tap in zip(dims, taps, strict=True):
-            before = tap * dim.dilation - dim.padding
-            part = _pad(part, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
-        total = part if total is None else lax.add(total, part)
-    assert total is not None
-    return convert(total, x.dtype)
+    problem = MaxPoolGradient(x.shape, tuple(dims), ceil_mode, _memory_order(ctx), x.dtype, ctx.platform)
+    out: Array = ctx.choose(MAX_POOL_GRADIENT, problem).run(problem, grad, x, indices)
+    return out
 
 
 def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:

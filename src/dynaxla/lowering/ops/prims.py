@@ -134,11 +134,6 @@ def fft_r2c(x: Array, *, dim: Sequence[int], onesided: bool, ctx: Context) -> Ar
     return fft.fft_r2c(x, dim, 0, onesided, ctx=ctx)
 
 
-@lowers(prims.fft_c2r.default)
-def fft_c2r(x: Array, *, dim: Sequence[int], last_dim_size: int, ctx: Context) -> Array:
-    return fft.fft_c2r(x, dim, 0, last_dim_size, ctx=ctx)
-
-
 @lowers(prims.svd.default)
 def svd(x: Array, *, full_matrices: bool, ctx: Context) -> tuple[Array, Array, Array]:
     return linalg_eigen.linalg_svd(x, full_matrices, True, ctx=ctx)

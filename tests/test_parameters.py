@@ -13,6 +13,7 @@ from compare import assert_equal
 from torch import nn
 
 from dynaxla.observe import metrics
+from dynaxla.program import Program
 
 
 class Net(nn.Module):
@@ -217,6 +218,32 @@ def test_moved_parameter_releases_its_old_memory() -> None:
         gc.collect()
         assert released == [True]
         assert_equal(compiled(x), net(x))
+
+
+def programs() -> set[int]:
+    """Those alive, by their addresses."""
+    gc.collect()
+    return {id(thing) for thing in gc.get_objects() if issubclass(type(thing), Program)}
+
+
+@pytest.mark.parametrize("freeze", [False, True], ids=["plain", "freeze"])
+@pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
+def test_programs_are_given_back(backend: str, freeze: bool) -> None:
+    """What JAX makes remembers the frames that it is made under, and with them TorchDynamo's code: that must not keep the program."""
+    torch._dynamo.reset()
+    before = programs()
+    net = Net()
+    x = torch.randn(4, 16)
+    compiled = torch.compile(net, backend=backend, options={"freeze": freeze})
+    for _ in range(2):
+        with torch.set_grad_enabled(not freeze):
+            out = compiled(x)
+        if not freeze:
+            out.sum().backward()
+    assert programs() - before
+    del out, net, compiled
+    torch._dynamo.reset()
+    assert not programs() - before
 
 
 def run_in_threads(work: Callable[[int], None], count: int = 4) -> None:

@@ -93,6 +93,10 @@ class Program:
 
     def build(self, args: Sequence[Any]) -> Executable:
         """Trace, lower and compile the graph for inputs like these."""
+        with transfer.below_caller():
+            return self._build(args)
+
+    def _build(self, args: Sequence[Any]) -> Executable:
         specialised = Specialised(self, args)
         compiled = None
         if specialised.computes:
@@ -128,6 +132,10 @@ class RetracedProgram(Program):
     """The same graph as lazy tensors would run it: traced and lowered at every call, only XLA's work is found again."""
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        with transfer.below_caller():
+            return self._trace_and_run(args)
+
+    def _trace_and_run(self, args: list[Any]) -> list[Any]:
         specialised = Specialised(self, args)
         if not specialised.computes:
             executable = specialised.executable(None)

@@ -44,7 +44,8 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("forms", "hint"), [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: torch, onednn, xla")]
+    ("forms", "hint"),
+    [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: torch, onednn, xla")],
 )
 def test_unknown(forms: dict[str, str], hint: str) -> None:
     with pytest.raises(OptionError, match=hint):
@@ -99,6 +100,19 @@ def test_convolution(forms: tuple[str, str], dtype: torch.dtype, space: int, gro
             assert other.grad is not None
             limit = TOLERANCE[dtype][0] * float(other.grad.abs().max())
             torch.testing.assert_close(tensor.grad, other.grad, rtol=0, atol=limit)
+
+
+def test_output_padding_beyond_the_stride() -> None:
+    """Such a transposed convolution's gradient is not any convolution's of the same shapes."""
+    torch.manual_seed(0)
+    tensors = [torch.randn(2, 2, 4, 4), torch.randn(2, 2, 4, 5), torch.randn(4)]
+    settings = {"stride": (3, 2), "padding": (1, 2), "output_padding": (2, 3), "groups": 2, "dilation": (4, 4)}
+    mine, theirs = [[tensor.clone().requires_grad_() for tensor in tensors] for _ in range(2)]
+    chosen = {"convolution": "torch", "weight_gradient": "torch"}
+    result, expected = compiled(lambda *args: F.conv_transpose2d(*args, **settings), chosen)(*mine), F.conv_transpose2d(*theirs, **settings)
+    result.sin().sum().backward()
+    expected.sin().sum().backward()
+    torch.testing.assert_close([tensor.grad for tensor in mine], [tensor.grad for tensor in theirs], rtol=1e-4, atol=1e-4)
 
 
 @needs_onednn

@@ -40,9 +40,19 @@ def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> 
     return NotImplemented
 
 
+# torch's fake implementations of the prims of transforms say that the results are contiguous.
+
+
 def fft_c2r(x: torch.Tensor, *, dim: list[int], last_dim_size: int) -> torch.Tensor:
-    """torch's fake implementation of the prim says that the result is contiguous."""
     return torch._fft_c2r(x, dim, 0, last_dim_size)
+
+
+def fft_r2c(x: torch.Tensor, *, dim: list[int], onesided: bool) -> torch.Tensor:
+    return torch._fft_r2c(x, dim, 0, onesided)
+
+
+def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
+    return torch._fft_c2c(x, dim, 0, forward)
 
 
 # Where torch's fake implementation of an op misleads: right by what it is made of.
@@ -51,7 +61,9 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     aten.multinomial.default: multinomial,
     aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.repeat_interleave.Tensor: repeat_interleave,
+    torch.ops.prims.fft_c2c.default: fft_c2c,
     torch.ops.prims.fft_c2r.default: fft_c2r,
+    torch.ops.prims.fft_r2c.default: fft_r2c,
 }
 
 

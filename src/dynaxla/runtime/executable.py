@@ -71,11 +71,12 @@ class Executable:
         if self._call is None:
             return self._assemble((), tensors)
         count = len(self.arguments.parameters)
-        arrays = self.arguments.arrays(tensors if len(tensors) == count else tensors[:count])
         try:
-            results = self._call(arrays if self._seed is None else (self._seed(), *arrays))
-            stream = _torch_stream(self._torch_device) if self._torch_device.type == "cuda" else None
-            buffers = [transfer.export_array(result, stream) for result in results]
+            with transfer.below_caller():
+                arrays = self.arguments.arrays(tensors if len(tensors) == count else tensors[:count])
+                results = self._call(arrays if self._seed is None else (self._seed(), *arrays))
+                stream = _torch_stream(self._torch_device) if self._torch_device.type == "cuda" else None
+                buffers = [transfer.export_array(result, stream) for result in results]
         except jax.errors.JaxRuntimeError as error:
             if self._kernel_errors:
                 raise self._kernel_errors.popleft() from None

@@ -42,6 +42,7 @@ class _Fast:
     storage_at: Callable[..., Any] | None = None
     guards: Callable[..., Any] | None = None
     reinterpret: Callable[..., torch.Tensor] | None = None
+    traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
 
 
 def _find_fast_paths() -> None:
@@ -50,6 +51,7 @@ def _find_fast_paths() -> None:
 
         _Fast.to_buffer = _jax.dlpack_managed_tensor_to_buffer
         _Fast.to_capsule = _jax.buffer_to_dlpack_managed_tensor
+        _Fast.traceback_scope = _jax.TracebackScope
     _Fast.torch_to_capsule = getattr(torch._C, "_to_dlpack", None)
     _Fast.torch_from_capsule = getattr(torch._C, "_from_dlpack", None)
     _Fast.storage_at = getattr(torch._C, "_construct_storage_from_data_pointer", None)
@@ -72,7 +74,17 @@ def live_fast_paths() -> dict[str, bool]:
         "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": bool(_Fast.reinterpret),
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
         "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(cpu_device()),
+        "short tracebacks (jaxlib._jax.TracebackScope)": bool(_Fast.traceback_scope),
     }
+
+
+def below_caller() -> contextlib.AbstractContextManager[Any]:
+    """Inside, what JAX makes (executables, arrays) remembers none of the frames outside.
+
+    Each keeps the code of the frames that it was made under. Among them is the code that TorchDynamo generated, and as long as that lives,
+    TorchDynamo keeps the program: neither would ever be freed.
+    """
+    return _Fast.traceback_scope() if _Fast.traceback_scope is not None else contextlib.nullcontext()
 
 
 _public_only = False

@@ -25,6 +25,15 @@ def test_two_and_three_dimensions(dtype: torch.dtype) -> None:
     )
 
 
+def test_more_samples_than_are_used() -> None:
+    """As torch's own function makes them for a volume without a batch."""
+    check(
+        lambda x, s: functional.fractional_max_pool3d(x, 2, (2, 3, 2), return_indices=True, _random_samples=s),
+        torch.randn(4, 5, 6, 5),
+        torch.rand(4, 4, 3),
+    )
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types(dtype: torch.dtype) -> None:
     """The windows' places come from arithmetic in the half type."""

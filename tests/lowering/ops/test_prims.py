@@ -46,13 +46,20 @@ def test_prims_by_themselves() -> None:
     check_op(prims.cbrt.default, torch.tensor([-8.0, 0.0, -0.0, 27.0, float("inf"), float("nan")]))
     check_op(prims.cat.default, [x, x[:0], x], 0)
     check_op(prims.fma.default, x, x, x)
-    check_op(prims.fft_c2c.default, torch.randn(3, 4, dtype=torch.complex64), dim=[1], forward=False)
-    check_op(prims.fft_r2c.default, torch.randn(3, 4), dim=[0, 1], onesided=True)
-    check(lambda x: prims.fft_c2r(x, dim=[1], last_dim_size=8), torch.randn(3, 5, 4, dtype=torch.complex64))
     for prim in (prims.bessel_j0, prims.bessel_j1, prims.erfcx, prims.spherical_bessel_j0):
         check_op(prim.default, torch.randn(3, 4).double())
     u, s, v = run_op(prims.svd.default, x.nan_to_num(), full_matrices=False)
     torch.testing.assert_close(u @ s.diag() @ v, x.nan_to_num())
+
+
+def test_transforms_keep_strides() -> None:
+    """They are laid out as torch's kernels lay them out, which the prims' fake implementations do not say."""
+    x, z = torch.randn(3, 5, 4), torch.randn(3, 5, 4, dtype=torch.complex64)
+    for dims in ([1], [0, 2]):
+        check(lambda x, dims=dims: prims.fft_r2c(x, dim=dims, onesided=True), x)
+        check(lambda x, dims=dims: prims.fft_c2c(x, dim=dims, forward=False), z)
+        check(lambda x, dims=dims: prims.fft_c2r(x, dim=dims, last_dim_size=2 * z.shape[dims[-1]] - 2), z)
+        check(lambda x, dims=dims: torch._refs.fft.hfftn(x, dim=dims), x)
 
 
 def test_gradients_of_fused_multiply_add() -> None:

@@ -404,11 +404,20 @@ def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return lax.reshape(onednn.matmul(upstream, met, True, False, dtypes.accumulator(x.dtype)), problem.weight)
 
 
+def _is_torchs(problem: WeightGradient) -> bool:
+    """grad has the shape of the convolution's result. That of a transposed one with more output padding than stride has not."""
+    if problem.platform != "cpu" or not 3 <= len(problem.x) <= 5:
+        return False
+    sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
+    out = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, pad, spread, width, step in sizes]
+    return tuple(out) == problem.grad[2:]
+
+
 def _is_large(problem: WeightGradient) -> bool:
     return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= _FEW_PRODUCTS
 
 
-@WEIGHT_GRADIENT.form("torch", fits=lambda problem: problem.platform == "cpu" and 3 <= len(problem.x) <= 5, suits=_is_large)
+@WEIGHT_GRADIENT.form("torch", fits=_is_torchs, suits=_is_large)
 def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
     settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups

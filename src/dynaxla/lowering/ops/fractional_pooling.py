@@ -59,11 +59,12 @@ def _read(x: Array, dim: int, places: Array) -> Array:
 def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Array, *, ctx: Context) -> tuple[Array, Array]:
     """Maxima and their flat positions; of equal values the first, of NaNs the last.
 
-    samples: (batch, planes, dimensions), the widths' first in 2d.
+    samples: (batch, planes, dimensions), the widths' first in 2d; of a longer batch than x's only the first are used.
     """
     count, space = len(output_size), x.shape[-len(output_size) :]
     planes = math.prod(x.shape[:-count])
-    numbers = convert(lax.reshape(samples, (planes, count)), dtypes.accumulator(samples.dtype))
+    used = lax.slice_in_dim(lax.reshape(samples, (samples.size // count, count)), 0, planes)
+    numbers = convert(used, dtypes.accumulator(samples.dtype))
     order = (1, 0) if count == 2 else (0, 1, 2)
     read, position = lax.reshape(x, (planes, *space)), lax.full((planes,) + (1,) * 2 * count, 0, _INT64)
     for index, (size, out, width) in enumerate(zip(space, output_size, kernel, strict=True)):

@@ -16,7 +16,7 @@ from ..reduce import reduce_max, reduce_min
 from ..registry import Lowering, lower_table, lowers, registry
 from . import bessel as bessel
 from . import comparison as comparison
-from . import creation, elementwise, fft, linalg_eigen, random, reductions, shape
+from . import creation, elementwise, linalg_eigen, random, reductions, shape
 from . import special as special
 
 aten = torch.ops.aten
@@ -122,16 +122,6 @@ def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, o
 @lowers(prims.reshape.default, prims.collapse.default, prims.collapse_view.default, prims.split_dim.default, prims.squeeze.default)
 def reshape(x: Array, *sizes: object, ctx: Context) -> Array:
     return lax.reshape(x, ctx.output.shape)
-
-
-@lowers(prims.fft_c2c.default)
-def fft_c2c(x: Array, *, dim: Sequence[int], forward: bool) -> Array:
-    return fft.fft_c2c(x, dim, 0, forward)
-
-
-@lowers(prims.fft_r2c.default)
-def fft_r2c(x: Array, *, dim: Sequence[int], onesided: bool, ctx: Context) -> Array:
-    return fft.fft_r2c(x, dim, 0, onesided, ctx=ctx)
 
 
 @lowers(prims.svd.default)

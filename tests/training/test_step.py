@@ -121,6 +121,43 @@ def test_optimizers(name: str) -> None:
     assert graphs() == before, "a step after the second was captured or compiled again"
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_learning_rate_of_zero(name: str) -> None:
+    """As a warmup starts with; where a row of an embedding has had no gradient yet, second moments are 0, too."""
+
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(9, 6)
+            self.last = nn.Linear(6, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(self.rows(x[:, 0].abs().to(torch.int64)))
+
+    one, first, other, second = two(OPTIMIZERS[name], Rows)
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    usual = first.param_groups[0]["lr"]
+    for number, (x, y) in enumerate(batches(4)):
+        for group in [*first.param_groups, *second.param_groups]:
+            group["lr"] = usual * number / 3
+        eager(x, y)
+        compiled(x, y)
+        assert_same(one, other, second, first, 1e-2 if name == "Muon" else 1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("maximize", [False, True], ids=["", "maximize"])
+def test_fused_adam(maximize: bool, dtype: torch.dtype) -> None:
+    """Eager's fused kernel computes half types in float32, as the program does."""
+    settings = {"weight_decay": 0.1, "maximize": maximize, "fused": True, "amsgrad": True}
+    one, first, other, second = two(lambda model: torch.optim.Adam(model.to(dtype).parameters(), lr=0.01, **settings))
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for x, y in batches(4):
+        eager(x.to(dtype), y.to(dtype))
+        compiled(x.to(dtype), y.to(dtype))
+    assert_same(one, other, second, first, 2e-2 if dtype == torch.bfloat16 else 1e-9)
+
+
 def test_one_program() -> None:
     _, _, other, second = two(OPTIMIZERS["AdamW"])
     compiled = dynaxla.compile_step(plain(other, second))

@@ -178,12 +178,12 @@ class CompiledStep(Generic[P, R]):
         flags = {path: tensor.requires_grad for path, tensor in tensors.items()}
         # During the recording only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         numbers = {place: recorder.table.at(place) for place in self._inputs(around)}
-        groups = [(group, key) for item in around.optimizers.values() for group in item.param_groups for key in _SWITCHES if key in group]
-        switched = [(group, key, group[key]) for group, key in groups]
+        groups = [group for item in around.optimizers.values() for group in item.param_groups]
+        switched = [(group, key, group[key]) for group in groups for key in _switches(group)]
         try:
             _put(around, numbers)
-            for group, key in groups:
-                group[key] = _SWITCHES[key]
+            for group in groups:
+                group.update(_switches(group))
             result = recorder.run(self._function, args, kwargs)
             for (path, key), number in numbers.items():
                 if around.holders[path].target.get(key) is number:
@@ -209,7 +209,14 @@ class CompiledStep(Generic[P, R]):
                     tensor.requires_grad_(flags[path])
 
 
-_SWITCHES = {"capturable": True, "fused": False}
+def _switches(group: Mapping[str, Any]) -> dict[str, bool]:
+    """What a group of parameters is told during the recording.
+
+    Adam's capturable step divides by the learning rate: of 0, as a warmup starts with, and second moments of 0 it makes NaNs. Its fused one
+    does not.
+    """
+    adam = {"capturable", "fused"} <= group.keys() and not any(parameter.is_complex() for parameter in group["params"])
+    return {key: value for key, value in (("capturable", True), ("fused", adam)) if key in group}
 
 
 def _put(around: Walk, values: Mapping[Place, Any]) -> None:

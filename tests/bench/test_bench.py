@@ -174,6 +174,36 @@ def test_farther_from_eager_is_right_if_eager_is_as_far_from_float64() -> None:
     assert agreement.compare(infinite, infinite, reference).agrees
 
 
+def test_gradients_are_compared_by_their_norms() -> None:
+    """A small gradient may be off by as much as if it were a hundredth of all; a large one may not."""
+    large, small = torch.ones(100), torch.full((4,), 1e-6)
+    edge = large.index_fill(0, torch.tensor([3]), 1.005)
+    assert agreement.compare([edge, small], [large, small], gradients=True).agrees
+    assert not agreement.compare([edge, small], [large, small]).agrees
+    assert agreement.compare([large, -small], [large, small], gradients=True).agrees
+    assert not agreement.compare([large * 1.01, small], [large, small], gradients=True).agrees
+    assert not agreement.compare([large, small + 0.01], [large, small], gradients=True).agrees
+    assert not agreement.compare([large, small * float("nan")], [large, small], gradients=True).agrees
+    assert not agreement.compare([large, None], [large, small], gradients=True).agrees
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_training(optimizer: str) -> None:
+    """A call is a whole step; a gradient that is not eager's is noticed."""
+    chosen = [engines.ENGINES["eager"], engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_step"]]
+    wrong = wrapped("wrong", lambda out: out + 0.01 * out.detach().sign())
+    rows = measure(TINY, [*chosen, wrong], Settings(Placement(batch=4, training=optimizer), rounds=3)).rows
+    assert [row.good for row in rows] == [True, True, True, False], rows
+    assert not any(row.failure for row in rows)
+    assert all(row.speedup for row in rows[:3])
+
+
+def test_steps_are_for_training() -> None:
+    (row,) = [row for row in measure(TINY, [engines.ENGINES["dynaxla_step"]], FAST).rows]
+    assert row.failure == "BenchmarkError: the engine dynaxla_step is one for --training"
+    assert invoke("--training", "--optimizer", "lion").exit_code == 2
+
+
 def test_numbers_that_are_no_floats_must_be_equal() -> None:
     assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 2]), 3]).agrees
     assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 3]), 3]).detail == "1 of 2 elements differ"

@@ -17,6 +17,7 @@ from . import report, suites
 from .errors import BenchmarkError
 from .measure import Settings, measure, prepared_process, rehearse
 from .runner import Placement
+from .training import OPTIMIZERS
 
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 
@@ -29,7 +30,7 @@ def _list(text: str, *names: str) -> Any:
 
 _MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
 _ENGINES = _list(
-    f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without tuned, frozen, and the last two."
+    f"By comma or repeated: {', '.join(engine_table.ENGINES)}. Default: all that work here, without tuned, frozen, step, and the last two."
 )
 _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
@@ -43,7 +44,9 @@ def bench(
     models: Annotated[list[str] | None, _MODELS] = None,
     suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(suites.SUITES)} (the last ones break graphs).")] = "models",
     engines: Annotated[list[str] | None, _ENGINES] = None,
-    batch: Batch = 1,
+    training: Annotated[bool, typer.Option("--training", help="Whole training steps instead of inference.")] = False,
+    optimizer: Annotated[str, typer.Option(help=f"With --training: {', '.join(OPTIMIZERS)}.")] = "sgd",
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size. Default: 1, with --training 4.", show_default=False)] = None,
     dtype: Dtype = "float32",
     device: Device = "cpu",
     iterations_per_run: Annotated[int, typer.Option(min=1, help="Calls timed together, with one wait for the device at their end.")] = 1,
@@ -65,11 +68,20 @@ def bench(
     """
     console = Console()
     try:
-        placement = Placement(batch, check_dtype(dtype), check_device(device), seed, threads)
+        if optimizer not in OPTIMIZERS:
+            raise BenchmarkError(f"no optimizer {optimizer!r}; there are: {', '.join(OPTIMIZERS)}")
+        batch = batch or (4 if training else 1)
+        placement = Placement(batch, check_dtype(dtype), check_device(device), seed, threads, optimizer if training else "")
         names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
         engine_table.choose([baseline], [])
-        usual = engine_table.QUICK if quick else engine_table.USUAL.get(suite, list(engine_table.ENGINES))
+        usual = (
+            engine_table.TRAINING
+            if training
+            else engine_table.QUICK
+            if quick
+            else engine_table.USUAL.get(suite, list(engine_table.ENGINES))
+        )
         more = [baseline, "dynaxla_tuned"] if tune else [baseline]
         chosen, notes = engine_table.choose(_with(split(engines), more), _with(usual, more))
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds

@@ -8,6 +8,7 @@ dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs a
 dynaxla          trace once
 dynaxla_tuned    trace once, forms chosen by measurement
 dynaxla_frozen   trace once, with the option freeze
+dynaxla_step     dynaxla.compile_step: the whole training step as one program
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
@@ -36,7 +37,9 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
+from ..training import compile_step
 from .errors import BenchmarkError
+from .training import Training
 
 Call = Callable[..., Any]
 Inputs = tuple[torch.Tensor, ...]
@@ -58,9 +61,29 @@ class Engine:
     obstacle: Callable[[], str] = lambda: ""
     isolated: bool = False
 
+    def prepare_call(self, model: nn.Module, inputs: Inputs) -> Call:
+        """What is called, also of a `Training`: there it is the training's model that the engine prepares."""
+        if not isinstance(model, Training) or self.prepare is _compiled_step:
+            return self.prepare(model, inputs)
+        return model.compiled(lambda module: self.prepare(module, inputs))
+
 
 def _compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[nn.Module, Inputs], Call]:
     return lambda model, _: torch.compile(model, backend=backend, options=options)
+
+
+def _compiled_step(training: nn.Module, _: Inputs) -> Call:
+    if not isinstance(training, Training):
+        raise BenchmarkError("the engine dynaxla_step is one for --training")
+    mine = copy.deepcopy(training)
+    step = compile_step(mine.step)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        with torch.enable_grad():
+            loss = step(*inputs)
+        return loss, mine.gradients()
+
+    return call
 
 
 def _frozen_inductor(model: nn.Module, inputs: Inputs) -> Call:
@@ -147,6 +170,7 @@ _ALL = [
     Engine("dynaxla", _compiled(dynaxla)),
     Engine("dynaxla_tuned", _compiled(dynaxla, {"tune": True})),
     Engine("dynaxla_frozen", _compiled(dynaxla, {"freeze": True})),
+    Engine("dynaxla_step", _compiled_step),
     Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
@@ -161,6 +185,7 @@ USUAL: Mapping[str, list[str]] = {
     "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
 }
 QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
+TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_step", "dynaxla_retrace"]
 
 
 def choose(names: Iterable[str], usual: Sequence[str]) -> tuple[list[Engine], list[str]]:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import jax
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ..observe import metrics
 from . import capture
@@ -26,6 +27,7 @@ from .agreement import Agreement, compare, in_float64, worst
 from .engines import Engine
 from .runner import Local, Memory, Placement, Remote, Runner, empty_caches, first_line, measure_memory, release
 from .suites import Case
+from .training import Training
 
 Inputs = tuple[torch.Tensor, ...]
 
@@ -165,18 +167,19 @@ class _Measurement:
         rows = {engine.name: Row(self.case.name, engine.name) for engine in engines}
         result = ModelResult(self.case.name, list(rows.values()))
         try:
-            self.expected = [self.model(*args) for args in self.inputs]
+            self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.model(*args)) for args in self.inputs]
         except Exception as error:
             for row in result.rows:
                 row.failure = f"eager itself fails: {self._reason(error)}"
             return result
         self.reference = in_float64(self.model, self.inputs)
         self.progress.step("counting what TorchDynamo captures")
-        try:
-            result.captured = capture.examine(self.model, self.inputs[0])
-        except Exception as error:
-            result.capture_failure = self._reason(error)
-        torch._dynamo.reset()
+        if not self.settings.placement.training:
+            try:
+                result.captured = capture.examine(self.model, self.inputs[0])
+            except Exception as error:
+                result.capture_failure = self._reason(error)
+            torch._dynamo.reset()
 
         if self.settings.memory:
             for engine in engines:
@@ -224,7 +227,7 @@ class _Measurement:
             result = runner.call(self.inputs[0])
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
-            row.agreement = compare(result, self.expected[0], self.reference[0] if self.reference else None)
+            row.agreement = self._agreement(result, 0)
             # The calls after the first still differ: memory is seen for the second time, TorchScript specialises, sizes become dynamic.
             for _ in range(3):
                 runner.call(self._fresh() if self.settings.randomize_input else self.inputs[0])
@@ -272,8 +275,11 @@ class _Measurement:
             if row.failure or row.agreement is None:
                 continue
             with self._failure_in(row):
-                again = compare(runner.call(self.inputs[1]), self.expected[1], self.reference[1] if self.reference else None)
-                row.agreement = worst([row.agreement, again])
+                row.agreement = worst([row.agreement, self._agreement(runner.call(self.inputs[1]), 1)])
+
+    def _agreement(self, result: Any, index: int) -> Agreement:
+        reference = self.reference[index] if self.reference else None
+        return compare(result, self.expected[index], reference, gradients=bool(self.settings.placement.training))
 
     def _compare(self, rows: dict[str, Row]) -> None:
         baseline = rows.get(self.settings.baseline)
@@ -307,12 +313,13 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
     """Run something tiny in each engine of this process, so that what happens once per process (imports, compilers' own start) is not
     charged to the first model. Failures will show in the rows."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(placement.device, placement.dtype).requires_grad_(False).eval()
+    model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(placement.device, placement.dtype).requires_grad_(False).eval()
+    model = Training(model, placement.training) if placement.training else model
     inputs = (torch.ones(2, 4, device=placement.device, dtype=placement.dtype),)
     for engine in engines:
         if not engine.isolated:
             with contextlib.suppress(Exception), torch.no_grad():
-                engine.prepare(model, inputs)(*inputs)
+                engine.prepare_call(model, inputs)(*inputs)
     torch._dynamo.reset()
 
 

@@ -38,6 +38,12 @@ class Report:
     environment: dict[str, str] = field(default_factory=lambda: environment())
 
     @property
+    def subject(self) -> str:
+        """What was measured, in words."""
+        optimizer = self.settings.placement.training
+        return f"{self.suite}, training with {optimizer}" if optimizer else self.suite
+
+    @property
     def rows(self) -> list[Row]:
         return [row for model in self.models for row in model.rows]
 
@@ -217,7 +223,7 @@ def describe(report: Report) -> list[str]:
     return [
         f"{report.environment['date']}; {versions}.",
         "; ".join(report.environment[name] for name in ("system", "cpu", "gpu") if name in report.environment) + ".",
-        f"Suite {report.suite}, batch {placement.batch}, {dtype}, {placement.device}, {placement.threads} thread(s), "
+        f"Suite {report.subject}, batch {placement.batch}, {dtype}, {placement.device}, {placement.threads} thread(s), "
         f"seed {placement.seed}; {rounds}, {settings.iterations_per_run} call(s) in a measurement, {inputs}.",
         *report.notes,
     ]
@@ -247,12 +253,13 @@ def show(report: Report, console: Console) -> None:
 def write(report: Report, directory: Path) -> list[Path]:
     """NAME.json (everything, with each sample), NAME.md and NAME.png. Returns the files.
 
-    NAME is made of the suite, the device, the batch size and the dtype, so that several runs can share a directory.
+    NAME is made of the suite, the optimizer, the device, the batch size and the dtype, so that several runs can share a directory.
 
     Raises: BenchmarkError if the directory cannot be written.
     """
     placement = report.settings.placement
-    name = f"{report.suite}-{placement.device.type}-batch{placement.batch}-{str(placement.dtype).removeprefix('torch.')}"
+    subject = report.suite + (f"-training-{placement.training}" if placement.training else "")
+    name = f"{subject}-{placement.device.type}-batch{placement.batch}-{str(placement.dtype).removeprefix('torch.')}"
     files = [directory / f"{name}.{kind}" for kind in ("json", "md", "png")]
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -301,7 +308,7 @@ def _plain(value: Any) -> Any:
 
 def as_markdown(report: Report, plot_name: str = "") -> str:
     device = str(report.settings.placement.device)
-    lines = [f"# dynaxla bench: {report.suite} on {device}", "", *[f"- {line}" for line in describe(report)], ""]
+    lines = [f"# dynaxla bench: {report.subject} on {device}", "", *[f"- {line}" for line in describe(report)], ""]
     lines += [f"**{line}**\n" for line in conclusions(report)]
     if plot_name:
         lines += [f"![speedups]({plot_name})", ""]
@@ -344,7 +351,7 @@ def plot(report: Report, path: Path) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.set_xticks(range(len(groups)), groups, rotation=30, ha="right")
     axes.set_ylabel(f"speedup over {report.settings.baseline}")
-    axes.set_title(f"{report.suite}, batch {report.settings.placement.batch}, {report.settings.placement.device}; x: failed")
+    axes.set_title(f"{report.subject}, batch {report.settings.placement.batch}, {report.settings.placement.device}; x: failed")
     figure.legend(loc="outside upper center", ncols=len(report.engines), fontsize="small")
     figure.savefig(path, dpi=120)
 

@@ -22,22 +22,25 @@ from torch import nn
 
 from . import engines
 from .suites import Case, make_inputs, make_model
+from .training import Training
 
 Inputs = tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """What a model and its inputs are made with."""
+    """What a model and its inputs are made with. training: the name of an optimizer, if steps of training are measured."""
 
     batch: int = 1
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     seed: int = 0
     threads: int = 1
+    training: str = ""
 
     def model(self, case: Case) -> nn.Module:
-        return make_model(case, self.seed, self.dtype, self.device)
+        model = make_model(case, self.seed, self.dtype, self.device)
+        return Training(model, self.training) if self.training else model
 
     def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
         return make_inputs(case, self.batch, generator, self.dtype, self.device)
@@ -71,7 +74,7 @@ class Local:
     """The engine in this process."""
 
     def __init__(self, engine: engines.Engine, model: nn.Module, inputs: Inputs, placement: Placement) -> None:
-        self._call = engine.prepare(model, inputs)
+        self._call = engine.prepare_call(model, inputs)
         self._placement = placement
 
     def call(self, inputs: Inputs) -> Any:

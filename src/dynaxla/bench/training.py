@@ -1,0 +1,58 @@
+"""Training steps as things to measure: a model with a loss and an optimizer, which an engine runs as it runs a model."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+# The learning rate is 0: however often an engine has been called, its results are those of the first call and can be compared.
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.0, fused=True),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.0, fused=True),
+}
+
+
+class Training(nn.Module):
+    """A call is one step (zero_grad, forward, backward, the optimizer), and returns the loss and the gradients of all parameters.
+
+    The loss is the mean of the outputs' squares. Dropout is off: engines draw other masks, and their results could not be compared.
+
+    Attributes: model (in training mode); optimizer (torch's fused one); run (what computes the model's outputs: itself, unless an
+    engine has compiled it).
+    """
+
+    def __init__(self, model: nn.Module, optimizer: str) -> None:
+        super().__init__()
+        self.model = model.train().requires_grad_(True)
+        for module in model.modules():
+            if isinstance(module, nn.modules.dropout._DropoutNd):
+                module.p = 0.0
+        self.optimizer = OPTIMIZERS[optimizer](model.parameters())
+        self._run: Callable[..., Any] | None = None
+
+    def compiled(self, compile_model: Callable[[nn.Module], Callable[..., Any]]) -> Training:
+        """The same training, of a copy of the model that is run as `compile_model` says."""
+        mine = copy.deepcopy(self)
+        mine._run = compile_model(mine.model)
+        return mine
+
+    def step(self, *inputs: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        outputs = pytree.tree_leaves((self.model if self._run is None else self._run)(*inputs))
+        loss = torch.stack([output.square().mean() for output in outputs]).sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def gradients(self) -> list[torch.Tensor | None]:
+        return [parameter.grad for parameter in self.model.parameters()]
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+        with torch.enable_grad():
+            loss = self.step(*inputs)
+        return loss, self.gradients()

@@ -14,6 +14,9 @@ from torch import nn
 
 from dynaxla.observe import metrics
 from dynaxla.program import Program
+from dynaxla.runtime import devices
+from dynaxla.runtime.arguments import Arguments, Parameter
+from dynaxla.runtime.layout import Layout
 
 
 class Net(nn.Module):
@@ -218,6 +221,18 @@ def test_moved_parameter_releases_its_old_memory() -> None:
         gc.collect()
         assert released == [True]
         assert_equal(compiled(x), net(x))
+
+
+def test_copy_of_a_parameter_lives_as_long_as_its_array() -> None:
+    """A parameter in another layout is copied for the call: other memory than a parameter's, which its owner keeps."""
+    layout = Layout.of((64, 64), (64, 1))
+    static = Parameter((64, 64), (64, 1), torch.float32, layout, True)
+    arguments = Arguments([static], torch.device("cpu"), devices.jax_device(torch.device("cpu")))
+    weight = torch.randn(64, 64)
+    (array,) = arguments.arrays([weight.t()])
+    others = [torch.full((64, 64), 7.0) for _ in range(100)]
+    torch.testing.assert_close(torch.from_dlpack(array), weight.t().contiguous(), rtol=0, atol=0)
+    assert len(others) == 100
 
 
 def programs() -> set[int]:

@@ -84,9 +84,9 @@ class Arguments:
 
     def _import_all(self, tensors: Sequence[torch.Tensor], stream: int | None) -> Sequence[jax.Array]:
         prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
-        imported = [self._import(index, tensor, False, stream) for index, tensor in enumerate(prepared)]
-        as_expected = all(mine is theirs for mine, theirs in zip(prepared, tensors, strict=True))
-        if as_expected:
+        copied = [mine is not theirs for mine, theirs in zip(prepared, tensors, strict=True)]
+        imported = [self._import(index, tensor, False, stream, copied[index]) for index, tensor in enumerate(prepared)]
+        if not any(copied):
             aliases = [alias for _, alias in imported]
             self._kept = _Kept(
                 transfer.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases)
@@ -119,12 +119,17 @@ class Arguments:
             tensor = torch.as_strided(exact, parameter.shape, _strides_of(parameter))
         return tensor
 
-    def _import(self, index: int, tensor: torch.Tensor, seen_before: bool, stream: int | None) -> tuple[jax.Array, jax.Array | None]:
-        """The array for this call, and the same array if it may be kept for the next one."""
+    def _import(
+        self, index: int, tensor: torch.Tensor, seen_before: bool, stream: int | None, copied: bool = False
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """The array for this call, and the same array if it may be kept for the next one.
+
+        copied: the tensor is a copy for this call, whose memory nobody else keeps alive.
+        """
         parameter = self.parameters[index]
         layout = parameter.layout
         if layout.dense and tensor.data_ptr() % transfer.ALIGNMENT == 0:
-            if parameter.static or seen_before:
+            if not copied and (parameter.static or seen_before):
                 metrics.add("aliases")
                 alias = transfer.import_alias(tensor, layout.packed_shape, self._device, stream)
                 return alias, alias

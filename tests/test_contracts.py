@@ -193,6 +193,49 @@ def test_views_of_one_base_with_same_shape_both_written() -> None:
     assert_equal(mine, theirs)
 
 
+PARTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "row": lambda x: x[0],
+    "last row": lambda x: x[-1],
+    "column": lambda x: x[:, 1],
+    "slice": lambda x: x[1:],
+    "steps": lambda x: x[:, ::2, 1:2],
+    "diagonal": lambda x: x.diagonal(1, 1, 0)[-1:],
+    "element": lambda x: x[1, 0, 1],
+    "strided": lambda x: x.as_strided((2,), (3,), 1),
+}
+
+
+def overlaps(part: torch.Tensor) -> bool:
+    """Of a part of memory that holds each number once."""
+    return part.unique().numel() < part.numel()
+
+
+OVERLAPPING = [
+    pytest.param(name, stride, id=f"{name}-{stride}")
+    for name, part in PARTS.items()
+    for stride in [(1, 2, 1), (1, 4, 1), (2, 1, 2), (3, 1, 3), (1, 1, 1)]  # AOTAutograd refuses strides of 0
+    if not overlaps(part(torch.arange(30).as_strided((2, 3, 4), stride)))
+]
+
+
+@pytest.mark.parametrize(("name", "stride"), OVERLAPPING)
+def test_writing_to_a_part_of_what_overlaps_itself(name: str, stride: tuple[int, ...]) -> None:
+    """All elements that share memory with the part change, those read later in the graph included."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        part = PARTS[name](x)
+        part.mul_(3)
+        first = x * 1
+        PARTS[name](x).add_(100)
+        return first, x + 1, part
+
+    results = []
+    for run in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
+        memory = torch.arange(1.0, 31.0)
+        results.append((run(memory.as_strided((2, 3, 4), stride)), memory))
+    torch.testing.assert_close(results[1], results[0])
+
+
 def test_outputs_are_ordinary_tensors() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
     out = compiled(torch.zeros(4))

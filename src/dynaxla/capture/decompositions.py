@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
-from torch._prims_common import suggest_memory_format
+from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..lowering import registry
@@ -21,6 +21,11 @@ def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int])
     """As unpooling of volumes of depth 1. The result is laid out like x, which torch's fake implementation does not say."""
     volume = aten.max_unpool3d(x.unsqueeze(-3), indices.unsqueeze(-3), [1, *output_size], [1, 1, 1], [0, 0, 0])
     return volume.squeeze(-3).contiguous(memory_format=suggest_memory_format(x))
+
+
+def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
+    """Eager mode fills a clone, whose order of dimensions is x's; torch's fake implementation says so of dense tensors only."""
+    return NotImplemented if is_non_overlapping_and_dense_or_false(x) else torch.index_fill(x.clone(), dim, index, value)
 
 
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
@@ -57,6 +62,8 @@ def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
 
 # Where torch's fake implementation of an op misleads: right by what it is made of.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
+    aten.index_fill.int_Scalar: index_fill,
+    aten.index_fill.int_Tensor: index_fill,
     aten.max_unpool2d.default: max_unpool2d,
     aten.multinomial.default: multinomial,
     aten.pixel_unshuffle.default: pixel_unshuffle,

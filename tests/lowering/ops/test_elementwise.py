@@ -418,6 +418,18 @@ def test_frexp_and_ldexp(dtype: torch.dtype) -> None:
     check(lambda x: (tuple(torch.frexp(x)), torch.ldexp(x, torch.tensor(3))), make(dtype, 30))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_ldexp_by_integers(dtype: torch.dtype) -> None:
+    """Exact where a power of 2 by itself would overflow."""
+    x = torch.tensor([2.0**-14, -3.0, 1.5, float("inf"), float("nan"), 0.0, 2.0**13, 1.0], dtype=dtype)
+    exponent = torch.tensor([28, -12, 15, -3, 5, 300, -27, 2**32 + 3])
+    check(lambda x, y: [torch.ldexp(x, y), torch.ldexp(x, y[0]), torch.ldexp(x, y[:1].int())], x, exponent)
+    if dtype.itemsize >= 4:
+        scale = 100 if dtype == torch.float32 else 1000
+        check(torch.ldexp, x * 2.0**-scale, torch.tensor(2 * scale))
+        check(torch.ldexp, x * 2.0**scale, torch.tensor(-2 * scale))
+
+
 def test_float_casts_to_narrow_integers_wrap() -> None:
     x = torch.tensor([-1.0, 255.0, 256.0, 300.7, -129.5, 40000.0, -1.5])
     check(lambda x: [x.to(dtype) for dtype in INTEGERS] + [x.double().to(torch.uint8), x.half().to(torch.int8)], x)

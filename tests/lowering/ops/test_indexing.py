@@ -275,3 +275,15 @@ def test_places_of_nonzero_elements() -> None:
         ),
         x,
     )
+
+
+def test_index_fill_keeps_the_order_of_dimensions() -> None:
+    """Of what has gaps, too."""
+    index = torch.tensor([2, 0])
+    for x in (
+        torch.randn(60).as_strided((4, 3), (3, 12)),
+        torch.randn(4, 6)[:, ::2].t(),
+        torch.randn(3, 4).t(),
+        torch.randn(4, 1).expand(4, 3),
+    ):
+        check(lambda x, index: (x.index_fill(0, index, 2.0), x.index_fill(1, index, torch.tensor(3.0))), x, index)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -253,8 +254,30 @@ def pow_tensor(base: Any, exponent: Array) -> Array:
     return elementwise(_power, (base, exponent), Promotion.DEFAULT)
 
 
+@functools.cache
+def _ldexp_is_exact() -> bool:
+    """Whether this torch moves the exponent (from 2.13 on), instead of multiplying by a power, which may overflow."""
+    return bool(torch.ldexp(torch.tensor([2.0**-100]), torch.tensor([200])).isfinite())
+
+
+def _move_exponent(x: Array, exponent: Array) -> Array:
+    """x (float32 or float64) times 2 ** exponent (of x's shape), in steps, so that no factor overflows. The exponent becomes C's int."""
+    kind = np.finfo(x.dtype)
+    limit = np.int32(2 * (kind.maxexp + kind.nmant))
+    left = lax.clamp(-limit, convert(exponent, np.dtype(np.int32)), limit)
+    whole = np.dtype(f"int{kind.bits}")
+    for parts in (4, 3, 2, 1):
+        step = lax.div(left, full_like(left, parts))
+        biased = lax.add(convert(step, whole), lax.full(x.shape, kind.maxexp - 1, whole))
+        power = lax.bitcast_convert_type(lax.shift_left(biased, full_like(biased, kind.nmant)), x.dtype)
+        x, left = lax.mul(x, power), lax.sub(left, step)
+    return x
+
+
 @lowers(aten.ldexp.Tensor)
 def ldexp(x: Array, exponent: Array) -> Array:
+    if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
+        return convert(_move_exponent(*broadcast([convert(x, dtypes.accumulator(x.dtype)), exponent])), x.dtype)
     return elementwise(_multiply, (x, pow_tensor(2.0, exponent)), Promotion.DEFAULT)
 
 

@@ -6,13 +6,16 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jax import Array, lax
 
+from ..context import Context
 from ..dimensions import clamp_slice, infer, move, slice_dim, wrap, wrap_all
 from ..promotion import convert, result_type
 from ..promotion import expand as broadcast_to
 from ..registry import lower_table, lowers
+from .strided import may_overlap, shared
 
 aten = torch.ops.aten
 
@@ -241,24 +244,44 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
+# What writes to a part of a tensor changes all elements that share memory with that part.
+
+
 @lowers(aten.diagonal_scatter.default)
-def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1, *, ctx: Context) -> Array:
     dim1, dim2 = wrap_all((dim1, dim2), x.ndim)
     rows, columns = (lax.broadcasted_iota("int32", x.shape, dim) for dim in (dim1, dim2))
     on_diagonal = lax.eq(columns, lax.add(rows, lax.full_like(rows, offset)))
-    return lax.select(on_diagonal, diagonal_backward(convert(source, x.dtype), x.shape, offset, dim1, dim2), x)
+    result = lax.select(on_diagonal, diagonal_backward(convert(source, x.dtype), x.shape, offset, dim1, dim2), x)
+    if may_overlap(spec := ctx.input(0)):
+        written = np.eye(x.shape[dim1], x.shape[dim2], offset, bool)
+        between = np.expand_dims(written if dim1 < dim2 else written.T, [dim for dim in range(x.ndim) if dim not in (dim1, dim2)])
+        return shared(result, spec, np.broadcast_to(between, x.shape))
+    return result
 
 
 @lowers(aten.slice_scatter.default)
-def slice_scatter(x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+def slice_scatter(
+    x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1, *, ctx: Context
+) -> Array:
     dim = wrap(dim, x.ndim)
+    first, _, count = clamp_slice(x.shape[dim], start, end, step)
+    if count == 0 or x.size == 0:
+        return x
+    result = _with_slice(x, source, dim, first, count, step)
+    if count < x.shape[dim] and may_overlap(spec := ctx.input(0)):
+        written = np.zeros(x.shape, bool)
+        written[(slice(None),) * dim + (slice(first, None, step),)] = True
+        written[(slice(None),) * dim + (slice(first + count * step, None),)] = False
+        return shared(result, spec, written)
+    return result
+
+
+def _with_slice(x: Array, source: Array, dim: int, first: int, count: int, step: int) -> Array:
     size = x.shape[dim]
-    first, _, count = clamp_slice(size, start, end, step)
     source = broadcast_to(convert(source, x.dtype), [*x.shape[:dim], count, *x.shape[dim + 1 :]])
     if count == size:
         return source
-    if count == 0 or x.size == 0:
-        return x
     if step == 1 or count == 1:
         # Of a chain of such updates XLA makes one copy and writes in place.
         return lax.dynamic_update_slice(x, source, [first if d == dim else 0 for d in range(x.ndim)])
@@ -297,11 +320,11 @@ def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: in
 
 
 @lowers(aten.select_scatter.default)
-def select_scatter(x: Array, source: Array, dim: int, index: int) -> Array:
+def select_scatter(x: Array, source: Array, dim: int, index: int, *, ctx: Context) -> Array:
     dim = wrap(dim, x.ndim)
     index += x.shape[dim] if index < 0 else 0
     source = broadcast_to(source, [*x.shape[:dim], *x.shape[dim + 1 :]])
-    return slice_scatter(x, lax.expand_dims(source, [dim]), dim, index, index + 1)
+    return slice_scatter(x, lax.expand_dims(source, [dim]), dim, index, index + 1, ctx=ctx)
 
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)

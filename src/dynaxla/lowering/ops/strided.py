@@ -80,6 +80,30 @@ def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_off
     return _take_flat(lax.reshape(x, (x.size,)), sources)
 
 
+def may_overlap(spec: TensorSpec) -> bool:
+    """Whether several elements may lie in one place of memory. False if, from the innermost dimension out, each step is wider than all
+    that lies inside of it."""
+    span = 1
+    for step, size in sorted((step, size) for step, size in zip(spec.stride, spec.shape, strict=True) if size > 1):
+        if step < span:
+            return True
+        span += step * (size - 1)
+    return False
+
+
+def shared(x: Array, spec: TensorSpec, written: np.ndarray) -> Array:
+    """x, some of whose elements have just been written: those that share memory with them, as `spec` has it, are theirs now.
+
+    written: bool, of x's shape.
+    """
+    places = _positions(spec.shape, spec.stride, 0).reshape(-1)
+    writer = np.full(int(places.max(initial=-1)) + 1, -1, np.int64)
+    changed = np.flatnonzero(written)
+    writer[places[changed]] = changed
+    found = writer[places]
+    return lax.reshape(_take_flat(lax.reshape(x, (x.size,)), np.where(found >= 0, found, np.arange(x.size))), x.shape)
+
+
 def _take_flat(flat: Array, sources: np.ndarray) -> Array:
     numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
     return lax.gather(flat, sources[..., None], numbers, slice_sizes=(1,), mode=lax.GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -99,4 +123,6 @@ def as_strided_scatter(
     writer[places] = np.arange(places.size)
     written = writer >= 0
     replaced = _take_flat(lax.reshape(expand(convert(source, x.dtype), size), (places.size,)), np.where(written, writer, 0))
-    return lax.select(jax.numpy.asarray(written.reshape(x.shape)), lax.reshape(replaced, x.shape), x)
+    written = written.reshape(x.shape)
+    result = lax.select(jax.numpy.asarray(written), lax.reshape(replaced, x.shape), x)
+    return shared(result, spec, written) if may_overlap(spec) else result

@@ -194,6 +194,7 @@ def test_training(optimizer: str) -> None:
     wrong = wrapped("wrong", lambda out: out + 0.01 * out.detach().sign())
     rows = measure(TINY, [*chosen, wrong], Settings(Placement(batch=4, training=optimizer), rounds=3)).rows
     assert [row.good for row in rows] == [True, True, True, False], rows
+    assert all(row.agreement is not None and row.agreement.own_error is not None for row in rows), "nothing was compared with float64"
     assert not any(row.failure for row in rows)
     assert all(row.speedup for row in rows[:3])
 

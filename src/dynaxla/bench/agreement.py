@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,9 +13,10 @@ from torch.utils import _pytree as pytree
 
 # Difference from eager, relative to the largest magnitude of eager's result, that rounding explains.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, torch.bfloat16: 2e-2}
-# Of gradients, whose norms are compared. An activation that rounding takes over the edge of a ReLU, or a maximum over another, changes
-# single numbers by much more than rounding itself. And some gradients (of the bias of attention's keys) are nothing but rounding: a
-# parameter's may be off by as much as if it had at least this part of the norm of all.
+# Gradients are compared by their norms: an activation that rounding takes over the edge of a ReLU, or a maximum over another, changes
+# single numbers by much more than rounding itself. Which layers meet such an activation is chance, so eager's error in float64's eyes
+# is at least that of all gradients together. And some (that of the bias of attention's keys) are nothing but rounding: a gradient may
+# be off by as much as if it had this part of the norm of all.
 GRADIENT_FACTOR = 10
 GRADIENT_PART = 0.01
 # A result farther off than that is still right if it is at most this many times as far from the float64 result as eager's.
@@ -45,13 +47,28 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
     flat_reference = pytree.tree_leaves(reference) if reference is not None else [None] * len(flat_eager)
     if len(flat_reference) != len(flat_eager):
         flat_reference = [None] * len(flat_eager)
-    least = GRADIENT_PART * _norm_of_all(flat_eager) if gradients else None
-    return worst([_compare_leaf(*leaves, least) for leaves in zip(flat_mine, flat_eager, flat_reference, strict=True)])
+    whole = _Gradients.of(flat_eager, flat_reference) if gradients else None
+    return worst([_compare_leaf(*leaves, whole) for leaves in zip(flat_mine, flat_eager, flat_reference, strict=True)])
 
 
-def _norm_of_all(leaves: list[Any]) -> float:
-    norms = [torch.linalg.vector_norm(leaf.detach().double()) for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    return float(torch.stack(norms).norm()) if norms else 0.0
+@dataclass(frozen=True)
+class _Gradients:
+    """All of eager's gradients together. Attributes: norm; error (from the float64 ones, over their norm; 0 without such)."""
+
+    norm: float
+    error: float
+
+    @staticmethod
+    def of(eager: list[Any], reference: list[Any]) -> _Gradients:
+        pairs = [(mine, other) for mine, other in zip(eager, reference, strict=True) if isinstance(mine, torch.Tensor)]
+        norm = _norm([mine for mine, _ in pairs])
+        if not all(isinstance(other, torch.Tensor) and other.shape == mine.shape for mine, other in pairs):
+            return _Gradients(norm, 0.0)
+        return _Gradients(norm, _norm([mine.double() - other for mine, other in pairs]) / (_norm([other for _, other in pairs]) or 1.0))
+
+
+def _norm(tensors: list[torch.Tensor]) -> float:
+    return math.hypot(*(torch.linalg.vector_norm(tensor.detach().double()).item() for tensor in tensors))
 
 
 def worst(agreements: list[Agreement]) -> Agreement:
@@ -59,7 +76,7 @@ def worst(agreements: list[Agreement]) -> Agreement:
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=Agreement(True))
 
 
-def _compare_leaf(mine: Any, eager: Any, reference: Any, least: float | None) -> Agreement:
+def _compare_leaf(mine: Any, eager: Any, reference: Any, whole: _Gradients | None) -> Agreement:
     if not isinstance(eager, torch.Tensor):
         return Agreement(type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}")
     if not isinstance(mine, torch.Tensor):
@@ -70,12 +87,13 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, least: float | None) ->
     if not eager.is_floating_point():
         differing = int((mine != eager).sum())
         return Agreement(not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else "")
+    least = None if whole is None else GRADIENT_PART * whole.norm
     error = distance(mine, eager, least)
-    tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if least is None else GRADIENT_FACTOR)
+    tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if whole is None else GRADIENT_FACTOR)
     if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
         return Agreement(error <= tolerance, error)
     own_error, eager_error = distance(mine, reference, least), distance(eager, reference, least)
-    agrees = error <= tolerance or own_error <= MULTIPLE * eager_error < float("inf")
+    agrees = error <= tolerance or own_error <= MULTIPLE * max(eager_error, whole.error if whole else 0.0) < float("inf")
     return Agreement(agrees, error, own_error, eager_error)
 
 

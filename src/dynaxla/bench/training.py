@@ -32,7 +32,8 @@ class Training(nn.Module):
         for module in model.modules():
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
-        self.optimizer = OPTIMIZERS[optimizer](model.parameters())
+        self._new_optimizer = OPTIMIZERS[optimizer]
+        self.optimizer = self._new_optimizer(model.parameters())
         self._run: Callable[..., Any] | None = None
 
     def compiled(self, compile_model: Callable[[nn.Module], Callable[..., Any]]) -> Training:
@@ -40,6 +41,12 @@ class Training(nn.Module):
         mine = copy.deepcopy(self)
         mine._run = compile_model(mine.model)
         return mine
+
+    def double(self) -> Training:
+        """The optimizer's state is made anew: it would stay in the old dtype."""
+        super().double()
+        self.optimizer = self._new_optimizer(self.model.parameters())
+        return self
 
     def step(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()

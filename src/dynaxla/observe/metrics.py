@@ -11,6 +11,7 @@ from collections.abc import Iterator
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
+_thread = threading.local()  # inside: seconds of the phases that have ended within the present one
 
 
 def add(name: str, amount: int = 1) -> None:
@@ -20,14 +21,17 @@ def add(name: str, amount: int = 1) -> None:
 
 @contextlib.contextmanager
 def timed(phase: str) -> Iterator[None]:
-    """Add the wall time of the block to `phase`, and one to its count."""
-    start = time.perf_counter()
+    """Add the wall time of the block to `phase`, and one to its count. What other phases take inside of the block is theirs alone."""
+    start, outer = time.perf_counter(), getattr(_thread, "inside", 0.0)
+    _thread.inside = 0.0
     try:
         yield
     finally:
+        passed = time.perf_counter() - start
         with _lock:
-            _seconds[phase] += time.perf_counter() - start
+            _seconds[phase] += passed - _thread.inside
             _counts[phase] += 1
+        _thread.inside = outer + passed
 
 
 def snapshot() -> dict[str, int]:

@@ -236,6 +236,15 @@ def test_writing_to_a_part_of_what_overlaps_itself(name: str, stride: tuple[int,
     torch.testing.assert_close(results[1], results[0])
 
 
+def test_writing_to_a_part_of_what_is_expanded_in_the_graph() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        whole = x.expand(3)
+        whole[:, None].expand(3, 3).diagonal(2)[torch.tensor([0])] = 0
+        return whole
+
+    check(function, torch.tensor(5))
+
+
 def test_outputs_are_ordinary_tensors() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
     out = compiled(torch.zeros(4))

@@ -27,6 +27,18 @@ def extrema(x: torch.Tensor) -> Any:
     return x.cummax(1), x.cummin(0), x.cummax(-1), x[0, 0, 0].cummin(0), x[:0].cummax(0)
 
 
+def test_sums_of_one_constant() -> None:
+    """XLA's simplifier aborts the process where it sees the sum of a conversion of a gathered constant."""
+    check(
+        lambda index: [
+            torch.zeros(1, dtype=torch.bool)[index].cumsum(0),
+            torch.ones(1).take(index).double().cumsum(0),
+            torch.zeros((), dtype=torch.bool).as_strided([2, 3], [0, 0]).cumsum(1),
+        ],
+        torch.zeros(4, dtype=torch.int64),
+    )
+
+
 def test_gradients() -> None:
     check_gradients(lambda x: (sums(x), extrema(x), x.logcumsumexp(1), x[0, 0, 0].logcumsumexp(0)), torch.randn(4, 5, 3).mT)
 

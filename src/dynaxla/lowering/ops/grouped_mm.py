@@ -16,6 +16,7 @@ from ..promotion import convert, full_like
 from ..registry import lowers
 from .indexing import take_along
 from .matmul import contract
+from .scans import running_sum
 from .sorting import searchsorted
 
 aten = torch.ops.aten
@@ -32,7 +33,7 @@ def _blocks(rows: int, ends: Array) -> tuple[int, Array, Array, Array]:
     ends = convert(ends, _INT32)
     begins = lax.concatenate([lax.full((1,), 0, _INT32), lax.slice_in_dim(ends, 0, groups - 1)], 0)
     blocks = lax.div(lax.add(lax.sub(ends, begins), np.int32(size - 1)), np.int32(size))
-    last = lax.cumsum(blocks)
+    last = running_sum(blocks, 0)
     place = lax.iota(_INT32, count)
     group = lax.min(convert(searchsorted(last, place, right=True), _INT32), np.int32(groups - 1))
     within = lax.sub(place, take_along(lax.sub(last, blocks), 0, group))

@@ -22,6 +22,7 @@ from ..dimensions import wrap
 from ..promotion import broadcast, convert, expand
 from ..registry import lowers
 from .bounds import argument, refuse_unless, require_index
+from .scans import running_sum
 
 aten = torch.ops.aten
 
@@ -179,7 +180,7 @@ def require_flat(ctx: Context, x: Array, indices: Array) -> None:
 
 def ordinals(mask: Array) -> Array:
     """For each element of a mask, flattened, how many True ones come before it."""
-    counted = lax.cumsum(convert(lax.reshape(mask, (mask.size,)), np.dtype(np.int64)), 0)
+    counted = running_sum(convert(lax.reshape(mask, (mask.size,)), np.dtype(np.int64)), 0)
     return lax.reshape(lax.sub(counted, lax.full_like(counted, 1)), mask.shape)
 
 
@@ -252,7 +253,7 @@ def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Co
     """
     if output_size is None:
         raise UnsupportedOp("repeat_interleave by a tensor: the result's size depends on data", hint="give output_size")
-    ends = lax.cumsum(convert(repeats, np.dtype(np.int64)), 0)
+    ends = running_sum(convert(repeats, np.dtype(np.int64)), 0)
     ctx.require(lax.ge(repeats, lax.full_like(repeats, 0)), RuntimeError, "repeats can not be negative")
     total = ends[-1] if ends.size else lax.full((), 0, np.int64)
     ctx.require(lax.eq(total, np.int64(output_size)), RuntimeError, "allocated size does not match required size")

@@ -13,6 +13,7 @@ from ..context import Context
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .indexing import take_along
+from .scans import running_sum
 
 aten = torch.ops.aten
 
@@ -65,7 +66,7 @@ def _distances(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
     rows = _batched(convert(x, dtypes.accumulator(x.dtype)), 2)
     targets = _batched(target, 2)
     shape = (*rows.shape, rows.shape[1])
-    ended = lax.cumsum(convert(lax.lt(targets, full_like(targets, 0)), targets.dtype), 1)
+    ended = running_sum(convert(lax.lt(targets, full_like(targets, 0)), targets.dtype), 1)
     listed = _spread(lax.eq(ended, full_like(ended, 0)), shape)
     own = lax.eq(lax.broadcasted_iota(targets.dtype, shape, 2), _spread(targets, shape))
     every = lax.broadcast_in_dim(rows, shape, (0, 2))

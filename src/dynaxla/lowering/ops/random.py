@@ -21,6 +21,7 @@ from ..promotion import convert, expand, full_like, number, result_type
 from ..registry import lowers
 from .activations import leaky_relu_backward
 from .bounds import refuse_unless
+from .scans import running_sum
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
@@ -378,7 +379,7 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
         # The largest of weight / exponential is a draw; the next largest is one among the rest.
         ratio = lax.div(wide, _standard_exponential(ctx, weights.shape, np.dtype(np.float64)))
         return convert(lax.top_k(ratio, count)[1], np.dtype(np.int64))
-    cumulative = lax.cumsum(wide, axis=weights.ndim - 1)
+    cumulative = running_sum(wide, weights.ndim - 1)
     total = lax.slice_in_dim(cumulative, choices - 1, choices, axis=weights.ndim - 1)
     # float32's numbers times a float64 total stay below it, so that no index lies past the last weight.
     drawn = convert(_uniform(ctx, (*weights.shape[:-1], count), np.dtype(np.float32)), np.dtype(np.float64))

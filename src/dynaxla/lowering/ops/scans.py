@@ -24,10 +24,16 @@ def _scan(x: Array, dim: int, out: DType, run: Callable[[Array, int], Array]) ->
     return convert(run(convert(x, dtypes.accumulator(out)), wrap(dim, x.ndim)), out)
 
 
+def running_sum(x: Array, dim: int) -> Array:
+    """XLA's simplifier must not see what x is made of: it aborts the process where that is a conversion of a constant element that has been
+    gathered several times."""
+    return lax.cumsum(lax.optimization_barrier(x), dim)
+
+
 @lowers(aten.cumsum.default)
 def cumsum(x: Array, dim: int, *, dtype: DType | None = None) -> Array:
     """Dtype: `dtype` if given, int64 for bool and integers, else that of x."""
-    return _scan(x, dim, dtype or dtypes.widen_integers(x.dtype), lax.cumsum)
+    return _scan(x, dim, dtype or dtypes.widen_integers(x.dtype), running_sum)
 
 
 @lowers(aten.cumprod.default)

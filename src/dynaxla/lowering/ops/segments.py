@@ -17,6 +17,7 @@ from ..dimensions import wrap
 from ..promotion import convert, full_like
 from ..registry import lowers
 from .indexing import take_along
+from .scans import running_sum
 from .scattering import write_slices
 from .sorting import searchsorted
 
@@ -51,7 +52,7 @@ class _Segments:
         else:
             assert lengths is not None
             sizes = convert(lax.reshape(lengths, (outer, lengths.shape[-1])), _INT64)
-            edges = lax.pad(lax.cumsum(sizes, 1), np.int64(0), [(0, 0, 0), (1, 0, 0)])
+            edges = lax.pad(running_sum(sizes, 1), np.int64(0), [(0, 0, 0), (1, 0, 0)])
             if not unsafe:
                 message = "segment_reduce(): Expected all rows of lengths along axis to sum to data.size(lengths.dim()-1) when !unsafe."
                 ctx.require(lax.eq(edges[:, -1], full_like(edges[:, -1], size)), RuntimeError, message)

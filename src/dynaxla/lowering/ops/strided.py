@@ -81,14 +81,19 @@ def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_off
 
 
 def may_overlap(spec: TensorSpec) -> bool:
-    """Whether several elements may lie in one place of memory. False if, from the innermost dimension out, each step is wider than all
-    that lies inside of it."""
-    span = 1
+    """Whether several elements may lie in one place of memory, and writing to one of them writes to all.
+
+    What is expanded is written as if it were not: torch's functionalization counts on that. The rest does not overlap if, from the
+    innermost dimension out, each step is wider than all that lies inside of it.
+    Source: ATen FunctionalInverses.cpp, expand_inverse; clone_preserve_strides.
+    """
+    span, overlaps = 1, False
     for step, size in sorted((step, size) for step, size in zip(spec.stride, spec.shape, strict=True) if size > 1):
-        if step < span:
-            return True
+        if step == 0:
+            return False
+        overlaps = overlaps or step < span
         span += step * (size - 1)
-    return False
+    return overlaps
 
 
 def shared(x: Array, spec: TensorSpec, written: np.ndarray) -> Array:

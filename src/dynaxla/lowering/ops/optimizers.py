@@ -75,7 +75,7 @@ def _power(base: float, exponent: Array) -> Array:
     return lax.pow(full_like(exponent, base), exponent)
 
 
-def _adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
+def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
     """decoupled: whether the weight decay is AdamW's."""
 
     def lowering(
@@ -118,8 +118,8 @@ def _adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
     return lowering
 
 
-lowers(aten._fused_adam.default, aten._fused_adam.tensor_lr)(_adam(decoupled=False))
-lowers(aten._fused_adamw.default, aten._fused_adamw.tensor_lr)(_adam(decoupled=True))
+lowers(aten._fused_adam.default, aten._fused_adam.tensor_lr)(adam(decoupled=False))
+lowers(aten._fused_adamw.default, aten._fused_adamw.tensor_lr)(adam(decoupled=True))
 
 
 @lowers(aten._fused_sgd.default, aten._fused_sgd.tensor_lr)

@@ -154,8 +154,8 @@ def topk(b: Builder) -> Step:
     x = b.value(lambda t: is_real(t) and has_dims(t) and is_number(t))
     dim = b.dim(x)
     count = b.integer(0, b.tensors[x].shape[dim])
-    # Which of equal numbers it is, and with it where the gradient goes, PyTorch leaves open.
-    distinct = f"$0.sort({dim}).values.diff(dim={dim}).ne(0).all()" if is_inexact(b.tensors[x]) else ""
+    # Which of equal numbers (infinities, NaNs) it is, and with it where the gradient goes, PyTorch leaves open.
+    distinct = f"$0.isfinite().all() and $0.sort({dim}).values.diff(dim={dim}).ne(0).all()" if is_inexact(b.tensors[x]) else ""
     return Step("topk", f"$0.topk({count}, {dim}{b.pick(['', ', largest=False'])}).values", (x,), requires=distinct)
 
 

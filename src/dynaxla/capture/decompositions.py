@@ -28,6 +28,11 @@ def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> to
     return NotImplemented if is_non_overlapping_and_dense_or_false(x) else torch.index_fill(x.clone(), dim, index, value)
 
 
+def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
+    """Eager mode's result is contiguous, whatever the exponent is."""
+    return NotImplemented if exponent.is_contiguous() else torch.pow(base, exponent.contiguous())
+
+
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     """Eager mode returns what has no elements with its shape unchanged. All else stays as it is."""
     return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
@@ -67,6 +72,7 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     aten.max_unpool2d.default: max_unpool2d,
     aten.multinomial.default: multinomial,
     aten.pixel_unshuffle.default: pixel_unshuffle,
+    aten.pow.Scalar: pow_scalar,
     aten.repeat_interleave.Tensor: repeat_interleave,
     torch.ops.prims.fft_c2c.default: fft_c2c,
     torch.ops.prims.fft_c2r.default: fft_c2r,

@@ -430,6 +430,16 @@ def test_ldexp_by_integers(dtype: torch.dtype) -> None:
         check(torch.ldexp, x * 2.0**scale, torch.tensor(-2 * scale))
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float32, torch.bfloat16], ids=str)
+def test_powers_of_a_number_are_contiguous(dtype: torch.dtype) -> None:
+    for x in (
+        torch.ones(3, 4, dtype=dtype).t(),
+        torch.ones(2, 3, 4, 5).to(dtype, memory_format=torch.channels_last),
+        torch.ones(3, 8)[:, ::2],
+    ):
+        check(lambda x: (2**x, 1**x, 2.5**x, x**2), x)
+
+
 def test_float_casts_to_narrow_integers_wrap() -> None:
     x = torch.tensor([-1.0, 255.0, 256.0, 300.7, -129.5, 40000.0, -1.5])
     check(lambda x: [x.to(dtype) for dtype in INTEGERS] + [x.double().to(torch.uint8), x.half().to(torch.int8)], x)

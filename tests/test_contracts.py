@@ -236,6 +236,33 @@ def test_writing_to_a_part_of_what_overlaps_itself(name: str, stride: tuple[int,
     torch.testing.assert_close(results[1], results[0])
 
 
+def chunk(x: torch.Tensor) -> torch.Tensor:
+    return x.chunk(2, 0)[1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("part", [chunk, *(PARTS[name] for name in ("last row", "column", "slice", "diagonal"))])
+def test_aliases_of_a_changed_input_that_starts_late_in_its_memory(part: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
+    """With symbolic sizes AOTAutograd makes them from where the program's own results start."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        one = part(x)
+        one[..., :1] = 2.0
+        return one, part(x)[..., 1:], x[1:], x.mT
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=dynamic)
+    for size in (4, 4, 6):
+        mine, theirs = torch.arange(200.0), torch.arange(200.0)
+        results, expected = [
+            run(memory.as_strided((3, 4, size), (4 * size, size, 1), 17)) for run, memory in ((compiled, mine), (function, theirs))
+        ]
+        assert torch.equal(mine, theirs)
+        for result, other in zip(results, expected, strict=True):
+            assert_equal(result, other)
+            assert result.storage_offset() == other.storage_offset()
+            assert result.untyped_storage().data_ptr() == mine.untyped_storage().data_ptr()
+
+
 def test_writing_to_a_part_of_what_is_expanded_in_the_graph() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         whole = x.expand(3)

@@ -18,6 +18,8 @@ from ..lowering import SymbolValues, TensorSpec
 from ..lowering.dtypes import is_supported
 from ..runtime.layout import Layout, storage_extent
 
+aten = torch.ops.aten
+
 
 class Sizes:
     """Where the sizes of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
@@ -175,6 +177,7 @@ def plan_outputs(
         check_tensor(node.meta["val"], "an output")
         sharing.setdefault(_storage(node), set()).add(node)
 
+    is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
     plan: list[Output] = []
     buffers: list[Buffer] = []
     buffer_of: dict[Node, int] = {}
@@ -216,18 +219,39 @@ def plan_outputs(
         layout = Layout.of(spec.shape, spec.stride)
         alone = len(sharing[_storage(node)]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
-        if shared is not None or (maker is node and not made.offset) or (alone and not any(flags.values())) or 0 in made.shape:
+        lost = _lost_offset(maker, symbols) if is_dynamic else 0
+        if shared is not None or (maker is node and not made.offset + lost) or (alone and not any(flags.values())) or 0 in made.shape:
             plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags))
         else:
             # AOTAutograd makes aliases of a mutated input from the offsets of what stands for them here, so these count.
-            offset = made.offset if len(sharing[_storage(node)]) > 1 else 0
-            start = spec.offset - made.offset + offset
+            offset = made.offset + lost if len(sharing[_storage(node)]) > 1 else 0
+            start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
             plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
     return plan, buffers
 
 
+_SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.as_strided_scatter.default)
+
+
+def _lost_offset(node: Node, symbols: SymbolValues) -> int:
+    """The elements by which a node's value starts later in its storage than its fake value does.
+
+    What writes to a part of a tensor copies the tensor with its strides and its offset, says eager mode; fake results start at 0. Without
+    symbolic sizes AOTAutograd does not ask, since it makes aliases by calling the views again.
+    Source: ATen clone_preserve_strides.
+    """
+    if node.target not in _SCATTERS or not isinstance(node.args[0], Node):
+        return 0
+    spec, source = symbols.spec(node.meta["val"]), symbols.spec(node.args[0].meta["val"])
+    origin = node.args[0]
+    while (viewed := _viewed(origin)) is not None:
+        origin = viewed
+    is_expanded = any(step == 0 and size > 1 for step, size in zip(source.stride, source.shape, strict=True))
+    return 0 if is_expanded else source.offset + _lost_offset(origin, symbols) - spec.offset
+
+
 # Their results are views of their operand, but their schemas keep that from autograd.
-_UNDECLARED_VIEWS = (torch.ops.aten.unsafe_split.Tensor, torch.ops.aten.unsafe_split_with_sizes.default)
+_UNDECLARED_VIEWS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 
 
 def _storage(node: Node) -> int:

@@ -135,7 +135,7 @@ def test_timm(name: str) -> None:
 def test_transformers(name: str) -> None:
     torch.manual_seed(0)
     model, (inputs, keywords) = zoo.transformers_model(name)
-    run(model, inputs, torch.float64, **keywords)
+    run(model, inputs, torch.float32 if name in zoo.FLOAT32 else torch.float64, **keywords)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -165,34 +165,39 @@ def expect(program: Program, disturbed: int = 3) -> Expected:
 
 
 def _expect(program: Program, disturbed: int) -> Expected:
+    calls = _accepted(program, lambda world: world.function)
+    stepwise = Stepwise(program)
+    random_values: list[set[str]] = []
+
+    def followed(world: World) -> Call:
+        def run(*arguments: torch.Tensor) -> Any:
+            result = stepwise.run(world.tensors)
+            random_values.append(_random_names(program, stepwise, world))
+            return result
+
+        return run
+
+    again = _accepted(program, followed)
+    bounds: list[dict[str, float]] = [{} for _ in calls]
+    for call, other in zip(calls, again, strict=True):
+        for _, error in _differences(call, other, {}, set(), "eager mode run step by step"):
+            raise Rejected(str(error))
+    for seed in range(disturbed):
+        noise = torch.Generator().manual_seed(seed)
+        runs = _accepted(program, lambda world, noise=noise: lambda *_: Stepwise(program, noise).run(world.tensors))
+        for call, moved, bound, chance in zip(calls, runs, bounds, random_values, strict=True):
+            _widen_bounds(call, moved, bound, chance)
+    return Expected(calls, bounds, random_values)
+
+
+def _accepted(program: Program, make: Callable[[World], Call]) -> list[Observation]:
     try:
-        calls = observe(program, lambda world: world.function)
-        stepwise = Stepwise(program)
-        random_values: list[set[str]] = []
-
-        def followed(world: World) -> Call:
-            def run(*arguments: torch.Tensor) -> Any:
-                result = stepwise.run(world.tensors)
-                random_values.append(_random_names(program, stepwise, world))
-                return result
-
-            return run
-
-        again = observe(program, followed)
-        bounds: list[dict[str, float]] = [{} for _ in calls]
-        for call, other in zip(calls, again, strict=True):
-            _check_same(call, other, {}, set(), "eager mode run step by step")
-        for seed in range(disturbed):
-            noise = torch.Generator().manual_seed(seed)
-            runs = observe(program, lambda world, noise=noise: lambda *_: Stepwise(program, noise).run(world.tensors))
-            for call, moved, bound, chance in zip(calls, runs, bounds, random_values, strict=True):
-                _widen_bounds(call, moved, bound, chance)
+        return observe(program, make)
     except Rejected:
         raise
     except Exception as error:
         # Whatever eager mode raises, it does not accept the program.
         raise Rejected(f"{type(error).__name__}: {error}") from error
-    return Expected(calls, bounds, random_values)
 
 
 def _random_names(program: Program, stepwise: Stepwise, world: World) -> set[str]:
@@ -228,38 +233,54 @@ def _parts(value: torch.Tensor) -> torch.Tensor:
 
 
 def check_agreement(expected: Expected, actual: Sequence[Observation]) -> None:
-    """Raises: Disagreement."""
+    """Raises: Disagreement, the first."""
+    for error in disagreements(expected, actual).values():
+        raise error
+
+
+def disagreements(expected: Expected, actual: Sequence[Observation]) -> dict[tuple[int, str], Disagreement]:
+    """What differs from eager mode, by call and by what differs there."""
+    found: dict[tuple[int, str], Disagreement] = {}
     for number, (theirs, mine) in enumerate(zip(expected.calls, actual, strict=True)):
-        _check_same(theirs, mine, expected.bounds[number], expected.random[number], f"call {number}: eager mode")
+        for what, error in _differences(theirs, mine, expected.bounds[number], expected.random[number], f"call {number}: eager mode"):
+            found[number, what] = error
+    return found
 
 
-def _check_same(theirs: Observation, mine: Observation, bounds: dict[str, float], random: set[str], who: str) -> None:
+def _differences(
+    theirs: Observation, mine: Observation, bounds: dict[str, float], random: set[str], who: str
+) -> Iterator[tuple[str, Disagreement]]:
     if mine.structure != theirs.structure:
-        raise Disagreement("structure", f"{who} gives {theirs.structure}, not {mine.structure}")
+        yield "structure", Disagreement("structure", f"{who} gives {theirs.structure}, not {mine.structure}")
+        return
     for role, expected_facts, actual_facts in (("result", theirs.results, mine.results), ("input", theirs.inputs, mine.inputs)):
         for place, (expected, actual) in enumerate(zip(expected_facts, actual_facts, strict=True)):
             for name, value in vars(expected).items():
                 if getattr(actual, name) != value:
-                    raise Disagreement(name, f"{who} gives {role} {place} with {name} {value}, not {getattr(actual, name)}")
-    for place, (other, same) in enumerate(zip(theirs.identical, mine.identical, strict=True)):
+                    message = f"{who} gives {role} {place} with {name} {value}, not {getattr(actual, name)}"
+                    yield f"{role} {place} {name}", Disagreement(name, message)
+    inputs = len(theirs.inputs)
+    objects = [*range(inputs), *(place if other is None else other for place, other in enumerate(theirs.identical, start=inputs))]
+    for place, same in enumerate(mine.identical, start=inputs):
         # The other way round it is torch.compile that makes an alias of what is the same object in eager mode.
-        if same is not None and same != other:
-            raise Disagreement("identity", f"{who} returns as result {place} another object than as {same - len(theirs.inputs)}")
+        if same is not None and objects[same] != objects[place]:
+            message = f"{who} returns as result {place - inputs} another object than as {same - inputs}"
+            yield f"identity {place}", Disagreement("identity", message)
     for name, value in theirs.values.items():
-        if name not in random:
-            _check_values(name, value, mine.values[name], bounds.get(name, 0.0), who)
+        error = None if name in random else _differing_values(name, value, mine.values[name], bounds.get(name, 0.0), who)
+        if error is not None:
+            yield name, error
 
 
-def _check_values(name: str, theirs: torch.Tensor | None, mine: torch.Tensor | None, bound: float, who: str) -> None:
+def _differing_values(name: str, theirs: torch.Tensor | None, mine: torch.Tensor | None, bound: float, who: str) -> Disagreement | None:
     kind = name.split()[0]
     if theirs is None or mine is None:
-        if theirs is not mine:
-            raise Disagreement(kind, f"{who} gives {name} = {theirs}, not {mine}")
-        return
+        return None if theirs is mine else Disagreement(kind, f"{who} gives {name} = {theirs}, not {mine}")
     if (theirs.shape, theirs.dtype) != (mine.shape, mine.dtype):
-        raise Disagreement(kind, f"{who} gives {name} as {theirs.dtype}{list(theirs.shape)}, not {mine.dtype}{list(mine.shape)}")
+        return Disagreement(kind, f"{who} gives {name} as {theirs.dtype}{list(theirs.shape)}, not {mine.dtype}{list(mine.shape)}")
     rtol, atol = TOLERANCE.get(theirs.dtype, (0.0, 0.0))
     try:
         torch.testing.assert_close(mine, theirs, rtol=rtol, atol=atol + 4 * bound, equal_nan=True)
     except AssertionError as error:
-        raise Disagreement(kind, f"{who} gives {name} =\n{theirs}\nnot\n{mine}\n{error}") from error
+        return Disagreement(kind, f"{who} gives {name} =\n{theirs}\nnot\n{mine}\n{error}")
+    return None

@@ -13,6 +13,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_m
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..lowering import registry
+from . import floats
 
 aten = torch.ops.aten
 
@@ -30,6 +31,8 @@ def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> to
 
 def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
     """Eager mode's result is contiguous, whatever the exponent is."""
+    if isinstance(base, torch.SymFloat):
+        return floats.DECOMPOSITIONS[aten.pow.Scalar](base, exponent.contiguous())
     return NotImplemented if exponent.is_contiguous() else torch.pow(base, exponent.contiguous())
 
 
@@ -87,7 +90,8 @@ def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
 @functools.lru_cache(maxsize=4)
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
     """registered: how many lowerings there are; with one more, the table is another."""
-    return {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None} | _CORRECTED
+    core = {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None}
+    return core | floats.DECOMPOSITIONS | _CORRECTED
 
 
 @functools.cache

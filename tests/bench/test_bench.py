@@ -190,13 +190,13 @@ def test_gradients_are_compared_by_their_norms() -> None:
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_training(optimizer: str) -> None:
     """A call is a whole step; a gradient that is not eager's is noticed."""
-    chosen = [engines.ENGINES["eager"], engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_step"]]
+    chosen = [engines.ENGINES["eager"], engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_separate"], engines.ENGINES["dynaxla_step"]]
     wrong = wrapped("wrong", lambda out: out + 0.01 * out.detach().sign())
     rows = measure(TINY, [*chosen, wrong], Settings(Placement(batch=4, training=optimizer), rounds=3)).rows
-    assert [row.good for row in rows] == [True, True, True, False], rows
+    assert [row.good for row in rows] == [True, True, True, True, False], rows
     assert all(row.agreement is not None and row.agreement.own_error is not None for row in rows), "nothing was compared with float64"
     assert not any(row.failure for row in rows)
-    assert all(row.speedup for row in rows[:3])
+    assert all(row.speedup for row in rows[:4])
 
 
 def test_steps_are_for_training() -> None:

@@ -24,7 +24,7 @@ from .runner import Placement
 
 PLAIN = ("eager", "inductor", "dynaxla")
 FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
-TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_step")
+TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step")
 
 
 @dataclass(frozen=True)

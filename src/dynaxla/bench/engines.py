@@ -8,6 +8,7 @@ dynamo_aot       TorchDynamo and AOTAutograd around the ATen graph, which runs a
 dynaxla          trace once
 dynaxla_tuned    trace once, forms chosen by measurement
 dynaxla_frozen   trace once, with the option freeze
+dynaxla_separate of a training step: forward pass, backward pass and the optimizer as a program each
 dynaxla_step     dynaxla.compile_step: the whole training step as one program
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
@@ -63,7 +64,7 @@ class Engine:
 
     def prepare_call(self, model: nn.Module, inputs: Inputs) -> Call:
         """What is called, also of a `Training`: there it is the training's model that the engine prepares."""
-        if not isinstance(model, Training) or self.prepare is _compiled_step:
+        if not isinstance(model, Training) or self.name in FOR_TRAINING:
             return self.prepare(model, inputs)
         return model.compiled(lambda module: self.prepare(module, inputs))
 
@@ -72,10 +73,21 @@ def _compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[
     return lambda model, _: torch.compile(model, backend=backend, options=options)
 
 
-def _compiled_step(training: nn.Module, _: Inputs) -> Call:
-    if not isinstance(training, Training):
-        raise BenchmarkError("the engine dynaxla_step is one for --training")
-    mine = copy.deepcopy(training)
+def _as_training(model: nn.Module, engine: str) -> Training:
+    if not isinstance(model, Training):
+        raise BenchmarkError(f"the engine {engine} is one for --training")
+    return model
+
+
+def _separate(model: nn.Module, _: Inputs) -> Call:
+    def compiled(function: Any) -> Any:
+        return torch.compile(function, backend=dynaxla)
+
+    return _as_training(model, "dynaxla_separate").compiled(compiled, compiled)
+
+
+def _compiled_step(model: nn.Module, _: Inputs) -> Call:
+    mine = copy.deepcopy(_as_training(model, "dynaxla_step"))
     step = compile_step(mine.step)
 
     def call(*inputs: torch.Tensor) -> Any:
@@ -170,6 +182,7 @@ _ALL = [
     Engine("dynaxla", _compiled(dynaxla)),
     Engine("dynaxla_tuned", _compiled(dynaxla, {"tune": True})),
     Engine("dynaxla_frozen", _compiled(dynaxla, {"freeze": True})),
+    Engine("dynaxla_separate", _separate),
     Engine("dynaxla_step", _compiled_step),
     Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
@@ -179,13 +192,16 @@ _ALL = [
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
 
+# They prepare the whole step, not its model.
+FOR_TRAINING = ("dynaxla_separate", "dynaxla_step")
+
 # TorchScript follows the example's path and repeats it, so it cannot be right about models whose path depends on values.
 USUAL: Mapping[str, list[str]] = {
     "models": ["eager", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
     "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
 }
 QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
-TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_step", "dynaxla_retrace"]
+TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace"]
 
 
 def choose(names: Iterable[str], usual: Sequence[str]) -> tuple[list[Engine], list[str]]:

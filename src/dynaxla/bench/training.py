@@ -11,9 +11,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 # The learning rate is 0: however often an engine has been called, its results are those of the first call and can be compared.
-OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.0, fused=True),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.0, fused=True),
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=0.0, **options),
+    "adamw": lambda parameters, **options: torch.optim.AdamW(parameters, lr=0.0, **options),
 }
 
 
@@ -22,8 +22,7 @@ class Training(nn.Module):
 
     The loss is the mean of the outputs' squares. Dropout is off: engines draw other masks, and their results could not be compared.
 
-    Attributes: model (in training mode); optimizer (torch's fused one); run (what computes the model's outputs: itself, unless an
-    engine has compiled it).
+    Attributes: model (in training mode); optimizer (torch's fused one, unless an engine compiles its step).
     """
 
     def __init__(self, model: nn.Module, optimizer: str) -> None:
@@ -33,19 +32,27 @@ class Training(nn.Module):
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
         self._new_optimizer = OPTIMIZERS[optimizer]
-        self.optimizer = self._new_optimizer(model.parameters())
+        self.optimizer = self._new_optimizer(model.parameters(), fused=True)
         self._run: Callable[..., Any] | None = None
+        self._optimizer_step: Callable[[], Any] | None = None
 
-    def compiled(self, compile_model: Callable[[nn.Module], Callable[..., Any]]) -> Training:
-        """The same training, of a copy of the model that is run as `compile_model` says."""
+    def compiled(
+        self,
+        compile_model: Callable[[nn.Module], Callable[..., Any]],
+        compile_step: Callable[[Callable[[], Any]], Callable[[], Any]] | None = None,
+    ) -> Training:
+        """The same training, of a copy of the model that is run as `compile_model` says; `compile_step`, if given, is for the optimizer."""
         mine = copy.deepcopy(self)
         mine._run = compile_model(mine.model)
+        if compile_step is not None:
+            mine.optimizer = self._new_optimizer(mine.model.parameters(), fused=False)
+            mine._optimizer_step = compile_step(mine.optimizer.step)
         return mine
 
     def double(self) -> Training:
         """The optimizer's state is made anew: it would stay in the old dtype."""
         super().double()
-        self.optimizer = self._new_optimizer(self.model.parameters())
+        self.optimizer = self._new_optimizer(self.model.parameters(), fused=True)
         return self
 
     def step(self, *inputs: torch.Tensor) -> torch.Tensor:
@@ -53,7 +60,7 @@ class Training(nn.Module):
         outputs = pytree.tree_leaves((self.model if self._run is None else self._run)(*inputs))
         loss = torch.stack([output.square().mean() for output in outputs]).sum()
         loss.backward()
-        self.optimizer.step()
+        (self.optimizer.step if self._optimizer_step is None else self._optimizer_step)()
         return loss.detach()
 
     def gradients(self) -> list[torch.Tensor | None]:

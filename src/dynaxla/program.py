@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -37,6 +38,9 @@ from .runtime.executable import Executable, compilation_error, execution_error
 from .runtime.layout import Layout
 from .tuning import Tuner
 
+# Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
+LONG = 0.5
+
 
 class Program:
     """A graph, callable with the list of its inputs (AOTAutograd's boxed convention: the list is emptied).
@@ -53,7 +57,7 @@ class Program:
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
         self.jax_device = devices.jax_device(self.device)
-        self.xla_options = {**transfer.sound_options(self.platform), **options.xla}
+        self.xla_options = {**transfer.default_options(self.platform), **options.xla}
         self.choose = self._choice()
         self.interpreter = Interpreter(module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(static_inputs)
@@ -93,8 +97,12 @@ class Program:
 
     def build(self, args: Sequence[Any]) -> Executable:
         """Trace, lower and compile the graph for inputs like these."""
+        start = time.perf_counter()
         with transfer.below_caller():
-            return self._build(args)
+            executable = self._build(args)
+        if time.perf_counter() - start > LONG:
+            transfer.give_freed_memory_back()
+        return executable
 
     def _build(self, args: Sequence[Any]) -> Executable:
         specialised = Specialised(self, args)

@@ -75,3 +75,17 @@ def test_frozen_inductor_freezes() -> None:
             packed[name] = counters["inductor"]["mkldnn_conv_weight_pack_matcher_count"]
     assert packed == {"inductor": 0, "inductor_frozen": 1}
     assert not torch._inductor.config.freezing
+
+
+def test_memory(tmp_path: Path) -> None:
+    """Eager mode's step of AdamW holds parameters, gradients and two states; dynaxla's at least as much."""
+    done = CliRunner().invoke(app, ["bench-cpu", "training-memory", "--models", "squeezenet1_1", "--output", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    engines = json.loads((tmp_path / "cpu.json").read_text())["training-memory"]["bytes"]["squeezenet1_1"]
+    assert set(engines) == set(cpu.TRAINING)
+    for found in engines.values():
+        assert found["state"] == 3 * 4 * 1_235_496
+        assert found["peak"] > found["state"] * 4 / 3
+    text = (tmp_path / "cpu.md").read_text()
+    assert "## Memory of a training step" in text
+    assert f"{engines['dynaxla_step']['peak'] / 1e6:.0f}" in text

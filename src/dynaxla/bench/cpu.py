@@ -20,6 +20,7 @@ from .__main__ import check_writable, run, split
 from .errors import BenchmarkError
 from .first_call import PHASES, first_calls
 from .measure import Settings
+from .memory import step_memory
 from .runner import Placement
 
 PLAIN = ("eager", "inductor", "dynaxla")
@@ -59,9 +60,9 @@ PARTS = {
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
 }
 FIRST_CALL = "first-call"
+MEMORY, MEMORY_BATCH, MEMORY_OPTIMIZER = "training-memory", 4, "adamw"
 
-
-_NAMES = [*PARTS, FIRST_CALL]
+_NAMES = [*PARTS, FIRST_CALL, MEMORY]
 _PARTS = typer.Argument(help=f"Of: {', '.join(_NAMES)}. Default: all.", show_default=False)
 
 
@@ -87,6 +88,8 @@ def bench_cpu(
         for name in wanted:
             if name == FIRST_CALL:
                 found[name] = {"environment": report.environment(), **measure_first_calls(split(models))}
+            elif name == MEMORY:
+                found[name] = {"environment": report.environment(), **measure_memory(split(models))}
             else:
                 result = measure_part(PARTS[name], split(models), seconds)
                 bad = bad or bool(result.bad_rows)
@@ -133,6 +136,12 @@ def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
     return {"seconds": found}
 
 
+def measure_memory(models: Sequence[str]) -> dict[str, Any]:
+    """Bytes by model and engine: the peak of a step, and the parameters with the optimizer's state."""
+    names = [case.name for case in suites.choose("models", models)]
+    return {"bytes": {name: {engine: step_memory(engine, name, MEMORY_BATCH, MEMORY_OPTIMIZER) for engine in TRAINING} for name in names}}
+
+
 def as_markdown(found: dict[str, Any]) -> str:
     lines = ["# dynaxla beside Inductor on the CPU", "", "Made by `dynaxla bench-cpu`. Ratios are the other engine's time over dynaxla's:"]
     lines += ["more than 1 means that dynaxla is faster. Engines take turns in one process; times are medians.", ""]
@@ -148,6 +157,9 @@ def as_markdown(found: dict[str, Any]) -> str:
             *_first_call_table(found[FIRST_CALL]["seconds"]),
             "",
         ]
+    if MEMORY in found:
+        title = f"Memory of a training step, {MEMORY_OPTIMIZER}, float32, batch {MEMORY_BATCH}, one thread"
+        lines += [f"## {title}", "", _circumstances(found[MEMORY]["environment"]), "", *_memory_table(found[MEMORY]["bytes"]), ""]
     return "\n".join(lines)
 
 
@@ -211,3 +223,18 @@ def _first_call_cells(values: Sequence[float]) -> list[str]:
     theirs, mine, their_compile, my_compile, again = values
     shown = [f"{theirs:.2f}", f"{mine:.2f}", f"{mine / theirs:.3f}", f"{their_compile:.2f}", f"{my_compile:.3f}"]
     return [*shown, f"{my_compile / their_compile:.3f}", f"{again:.3f}", f"{again / my_compile:.2f}"]
+
+
+def _memory_table(models: dict[str, dict[str, dict[str, int]]]) -> list[str]:
+    lines = [
+        "MB, the peak of a warm step above what the process held before the model: each engine in a process of its own. *State*:",
+        "parameters and the optimizer's state. The last column is how far dynaxla_step stays below eager mode with one more copy of that.",
+        "",
+    ]
+    heading = ["model", "state", *TRAINING, "below eager + state"]
+    lines += [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
+    for model, engines in models.items():
+        state, peaks = engines["eager"]["state"], {engine: found["peak"] for engine, found in engines.items()}
+        values = [state, *peaks.values(), peaks["eager"] + state - peaks["dynaxla_step"]]
+        lines.append(_line([model, *[f"{value / 1e6:.0f}" for value in values]]))
+    return lines

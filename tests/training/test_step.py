@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import random
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 import dynaxla
 from dynaxla.observe import metrics
+from dynaxla.training.surroundings import walk
 
 Step = Callable[..., Any]
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -192,6 +194,76 @@ def test_zero_grad_first() -> None:
         torch.testing.assert_close(actual, {key: value.detach() for key, value in expected.items()}, rtol=1e-4, atol=1e-5)
         assert_same(one, other, second, first)
     assert graphs()[0] - before[0] == 1
+
+
+def learning(model: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def gradient_steps(model: nn.Module, optimizer: torch.optim.Optimizer, old: list[torch.Tensor]) -> Step:
+    """Gradients stay after the step; those in `old` are read by it."""
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        F.mse_loss(model(x), y).backward()
+        optimizer.step()
+        return torch.stack([gradient.sum() for gradient in old]).sum() if old else torch.zeros(())
+
+    return step
+
+
+def test_new_gradients_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step replaces is noted, not looked for among all that it can reach; and old gradients are not kept."""
+    walks = []
+    monkeypatch.setattr(dynaxla.training.step, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
+    one, first, other, second = two(OPTIMIZERS["SGD"])
+    eager, compiled = gradient_steps(one, first, []), dynaxla.compile_step(gradient_steps(other, second, []))
+    steps = batches(6)
+    for x, y in steps[:3]:
+        eager(x, y), compiled(x, y)
+    for x, y in steps[3:]:
+        walks.clear()
+        old = [weakref.ref(parameter.grad) for parameter in learning(other)]
+        eager(x, y), compiled(x, y)
+        assert [list(roots) for roots in walks] == [["args", "kwargs"]]
+        assert not any(reference() is not None for reference in old)
+        assert_same(one, other, second, first)
+        torch.testing.assert_close([p.grad for p in learning(other)], [p.grad for p in learning(one)], rtol=1e-4, atol=1e-6)
+
+
+def test_gradients_that_are_found_elsewhere_too() -> None:
+    """Another tensor in `.grad` is not taken for the old one that a list still holds."""
+    one, first, other, second = two(OPTIMIZERS["SGD"])
+    theirs: list[torch.Tensor] = []
+    mine: list[torch.Tensor] = []
+    eager, compiled = gradient_steps(one, first, theirs), dynaxla.compile_step(gradient_steps(other, second, mine))
+    for number, (x, y) in enumerate(batches(6)):
+        torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-6)
+        assert_same(one, other, second, first)
+        if number == 2:
+            theirs += [parameter.grad for parameter in learning(one)]
+            mine += [parameter.grad for parameter in learning(other)]
+
+
+def test_gradients_of_a_failed_step() -> None:
+    _, _, model, optimizer = two(OPTIMIZERS["SGD"])
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor, index: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        (model(x) * torch.ones(4)[index].sum()).sum().backward()
+        optimizer.step()
+
+    x = batches(1)[0][0]
+    for _ in range(3):
+        step(x, torch.tensor([3]))
+    with pytest.raises(IndexError):
+        step(x, torch.tensor([7]))
+    assert all(parameter.grad is None for parameter in learning(model))
+    expected = [parameter.detach().clone() for parameter in learning(model)]
+    step(x, torch.tensor([2]))
+    assert all(parameter.grad is not None for parameter in learning(model))
+    assert not any(torch.equal(parameter, before) for parameter, before in zip(learning(model), expected, strict=True))
 
 
 def test_accumulation() -> None:

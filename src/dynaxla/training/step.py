@@ -52,7 +52,8 @@ def compile_step(function: Any = None, *, options: Mapping[str, Any] | None = No
     lies outside Python (files, the environment) is read while the step is recorded, and not again.
 
     Raises, when called: CaptureError for a step that cannot be one program (it looks at a tensor's value, or changes a Python value at each
-    step); what the function itself raises. Parameters and optimizer state are then as they were.
+    step); what the function itself raises. Parameters and optimizer state are then as they were; gradients that the step would have
+    replaced are None, as after `zero_grad`.
     """
     if function is None:
         return functools.partial(compile_step, options=options)
@@ -460,6 +461,15 @@ def _outputs_of(template: Any) -> list[_Output]:
     return []
 
 
+def _known_of(template: Any) -> list[str]:
+    """The paths of what a template finds by its path."""
+    if isinstance(template, _Known):
+        return [template.path]
+    if isinstance(template, _Built):
+        return [path for pair in template.items for item in pair for path in _known_of(item)]
+    return []
+
+
 def _build(template: Any, output: Callable[[_Output], torch.Tensor], around: Walk) -> Any:
     if isinstance(template, _Output):
         return output(template)
@@ -484,6 +494,12 @@ class _Program:
         originals = [node for node in recorder.graph.nodes if node.op == "placeholder"]
         self._inputs: list[str | TracedFloat] = [paths[node] if node in paths else recorder.numbers[node] for node in originals]
         assert len(placeholders) == len(originals)
+        self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and isinstance(template, _Output)]
+        templates = [*self._result, *self._changes.values()]
+        self._used = {
+            *(item for item in self._inputs if isinstance(item, str)),
+            *(path for template in templates for path in _known_of(template)),
+        }
         with torch.no_grad():
             self._compiled = compile_graph(module, self._tensors(around, given), options)
 
@@ -494,11 +510,14 @@ class _Program:
         ]
 
     def run(self, around: Walk, given: Walk) -> Any:
+        tensors = self._tensors(around, given)
+        released = around.release_gradients(self._new_gradients, self._used)
         with torch.no_grad():
-            outputs = self._compiled(*self._tensors(around, given))
+            outputs = self._compiled(*tensors)
         metrics.add("steps")
         for (path, key), template in self._changes.items():
             holder = around.holders.get(path) or given.holders[path]
             holder.put(key, _build(template, lambda output: outputs[output.index], given))
+        around.accept_gradients(released)
         leaves = [_build(template, lambda output: outputs[output.index], given) for template in self._result]
         return tree_unflatten(leaves, self._spec)

@@ -16,8 +16,8 @@ import sysconfig
 import threading
 import types
 import weakref
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -137,7 +137,8 @@ class Walk:
     """Everything that can be reached.
 
     Attributes: base (an earlier walk; what that has found is not found again); roots; holders (what can change), tensors, optimizers,
-    objects, by path; paths (of objects, by id); metas (what the tensors were like); arrays (NumPy's, with what they held).
+    objects, by path; paths (of objects, by id); metas (what the tensors were like); arrays (NumPy's, with what they held); repeated (the
+    ids of tensors that are found in several places); is_outdated.
     """
 
     base: Walk | None = None
@@ -149,6 +150,8 @@ class Walk:
     objects: dict[str, Any] = field(default_factory=dict)
     metas: list[tuple[Any, ...]] = field(default_factory=list)
     arrays: dict[str, tuple[np.ndarray[Any, Any], Any]] = field(default_factory=dict)
+    repeated: set[int] = field(default_factory=set)
+    is_outdated: bool = False
 
     def path_of(self, value: Any) -> str | None:
         found = self.paths.get(id(value))
@@ -169,7 +172,8 @@ class Walk:
 
     def is_unchanged(self) -> bool:
         return (
-            all(holder.is_unchanged() for holder in self.holders.values())
+            not self.is_outdated
+            and all(holder.is_unchanged() for holder in self.holders.values())
             and list(map(meta, self.tensors.values())) == self.metas
             and all(_contents(array) == contents for array, contents in self.arrays.values())
         )
@@ -177,6 +181,45 @@ class Walk:
     def restore(self) -> None:
         for holder in self.holders.values():
             holder.restore()
+
+    def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
+        """Let go of gradients that are about to be replaced, so that their memory is free before: of those that are found nowhere else,
+        share no memory, and are not among the paths to `keep`. The walk is outdated then, until `accept_gradients`.
+
+        Returns: of each released one's place, its own path, and what it was like.
+        """
+        released = {}
+        sharing = Counter(map(_storage, self.tensors.values()))
+        for place in places:
+            holder = self.holders.get(place)
+            gradient = holder.items["grad"] if holder is not None else None
+            path = self.paths.get(id(gradient), "")
+            below = self.holders.get(f"{path}.grad")
+            if holder is None or gradient is None or below is None or gradient.grad is not None:
+                continue
+            if path in keep or id(gradient) in self.repeated or sharing[_storage(gradient)] > 1:
+                continue
+            self.is_outdated = True
+            released[place] = path, meta(gradient)
+            holder.put("grad", None)
+            below.target = holder.items["grad"] = self.objects[path] = self.tensors[path] = None
+            del self.paths[id(gradient)]
+        return released
+
+    def accept_gradients(self, released: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
+        """Those that now stand in the places of released ones. If they are like those, the walk holds again."""
+        replaced = 0
+        taken = {_storage(tensor) for tensor in self.tensors.values() if tensor is not None}
+        for place, (path, expected) in released.items():
+            holder = self.holders[place]
+            gradient = holder.target.grad
+            if gradient is None or _storage(gradient) in taken or meta(gradient) != expected:
+                continue
+            taken.add(_storage(gradient))
+            self.holders[f"{path}.grad"].target = holder.items["grad"] = self.objects[path] = self.tensors[path] = gradient
+            self.paths[id(gradient)] = path
+            replaced += 1
+        self.is_outdated = self.is_outdated and replaced < len(released)
 
     def facts(self, inputs: Collection[tuple[str, Any]] = ()) -> dict[str, Any]:
         """What a recording depends on, comparable with that of another walk. inputs: entries (path, key) whose values do not matter."""
@@ -234,7 +277,10 @@ def walk(roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
                 items = {name: getattr(value, name) for name in names if hasattr(value, name)}
                 found.holders.setdefault(f"{path}.*", Holder(_Attributes(value), items))
                 waiting.extend((f"{path}.{name}", item, ()) for name, item in items.items())
-        elif not isinstance(value, (*PLAIN, *_OPAQUE)) and not _is_own(value) and found.path_of(value) is None:
+        elif not isinstance(value, (*PLAIN, *_OPAQUE)) and not _is_own(value):
+            if found.path_of(value) is not None:
+                found.repeated.add(id(value))
+                continue
             while found.knows(path):
                 path += "'"
             found.paths[id(value)] = path

@@ -88,9 +88,10 @@ class Stepwise:
         results = run_step(step, operands)
         storages = set(map(storage_key, operands))
         made = [result for result in results if storage_key(result) not in storages]
-        if made and any(operand.is_complex() and operand.requires_grad and not _is_finite(operand) for operand in operands):
-            # In products with an infinite complex number, torch's own kernels differ in which part is NaN (C99, Annex G, allows either).
-            raise Rejected(f"{step.op} of infinite complex numbers, whose gradients are not defined part by part")
+        if not finite and (made or step.writes) and any(tensor.is_complex() for tensor in (*operands, *made)):
+            # Which part of an infinite complex number is NaN differs between torch's own kernels (C99, Annex G, leaves it open), and adding
+            # such numbers makes NaNs of finite parts, since eager mode multiplies by alpha = 1 + 0j first.
+            raise Rejected(f"{step.op} with infinite complex numbers, whose parts are not defined one by one")
         written = operands[: int(step.writes)]
         # What is written as integers may be read as floating point elsewhere.
         reread = [

@@ -8,6 +8,7 @@ windows, slices and their like work in any order; what does not gets its operand
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +25,14 @@ Order = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Ordered:
-    """An array whose dimension i is dimension order[i] of the value that it stands for."""
+    """An array whose dimension i is dimension order[i] of the value that it stands for.
+
+    made: the simple elementwise function that gave it, and its operands.
+    """
 
     array: Any
     order: Order
+    made: tuple[Any, Sequence[Value]] | None = None
 
     @property
     def is_plain(self) -> bool:
@@ -96,7 +101,7 @@ class _Evaluation:
             values.update(zip(equation.outvars, self._apply(equation, [read(var) for var in equation.invars]), strict=True))
         return [read(var) for var in jaxpr.outvars]
 
-    def _apply(self, equation: Any, operands: list[Value]) -> list[Value]:
+    def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         name, params = equation.primitive.name, equation.params
         if name in ("jit", "pjit"):
             return self.run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)
@@ -111,7 +116,7 @@ class _Evaluation:
         return _apply(equation, operands)
 
 
-def _apply(equation: Any, operands: list[Value]) -> list[Value]:
+def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
     name, params = equation.primitive.name, equation.params
     if name == "transpose":
         return [_transpose(operands[0], params["permutation"])]
@@ -121,7 +126,8 @@ def _apply(equation: Any, operands: list[Value]) -> list[Value]:
         return _convolution(equation, operands)
     order = _common_order(operands)
     if order is not None and name in _ELEMENTWISE:
-        return _bound(equation, _in_order(operands, order), params, order)
+        results = _bound(equation, _in_order(operands, order), params, order)
+        return [Ordered(result.array, order, (equation, operands)) for result in results] if name in _SIMPLE else list(results)
     if order is not None and name in _BY_DIMENSION:
         return _bound(equation, _in_order(operands, order), _BY_DIMENSION[name](dict(params), order), order)
     if order is not None and name in _REDUCTIONS:
@@ -132,16 +138,44 @@ def _apply(equation: Any, operands: list[Value]) -> list[Value]:
         result = tuple(names.index(dim) for dim in remaining)
         (array,) = _in_order(operands, order)
         if name == "reduce_sum" and is_foldable(array, changed["axes"]):
-            return [Ordered(sum_rows(array, changed["axes"]), result)]
+            return [Ordered(_sum_rows(operands[0], array, order, changed["axes"]), result)]
         return _bound(equation, [array], changed, result)
     return _bound(equation, [item.plain() for item in operands], params, None)
+
+
+def _sum_rows(value: Value, array: Array, order: Order, axes: Sequence[int]) -> Array:
+    """`sum_rows`; of what a simple function has made, in parts that are computed and added in one loop. XLA does not fuse a function into
+    the sum over its rows: it writes all of the function's result to memory first."""
+    axis = next((axis for axis in axes if array.shape[axis] > 1), axes[0])
+    size = array.shape[axis]
+    count = max(count for count in range(1, _PARTS + 1) if size % count == 0)
+    if count == 1 or not isinstance(value, Ordered) or value.made is None:
+        return sum_rows(array, axes)
+    length = size // count
+    parts = [_part(value, order, axis, start, start + length, _DEPTH) for start in range(0, size, length)]
+    total = functools.reduce(lax.add, parts)
+    return sum_rows(total, axes) if is_foldable(total, axes) else lax.reduce_sum(lax.optimization_barrier(total), axes)
+
+
+def _part(value: Value, order: Order, axis: int, start: int, stop: int, depth: int) -> Any:
+    """A value from start to stop of the dimension order[axis], computed from parts of what it is made of."""
+    if not _rank(value):
+        return value.plain()
+    if isinstance(value, _Broadcast) and order[axis] not in value.dims:
+        shape = tuple(stop - start if dim == order[axis] else size for dim, size in enumerate(value.shape))
+        return _Broadcast(value.operand, shape, value.dims).to(order)
+    if isinstance(value, _Broadcast) or value.made is None or not depth:
+        return lax.slice_in_dim(value.to(order), start, stop, axis=axis)
+    equation, operands = value.made
+    (result,) = _bound(equation, [_part(item, order, axis, start, stop, depth - 1) for item in operands], equation.params, order)
+    return result.array
 
 
 def _in_order(operands: Sequence[Value], order: Order) -> list[Any]:
     return [item.to(order) if _rank(item) else item.plain() for item in operands]
 
 
-def _bound(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> list[Value]:
+def _bound(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> Sequence[Ordered]:
     """order: of the results; None: they are plain."""
     with equation.ctx.manager:
         results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(params))
@@ -169,7 +203,7 @@ def _transpose(value: Value, permutation: Sequence[int]) -> Value:
     return Ordered(value.array, tuple(moved[dim] for dim in value.order))
 
 
-def _convolution(equation: Any, operands: Sequence[Value]) -> list[Value]:
+def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
     """XLA takes the operands of its convolution in any order; the result gets the first one's, batch for batch and channel for channel."""
     x, y = (item if isinstance(item, Ordered) else _plain(item.plain()) for item in operands)
     numbers = equation.params["dimension_numbers"]
@@ -190,6 +224,11 @@ _ELEMENTWISE = frozenset([
     "stop_gradient", "sub", "tan", "tanh", "xor",
 ])
 # fmt: on
+
+# What is computed again for each part of a sum over rows, so deep; and in how many parts.
+_SIMPLE = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
+_DEPTH = 3
+_PARTS = 8
 
 _REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
 

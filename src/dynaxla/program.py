@@ -31,7 +31,7 @@ from .lowering.forms import Choice
 from .lowering.interpreter import describe_inputs, is_computable, user_line
 from .lowering.layouts import without_transposes
 from .observe import dump, metrics, ops
-from .runtime import devices, random, transfer
+from .runtime import devices, heap, random, transfer
 from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
 from .runtime.executable import Executable, compilation_error, execution_error
@@ -101,7 +101,7 @@ class Program:
         with transfer.below_caller():
             executable = self._build(args)
         if time.perf_counter() - start > LONG:
-            transfer.give_freed_memory_back()
+            heap.return_freed_memory()
         return executable
 
     def _build(self, args: Sequence[Any]) -> Executable:

@@ -9,7 +9,6 @@ import, by looking; `force_public()` is for tests.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
 import hashlib
 import io
@@ -23,6 +22,7 @@ import jax
 import torch
 
 from ..observe import metrics
+from . import heap
 from .layout import row_major
 from .store import Store
 
@@ -275,6 +275,9 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
         executable = client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
         if store is not None and key:
             store.put(key, client.serialize_executable(executable))
+    needed = executable.get_compiled_memory_stats()
+    if needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE:
+        heap.keep_freed_memory()
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
     return XlaProgram(_fast_call(executable), text)
 
@@ -316,13 +319,6 @@ def _processor() -> str:
         kept = [line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))]
         return "".join(sorted(set(kept)))
     return f"{machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
-
-
-def give_freed_memory_back() -> None:
-    """To the system: the C library keeps what it is told to free. Elsewhere than with glibc nothing happens. Source: malloc_trim(3)."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
-    if trim is not None:
-        trim(0)
 
 
 # XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling again for

@@ -417,6 +417,10 @@ def _is_large(problem: WeightGradient) -> bool:
     return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= _FEW_PRODUCTS
 
 
+# From so many on, oneDNN is faster with channels in front.
+_MANY_CHANNELS = 512
+
+
 @WEIGHT_GRADIENT.form("torch", fits=_is_torchs, suits=_is_large)
 def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
@@ -424,7 +428,10 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, upstream = (tensor.movedim(-1, 1) for tensor in operands)
-        weight = rows.new_empty(problem.weight)  # its values do not matter
+        out, channels, *kernel = problem.weight
+        weight = rows.new_empty((out, *kernel, channels)).movedim(-1, 1)  # its values do not matter, its order does
+        if problem.groups == 1 and min(problem.weight[:2]) >= _MANY_CHANNELS:
+            rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
         results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
 
     (result,) = kernels.call(write, [_channels_last(x), _channels_last(grad)], [(problem.weight, problem.dtype)])

@@ -1,0 +1,31 @@
+"""Memory that a program has freed is used again by its next call, and the user's own settings of the heap stay."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import resource, torch
+torch.set_num_threads(1)
+compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
+x = torch.randn(1024, 16384)  # 64 MB, more than glibc keeps by itself
+for _ in range(3):
+    compiled(x)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(4):
+    compiled(x)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's heap")
+@pytest.mark.parametrize("setting", [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}], ids=["dynaxla's", "the user's"])
+def test_memory_is_used_again(setting: dict[str, str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | setting
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert (int(done.stdout) > 4 * 60_000_000) == bool(setting), f"{done.stdout} bytes of new pages in four calls"

@@ -187,6 +187,15 @@ def _expect(program: Program, disturbed: int) -> Expected:
         runs = _accepted(program, lambda world, noise=noise: lambda *_: Stepwise(program, noise).run(world.tensors))
         for call, moved, bound, chance in zip(calls, runs, bounds, random_values, strict=True):
             _widen_bounds(call, moved, bound, chance)
+    # A gradient is rounded wherever it passes a value of a coarser dtype than its own, which the noise does not imitate.
+    coarsest = max(
+        (torch.finfo(value.dtype).eps for value in stepwise.values if value.is_floating_point() or value.is_complex()), default=0.0
+    )
+    for call, bound in zip(calls, bounds, strict=True):
+        for name, value in call.values.items():
+            if name.startswith("gradient") and value is not None and value.numel():
+                sizes = value.abs().double()
+                bound[name] = max(bound.get(name, 0.0), coarsest * float(sizes.nan_to_num(0.0, 0.0).max()))
     return Expected(calls, bounds, random_values)
 
 

@@ -10,6 +10,9 @@ import pytest
 import torch
 from compare import assert_equal
 
+# Earlier ones compile again for floats at some ops whatever a backend does, with the same results.
+KEEPS_FLOATS = torch.__version__ >= (2, 13)
+
 OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {
     "alpha": lambda x, y, s: (torch.add(x, y, alpha=s), torch.sub(x, y, alpha=-s), torch.rsub(x, y, alpha=s)),
     "alpha of a float": lambda x, y, s: (torch.add(x, s, alpha=2), torch.sub(y, s, alpha=3)),
@@ -43,7 +46,8 @@ def test_one_graph_for_all_numbers(name: str, dtype: torch.dtype) -> None:
     for number in (0.3, 1.7, 0.9, 2.6):
         for result, expected in zip(compiled(x, y, number), OPS[name](x, y, number), strict=True):
             assert_equal(result, expected)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "the first number alone, then one graph for all"
+    if KEEPS_FLOATS:
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "the first number alone, then one graph for all"
 
 
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD", "RMSprop", "Rprop")
@@ -65,7 +69,8 @@ def test_learning_rate_under_a_schedule(name: str, foreach: bool) -> None:
             net(x).square().sum().backward()
             step()
             schedule.step()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2, (
-        "one that makes the optimizer's state, and one for all learning rates"
-    )
     torch.testing.assert_close(list(mine.parameters()), list(theirs.parameters()), rtol=2e-5, atol=2e-5)
+    if KEEPS_FLOATS:
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2, (
+            "one that makes the optimizer's state, and one for all learning rates"
+        )

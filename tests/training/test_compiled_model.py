@@ -117,6 +117,8 @@ LOOPS: dict[str, Loop] = {
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_as_in_eager(name: str) -> None:
+    if name == "frozen" and torch.__version__ < (2, 13):
+        pytest.skip("with any backend, TorchDynamo of torch 2.11 does not see that a parameter requires gradients again")
     theirs = Net()
     mine = copy.deepcopy(theirs)
     expected = LOOPS[name](theirs, theirs)

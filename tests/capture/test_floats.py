@@ -10,7 +10,8 @@ import pytest
 import torch
 from compare import assert_equal
 
-# Earlier ones compile again for floats at some ops whatever a backend does, with the same results.
+# Earlier ones compile again, with the same results, for each value of a float that has been computed with, such as -lr: their
+# tensorify_python_scalars knows none of Python's operators.
 KEEPS_FLOATS = torch.__version__ >= (2, 13)
 
 OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {

@@ -188,9 +188,7 @@ def _expect(program: Program, disturbed: int) -> Expected:
         for call, moved, bound, chance in zip(calls, runs, bounds, random_values, strict=True):
             _widen_bounds(call, moved, bound, chance)
     # A gradient is rounded wherever it passes a value of a coarser dtype than its own, which the noise does not imitate.
-    coarsest = max(
-        (torch.finfo(value.dtype).eps for value in stepwise.values if value.is_floating_point() or value.is_complex()), default=0.0
-    )
+    coarsest = max((torch.finfo(value.dtype).eps for value in stepwise.values if value.requires_grad), default=0.0)
     for call, bound in zip(calls, bounds, strict=True):
         for name, value in call.values.items():
             if name.startswith("gradient") and value is not None and value.numel():

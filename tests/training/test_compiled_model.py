@@ -117,22 +117,28 @@ LOOPS: dict[str, Loop] = {
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_as_in_eager(name: str) -> None:
-    if name == "frozen" and torch.__version__ < (2, 13):
-        pytest.skip("with any backend, TorchDynamo of torch 2.11 does not see that a parameter requires gradients again")
     theirs = Net()
-    mine = copy.deepcopy(theirs)
+    mine, other_backends = copy.deepcopy(theirs), copy.deepcopy(theirs)
     expected = LOOPS[name](theirs, theirs)
+    if name == "frozen" and torch.__version__ < (2, 13):
+        losses = LOOPS[name](other_backends, torch.compile(other_backends, backend="aot_eager", fullgraph=True))
+        if losses != pytest.approx(expected, rel=1e-4, abs=1e-5):
+            pytest.skip("this TorchDynamo, with the backend aot_eager too, does not see that a parameter requires gradients again")
     losses = LOOPS[name](mine, torch.compile(mine, backend="dynaxla", fullgraph=True))
-    rtol = 0.02 if name == "autocast" else 1e-4
-    assert losses == pytest.approx(expected, rel=rtol, abs=1e-5)
+    # bfloat16 has eight bits; and where it rounds differs, since a compiled graph rounds fewer values on the way.
+    rtol, atol = (0.05, 0.02) if name == "autocast" else (1e-3, 1e-5)
+    assert losses == pytest.approx(expected, rel=rtol / 10 if name != "autocast" else rtol, abs=1e-5)
     for (key, parameter), other in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-        if name != "autocast":
-            torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-5, msg=key)
+        torch.testing.assert_close(parameter, other, rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
         assert (parameter.grad is None) == (other.grad is None)
         if parameter.grad is not None and other.grad is not None:
             assert (parameter.grad.dtype, parameter.grad.stride()) == (other.grad.dtype, other.grad.stride())
+            scale = float(other.grad.abs().max())
+            torch.testing.assert_close(
+                parameter.grad / scale, other.grad / scale, rtol=rtol, atol=max(atol, 1e-4), msg=lambda text, key=key: f"{key}.grad: {text}"
+            )
     for mine_buffer, buffer in zip(mine.buffers(), theirs.buffers(), strict=True):
-        torch.testing.assert_close(mine_buffer, buffer, rtol=0.02, atol=1e-2 if name == "autocast" else 1e-5)
+        torch.testing.assert_close(mine_buffer, buffer, rtol=rtol, atol=atol)
 
 
 def test_checkpoint() -> None:

@@ -23,7 +23,7 @@ from .config import Options
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
 from .observe import dump, metrics
-from .program import FrozenProgram, Program, RetracedProgram, SplitProgram, make_program
+from .program import AnyProgram, Program, RetracedProgram, make_program
 from .runtime import devices
 
 _graph_numbers = itertools.count()
@@ -66,8 +66,8 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
     platform = devices.platform_of(_device_of(tensors))
     number = next(_graph_numbers)
 
-    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], Program | SplitProgram | FrozenProgram]:
-        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Program | SplitProgram | FrozenProgram:
+    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], AnyProgram]:
+        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> AnyProgram:
             static = _static_inputs() if phase != "backward" else ()
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"

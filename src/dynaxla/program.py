@@ -4,6 +4,7 @@ Program         lowers the graph once for each combination of input sizes, compi
 RetracedProgram traces and lowers the graph again at every call, and finds the executable by the lowered program's hash.
 SplitProgram    a graph that no single XLA program can hold, as a sequence of these and of torch's own ops.
 FrozenProgram   a graph whose parameters seldom change: one program for what they alone decide, one for the rest.
+PackedProgram   such a graph with its weights in the order in which oneDNN reads them, as far as a thread may rely on that.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import dataclasses
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import jax
@@ -21,12 +22,13 @@ import torch
 from jax import lax
 
 from .capture.freeze import Frozen, freeze
+from .capture.packing import pack_weights
 from .capture.randomness import hoist
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
 from .capture.split import Part, depends_on_data, split
 from .config import Options
 from .errors import UnsupportedOp
-from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback
+from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback, packing
 from .lowering.forms import Choice
 from .lowering.interpreter import describe_inputs, is_computable, user_line
 from .lowering.layouts import without_transposes
@@ -165,13 +167,13 @@ class RetracedProgram(Program):
 
 def make_program(
     kind: type[Program], name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options
-) -> Program | SplitProgram | FrozenProgram:
+) -> AnyProgram:
     """A program of this kind for a graph; or several, if there are ops in it that no XLA program can hold, or with options.freeze.
 
     Raises: UnsupportedOp for such an op if options.fallback is "error".
     """
-    if options.freeze and (frozen := freeze(module, static_inputs)) is not None:
-        return FrozenProgram(kind, name, frozen, static_inputs, dataclasses.replace(options, freeze=False))
+    if options.freeze:
+        return _freeze(kind, name, module, static_inputs, dataclasses.replace(options, freeze=False))
     drawn: set[torch.fx.Node] = set()
     if options.exact_rng:
         module, drawn = hoist(module)
@@ -194,6 +196,26 @@ def make_program(
     for node in uncompiled:
         ops.fell_back(str(node.target), "no XLA program can hold it, so the graph is split around it", user_line(node))
     return SplitProgram(kind, name, module, static_inputs, options, split(module, (uncompiled | drawn).__contains__))
+
+
+def _freeze(kind: type[Program], name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options) -> AnyProgram:
+    device = graph_device(module)
+
+    def pack(graph: torch.fx.Graph, fixed: Collection[torch.fx.Node]) -> bool:
+        return device.type == "cpu" and pack_weights(graph, fixed, devices.jax_device(device), options.forms)
+
+    def plain() -> AnyProgram:
+        frozen = freeze(module, static_inputs)
+        return (
+            make_program(kind, name, module, static_inputs, options)
+            if frozen is None
+            else FrozenProgram(kind, name, frozen, static_inputs, options)
+        )
+
+    packed = freeze(module, static_inputs, pack)
+    if packed is None or not packed.packed:
+        return plain()
+    return PackedProgram(FrozenProgram(kind, name, packed, static_inputs, options), plain)
 
 
 class SplitProgram:
@@ -275,6 +297,30 @@ class FrozenProgram:
 
     def _forget(self) -> None:
         self._kept = None
+
+
+class PackedProgram:
+    """A frozen program whose weights are packed for oneDNN's kernels, and one whose weights are not, for threads in which these kernels
+    take them in another order. plain: makes the second one."""
+
+    def __init__(self, packed: FrozenProgram, plain: Callable[[], AnyProgram]) -> None:
+        self._boxed_call = True
+        self.name = packed.name
+        self._packed = packed
+        self._make_plain = plain
+        self._plain: AnyProgram | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if packing.holds():
+            return self._packed(args)
+        with self._lock:
+            if self._plain is None:
+                self._plain = self._make_plain()
+        return self._plain(args)
+
+
+AnyProgram = Program | SplitProgram | FrozenProgram | PackedProgram
 
 
 class _Prepared:

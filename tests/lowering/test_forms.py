@@ -291,3 +291,25 @@ def test_what_onednn_takes() -> None:
     assert onednn.takes(np.dtype(np.float32)) == onednn.is_available()
     assert not onednn.takes(np.dtype(np.float64))
     assert not onednn.takes(np.dtype(np.int32))
+
+
+@pytest.mark.parametrize("form", ["onednn", "xla"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("shape", "count"), [((7, 70), 1), ((70,), 1), ((2, 3, 5, 7), 2), ((2, 1, 3, 1, 2, 1, 9), 1), ((0, 5), 1)])
+def test_layer_norm(form: str, dtype: torch.dtype, affine: bool, shape: tuple[int, ...], count: int) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(shape) * 3 + 2).to(dtype)
+    inner = shape[len(shape) - count :]
+    parameters = [torch.randn(inner, dtype=dtype) for _ in range(2)] if affine else []
+    if x.numel():
+        x.view(-1)[0] = float("nan")
+
+    def run(x: torch.Tensor, *parameters: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, inner, *parameters)
+
+    assert_equal(compiled(run, {"layer_norm": form})(x, *parameters), run(x, *parameters), tolerance=TOLERANCE[dtype])
+    mine, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+    compiled(run, {"layer_norm": form})(mine, *parameters).sum().backward()
+    run(theirs, *parameters).sum().backward()
+    torch.testing.assert_close(mine.grad, theirs.grad, rtol=TOLERANCE[dtype][0], atol=TOLERANCE[dtype][1], equal_nan=True)

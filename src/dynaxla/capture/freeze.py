@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +20,24 @@ class Frozen:
     """A graph in two parts.
 
     Attributes: module (the whole graph, batch norms folded); prepared (what parameters and buffers alone decide); rest (what else there
-    is; among its inputs are `prepared`'s outputs).
+    is; among its inputs are `prepared`'s outputs); packed (whether `pack` has packed any weights).
     """
 
     module: GraphModule
     prepared: Part
     rest: Part
+    packed: bool
 
 
-def freeze(module: GraphModule, static_inputs: Sequence[int]) -> Frozen | None:
+Pack = Callable[[Graph, Collection[Node]], bool]
+
+
+def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambda graph, fixed: False) -> Frozen | None:
     """The graph in two parts; None if nothing can be prepared. The module stays as it is.
 
     static_inputs: positions of parameters and buffers among the inputs. Only what torch computes with them becomes part of `prepared`:
     views stay where they are, since they cost nothing, and so does what the graph returns, since the caller may write to it.
+    pack: changes a graph so that it reads weights in another order; it is given the nodes that parameters and buffers decide, and these.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -41,6 +46,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int]) -> Frozen | None:
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
     static = {placeholders[position] for position in static_inputs}
     fold_batch_norms(graph, static)
+    packed = pack(graph, static | _decided(graph, static))
     returned = _returned(graph)
     decided = _decided(graph, static) - returned
     # A view is prepared only on the way to something that is computed.
@@ -56,7 +62,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int]) -> Frozen | None:
     rest = part_of(module, _needed([node for node in nodes if node not in wanted or node in shared], shared - returned))
     read = set(rest.inputs)
     prepared = part_of(module, [node for node in nodes if node in wanted], [node for node in nodes if node in wanted & read])
-    return Frozen(module, prepared, rest)
+    return Frozen(module, prepared, rest, packed)
 
 
 def _needed(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import ops
-from . import dtypes, fallback
+from . import dtypes, fallback, packing
 from .context import Context, TensorSpec
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .registry import Registry, Rule
@@ -41,7 +41,7 @@ class _Step:
     reason: str = ""
 
 
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default)
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default, packing.packed_convolution)
 
 
 class Interpreter:

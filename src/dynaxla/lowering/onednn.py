@@ -1,10 +1,11 @@
-"""oneDNN's convolution and matrix product, which XLA:CPU holds and runs as parts of its own programs.
+"""oneDNN's convolution, matrix product and layer normalization, which XLA:CPU holds and runs as parts of its own programs.
 
 On x86-64 jaxlib is built with oneDNN, but its compiler does not use it; a custom call to it in a program is understood all the same, and
 runs on the program's own buffers and threads. The call's configuration is a message of XLA's xla/service/cpu/onednn_config.proto, as
 JSON. A configuration that oneDNN refuses ends the process, so callers give none that could be.
 
-Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc and onednn_matmul.cc
+Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc, onednn_matmul.cc and
+onednn_layer_norm.cc
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ _KNOWN = ((0, 10), (0, 11))
 
 _MATMUL = "__onednn$matmul"
 _CONVOLUTION = "__onednn$convolution"
+_LAYER_NORM = "__onednn$layernorm"
 
 
 @functools.cache
@@ -69,16 +71,21 @@ def matmul(
     bias: Array | None = None,
     activation: str = "",
     orders: Sequence[tuple[int, ...] | None] = (None, None, None),
+    *,
+    packed: int = 0,
 ) -> Array:
     """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row; activation: then
     applied to each number. orders: dimensions of x, y and the result from the slowest in memory to the fastest; None: row-major.
+    packed: y's columns, if y is one matrix in oneDNN's own order (see packing.py), and x one too.
 
     Shape: x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype: x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
-    rows, columns = x.shape[-1 if transpose_x else -2], y.shape[-2 if transpose_y else -1]
+    rows, columns = x.shape[-1 if transpose_x else -2], packed or y.shape[-2 if transpose_y else -1]
     fused = [*(["BIAS"] if bias is not None else []), *([ACTIVATIONS[activation]] if activation else [])]
     config: dict[str, Any] = {"transpose_a": transpose_x, "transpose_b": transpose_y, "fusions": {"ops": fused}}
+    if packed:
+        config["optimization_config"] = {"weights_prepacked": True}
     operands = [x, y]
     if bias is not None:
         operands.append(bias.reshape((1,) * (x.ndim - 1) + bias.shape))
@@ -99,11 +106,13 @@ def convolution(
     bias: Array | None = None,
     *,
     swapped: bool = False,
+    packed: Sequence[int] = (),
 ) -> Array:
     """A convolution over one to three spatial dimensions.
 
     Shape: x (batch, *space, in), weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`, bias (out,), result `shape`
-    (batch, *space, out). margins: at both ends of each spatial dimension, not negative.
+    (batch, *space, out). margins: at both ends of each spatial dimension, not negative. packed: weight's shape, if it is in oneDNN's own
+    order (see packing.py).
     Dtype: x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
     data = {"batch_dim": 0, "feature_dim": x.ndim - 1, "spatial_dims": list(range(1, x.ndim - 1))}
@@ -127,12 +136,25 @@ def convolution(
         },
         "feature_groups": groups,
     }
+    if packed:
+        config["kernel"]["filter"]["shape"] = list(packed)
+        config["optimization_config"] = {"weights_prepacked": True}
     operands = [x, weight]
     if bias is not None:
         config["fusions"] = {"ops": ["BIAS"]}
         operands.append(bias)
     result = jax.ShapeDtypeStruct(tuple(shape), dtype)
     return _call(_CONVOLUTION, {"onednn_conv_config": config}, operands, result, [None] * len(operands), None)
+
+
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
+    """x normalized over its last dimension, times weight, plus bias.
+
+    Shape: x of two to five dimensions; weight and bias that of its last one. Dtype: x float32 or bfloat16, weight and bias float32.
+    """
+    config = {"rescale": "SCALE_AND_SHIFT", "epsilon_typecast": int(np.float32(eps).view(np.int32))}
+    result = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return _call(_LAYER_NORM, {"onednn_layer_norm_config": config}, [x, weight, bias], result, [None, None, None], None)
 
 
 def _call(

@@ -316,9 +316,14 @@ def machine_name(device: jax.Device) -> str:
 def _processor() -> str:
     """What this machine's instructions are known by."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
-        kept = [line for line in file if line.startswith(("model name", "flags", "Features", "CPU part"))]
+        kept = [line for line in file if line.startswith(("vendor_id", "model name", "flags", "Features", "CPU part"))]
         return "".join(sorted(set(kept)))
     return f"{machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def is_intels() -> bool:
+    """Whether this machine's processor is Intel's."""
+    return "GenuineIntel" in _processor()
 
 
 # XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling again for

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jax import Array, lax
 
-from .. import dtypes
+from .. import dtypes, onednn
 from ..context import Context
 from ..dtypes import DType
+from ..forms import Forms, Operand
 from ..promotion import convert
 from ..registry import lowers
 
@@ -270,12 +274,68 @@ def normalize_last(x: Array, count: int, weight: Array | None, bias: Array | Non
     return _affine(out, weight, bias, range(outer, x.ndim)), mean, inverse
 
 
+@dataclass(frozen=True)
+class LayerNorm:
+    """What a layer normalization is asked to do whose mean and standard deviation nobody wants, apart from its operands' values.
+
+    Attributes: x (shape); count (how many of its last dimensions are normalized); eps; dtype; platform.
+    """
+
+    x: tuple[int, ...]
+    count: int
+    eps: float
+    dtype: DType
+    platform: str
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        inner = Operand(self.x[len(self.x) - self.count :], self.dtype)
+        return Operand(self.x, self.dtype), inner, inner
+
+    @property
+    def result_order(self) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.x)} over {self.count}"
+
+
+LAYER_NORM: Forms[LayerNorm] = Forms("layer_norm")
+
+# Below so many numbers, what a call of oneDNN costs is more than what it saves.
+_FEW_NUMBERS = 1 << 15
+
+
+def _fits_onednn(problem: LayerNorm) -> bool:
+    return problem.platform == "cpu" and 0 not in problem.x and onednn.takes(problem.dtype)
+
+
+@LAYER_NORM.form("onednn", fits=_fits_onednn, suits=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS)
+def _layer_norm_by_onednn(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
+    size = math.prod(x.shape[x.ndim - problem.count :])
+    scale, shift = (
+        lax.full((size,), value, np.float32) if item is None else lax.reshape(convert(item, np.dtype(np.float32)), (size,))
+        for item, value in ((weight, 1), (bias, 0))
+    )
+    rows = x if problem.count == 1 and 2 <= x.ndim <= 5 else lax.reshape(x, (x.size // size, size))
+    return lax.reshape(onednn.layer_norm(rows, scale, shift, problem.eps), x.shape)
+
+
+@LAYER_NORM.form("xla")
+def _layer_norm_by_xla(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
+    return convert(normalize_last(x, problem.count, weight, bias, problem.eps)[0], x.dtype)
+
+
 @lowers(aten.native_layer_norm.default)
 def native_layer_norm(
     x: Array, normalized_shape: Dims, weight: Array | None, bias: Array | None, eps: float, *, ctx: Context
-) -> tuple[Array, Array, Array]:
+) -> tuple[Array, Array | None, Array | None]:
     """Shape: that of x; mean and 1 / standard deviation keep the normalized dimensions with size 1."""
-    out, mean, inverse = normalize_last(x, len(normalized_shape), weight, bias, eps)
+    count = len(normalized_shape)
+    if all(user.target is operator.getitem and user.args[1] == 0 for user in ctx.node.users):
+        problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
+        return ctx.choose(LAYER_NORM, problem).run(problem, x, weight, bias), None, None
+    out, mean, inverse = normalize_last(x, count, weight, bias, eps)
     return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, inverse)
 
 

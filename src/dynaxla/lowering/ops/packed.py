@@ -1,0 +1,48 @@
+"""Ops with weights that were packed when they were frozen: see dynaxla.lowering.packing, and dynaxla.capture.packing, which makes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jax import Array, lax
+
+from .. import onednn, packing
+from ..context import Context
+from ..epilogue import follow
+from ..registry import lowers
+
+
+@lowers(packing.pack)
+def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequence[int]) -> Array:
+    return packing.Packing(tuple(dims), tuple(blocked), tuple(sizes)).pack(weight)
+
+
+@lowers(packing.packed_linear)
+def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, ctx: Context) -> Array:
+    """x @ weight + bias, and with it the activation that follows."""
+    following = follow(ctx.node)
+    if following is None or following.name not in onednn.ACTIVATIONS:
+        return onednn.matmul(x, packed, False, False, x.dtype, bias, packed=columns)
+    out = onednn.matmul(x, packed, False, False, x.dtype, bias, following.name, packed=columns)
+    ctx.claim(following.node, lax.reshape(out, ctx.spec(following.node).shape), following.passed)
+    return out
+
+
+@lowers(packing.packed_convolution)
+def packed_convolution(
+    x: Array,
+    packed: Array,
+    bias: Array | None,
+    weight: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    *,
+    ctx: Context,
+) -> Array:
+    """Shape: x (batch, in, height, width); weight: its shape before it was packed, (out, in, height, width)."""
+    batch, out, *space = ctx.output.shape
+    margins = [(margin, margin) for margin in padding]
+    rows = lax.transpose(x, (0, 2, 3, 1))
+    result = onednn.convolution(rows, packed, (batch, *space, out), stride, margins, dilation, 1, x.dtype, bias, packed=weight)
+    return lax.transpose(result, (0, 3, 1, 2))

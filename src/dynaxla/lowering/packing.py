@@ -1,0 +1,230 @@
+"""Weights that lie in memory as oneDNN's kernels read them.
+
+oneDNN brings a weight into an order of its own before it computes with it: blocks of some tens of outputs, whose size hangs on processor,
+shapes and dtype. XLA's calls take a weight that is in this order already, but there is no asking which it is. So it is found by trial: a
+weight is packed in each of the orders that occur, and where the result is that of the plain weight, it was the right one.
+
+The order also hangs on how many processors the calling thread may run on: oneDNN asks when a thread first computes with it. A packed
+weight must be used only where `holds` says so.
+
+Source: oneDNN's developer guide, Memory Format Propagation; openxla/xla, xla/service/cpu/onednn_convolution.cc and onednn_matmul.cc
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ..runtime import transfer
+from . import onednn
+from .dtypes import DType
+
+_library = torch.library.Library("dynaxla", "FRAGMENT")
+_library.define("pack(Tensor weight, int[] dims, int[] blocked, int[] sizes) -> Tensor")
+_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int columns) -> Tensor")
+_library.define(
+    "packed_convolution(Tensor x, Tensor packed, Tensor? bias, int[] weight, int[] stride, int[] padding, int[] dilation) -> Tensor"
+)
+
+pack = torch.ops.dynaxla.pack.default
+packed_linear = torch.ops.dynaxla.packed_linear.default
+packed_convolution = torch.ops.dynaxla.packed_convolution.default
+
+
+@dataclass(frozen=True)
+class Packing:
+    """An order of a weight in memory: its dimensions from the slowest to the fastest, counted in blocks, then the blocks' insides.
+
+    Attributes: dims; blocked and sizes (the blocks: dimensions, which may repeat, and how many numbers each has inside).
+    """
+
+    dims: tuple[int, ...]
+    blocked: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+    def shape(self, weight: tuple[int, ...]) -> tuple[int, ...]:
+        """Of the weight with zeros behind it, so that blocks are full."""
+        block = [1] * len(weight)
+        for dim, size in zip(self.blocked, self.sizes, strict=True):
+            block[dim] *= size
+        return tuple(-(-size // full) * full for size, full in zip(weight, block, strict=True))
+
+    def pack(self, weight: Array) -> Array:
+        """The weight in this order. Shape: of one dimension."""
+        shape = self.shape(weight.shape)
+        weight = lax.pad(weight, np.zeros((), weight.dtype), [(0, full - size, 0) for full, size in zip(shape, weight.shape, strict=True)])
+        split: list[int] = []
+        places: dict[int, list[int]] = {}
+        for dim, size in enumerate(shape):
+            inside = [block for place, block in zip(self.blocked, self.sizes, strict=True) if place == dim]
+            places[dim] = list(range(len(split), len(split) + 1 + len(inside)))
+            split += [size // math.prod(inside), *inside]
+        order = [places[dim].pop(0) for dim in self.dims] + [places[dim].pop(0) for dim in self.blocked]
+        return lax.reshape(lax.transpose(lax.reshape(weight, split), order), (weight.size,))
+
+
+# Blocks of so many outputs. Half types come in pairs of inputs, that are multiplied by one instruction.
+_WIDTHS = (64, 48, 32, 16, 24, 8)
+_PAIRED = 2
+
+
+def _of_matrices(dtype: DType) -> Iterable[Packing]:
+    """Of weights (in, out)."""
+    pair = 1 if dtype == np.float32 else _PAIRED
+    for width in _WIDTHS:
+        for inputs in (16, 1):
+            yield Packing((1, 0), (0, 1, 0), (inputs, width, pair))
+
+
+def _of_kernels(dtype: DType) -> Iterable[Packing]:
+    """Of weights (out, in, *kernel) with two spatial dimensions."""
+    pair = 1 if dtype == np.float32 else _PAIRED
+    for width in _WIDTHS:
+        for inputs in (1, 16):
+            yield Packing((0, 2, 3, 1), (1, 0, 1), (inputs, width, pair))
+    for width in (16, 8):
+        yield Packing((0, 1, 2, 3), (1, 0, 1), (width // pair, width, pair))
+
+
+def of_linear(rows: int, inputs: int, columns: int, dtype: DType, bias: bool, activation: str, device: jax.Device) -> Packing | None:
+    """The order of a weight (in, out) for `onednn.matmul` with so many rows; None: not found."""
+
+    def plain(x: Array, weight: Array, shift: Array) -> Array:
+        return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation)
+
+    def packed(x: Array, weight: Array, shift: Array) -> Array:
+        return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation, packed=columns)
+
+    return _find("matmul", (rows, inputs), (inputs, columns), dtype, (bias, activation), device, plain, packed, columns, _of_matrices)
+
+
+def of_convolution(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    out: tuple[int, ...],
+    stride: tuple[int, ...],
+    margins: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+    dtype: DType,
+    bias: bool,
+    device: jax.Device,
+) -> Packing | None:
+    """The same of a weight (out, in, *kernel) for `onednn.convolution`. Shape: x and out as there, channels last."""
+    settings = out, stride, margins, dilation, 1, dtype
+
+    def plain(x: Array, weight: Array, shift: Array) -> Array:
+        return onednn.convolution(x, weight, *settings, shift if bias else None)
+
+    def packed(x: Array, flat: Array, shift: Array) -> Array:
+        return onednn.convolution(x, flat, *settings, shift if bias else None, packed=weight)
+
+    return _find("convolution", x, weight, dtype, (*settings[:-1], bias), device, plain, packed, weight[0], _of_kernels)
+
+
+Compute = Callable[[Array, Array, Array], Array]
+
+_found: dict[object, Packing | None] = {}
+_lock = threading.Lock()
+
+
+def _find(
+    op: str,
+    x_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: DType,
+    settings: tuple[object, ...],
+    device: jax.Device,
+    plain: Compute,
+    packed: Compute,
+    columns: int,
+    candidates: Callable[[DType], Iterable[Packing]],
+) -> Packing | None:
+    if not _is_uniform():
+        return None
+    key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, transfer.machine_name(device))
+    with _lock:
+        if key not in _found:
+            _found[key] = _try(x_shape, shape, dtype, device, plain, packed, columns, list(candidates(dtype)))
+        return _found[key]
+
+
+# Of the largest result: random weights in a wrong order are off by about as much as the results are large.
+_TOLERANCE = 0.02
+
+
+def _try(
+    x_shape: tuple[int, ...],
+    shape: tuple[int, ...],
+    dtype: DType,
+    device: jax.Device,
+    plain: Compute,
+    packed: Compute,
+    columns: int,
+    candidates: list[Packing],
+) -> Packing | None:
+    generator = np.random.default_rng(0)
+    x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
+    # As long as the longest of them: in a wrong order, a kernel may read beyond the end of the right one.
+    length = max(math.prod(candidate.shape(shape)) for candidate in candidates)
+
+    def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
+        wanted, found = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))
+        return abs(found - wanted).max(), abs(wanted).max()
+
+    with transfer.below_caller(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
+        arrays = [jax.device_put(array, device) for array in (x, weight, np.zeros(length, dtype), shift)]
+        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
+        program = transfer.compile_lowered(jax.jit(distance, keep_unused=True).lower(*avals), device, {})
+        for candidate in candidates:
+            flat = np.zeros(length, dtype)
+            order = np.asarray(candidate.pack(jax.device_put(weight, device)))
+            flat[: order.size] = order
+            arrays[2] = jax.device_put(flat, device)
+            off, largest = (float(np.asarray(item)) for item in program.call(arrays))
+            if off <= _TOLERANCE * largest:
+                return candidate
+    return None
+
+
+# Source: proc_pid_task(5).
+_THREADS = "/proc/self/task"
+_processors: int | None = None
+_thread = threading.local()
+
+
+def holds() -> bool:
+    """Whether oneDNN takes the same order in this thread as where it was found."""
+    found = getattr(_thread, "processors", None)
+    if found is None:
+        found = _thread.processors = _affinity()
+    return found == _processors
+
+
+def _affinity() -> int:
+    """How many processors the calling thread may run on; 0: unknown."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+
+
+def _is_uniform() -> bool:
+    """Whether all threads of the process may run on as many processors, those of XLA's pool among them, as the calling one."""
+    global _processors
+    if not hasattr(os, "sched_getaffinity") or not os.path.isdir(_THREADS):
+        return False
+    counts = {_affinity()}
+    for thread in os.listdir(_THREADS):
+        with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
+            counts.add(len(os.sched_getaffinity(int(thread))))
+    if len(counts) > 1:
+        return False
+    if _processors is None:
+        (_processors,) = counts
+    return holds()

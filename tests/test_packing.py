@@ -1,0 +1,197 @@
+"""Frozen weights in the order in which oneDNN's kernels read them: the results are eager mode's, in every thread."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from compare import assert_equal
+from torch import nn
+from torch.nn import functional as F
+
+from dynaxla.lowering import onednn, packing
+from dynaxla.lowering.dtypes import to_jax
+
+pytestmark = pytest.mark.skipif(
+    not onednn.is_available() or not hasattr(os, "sched_getaffinity"), reason="weights are packed for oneDNN, on Linux"
+)
+# On others, weights may have to stay as they are.
+ORDERS_ARE_KNOWN = "AVX512" in torch.backends.cpu.get_cpu_capability()
+
+TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
+
+
+def frozen(net: Callable[..., Any], dump: Path, **options: Any) -> Callable[..., Any]:
+    return torch.compile(net, backend="dynaxla", fullgraph=True, options={"freeze": True, "fallback": "error", "dump": dump, **options})
+
+
+def packed(dump: Path) -> int:
+    """How many products and convolutions of the graphs that were compiled read packed weights."""
+    return sum(file.read_text().count(f"dynaxla.packed_{op}") for file in dump.glob("*.aten.txt") for op in ("linear", "convolution"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(("rows", "inputs", "columns"), [(2, 512, 512), (9, 131, 259), (128, 768, 1000), (1, 4096, 1031), (300, 64, 257)])
+def test_linear(rows: int, inputs: int, columns: int, bias: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Linear(inputs, columns, bias, dtype=dtype).requires_grad_(False)
+    x = torch.randn(rows, inputs, dtype=dtype)
+    assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[dtype])
+    assert packed(tmp_path) == 1 or not ORDERS_ARE_KNOWN
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "settings"),
+    [
+        (64, 64, 3, {"padding": 1}),
+        (37, 70, 3, {"stride": 2, "padding": (1, 2)}),
+        (40, 100, (5, 1), {"padding": "same", "dilation": 2}),
+        (130, 514, 1, {}),
+        (256, 64, 1, {"stride": 2, "bias": False}),
+        (512, 512, 3, {"padding": 1, "bias": False}),
+    ],
+)
+def test_convolution(inputs: int, outputs: int, kernel: Any, settings: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Conv2d(inputs, outputs, kernel, **settings, dtype=dtype).requires_grad_(False)
+    x = torch.randn(2, inputs, 7, 9, dtype=dtype)
+    compiled = frozen(net, tmp_path)
+    assert_equal(compiled(x), net(x), tolerance=TOLERANCE[dtype])
+    assert packed(tmp_path) == 1 or not ORDERS_ARE_KNOWN
+    last = x.to(memory_format=torch.channels_last)
+    assert_equal(compiled(last), net(last), tolerance=TOLERANCE[dtype])
+
+
+class Block(nn.Module):
+    """A weight that is read twice, one in torch's Conv1D's order, and activations behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied = nn.Linear(160, 160)
+        self.plain = nn.Parameter(torch.randn(160, 320) / 16)
+        self.shift = nn.Parameter(torch.randn(320))
+        self.last = nn.Linear(320, 192)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.gelu(self.tied(x))
+        x = F.gelu(self.tied(x), approximate="tanh")
+        return torch.sigmoid(self.last(torch.tanh(torch.addmm(self.shift, x.flatten(0, 1), self.plain)))).unflatten(0, x.shape[:2])
+
+
+def test_activations_and_changes(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = Block().requires_grad_(False)
+    compiled = frozen(net, tmp_path)
+    x = torch.randn(3, 17, 160)
+    assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
+    assert packed(tmp_path) == 4
+    for change in (
+        lambda: net.tied.weight.mul_(-1),
+        lambda: net.plain.copy_(net.plain.flip(0)),
+        lambda: net.load_state_dict(Block().state_dict()),
+    ):
+        change()
+        assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
+
+
+def test_threads_on_fewer_processors(tmp_path: Path) -> None:
+    """oneDNN may take another order there, so weights are not packed."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)).requires_grad_(False)
+    x = torch.randn(4, 256)
+    compiled = frozen(net, tmp_path)
+    expected = compiled(x)
+    allowed = os.sched_getaffinity(0)
+    results: list[Any] = []
+
+    def work(processors: set[int]) -> None:
+        os.sched_setaffinity(0, processors)
+        results.append((packing.holds(), compiled(x)))
+
+    wanted = [(allowed, True), ({min(allowed)}, len(allowed) == 1)]
+    for processors, _ in wanted:
+        thread = threading.Thread(target=work, args=(processors,))
+        thread.start()
+        thread.join()
+    assert [holds for holds, _ in results] == [holds for _, holds in wanted]
+    for _, result in results:
+        assert_equal(result, expected, tolerance=TOLERANCE[torch.float32])
+
+
+def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where another order holds, or none of those known, weights stay as they are."""
+    torch.manual_seed(0)
+    net = nn.Linear(256, 200).requires_grad_(False)
+    x = torch.randn(4, 256)
+    compiled = frozen(net, tmp_path)
+    compiled(x)
+    monkeypatch.setattr(packing, "holds", lambda: False)
+    assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
+    monkeypatch.undo()
+    monkeypatch.setattr(packing, "_of_matrices", lambda dtype: [packing.Packing((0, 1), (1,), (40,))])
+    other = nn.Linear(256, 201).requires_grad_(False)
+    torch._dynamo.reset()
+    assert_equal(frozen(other, tmp_path / "other")(x), other(x), tolerance=TOLERANCE[torch.float32])
+    assert packed(tmp_path / "other") == 0
+
+
+@pytest.mark.parametrize(
+    ("net", "x"),
+    [
+        (nn.Linear(256, 256), torch.randn(2000, 256)),
+        (nn.Linear(32, 32), torch.randn(2, 32)),
+        (nn.Conv2d(64, 64, 3, groups=2), torch.randn(2, 64, 5, 5)),
+        (nn.Linear(256, 256, dtype=torch.float64), torch.randn(2, 256, dtype=torch.float64)),
+    ],
+    ids=["many rows", "small", "groups", "float64"],
+)
+def test_not_packed(net: nn.Module, x: torch.Tensor, tmp_path: Path) -> None:
+    net.requires_grad_(False)
+    assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[torch.float32])
+    assert packed(tmp_path) == 0
+
+
+def test_forms_are_obeyed(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Flatten(), nn.Linear(64 * 9, 256)).requires_grad_(False)
+    x = torch.randn(2, 64, 5, 5)
+    assert_equal(frozen(net, tmp_path, forms={"convolution": "xla", "contraction": "xla"})(x), net(x), tolerance=TOLERANCE[torch.float32])
+    assert packed(tmp_path) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
+    """Element by element: block after block, with zeros where a block is not full."""
+    for candidates, shape in ((packing._of_matrices, (5, 70)), (packing._of_kernels, (20, 5, 2, 3))):
+        for order in candidates(to_jax(dtype)):
+            weight = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+            found = np.asarray(order.pack(jnp.asarray(weight)))
+            full = order.shape(shape)
+            block = _blocks(order, len(shape))
+            outer = [range(full[dim] // block[dim]) for dim in order.dims]
+            inner = [range(size) for size in order.sizes]
+            wanted = []
+            for place in itertools.product(*outer, *inner):
+                index = [0] * len(shape)
+                for dim, step in zip(order.dims, place, strict=False):
+                    index[dim] = step
+                for dim, size, step in zip(order.blocked, order.sizes, place[len(shape) :], strict=True):
+                    index[dim] = index[dim] * size + step
+                wanted.append(weight[tuple(index)] if all(at < size for at, size in zip(index, shape, strict=True)) else 0)
+            np.testing.assert_array_equal(found, wanted)
+
+
+def _blocks(order: packing.Packing, rank: int) -> list[int]:
+    sizes = [1] * rank
+    for dim, size in zip(order.blocked, order.sizes, strict=True):
+        sizes[dim] *= size
+    return sizes

@@ -83,6 +83,7 @@ def _of_matrices(dtype: DType) -> Iterable[Packing]:
     for width in _WIDTHS:
         for inputs in (16, 1):
             yield Packing((1, 0), (0, 1, 0), (inputs, width, pair))
+    yield Packing((1, 0), (), ())
 
 
 def _of_kernels(dtype: DType) -> Iterable[Packing]:

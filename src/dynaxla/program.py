@@ -30,6 +30,7 @@ from .config import Options
 from .errors import UnsupportedOp
 from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback, packing
 from .lowering.forms import Choice
+from .lowering.halves import with_few_roundings
 from .lowering.interpreter import describe_inputs, is_computable, user_line
 from .lowering.layouts import without_transposes
 from .observe import dump, metrics, ops
@@ -421,8 +422,11 @@ class Specialised:
 
         program.__name__ = self.program.name
         with jax.enable_x64(True), jax.default_device(self.program.jax_device):
-            if self.program.interpreter.has_convolutions and self.program.platform == "cpu":
-                program = without_transposes(program, self.program.platform)
+            if self.program.platform == "cpu":
+                if self.program.interpreter.has_convolutions:
+                    program = without_transposes(program, self.program.platform)
+                if self.program.interpreter.has_halves:
+                    program = with_few_roundings(program, self.program.platform)
             return jax.jit(program, keep_unused=True).trace(*seed, *avals)
 
     def parameters(self) -> list[Parameter]:

@@ -18,6 +18,7 @@ from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import ops
 from . import dtypes, fallback, packing
 from .context import Context, TensorSpec
+from .memory import in_memory
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .registry import Registry, Rule
 from .registry import registry as default_registry
@@ -41,7 +42,9 @@ class _Step:
     reason: str = ""
 
 
-_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.convolution_backward.default, packing.packed_convolution)
+aten = torch.ops.aten
+
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, packing.packed_convolution)
 
 
 class Interpreter:
@@ -59,6 +62,8 @@ class Interpreter:
         self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
         self.draws_random = any(draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
         self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
+        self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
+        self._shared = {node for node in module.graph.nodes if _is_shared(node)} if platform == "cpu" else set()
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:
@@ -104,6 +109,8 @@ class Interpreter:
                 value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)
+            if step.node in self._shared:
+                value = in_memory(value)
             values[step.node] = value
         return [values[node] for node in wanted]
 
@@ -165,6 +172,47 @@ class Interpreter:
         return value
 
 
+# On the CPU, what these read must be in memory, as what is returned.
+_READERS = frozenset(
+    [
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten.mm.default,
+        aten.native_layer_norm.default,
+        packing.packed_convolution,
+        packing.packed_linear,
+        "output",
+    ]
+)
+
+
+def _is_shared(node: Node) -> bool:
+    """Whether a computed tensor must be in memory for one of its readers, and has others: those should read it there, too. XLA computes
+    it for each of them again, and so all sums of a network's residual path before it."""
+    if node.op != "call_function" or not _is_tensor(node.meta.get("val")) or _is_view(node):
+        return False
+    readers = _readers(node)
+    return any(reader.target in _READERS for reader in readers) and any(reader.target not in _READERS for reader in readers)
+
+
+def _readers(node: Node) -> list[Node]:
+    """What reads a node's numbers, also by way of views."""
+    return [reader for user in node.users for reader in (_readers(user) if _is_view(user) else [user])]
+
+
+def _is_view(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def _dtypes(node: Node) -> set[torch.dtype]:
+    """Of the tensors that a node gives."""
+    value = node.meta.get("val")
+    return {item.dtype for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor)}
+
+
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str) -> Any:
     ops.fell_back(str(node.target), reason, user_line(node))
     args = [_substitute(arg, values) for arg in node.args]
@@ -188,7 +236,7 @@ def is_computable(node: Node, platform: str) -> bool:
 
 def _acts(node: Node) -> bool:
     """Whether a node is there for more than its result."""
-    if node.target is with_effects or node.target is torch.ops.aten._functional_assert_async.msg:
+    if node.target is with_effects or node.target is aten._functional_assert_async.msg:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from jax import Array, lax
-from jax.extend import core
 
+from .evaluation import Evaluation, bind
+from .memory import in_memory
 from .reduce import is_foldable, sum_rows
 
 Order = tuple[int, ...]
@@ -76,43 +76,20 @@ Value = Ordered | _Broadcast
 
 def without_transposes(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
     """The same function for one platform, its transposes put off. It must be traced, by `jax.jit` for example."""
-
-    def run(*arrays: Array) -> Any:
-        closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
-        results = _Evaluation(platform).run(closed.jaxpr, closed.consts, [_plain(array) for array in arrays])
-        return jax.tree.unflatten(jax.tree.structure(shapes), [value.plain() for value in results])
-
-    run.__name__ = program.__name__
-    return run
+    return _Evaluation(platform).of(program)
 
 
-class _Evaluation:
-    def __init__(self, platform: str) -> None:
-        self._platform = platform
+class _Evaluation(Evaluation[Value]):
+    def lift(self, array: Any) -> Value:
+        return _plain(array)
 
-    def run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
-        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(_plain, constants), strict=True))
-        values.update(zip(jaxpr.invars, arguments, strict=True))
+    def lower(self, value: Value) -> Any:
+        return value.plain()
 
-        def read(var: Any) -> Value:
-            return _plain(var.val) if isinstance(var, core.Literal) else values[var]
+    def in_memory(self, value: Value) -> Value:
+        return Ordered(in_memory(value.array), value.order) if isinstance(value, Ordered) else _plain(in_memory(value.plain()))
 
-        for equation in jaxpr.eqns:
-            values.update(zip(equation.outvars, self._apply(equation, [read(var) for var in equation.invars]), strict=True))
-        return [read(var) for var in jaxpr.outvars]
-
-    def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
-        name, params = equation.primitive.name, equation.params
-        if name in ("jit", "pjit"):
-            return self.run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)
-        if name == "custom_jvp_call":
-            return self.run(params["call_jaxpr"].jaxpr, params["call_jaxpr"].consts, operands)
-        if name == "platform_index":
-            choices = enumerate(params["platforms"])
-            return [_plain(next(np.int32(index) for index, names in choices if names is None or self._platform in names))]
-        if name == "cond" and isinstance(operands[0], Ordered) and isinstance(operands[0].array, np.integer):
-            branch = params["branches"][int(operands[0].array)]
-            return self.run(branch.jaxpr, branch.consts, operands[1:])
+    def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         return _apply(equation, operands)
 
 
@@ -177,9 +154,7 @@ def _in_order(operands: Sequence[Value], order: Order) -> list[Any]:
 
 def _bound(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> Sequence[Ordered]:
     """order: of the results; None: they are plain."""
-    with equation.ctx.manager:
-        results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(params))
-    results = results if equation.primitive.multiple_results else [results]
+    results = bind(equation, arrays, params)
     return [_plain(result) if order is None else Ordered(result, order) for result in results]
 
 

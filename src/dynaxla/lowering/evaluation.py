@@ -1,0 +1,93 @@
+"""Evaluates a traced program once more, with values of another kind in the places of arrays."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+import jax
+import numpy as np
+from jax import Array
+from jax.extend import core
+
+from . import memory
+
+Value = TypeVar("Value")
+
+
+class Evaluation(ABC, Generic[Value]):
+    """One pass over a program for a platform. Functions within it that JAX only calls become part of it.
+
+    uses: of an equation's results, while it is applied.
+    """
+
+    def __init__(self, platform: str) -> None:
+        self._platform = platform
+        self.uses: Sequence[int] = ()
+
+    @abstractmethod
+    def lift(self, array: Any) -> Value:
+        """An array, or a literal, as a value."""
+
+    @abstractmethod
+    def lower(self, value: Value) -> Any:
+        """A value as an array."""
+
+    @abstractmethod
+    def in_memory(self, value: Value) -> Value:
+        """The same value; its array is written to memory."""
+
+    @abstractmethod
+    def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
+        """The results of an equation of the program."""
+
+    def of(self, program: Callable[..., Any]) -> Callable[..., Any]:
+        """The same function, evaluated in this way. It must be traced, by `jax.jit` for example."""
+
+        def run(*arrays: Array) -> Any:
+            closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
+            results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
+            return jax.tree.unflatten(jax.tree.structure(shapes), [self.lower(value) for value in results])
+
+        run.__name__ = program.__name__
+        return run
+
+    def _run(self, jaxpr: Any, constants: Sequence[Any], arguments: Sequence[Value]) -> list[Value]:
+        values: dict[Any, Value] = dict(zip(jaxpr.constvars, map(self.lift, constants), strict=True))
+        values.update(zip(jaxpr.invars, arguments, strict=True))
+        read_by = Counter(var for equation in jaxpr.eqns for var in equation.invars if not isinstance(var, core.Literal))
+        read_by.update(var for var in jaxpr.outvars if not isinstance(var, core.Literal))
+
+        def read(var: Any) -> Value:
+            return self.lift(var.val) if isinstance(var, core.Literal) else values[var]
+
+        for equation in jaxpr.eqns:
+            operands = [read(var) for var in equation.invars]
+            self.uses = [read_by[var] for var in equation.outvars]
+            values.update(zip(equation.outvars, self._apply(equation, operands), strict=True))
+        return [read(var) for var in jaxpr.outvars]
+
+    def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
+        name, params = equation.primitive.name, equation.params
+        if name in ("jit", "pjit") and params["name"] == memory.NAME:
+            return [self.in_memory(operands[0])]
+        if name in ("jit", "pjit"):
+            return self._run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)
+        if name == "custom_jvp_call":
+            return self._run(params["call_jaxpr"].jaxpr, params["call_jaxpr"].consts, operands)
+        if name == "platform_index":
+            choices = enumerate(params["platforms"])
+            return [self.lift(next(np.int32(index) for index, names in choices if names is None or self._platform in names))]
+        if name == "cond" and isinstance(index := self.lower(operands[0]), np.integer):
+            branch = params["branches"][int(index)]
+            return self._run(branch.jaxpr, branch.consts, operands[1:])
+        return self.apply(equation, operands)
+
+
+def bind(equation: Any, arrays: Sequence[Any], params: dict[str, Any] | None = None) -> Sequence[Any]:
+    """The equation's results for these arrays. params: other than its own."""
+    with equation.ctx.manager:
+        results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(equation.params if params is None else params))
+    return results if equation.primitive.multiple_results else [results]

@@ -1,0 +1,117 @@
+"""bfloat16 on the CPU: computed in float32, and rounded no more often than a result asks for, in the way that is fast.
+
+XLA:CPU computes each op on bfloat16 in float32 and rounds its result. Its rounding takes three times as long as the same written as
+arithmetic on the bits; and a maximum of what was just rounded needs no rounding of its own. So the traced program is evaluated once more:
+bfloat16 results are float32 arrays, rounded when something reads them that rounding would change. Every value is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import Array, lax
+from jax import numpy as jnp
+
+from .evaluation import Evaluation, bind
+from .memory import in_memory
+
+
+def with_few_roundings(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
+    """The same function for one platform. It must be traced, by `jax.jit` for example."""
+    return _Evaluation(platform).of(program)
+
+
+class _Half:
+    """A value of dtype bfloat16. exact: a float32 array that becomes it when it is rounded."""
+
+    def __init__(self, exact: Array) -> None:
+        self.exact = exact
+        self._rounded: Array | None = None
+        self._narrow: Array | None = None
+
+    def rounded(self) -> Array:
+        """The value as float32."""
+        if self._rounded is None:
+            self._rounded = lax.bitcast_convert_type(lax.bitwise_and(_rounded_bits(self.exact), _full(self.exact, 0xFFFF0000)), np.float32)
+        return self._rounded
+
+    def narrow(self) -> Array:
+        """The value as bfloat16."""
+        if self._narrow is None:
+            high = lax.shift_right_logical(_rounded_bits(self.exact), _full(self.exact, 16))
+            self._narrow = lax.bitcast_convert_type(lax.convert_element_type(high, np.uint16), jnp.bfloat16)
+        return self._narrow
+
+
+def _rounded_bits(x: Array) -> Array:
+    """The bits of x, float32, rounded to the nearest number whose lower half is zero, the even one of two; that half may be anything.
+
+    Half of the last place that is kept, less one if that is even, carries into it where it must. NaNs could become infinite by that.
+    """
+    bits = lax.bitcast_convert_type(x, np.uint32)
+    even = lax.bitwise_and(lax.shift_right_logical(bits, _full(x, 16)), _full(x, 1))
+    return lax.select(lax.ne(x, x), _full(x, 0x7FC00000), lax.add(bits, lax.add(even, _full(x, 0x7FFF))))
+
+
+def _full(x: Array, value: int) -> Array:
+    return lax.full(x.shape, value, np.uint32)
+
+
+class _Evaluation(Evaluation[Any]):
+    """Values are arrays, or _Half."""
+
+    def lift(self, array: Any) -> Any:
+        return array
+
+    def lower(self, value: Any) -> Any:
+        return value.narrow() if isinstance(value, _Half) else value
+
+    def in_memory(self, value: Any) -> Any:
+        return in_memory(self.lower(value))
+
+    def apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        results = self._results(equation, operands)
+        # What is read several times is in memory, or should be: then half of it is enough.
+        return [self.lower(result) if uses > 1 else result for result, uses in zip(results, self.uses, strict=True)]
+
+    def _results(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
+        name, out = equation.primitive.name, equation.outvars[0].aval
+        halves = [var.aval.dtype == jnp.bfloat16 for var in equation.invars if hasattr(var.aval, "dtype")]
+        if len(halves) == len(operands) and len(getattr(out, "shape", ())):
+            if name == "convert_element_type":
+                return [_converted(equation, operands[0], halves[0])]
+            if name in _MOVES and isinstance(operands[0], _Half):
+                return [_Half(bind(equation, [operands[0].exact])[0])]
+            if any(halves) and name in _ELEMENTWISE:
+                wide = _exact if name in _MONOTONE else _rounded
+                return [_Half(bind(equation, [wide(x) if half else x for x, half in zip(operands, halves, strict=True)])[0])]
+            if any(halves) and name in _COMPARISONS:
+                return bind(equation, [_rounded(x) for x in operands])
+        return bind(equation, [self.lower(x) for x in operands])
+
+
+def _converted(equation: Any, x: Any, half: bool) -> Any:
+    dtype = equation.params["new_dtype"]
+    if half and dtype == np.float32:
+        return _rounded(x)
+    if dtype == jnp.bfloat16 and equation.invars[0].aval.dtype == np.float32:
+        return _Half(x)
+    return bind(equation, [x.narrow() if isinstance(x, _Half) else x])[0]
+
+
+def _exact(value: Any) -> Any:
+    return value.exact if isinstance(value, _Half) else lax.convert_element_type(value, np.float32)
+
+
+def _rounded(value: Any) -> Any:
+    return value.rounded() if isinstance(value, _Half) else lax.convert_element_type(value, np.float32)
+
+
+# Of numbers that are rounded already they give one of these, or one with another sign; so rounding may come after them.
+_MONOTONE = frozenset(["abs", "clamp", "copy", "max", "min", "neg", "select_n"])
+_ELEMENTWISE = _MONOTONE | {"add", "div", "mul", "square", "sub"}
+_COMPARISONS = frozenset(["eq", "ge", "gt", "le", "lt", "ne"])
+# They only move numbers.
+_MOVES = frozenset(["broadcast_in_dim", "reshape", "squeeze", "transpose"])

@@ -187,6 +187,25 @@ def test_gradients_are_compared_by_their_norms() -> None:
     assert not agreement.compare([large, None], [large, small], gradients=True).agrees
 
 
+def test_agreement_where_eager_itself_is_uncertain() -> None:
+    """Inputs that move by rounding show how far a gradient may be off."""
+    eager, near, far = torch.ones(4), torch.full((4,), 1.02), torch.full((4,), 1.1)
+    trials = [[torch.full((4,), 1.01)], [torch.full((4,), 0.998)]]
+    assert not agreement.compare([near], [eager], gradients=True).agrees
+    assert agreement.compare([near], [eager], gradients=True, moved=trials).agrees
+    assert not agreement.compare([far], [eager], gradients=True, moved=trials).agrees
+    assert not agreement.compare([near], [eager], gradients=True, moved=[[torch.full((4,), float("inf"))]]).agrees
+
+    class Steep(torch.nn.Module):
+        def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            return (x - 1) * tokens
+
+    x, tokens = torch.ones(8), torch.arange(8)
+    moved = agreement.moved(Steep(), (x, tokens))
+    assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in moved)
+    assert len({result.sum().item() for result in moved}) > 1
+
+
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_training(optimizer: str) -> None:
     """A call is a whole step; a gradient that is not eager's is noticed."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, tor
 # be off by as much as if it had this part of the norm of all.
 GRADIENT_FACTOR = 10
 GRADIENT_PART = 0.01
-# A result farther off than that is still right if it is at most this many times as far from the float64 result as eager's.
+# A result farther off than that is still right if it is at most this many times as far from the float64 result as eager's, or at most
+# this many times as far from eager's as eager's moves when its inputs move by their own rounding.
 MULTIPLE = 3.0
 
 
@@ -28,18 +30,21 @@ class Agreement:
     """Errors are the largest difference over the largest magnitude of the reference, the worst of all outputs.
 
     Attributes: agrees; error (from eager); own_error (from the float64 result) and eager_error (eager's, from the same), None
-    without such a result; detail (what differs, if not the values, or "").
+    without such a result; spread (how far eager's result moves with its inputs' rounding; 0 if that was not tried); detail (what
+    differs, if not the values, or "").
     """
 
     agrees: bool
     error: float = 0.0
     own_error: float | None = None
     eager_error: float | None = None
+    spread: float = 0.0
     detail: str = ""
 
 
-def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False) -> Agreement:
-    """mine: an engine's result; eager: eager's; reference: the result in float64, or None. gradients: compare norms (see above)."""
+def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = False, moved: Sequence[Any] = ()) -> Agreement:
+    """mine: an engine's result; eager: eager's; reference: the result in float64, or None. gradients: compare norms (see above).
+    moved: eager's results for inputs that differ by rounding."""
     flat_mine, structure_mine = pytree.tree_flatten(mine)
     flat_eager, structure_eager = pytree.tree_flatten(eager)
     if structure_mine != structure_eager:
@@ -48,7 +53,9 @@ def compare(mine: Any, eager: Any, reference: Any = None, *, gradients: bool = F
     if len(flat_reference) != len(flat_eager):
         flat_reference = [None] * len(flat_eager)
     whole = _Gradients.of(flat_eager, flat_reference) if gradients else None
-    return worst([_compare_leaf(*leaves, whole) for leaves in zip(flat_mine, flat_eager, flat_reference, strict=True)])
+    flat_moved = list(zip(*map(pytree.tree_leaves, moved), strict=True)) if moved else [()] * len(flat_eager)
+    leaves = zip(flat_mine, flat_eager, flat_reference, flat_moved, strict=True)
+    return worst([_compare_leaf(*items, whole) for items in leaves])
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,7 @@ def worst(agreements: list[Agreement]) -> Agreement:
     return min(agreements, key=lambda item: (item.agrees, -item.error), default=Agreement(True))
 
 
-def _compare_leaf(mine: Any, eager: Any, reference: Any, whole: _Gradients | None) -> Agreement:
+def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], whole: _Gradients | None) -> Agreement:
     if not isinstance(eager, torch.Tensor):
         return Agreement(type(mine) is type(eager) and mine == eager, detail="" if mine == eager else f"{mine!r}, eager gives {eager!r}")
     if not isinstance(mine, torch.Tensor):
@@ -89,12 +96,14 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, whole: _Gradients | Non
         return Agreement(not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else "")
     least = None if whole is None else GRADIENT_PART * whole.norm
     error = distance(mine, eager, least)
+    spread = max((distance(other, eager, least) for other in moved), default=0.0)
     tolerance = TOLERANCE.get(eager.dtype, 0.0) * (1 if whole is None else GRADIENT_FACTOR)
+    agrees = error <= max(tolerance, MULTIPLE * spread) < float("inf")
     if not isinstance(reference, torch.Tensor) or reference.shape != eager.shape:
-        return Agreement(error <= tolerance, error)
+        return Agreement(agrees, error, spread=spread)
     own_error, eager_error = distance(mine, reference, least), distance(eager, reference, least)
-    agrees = error <= tolerance or own_error <= MULTIPLE * max(eager_error, whole.error if whole else 0.0) < float("inf")
-    return Agreement(agrees, error, own_error, eager_error)
+    agrees = agrees or own_error <= MULTIPLE * max(eager_error, whole.error if whole else 0.0) < float("inf")
+    return Agreement(agrees, error, own_error, eager_error, spread)
 
 
 def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None = None) -> float:
@@ -113,6 +122,23 @@ def distance(tensor: torch.Tensor, reference: torch.Tensor, least: float | None 
     difference = size(torch.where(finite, mine - theirs, 0.0)).item()
     magnitude = max(size(torch.where(finite, theirs, 0.0)).item(), least or 0.0)
     return difference / magnitude if magnitude else (float("inf") if difference else 0.0)
+
+
+# How often `moved` moves inputs.
+_TRIALS = 3
+
+
+def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
+    """The model's results for inputs each of whose numbers is moved up or down by its dtype's rounding, a few times, at random."""
+    generator = torch.Generator().manual_seed(0)
+
+    def move(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
+        return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
+
+    return [pytree.tree_map_only(torch.Tensor, torch.clone, model(*map(move, inputs))) for _ in range(_TRIALS)]
 
 
 def in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 
 from ..observe import metrics
 from . import capture
-from .agreement import Agreement, compare, in_float64, worst
+from .agreement import Agreement, compare, in_float64, moved, worst
 from .engines import Engine
 from .runner import Local, Memory, Placement, Remote, Runner, empty_caches, first_line, measure_memory, release
 from .suites import Case
@@ -159,6 +159,7 @@ class _Measurement:
         self.inputs = [self._fresh(), self._fresh()]
         self.expected: list[Any] = []
         self.reference: list[Any] | None = None
+        self.moved: list[list[Any]] = [[], []]
 
     def _fresh(self) -> Inputs:
         return self.settings.placement.inputs(self.case, self.generator)
@@ -173,6 +174,9 @@ class _Measurement:
                 row.failure = f"eager itself fails: {self._reason(error)}"
             return result
         self.reference = in_float64(self.model, self.inputs)
+        if self.settings.placement.training:
+            # Gradients may be that uncertain: a maximum that changes places moves them, and deep networks have many.
+            self.moved = [moved(self.model, args) for args in self.inputs]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
             try:
@@ -279,7 +283,8 @@ class _Measurement:
 
     def _agreement(self, result: Any, index: int) -> Agreement:
         reference = self.reference[index] if self.reference else None
-        return compare(result, self.expected[index], reference, gradients=bool(self.settings.placement.training))
+        training = bool(self.settings.placement.training)
+        return compare(result, self.expected[index], reference, gradients=training, moved=self.moved[index])
 
     def _compare(self, rows: dict[str, Row]) -> None:
         baseline = rows.get(self.settings.baseline)

@@ -1,0 +1,52 @@
+"""What several readers share is computed once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from compare import assert_equal
+from torch import nn
+from torch.nn import functional as F
+
+
+class Residual(nn.Module):
+    def __init__(self, convolutional: bool, depth: int = 6) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Conv2d(32, 32, 3, padding=1) if convolutional else nn.Linear(256, 256) for _ in range(depth))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = F.relu(x + layer(x))
+        return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("convolutional", [True, False])
+def test_sums_are_not_computed_anew(convolutional: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    """XLA gives the last sum a handful of operands, not those of all sums before it."""
+    torch.manual_seed(0)
+    net = Residual(convolutional).to(dtype)
+    x = torch.randn(2, 32, 16, 16, dtype=dtype) if convolutional else torch.randn(64, 256, dtype=dtype)
+    tolerance = (1e-4, 1e-4) if dtype == torch.float32 else (5e-2, 5e-2)
+    with torch.no_grad():
+        result = torch.compile(net, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x)
+        assert_equal(result, net(x), tolerance=tolerance)
+    (program,) = tmp_path.glob("*.hlo.txt")
+    fusions = [line.partition(" fusion(")[2].partition(")")[0] for line in program.read_text().splitlines() if " fusion(" in line]
+    assert fusions
+    assert max(operands.count("%") for operands in fusions) <= 4
+
+
+def test_gradients_stay(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    mine, theirs = Residual(True), Residual(True)
+    theirs.load_state_dict(mine.state_dict())
+    x = torch.randn(2, 32, 16, 16)
+    torch.compile(mine, backend="dynaxla", fullgraph=True)(x).square().sum().backward()
+    theirs(x).square().sum().backward()
+    for parameter, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert parameter.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-3 * float(other.grad.abs().max()))

@@ -46,7 +46,7 @@ FUNCTIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "comparisons": lambda x, y: (x + y == y + x, x * 1.001 == x, x - y < 0.01),
     "read twice": lambda x, y: ((x + y), (x + y) * 2, (x + y).relu()),
     "there and back": lambda x, y: (x.float() * 1.001).bfloat16().float() - x.float() + y,
-    "to integers": lambda x, y: (x * 37.5).to(torch.int32),
+    "to integers": lambda x, y: (y * 37.5).to(torch.int32),
     "to float16": lambda x, y: (x * 1.01).to(torch.float16) + y,
     "views": lambda x, y: (x * 1.01).t().reshape(-1)[3:50].unsqueeze(0).expand(3, -1) + 1,
     "a scalar": lambda x, y: x * y.sum().relu() + y[0, 0] * 1.01,

@@ -29,8 +29,9 @@ class Options:
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
             see dynaxla.lowering.forms. Default: the variable DYNAXLA_FORMS, e.g. "convolution=xla,contraction=onednn", or none.
-        freeze: for inference: what parameters and buffers alone decide (batch norms folded into convolutions, weights cast by autocast) is
-            computed once, and again after one of them has changed, as far as PyTorch can see: see `FrozenProgram` for what it cannot.
+        freeze: for inference: what parameters and buffers alone decide (batch norms folded into convolutions, weights cast by autocast or
+            packed for oneDNN's kernels) is computed once, and again after one of them has changed, as far as PyTorch can see: see
+            `FrozenProgram` for what it cannot.
         tune: measure, for each shape of an op that has several forms, all that fit, and take the fastest, instead of the one that is
             expected to be. The first call takes longer; what was measured is kept in the cache directory. See `dynaxla tune`.
         exact_rng: random numbers are those that eager mode would draw: torch's own generator draws them, before the program runs.

@@ -24,25 +24,23 @@ def with_few_roundings(program: Callable[..., Any], platform: str) -> Callable[.
 
 
 class _Half:
-    """A value of dtype bfloat16. exact: a float32 array that becomes it when it is rounded."""
+    """A value of dtype bfloat16. exact: a float32 array that becomes it when it is rounded; is_rounded: it is the value already."""
 
-    def __init__(self, exact: Array) -> None:
+    def __init__(self, exact: Array, is_rounded: bool = False) -> None:
         self.exact = exact
-        self._rounded: Array | None = None
-        self._narrow: Array | None = None
+        self.is_rounded = is_rounded
 
     def rounded(self) -> Array:
         """The value as float32."""
-        if self._rounded is None:
-            self._rounded = lax.bitcast_convert_type(lax.bitwise_and(_rounded_bits(self.exact), _full(self.exact, 0xFFFF0000)), np.float32)
-        return self._rounded
+        if self.is_rounded:
+            return self.exact
+        return lax.bitcast_convert_type(lax.bitwise_and(_rounded_bits(self.exact), _full(self.exact, 0xFFFF0000)), np.float32)
 
     def narrow(self) -> Array:
         """The value as bfloat16."""
-        if self._narrow is None:
-            high = lax.shift_right_logical(_rounded_bits(self.exact), _full(self.exact, 16))
-            self._narrow = lax.bitcast_convert_type(lax.convert_element_type(high, np.uint16), jnp.bfloat16)
-        return self._narrow
+        bits = lax.bitcast_convert_type(self.exact, np.uint32) if self.is_rounded else _rounded_bits(self.exact)
+        high = lax.convert_element_type(lax.shift_right_logical(bits, _full(self.exact, 16)), np.uint16)
+        return lax.bitcast_convert_type(high, jnp.bfloat16)
 
 
 def _rounded_bits(x: Array) -> Array:
@@ -83,13 +81,19 @@ class _Evaluation(Evaluation[Any]):
             if name == "convert_element_type":
                 return [_converted(equation, operands[0], halves[0])]
             if name in _MOVES and isinstance(operands[0], _Half):
-                return [_Half(bind(equation, [operands[0].exact])[0])]
-            if any(halves) and name in _ELEMENTWISE:
-                wide = _exact if name in _MONOTONE else _rounded
-                return [_Half(bind(equation, [wide(x) if half else x for x, half in zip(operands, halves, strict=True)])[0])]
+                return [_Half(bind(equation, [operands[0].exact])[0], operands[0].is_rounded)]
+            if any(halves) and name in _MONOTONE:
+                is_rounded = not any(isinstance(x, _Half) and not x.is_rounded for x in operands)
+                return [_Half(_bound(equation, operands, halves, _exact), is_rounded)]
+            if any(halves) and name in _ARITHMETIC:
+                return [_Half(_bound(equation, operands, halves, _rounded))]
             if any(halves) and name in _COMPARISONS:
                 return bind(equation, [_rounded(x) for x in operands])
         return bind(equation, [self.lower(x) for x in operands])
+
+
+def _bound(equation: Any, operands: Sequence[Any], halves: Sequence[bool], wide: Callable[[Any], Any]) -> Any:
+    return bind(equation, [wide(x) if half else x for x, half in zip(operands, halves, strict=True)])[0]
 
 
 def _converted(equation: Any, x: Any, half: bool) -> Any:
@@ -111,7 +115,7 @@ def _rounded(value: Any) -> Any:
 
 # Of numbers that are rounded already they give one of these, or one with another sign; so rounding may come after them.
 _MONOTONE = frozenset(["abs", "clamp", "copy", "max", "min", "neg", "select_n"])
-_ELEMENTWISE = _MONOTONE | {"add", "div", "mul", "square", "sub"}
+_ARITHMETIC = frozenset(["add", "div", "mul", "square", "sub"])
 _COMPARISONS = frozenset(["eq", "ge", "gt", "le", "lt", "ne"])
 # They only move numbers.
 _MOVES = frozenset(["broadcast_in_dim", "reshape", "squeeze", "transpose"])

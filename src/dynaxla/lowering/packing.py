@@ -12,9 +12,7 @@ Source: oneDNN's developer guide, Memory Format Propagation; openxla/xla, xla/se
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -24,7 +22,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from ..runtime import transfer
+from ..runtime import affinity, transfer
 from . import onednn
 from .dtypes import DType
 
@@ -196,36 +194,20 @@ def _try(
     return None
 
 
-# Source: proc_pid_task(5).
-_THREADS = "/proc/self/task"
+# Of every thread for which an order was found.
 _processors: int | None = None
-_thread = threading.local()
 
 
 def holds() -> bool:
     """Whether oneDNN takes the same order in this thread as where it was found."""
-    found = getattr(_thread, "processors", None)
-    if found is None:
-        found = _thread.processors = _affinity()
-    return found == _processors
-
-
-def _affinity() -> int:
-    """How many processors the calling thread may run on; 0: unknown."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    return affinity.processors() == _processors
 
 
 def _is_uniform() -> bool:
-    """Whether all threads of the process may run on as many processors, those of XLA's pool among them, as the calling one."""
+    """Whether all threads, those of XLA's pool among them, have oneDNN's kernels take the same order, now and whenever one was found."""
     global _processors
-    if not hasattr(os, "sched_getaffinity") or not os.path.isdir(_THREADS):
-        return False
-    counts = {_affinity()}
-    for thread in os.listdir(_THREADS):
-        with contextlib.suppress(ProcessLookupError):  # it has ended in the meantime
-            counts.add(len(os.sched_getaffinity(int(thread))))
-    if len(counts) > 1:
+    if not affinity.all_have(affinity.processors()):
         return False
     if _processors is None:
-        (_processors,) = counts
+        _processors = affinity.processors()
     return holds()

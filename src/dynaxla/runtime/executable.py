@@ -11,7 +11,7 @@ import torch
 
 from ..errors import CompilationError, ExecutionError, OutOfMemory
 from ..observe import metrics
-from . import transfer
+from . import affinity, transfer
 from .arguments import Arguments
 
 Assemble = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]
@@ -71,6 +71,7 @@ class Executable:
         if self._call is None:
             return self._assemble((), tensors)
         count = len(self.arguments.parameters)
+        affinity.processors()
         try:
             with transfer.below_caller():
                 arrays = self.arguments.arrays(tensors if len(tensors) == count else tensors[:count])

@@ -22,7 +22,7 @@ import jax
 import torch
 
 from ..observe import metrics
-from . import heap
+from . import affinity, heap
 from .layout import row_major
 from .store import Store
 
@@ -251,6 +251,7 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
     options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file.
     Raises: jax.errors.JaxRuntimeError.
     """
+    affinity.processors()
     if not _is_own(device):
         compiled = lowered.compile(compiler_options=dict(options) or None)
         executable = None if _public_only else compiled.runtime_executable()

@@ -19,6 +19,7 @@ from torch.fx import GraphModule
 from .capture.decompositions import decompositions
 from .capture.partition import partition
 from .capture.signature import check_tensor
+from .capture.wrapper import is_idle
 from .config import Options
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
@@ -65,6 +66,7 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
         check_tensor(tensor, "an input")
     platform = devices.platform_of(_device_of(tensors))
     number = next(_graph_numbers)
+    bare: list[AnyProgram] = []
 
     def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], AnyProgram]:
         def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> AnyProgram:
@@ -72,7 +74,11 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
-            return make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options)
+            program = make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options)
+            metadata = _metadata()
+            if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, example_inputs):
+                bare.append(program)
+            return program
 
         return compile_graph
 
@@ -86,6 +92,9 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
     try:
         with metrics.timed("capture"):
             compiled = capture(module, example_inputs)
+        if bare:
+            (program,) = bare
+            return lambda *args: program(list(args))
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
     except DynaxlaError as error:
@@ -95,9 +104,14 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
 
 def _static_inputs() -> Sequence[int]:
     """Positions of parameters and buffers among the graph's inputs."""
-    context = TracingContext.try_get()
-    metadata = context.fw_metadata if context is not None else None
+    metadata = _metadata()
     return metadata.static_input_indices if metadata is not None else ()
+
+
+def _metadata() -> Any:
+    """What AOTAutograd knows of the graph's inputs and outputs; None outside of TorchDynamo."""
+    context = TracingContext.try_get()
+    return context.fw_metadata if context is not None else None
 
 
 def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:

@@ -1,0 +1,106 @@
+"""Inference graphs are called without AOTAutograd's wrapper where that has nothing to do, and with it where it has."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+from dynaxla.program import Program
+
+
+@pytest.fixture
+def callers(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The names of the functions from which each program was called."""
+    found: list[set[str]] = []
+    call = Program.__call__
+
+    def noted(self: Program, args: list[Any]) -> list[Any]:
+        found.append({frame.name for frame in traceback.extract_stack()})
+        return call(self, args)
+
+    monkeypatch.setattr(Program, "__call__", noted)
+    return found
+
+
+def check(function: Callable[..., Any], *args: Any, **settings: Any) -> None:
+    """Results, mutations, aliases and gradient mode are eager mode's."""
+    mine, theirs = ([arg.clone() if isinstance(arg, torch.Tensor) else arg for arg in args] for _ in range(2))
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, **settings)
+    for _ in range(2):
+        results, expected = compiled(*mine), function(*theirs)
+        torch.testing.assert_close(results, expected)
+        torch.testing.assert_close(mine, theirs)
+        shared, wanted_shared = (len(storages(pytree.tree_leaves(items))) for items in (results, expected))
+        assert shared == wanted_shared
+        for result, wanted in zip(pytree.tree_leaves(results), pytree.tree_leaves(expected), strict=True):
+            assert result.requires_grad == wanted.requires_grad
+            assert (result.untyped_storage().data_ptr() in storages(mine)) == (wanted.untyped_storage().data_ptr() in storages(theirs))
+    assert torch.is_grad_enabled()
+
+
+def storages(tensors: list[Any]) -> set[int]:
+    return {tensor.untyped_storage().data_ptr() for tensor in tensors if isinstance(tensor, torch.Tensor)}
+
+
+x, y = torch.randn(3, 4), torch.randn(3, 4)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x + y,
+        lambda x, y: (x.sin(), [y.cos() @ x.t()], {"a": x.sum()}),
+        lambda x, y: (x + y).view(4, 3),
+        lambda x, y: (x, y * 2),  # TorchDynamo returns x itself
+        lambda x, y: (z := x + y, z[0], z.t()),
+    ],
+)
+def test_without(function: Callable[..., Any], callers: list[set[str]]) -> None:
+    check(function, x, y)
+    assert callers
+    assert not any("runtime_wrapper" in names for names in callers)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x.mul_(2) + y,
+        lambda x, y: (x.t(), x + y),
+    ],
+    ids=["writes", "view of an input"],
+)
+def test_with(function: Callable[..., Any], callers: list[set[str]]) -> None:
+    check(function, x, y)
+    assert callers
+    assert all("runtime_wrapper" in names for names in callers)
+
+
+def test_the_same_tensor_twice() -> None:
+    compiled = torch.compile(lambda x, y: x * 2 + y, backend="dynaxla", fullgraph=True)
+    torch.testing.assert_close(compiled(x, x), x * 3)
+    torch.testing.assert_close(compiled(x, y), x * 2 + y)
+
+
+def test_sizes_that_change() -> None:
+    compiled = torch.compile(lambda x: (x * 2, x.shape[0] + x.sum()), backend="dynaxla", dynamic=True)
+    for rows in (3, 5, 7):
+        tensor = torch.randn(rows, 4)
+        torch.testing.assert_close(compiled(tensor), (tensor * 2, rows + tensor.sum()))
+
+
+def test_gradient_mode(callers: list[set[str]]) -> None:
+    """Under no_grad nothing requires a gradient, whatever the parameters do; with gradients a graph for training is made."""
+    net = torch.nn.Linear(4, 4)
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True)
+    with torch.no_grad():
+        assert not compiled(x).requires_grad
+    assert not any("runtime_wrapper" in names for names in callers)
+    compiled(x).sum().backward()
+    assert net.weight.grad is not None
+    with torch.inference_mode():
+        assert compiled(x).is_inference()

@@ -156,6 +156,8 @@ def _find(
         return _found[key]
 
 
+# Of inputs, or of outputs.
+_LARGEST_BLOCK = 128
 # Of the largest result: random weights in a wrong order are off by about as much as the results are large.
 _TOLERANCE = 0.02
 
@@ -172,8 +174,8 @@ def _try(
 ) -> Packing | None:
     generator = np.random.default_rng(0)
     x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
-    # As long as the longest of them: in a wrong order, a kernel may read beyond the end of the right one.
-    length = max(math.prod(candidate.shape(shape)) for candidate in candidates)
+    # The right order may need more memory than a wrong one, and the kernel reads all of it. No blocks are larger than these.
+    length = math.prod(-(-size // _LARGEST_BLOCK) * _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:])
 
     def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
         wanted, found = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))

@@ -175,7 +175,7 @@ def _try(
     generator = np.random.default_rng(0)
     x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
     # The right order may need more memory than a wrong one, and the kernel reads all of it. No blocks are larger than these.
-    length = math.prod(-(-size // _LARGEST_BLOCK) * _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:])
+    length = math.prod(size + _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:])
 
     def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
         wanted, found = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))

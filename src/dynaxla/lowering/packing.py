@@ -70,8 +70,9 @@ class Packing:
         return lax.reshape(lax.transpose(lax.reshape(weight, split), order), (weight.size,))
 
 
-# Blocks of so many outputs. Half types come in pairs of inputs, that are multiplied by one instruction.
-_WIDTHS = (64, 48, 32, 16, 24, 8)
+# Blocks of so many outputs. Of two orders that differ only in the zeros behind the last numbers the longer one comes first: the kernel may
+# read them. Half types come in pairs of inputs, that are multiplied by one instruction.
+_WIDTHS = (64, 48, 32, 24, 16, 8)
 _PAIRED = 2
 
 
@@ -88,7 +89,7 @@ def _of_kernels(dtype: DType) -> Iterable[Packing]:
     """Of weights (out, in, *kernel) with two spatial dimensions."""
     pair = 1 if dtype == np.float32 else _PAIRED
     for width in _WIDTHS:
-        for inputs in (1, 16):
+        for inputs in (16, 1):
             yield Packing((0, 2, 3, 1), (1, 0, 1), (inputs, width, pair))
     for width in (16, 8):
         yield Packing((0, 1, 2, 3), (1, 0, 1), (width // pair, width, pair))

@@ -23,7 +23,7 @@ def is_idle(metadata: Any, module: GraphModule, example_inputs: Sequence[Any]) -
     return (
         len(placeholders) == len(example_inputs)
         and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
-        and all(type(item).__name__ == "PlainTensorMeta" for item in metadata.subclass_inp_meta)
+        and all(type(item).__name__ == "PlainTensorMeta" for item in (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta))
         and not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
         and all(_is_plain(info) for info in metadata.output_info)
         and not metadata.num_intermediate_bases

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-# The learning rate is 0: however often an engine has been called, its results are those of the first call and can be compared.
+# The learning rate changes next to nothing: however often an engine has been called, its results are those of the first call and can be
+# compared. It is not 0, by which Adam's step divides where torch compiles it: 0 / 0 for a parameter without a gradient.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=0.0, **options),
-    "adamw": lambda parameters, **options: torch.optim.AdamW(parameters, lr=0.0, **options),
+    "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=1e-12, **options),
+    "adamw": lambda parameters, **options: torch.optim.AdamW(parameters, lr=1e-12, **options),
 }
 
 

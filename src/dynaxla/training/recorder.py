@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from ..errors import CaptureError
 from . import scalars
+from .optimizers import Fused, fused_step
 from .scalars import Numbers, TracedFloat
 
 aten = torch.ops.aten
@@ -110,9 +111,9 @@ class Recorder:
                 for handle in handles:
                     handle.remove()
 
-    def module(self, outputs: Sequence[torch.Tensor]) -> GraphModule:
-        """The graph with these fake tensors as its results."""
-        self.graph.output([self.node(tensor) for tensor in outputs])
+    def module(self, outputs: Sequence[Node]) -> GraphModule:
+        """The graph with what these nodes give as its results."""
+        self.graph.output(list(outputs))
         self.graph.lint()
         return GraphModule(self.constants, self.graph)
 
@@ -135,8 +136,9 @@ class Recorder:
             return op(*args, **kwargs)
         if op is aten._local_scalar_dense.default:
             return self._number_of(args[0])
-        numbers = [number for item in tree_flatten((args, kwargs))[0] if (number := self.table.find(item)) is not None]
-        if numbers:
+        if (step := fused_step(op)) is not None:
+            return self._fused(step, args, kwargs)
+        if self._has_numbers((args, kwargs)):
             return self._with_numbers(op, args, kwargs)
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
             raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
@@ -153,6 +155,17 @@ class Recorder:
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
         node = self.graph.call_function(op, *inputs)
         return self._note(node, result)
+
+    def _has_numbers(self, values: Any) -> bool:
+        return any(self.table.find(item) is not None for item in tree_flatten(values)[0])
+
+    def _fused(self, step: Fused, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Note a fused step of an optimizer, which may have a traced number for its learning rate, and gives nothing."""
+        if self._has_numbers((args, {key: value for key, value in kwargs.items() if key != "lr"})):
+            raise scalars.Compared
+        settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
+        inputs = tree_map_only(torch.Tensor, lambda tensor: self._nodes[id(self._fake(tensor))], (tuple(args), settings))
+        self.graph.call_function(step, *inputs)
 
     def _note(self, node: Node, result: Any) -> Any:
         """Bind what an op gave to its node; what it wrote to and returned is returned as the caller knows it."""

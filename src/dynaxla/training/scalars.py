@@ -13,8 +13,6 @@ from typing import Any
 
 import torch
 
-from .adam import fused_adam
-
 aten = torch.ops.aten
 
 
@@ -144,17 +142,9 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-_OPTIMIZERS: dict[str, Callable[..., None]] = {
-    "_fused_adam_": fused_adam(decoupled=False),
-    "_fused_adamw_": fused_adam(decoupled=True),
-}
-
-
 def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     """How to compute an op some of whose numbers are traced: a function of its arguments, writing where the op writes."""
     name = op._schema.name.partition("::")[2]
-    if op.namespace == "aten" and name in _OPTIMIZERS:
-        return _OPTIMIZERS[name]
     each = name.startswith("_foreach_")
     name = name.removeprefix("_foreach_")
     inplace = name.endswith("_")

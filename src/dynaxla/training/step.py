@@ -25,7 +25,8 @@ from ..observe import metrics
 from ..runtime.cache import LeastRecentlyUsed
 from .recorder import Recorder
 from .scalars import Compared, Place, TracedFloat
-from .surroundings import ABSENT, PLAIN, Walk, walk
+from .surroundings import ABSENT, PLAIN, Walk, meta, storage_of, walk
+from .updates import take_updates, written
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -140,12 +141,14 @@ class CompiledStep(Generic[P, R]):
             second = self._record(later, later_given, args, kwargs)
             self._check_settled(later, second)
             if first.is_like(second, initial):
-                program = _Program(second, self._options, later, later_given)
+                program = _Program(second, later, later_given)
+                program.compile(self._options, later, later_given)
                 self._programs.put(self._key(later, later_given), program)
                 if not first.changes.keys() - second.changes.keys():
                     self._programs.put(own, program)
                     return program, {}
                 return program, {place: value for place, value in first.left(around, initial).items() if place not in second.changes}
+            following, following_key = _Program(second, later, later_given), self._key(later, later_given)
         finally:
             around.restore()
         again = self._record(around, given, args, kwargs)
@@ -156,8 +159,11 @@ class CompiledStep(Generic[P, R]):
             raise CaptureError(
                 "a step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
-        program = _Program(again, self._options, around, given)
+        program = _Program(again, around, given)
+        program.compile(self._options, around, given)
         self._programs.put(own, program)
+        if following.share(program):
+            self._programs.put(following_key, following)
         return program, {}
 
     def _check_settled(self, around: Walk, recording: _Recording) -> None:
@@ -179,12 +185,12 @@ class CompiledStep(Generic[P, R]):
         flags = {path: tensor.requires_grad for path, tensor in tensors.items()}
         # During the recording only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         numbers = {place: recorder.table.at(place) for place in self._inputs(around)}
-        groups = [group for item in around.optimizers.values() for group in item.param_groups]
-        switched = [(group, key, group[key]) for group in groups for key in _switches(group)]
+        switches = [(group, _switches(group, item.state)) for item in around.optimizers.values() for group in item.param_groups]
+        switched = [(group, key, group[key]) for group, settings in switches for key in settings]
         try:
             _put(around, numbers)
-            for group in groups:
-                group.update(_switches(group))
+            for group, settings in switches:
+                group.update(settings)
             result = recorder.run(self._function, args, kwargs)
             for (path, key), number in numbers.items():
                 if around.holders[path].target.get(key) is number:
@@ -210,14 +216,23 @@ class CompiledStep(Generic[P, R]):
                     tensor.requires_grad_(flags[path])
 
 
-def _switches(group: Mapping[str, Any]) -> dict[str, bool]:
+def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
     """What a group of parameters is told during the recording.
 
     Adam's capturable step divides by the learning rate: of 0, as a warmup starts with, and second moments of 0 it makes NaNs. Its fused one
-    does not.
+    does not. Fused steps can be done in torch's own memory (see updates.py).
+
+    state: the optimizer's.
     """
-    adam = {"capturable", "fused"} <= group.keys() and not any(parameter.is_complex() for parameter in group["params"])
-    return {key: value for key, value in (("capturable", True), ("fused", adam)) if key in group}
+    found = {"capturable": True} if "capturable" in group else {}
+    if "fused" in group and all(parameter.is_floating_point() for parameter in group["params"]):
+        if "capturable" in group:
+            found["fused"] = True
+        elif "nesterov" in group:
+            learning = [parameter for parameter in group["params"] if parameter.requires_grad or parameter.grad is not None]
+            if len({"momentum_buffer" in state.get(parameter, ()) for parameter in learning}) == 1:  # SGD's needs all of them, or none
+                found |= {"fused": True, "foreach": False}
+    return found
 
 
 def _put(around: Walk, values: Mapping[Place, Any]) -> None:
@@ -330,7 +345,7 @@ class _Recording:
             if node in wanted:
                 wanted.update(node.all_input_nodes)
         known: dict[Node, Any] = {}
-        written: set[Node] = set()
+        overwritten: set[Node] = set()
         paths = {placeholder: path for path, placeholder in self.recorder.leaves.items()}
         for node in self.recorder.graph.nodes:
             if node.op == "placeholder" and paths.get(node) in around.tensors:
@@ -341,12 +356,12 @@ class _Recording:
                 node.op == "call_function"
                 and node in wanted
                 and _is_pure(node)
-                and all(source in known and source not in written for source in node.all_input_nodes)
+                and all(source in known and source not in overwritten for source in node.all_input_nodes)
             ):
                 args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 with torch.no_grad():
                     known[node] = node.target(*args, **kwargs)
-            written.update(_written(node))
+            overwritten.update(written(node))
         taken = {tensor.untyped_storage()._cdata for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
         found = {node: known[node] for node in outputs if node in known}
         return {node: value.clone() if value.untyped_storage()._cdata in taken else value for node, value in found.items()}
@@ -370,7 +385,7 @@ class _Recording:
         skipped = set(made)
         users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
         for node in users:  # what is used for nothing but making new state
-            if node not in skipped and node.users and all(user in skipped for user in node.users) and not _written(node):
+            if node not in skipped and node.users and all(user in skipped for user in node.users) and not written(node):
                 skipped.add(node)
         mine = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
         others = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
@@ -424,18 +439,7 @@ class _Recording:
 def _is_pure(node: Node) -> bool:
     """Whether a node gives the same each time, and does nothing else."""
     op = node.target
-    return not isinstance(op, torch._ops.OpOverload) or (not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags)
-
-
-def _written(node: Node) -> list[Node]:
-    """The nodes whose memory a node writes to."""
-    if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
-        return []
-    found = []
-    for argument, value in zip(node.target._schema.arguments, node.args, strict=False):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Node)]
-    return found
+    return not written(node) and not (isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags)
 
 
 @dataclass(frozen=True)
@@ -483,25 +487,53 @@ def _build(template: Any, output: Callable[[_Output], torch.Tensor], around: Wal
 
 
 class _Program:
-    """A recording, compiled."""
+    """A recording as a program of XLA, and the updates that torch does after it."""
 
-    def __init__(self, recording: _Recording, options: Options, around: Walk, given: Walk) -> None:
+    def __init__(self, recording: _Recording, around: Walk, given: Walk) -> None:
         self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
         recorder = recording.recorder
-        module = recorder.module(recording.outputs)
         paths = {node: path for path, node in recorder.leaves.items()}
-        placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        originals = [node for node in recorder.graph.nodes if node.op == "placeholder"]
-        self._inputs: list[str | TracedFloat] = [paths[node] if node in paths else recorder.numbers[node] for node in originals]
-        assert len(placeholders) == len(originals)
+        self._outputs = [recorder.node(output) for output in recording.outputs]
+        self._updates = take_updates(recorder.graph, self._outputs)
+        made = {update.node for update in self._updates}
+        read = dict.fromkeys(node for update in self._updates for node in update.nodes() if node not in made)
+        self._computed = list(
+            dict.fromkeys([node for node in self._outputs if node not in made] + [node for node in read if node.op != "placeholder"])
+        )
+        self._sources = {node: paths.get(node) or recorder.numbers[node] for node in read if node.op == "placeholder"}
+        for node in list(recorder.graph.nodes):
+            if node.op == "placeholder" and not node.users and node not in self._computed:
+                recorder.graph.erase_node(node)
+        placeholders = [node for node in recorder.graph.nodes if node.op == "placeholder"]
+        self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.numbers[node] for node in placeholders]
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and isinstance(template, _Output)]
         templates = [*self._result, *self._changes.values()]
         self._used = {
-            *(item for item in self._inputs if isinstance(item, str)),
+            *(item for item in [*self._inputs, *self._sources.values()] if isinstance(item, str)),
             *(path for template in templates for path in _known_of(template)),
         }
+        self._module = recorder.module(self._computed)
+        examples = self._tensors(around, given)
+        storages = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(examples)))}
+        self._layouts = [(meta(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
+        self._compiled: Callable[..., Sequence[torch.Tensor]] | None = None
+
+    def compile(self, options: Options, around: Walk, given: Walk) -> None:
         with torch.no_grad():
-            self._compiled = compile_graph(module, self._tensors(around, given), options)
+            self._compiled = compile_graph(self._module, self._tensors(around, given), options)
+
+    def share(self, other: _Program) -> bool:
+        """Run the other's program of XLA if it is the same: two steps may differ in their updates alone."""
+        mine, theirs = dict(self._module.named_buffers()), dict(other._module.named_buffers())
+        same = (
+            self._module.code == other._module.code
+            and self._layouts == other._layouts
+            and mine.keys() == theirs.keys()
+            and all(tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+        )
+        if same:
+            self._compiled = other._compiled
+        return same
 
     def _tensors(self, around: Walk, given: Walk) -> list[torch.Tensor]:
         return [
@@ -510,10 +542,16 @@ class _Program:
         ]
 
     def run(self, around: Walk, given: Walk) -> Any:
+        assert self._compiled is not None
         tensors = self._tensors(around, given)
         released = around.release_gradients(self._new_gradients, self._used)
         with torch.no_grad():
-            outputs = self._compiled(*tensors)
+            found: dict[Node, Any] = dict(zip(self._computed, self._compiled(*tensors), strict=True))
+            for node, source in self._sources.items():
+                found.setdefault(node, source.compute(around.number_at) if isinstance(source, TracedFloat) else given.tensor_at(source))
+            for update in self._updates:
+                found[update.node] = update.run(found.__getitem__)
+        outputs = [found[node] for node in self._outputs]
         metrics.add("steps")
         for (path, key), template in self._changes.items():
             holder = around.holders.get(path) or given.holders[path]

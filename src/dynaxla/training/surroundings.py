@@ -189,7 +189,7 @@ class Walk:
         Returns: of each released one's place, its own path, and what it was like.
         """
         released = {}
-        sharing = Counter(map(_storage, self.tensors.values()))
+        sharing = Counter(map(storage_of, self.tensors.values()))
         for place in places:
             holder = self.holders.get(place)
             gradient = holder.items["grad"] if holder is not None else None
@@ -197,7 +197,7 @@ class Walk:
             below = self.holders.get(f"{path}.grad")
             if holder is None or gradient is None or below is None or gradient.grad is not None:
                 continue
-            if path in keep or id(gradient) in self.repeated or sharing[_storage(gradient)] > 1:
+            if path in keep or id(gradient) in self.repeated or sharing[storage_of(gradient)] > 1:
                 continue
             self.is_outdated = True
             released[place] = path, meta(gradient)
@@ -209,13 +209,13 @@ class Walk:
     def accept_gradients(self, released: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
         """Those that now stand in the places of released ones. If they are like those, the walk holds again."""
         replaced = 0
-        taken = {_storage(tensor) for tensor in self.tensors.values() if tensor is not None}
+        taken = {storage_of(tensor) for tensor in self.tensors.values() if tensor is not None}
         for place, (path, expected) in released.items():
             holder = self.holders[place]
             gradient = holder.target.grad
-            if gradient is None or _storage(gradient) in taken or meta(gradient) != expected:
+            if gradient is None or storage_of(gradient) in taken or meta(gradient) != expected:
                 continue
-            taken.add(_storage(gradient))
+            taken.add(storage_of(gradient))
             self.holders[f"{path}.grad"].target = holder.items["grad"] = self.objects[path] = self.tensors[path] = gradient
             self.paths[id(gradient)] = path
             replaced += 1
@@ -230,14 +230,14 @@ class Walk:
         found |= {f"array {path}": contents for path, (_, contents) in self.arrays.items()}
         storages = self.base._storages() if self.base is not None else {}
         for path, tensor in self.tensors.items():
-            storage = storages.setdefault(_storage(tensor), path)
+            storage = storages.setdefault(storage_of(tensor), path)
             found[f"tensor {path}"] = (*meta(tensor), storage, tensor.storage_offset() if storage != path else 0)
         return found
 
     def _storages(self) -> dict[int, str]:
         found: dict[int, str] = {}
         for path, tensor in self.tensors.items():
-            found.setdefault(_storage(tensor), path)
+            found.setdefault(storage_of(tensor), path)
         return found
 
     def _fact(self, value: Any) -> Any:
@@ -255,7 +255,7 @@ def _contents(array: np.ndarray[Any, Any]) -> Any:
     return array.dtype.str, array.shape, hash(array.tobytes())
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     """What tensors in one memory have in common."""
     return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
 

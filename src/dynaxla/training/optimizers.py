@@ -1,0 +1,216 @@
+"""Fused steps of optimizers, as a recording notes them: one node for each, whatever the learning rate is.
+
+torch's own ops for a learning rate that is a tensor cannot be traced, and their parts make long graphs, so each has an op here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from jax import Array
+
+from ..lowering.ops import optimizers as lowerings
+from ..lowering.registry import lowers
+
+aten = torch.ops.aten
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Fused:
+    """What takes the arguments of one of torch's fused steps, and writes what it writes.
+
+    lr may also be a float64 tensor of rank 0.
+
+    Attributes: op (torch's, which does it in place); written (how many of the lists are written: parameters, gradients, and states);
+    takes_halves (whether torch's is right for half types, too).
+    """
+
+    def __init__(self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, takes_halves: bool = True, **settings: Any) -> None:
+        self.op = op
+        self.takes_halves = takes_halves
+        self.written = sum(argument.alias_info is not None for argument in op._schema.arguments)
+        self._functional = functional
+        self._settings = settings
+        self.__name__ = op._schema.name.partition("::")[2]
+
+    def __call__(
+        self,
+        *lists: Tensors,
+        lr: torch.Tensor | float,
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
+        **settings: Any,
+    ) -> None:
+        if not isinstance(lr, torch.Tensor):
+            self.op(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+            return
+        new = self._functional(*lists, lr, grad_scale, found_inf, **settings, **self._settings)
+        params, grads, *states = lists[: self.written]
+        pairs = list(zip([tensor for tensors in (params, grads, *states) for tensor in tensors], new, strict=True))
+        for old, value in pairs if grad_scale is not None else pairs[: len(params)] + pairs[len(params) + len(grads) :]:
+            old.copy_(value)
+
+
+def _results(op: Callable[..., Any], lists: Sequence[Tensors], written: int, **settings: Any) -> list[torch.Tensor]:
+    """What torch's step makes of copies of the lists that it writes."""
+    copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:written]]
+    op(*copies, *map(list, lists[written:]), **settings)
+    return [tensor for tensors in copies for tensor in tensors]
+
+
+def _like(*lists: Tensors) -> list[torch.Tensor]:
+    return [torch.empty_like(tensor) for tensors in lists for tensor in tensors]
+
+
+_RATE = "Tensor lr, Tensor? grad_scale, Tensor? found_inf"
+
+
+@torch.library.custom_op(
+    "dynaxla::fused_adam",
+    mutates_args=(),
+    schema=(
+        "(Tensor[] params, Tensor[] grads, Tensor[] exp_avgs, Tensor[] exp_avg_sqs, Tensor[] max_exp_avg_sqs, Tensor[] state_steps, "
+        f"{_RATE}, *, float beta1, float beta2, float weight_decay, float eps, bool amsgrad, bool maximize, bool decoupled) -> Tensor[]"
+    ),
+)
+def fused_adam(
+    params: Tensors,
+    grads: Tensors,
+    exp_avgs: Tensors,
+    exp_avg_sqs: Tensors,
+    max_exp_avg_sqs: Tensors,
+    state_steps: Tensors,
+    lr: torch.Tensor,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+    *,
+    decoupled: bool,
+    **settings: Any,
+) -> list[torch.Tensor]:
+    """The new parameters, unscaled gradients, and states, one list after the other. decoupled: whether the weight decay is AdamW's."""
+    lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
+    step = torch._fused_adamw_ if decoupled else torch._fused_adam_
+    return _results(step, lists, 5, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+
+
+@fused_adam.register_fake
+def _(
+    params: Tensors, grads: Tensors, exp_avgs: Tensors, exp_avg_sqs: Tensors, max_exp_avg_sqs: Tensors, *_: Any, **__: Any
+) -> list[torch.Tensor]:
+    return _like(params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs)
+
+
+@lowers(torch.ops.dynaxla.fused_adam.default)
+def _lower_adam(
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    exp_avgs: Sequence[Array],
+    exp_avg_sqs: Sequence[Array],
+    max_exp_avg_sqs: Sequence[Array],
+    state_steps: Sequence[Array],
+    lr: Array,
+    grad_scale: Array | None,
+    found_inf: Array | None,
+    *,
+    beta1: float,
+    beta2: float,
+    weight_decay: float,
+    eps: float,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+) -> list[Array]:
+    lists = lowerings.adam(decoupled=decoupled)(
+        params,
+        grads,
+        exp_avgs,
+        exp_avg_sqs,
+        max_exp_avg_sqs,
+        state_steps,
+        lr=lr,
+        beta1=beta1,
+        beta2=beta2,
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=amsgrad,
+        maximize=maximize,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
+    return [array for arrays in lists for array in arrays]
+
+
+@torch.library.custom_op(
+    "dynaxla::fused_sgd",
+    mutates_args=(),
+    schema=(
+        f"(Tensor[] params, Tensor[] grads, Tensor[] momentum_buffer_list, {_RATE}, *, float weight_decay, float momentum, "
+        "float dampening, bool nesterov, bool maximize, bool is_first_step) -> Tensor[]"
+    ),
+)
+def fused_sgd(
+    params: Tensors,
+    grads: Tensors,
+    momentum_buffer_list: Tensors,
+    lr: torch.Tensor,
+    grad_scale: torch.Tensor | None,
+    found_inf: torch.Tensor | None,
+    **settings: Any,
+) -> list[torch.Tensor]:
+    """The new parameters, unscaled gradients, and momentum buffers, one list after the other."""
+    lists = params, grads, momentum_buffer_list
+    return _results(torch._fused_sgd_, lists, 3, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+
+
+@fused_sgd.register_fake
+def _(params: Tensors, grads: Tensors, momentum_buffer_list: Tensors, *_: Any, **__: Any) -> list[torch.Tensor]:
+    return _like(params, grads, momentum_buffer_list)
+
+
+@lowers(torch.ops.dynaxla.fused_sgd.default)
+def _lower_sgd(
+    params: Sequence[Array],
+    grads: Sequence[Array],
+    momentum_buffer_list: Sequence[Array],
+    lr: Array,
+    grad_scale: Array | None,
+    found_inf: Array | None,
+    *,
+    weight_decay: float,
+    momentum: float,
+    dampening: float,
+    nesterov: bool,
+    maximize: bool,
+    is_first_step: bool,
+) -> list[Array]:
+    lists = lowerings.fused_sgd(
+        params,
+        grads,
+        momentum_buffer_list,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        lr=lr,
+        dampening=dampening,
+        nesterov=nesterov,
+        maximize=maximize,
+        is_first_step=is_first_step,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+    )
+    return [array for arrays in lists for array in arrays]
+
+
+_STEPS = [
+    Fused(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
+    Fused(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
+    # On the CPU, torch 2.11 to 2.13 compute other numbers for 48 elements of bfloat16 than for 8.
+    Fused(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, takes_halves=False),
+]
+
+
+def fused_step(op: torch._ops.OpOverload) -> Fused | None:
+    """What stands for one of torch's fused steps in a recording."""
+    return next((step for step in _STEPS if op._schema.name == step.op._schema.name), None)

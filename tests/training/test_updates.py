@@ -1,0 +1,172 @@
+"""Updates that torch does in place at the end of a step: when, and that they are those of eager mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from test_step import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
+from torch import nn
+from torch.nn import functional as F
+
+import dynaxla
+from dynaxla.training.updates import Update
+
+FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
+
+
+@pytest.fixture
+def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the ops that torch does after programs, as they come."""
+    names: list[str] = []
+    run = Update.run
+    monkeypatch.setattr(Update, "run", lambda update, value_of: names.append(update.op.__name__) or run(update, value_of))
+    return names
+
+
+@pytest.mark.parametrize("name", ["SGD", "SGD momentum", "SGD foreach", "Adam", "Adam amsgrad", "AdamW", "AdamW foreach", "AdamW fused"])
+def test_fused(name: str, done: list[str]) -> None:
+    """The first step finds no state, the others do: the program is the same."""
+    one, first, other, second = two(OPTIMIZERS[name])
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for number, (x, y) in enumerate(batches(3)):
+        before = graphs()
+        eager(x, y), compiled(x, y)
+        assert done.count(FUSED[name.partition(" ")[0]]) == number + 1
+        assert [after - earlier for after, earlier in zip(graphs(), before, strict=True)] == [number == 0] * 2
+        assert_same(one, other, second, first)
+
+
+Look = Callable[[nn.Module, torch.optim.Optimizer], Any]
+
+LOOKS: dict[str, Look] = {
+    "parameters": lambda model, _: [parameter.square().sum() for parameter in model.parameters()],
+    "a view of a parameter": lambda model, _: model.first.weight[1:].sum(),
+    "gradients": lambda model, _: [parameter.grad.sum() for parameter in model.parameters() if parameter.grad is not None],
+    "state": lambda model, optimizer: next(iter(optimizer.state.values()))["exp_avg"].sum(),
+    "writing": lambda model, _: model.second.weight.mul_(0.9).sum(),
+    "writing to gradients": lambda model, _: model.second.weight.grad.mul_(0.9).sum(),
+    "another step": lambda _, optimizer: optimizer.step(),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS.values(), ids=list(LOOKS))
+def test_what_is_read_after_the_update(look: Look, done: list[str]) -> None:
+    one, first, other, second = two(OPTIMIZERS["AdamW"])
+
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            with torch.no_grad():
+                return look(model, optimizer)
+
+        return step
+
+    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    for x, y in batches(3):
+        torch.testing.assert_close(compiled(x, y), eager(x, y), rtol=1e-4, atol=1e-5)
+        assert_same(one, other, second, first)
+    assert ("_fused_adamw_" in done) == (look in (LOOKS["gradients"], LOOKS["another step"]))
+
+
+class Convolution(nn.Module):
+    """Its weight lies channels-last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(2, 4, 3, padding=1).to(memory_format=torch.channels_last)
+        self.last = nn.Linear(4 * 6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.convolution(x.reshape(-1, 1, 2, 3).expand(-1, 2, -1, -1)).relu().flatten(1))
+
+
+# torch's warning for eager mode, which this test is about.
+@pytest.mark.filterwarnings("ignore:grad and param do not obey the gradient layout contract")
+@pytest.mark.parametrize("name", ["SGD momentum", "AdamW"])
+def test_orders_of_memory(name: str, done: list[str]) -> None:
+    """torch's fused kernels for the CPU go through a parameter and its gradient as if both had the same order, and the program must not."""
+    one, first, other, second = two(OPTIMIZERS[name], Convolution)
+    for model in (one, other):
+        weight = model.convolution.weight
+        weight.grad = torch.zeros(weight.shape)
+        assert weight.grad.stride() != weight.stride()
+
+    def make(model: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor, y: torch.Tensor) -> None:
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+        return step
+
+    eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
+    for x, y in batches(3):
+        eager(x, y), compiled(x, y)
+        assert_same(one, other, second, first)
+    assert not any(name.startswith("_fused") for name in done)
+
+
+def flat(make: Make) -> tuple[list[nn.Parameter], torch.optim.Optimizer]:
+    memory = torch.linspace(-1, 1, 14)
+    parameters = nn.ParameterList([nn.Parameter(memory[:6].view(2, 3)), nn.Parameter(memory[6:].view(2, 4).t())])
+    return list(parameters), make(parameters)
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "AdamW"])
+def test_parameters_in_one_memory(name: str) -> None:
+    (expected, eager), (actual, compiled) = flat(OPTIMIZERS[name]), flat(OPTIMIZERS[name])
+
+    def make(parameters: list[nn.Parameter], optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> None:
+            optimizer.zero_grad()
+            (x @ parameters[0] @ (parameters[1] @ torch.ones(2, 3)).t()[:, :3].t()).square().sum().backward()
+            optimizer.step()
+
+        return step
+
+    steps = make(expected, eager), dynaxla.compile_step(make(actual, compiled))
+    for seed in range(3):
+        x = torch.randn(5, 2, generator=torch.Generator().manual_seed(seed))
+        for step in steps:
+            step(x)
+        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_learning_rate_in_a_tensor(kind: type[torch.optim.Optimizer]) -> None:
+    one, first, other, second = two(lambda model: kind(model.parameters(), lr=torch.tensor(0.01), fused=True))  # type: ignore[call-arg]
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for number, (x, y) in enumerate(batches(3)):
+        for optimizer in (first, second):
+            optimizer.param_groups[0]["lr"].fill_(0.01 * (number + 1))
+        eager(x, y), compiled(x, y)
+        assert_same(one, other, second, first)
+
+
+def test_momentum_of_some_parameters() -> None:
+    one, first, other, second = two(OPTIMIZERS["SGD momentum"])
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for number, (x, y) in enumerate(batches(5)):
+        if number == 2:
+            for model in (one, other):
+                assert isinstance(model, Net)
+                model.frozen.requires_grad_(True)
+        eager(x, y), compiled(x, y)
+        assert_same(one, other, second, first)
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "AdamW fused"])
+def test_half_types(name: str) -> None:
+    """Eager mode here is the step that is not fused: torch's fused SGD errs with half types on the CPU, and is not used then."""
+    one, _, other, second = two(OPTIMIZERS[name], lambda: nn.Linear(6, 32).bfloat16())
+    first = OPTIMIZERS[name.removesuffix(" fused")](one)
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    for x, _ in batches(3):
+        for step in (eager, compiled):
+            step(x.bfloat16(), torch.ones(5, 32, dtype=torch.bfloat16))
+    torch.testing.assert_close(dict(other.state_dict()), dict(one.state_dict()), rtol=1e-2, atol=1e-2)

@@ -24,7 +24,7 @@ from .config import Options
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
 from .observe import dump, metrics
-from .program import AnyProgram, Program, RetracedProgram, make_program
+from .program import AnyProgram, Phase, Program, RetracedProgram, make_program
 from .runtime import devices
 
 _graph_numbers = itertools.count()
@@ -68,13 +68,13 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
     number = next(_graph_numbers)
     bare: list[AnyProgram] = []
 
-    def compiler(phase: str) -> Callable[[GraphModule, Sequence[Any]], AnyProgram]:
+    def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], AnyProgram]:
         def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> AnyProgram:
             static = _static_inputs() if phase != "backward" else ()
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
-            program = make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options)
+            program = make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options, phase)
             metadata = _metadata()
             if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, example_inputs):
                 bare.append(program)

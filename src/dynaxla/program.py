@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from jax import lax
 from .capture.freeze import Frozen, freeze
 from .capture.packing import pack_weights
 from .capture.randomness import hoist
-from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, plan_outputs
+from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, only_saved, plan_outputs
 from .capture.split import Part, depends_on_data, split
 from .config import Options
 from .errors import UnsupportedOp
@@ -32,7 +32,7 @@ from .lowering import Check, Context, Interpreter, Settings, SymbolValues, Tenso
 from .lowering.forms import Choice
 from .lowering.halves import with_few_roundings
 from .lowering.interpreter import describe_inputs, is_computable, user_line
-from .lowering.layouts import without_transposes
+from .lowering.layouts import Orders, without_transposes
 from .observe import dump, metrics, ops
 from .runtime import devices, heap, random, transfer
 from .runtime.arguments import Arguments, Parameter
@@ -44,6 +44,9 @@ from .tuning import Tuner
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
 
+# Forward and backward graphs hand each other values that nobody else sees.
+Phase = Literal["forward", "backward", "inference"]
+
 
 class Program:
     """A graph, callable with the list of its inputs (AOTAutograd's boxed convention: the list is emptied).
@@ -52,11 +55,14 @@ class Program:
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 
-    def __init__(self, name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options) -> None:
+    def __init__(
+        self, name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options, phase: Phase = "inference"
+    ) -> None:
         # On the instance, not the class: AOTAutograd wraps the backward with functools.wraps, which copies the instance's attributes only.
         self._boxed_call = True
         self.name = name
         self.options = options
+        self.phase = phase
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
         self.jax_device = devices.jax_device(self.device)
@@ -167,7 +173,12 @@ class RetracedProgram(Program):
 
 
 def make_program(
-    kind: type[Program], name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options
+    kind: type[Program],
+    name: str,
+    module: torch.fx.GraphModule,
+    static_inputs: Sequence[int],
+    options: Options,
+    phase: Phase = "inference",
 ) -> AnyProgram:
     """A program of this kind for a graph; or several, if there are ops in it that no XLA program can hold, or with options.freeze.
 
@@ -193,7 +204,7 @@ def make_program(
     if options.fallback == "kernel" and platform not in fallback.PLATFORMS:
         uncompiled |= {node for node in module.graph.nodes if node.op == "call_function" and not is_computable(node, platform)}
     if not uncompiled and not drawn:
-        return kind(name, module, static_inputs, options)
+        return kind(name, module, static_inputs, options, phase)
     for node in uncompiled:
         ops.fell_back(str(node.target), "no XLA program can hold it, so the graph is split around it", user_line(node))
     return SplitProgram(kind, name, module, static_inputs, options, split(module, (uncompiled | drawn).__contains__))
@@ -370,12 +381,19 @@ class Specialised:
         self.outputs, self.buffers = plan_outputs(
             placeholders, cast("Sequence[Any]", self.interpreter.output_node.args[0]), self.interpreter.module.graph, self.symbols
         )
+        aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
         self.specs: dict[int, TensorSpec] = {
             position: self.symbols.spec(placeholders[position].meta["val"]) for position in program.tensor_positions
         }
+        if program.phase == "backward":
+            for position in self.specs.keys() - aliased:
+                self.specs[position] = _as_given(self.specs[position], args[position])
+        # Results for the backward pass alone may have their dimensions in whatever order they were computed.
+        self.free: list[int] = []
+        if program.phase == "forward" and program.platform == "cpu" and self.interpreter.has_convolutions:
+            self.free = only_saved(self.outputs, self.buffers, self.interpreter.output_node)
         # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
         self.passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
-        aliased = {output.position for output in self.outputs if isinstance(output, FromInput)}
         self.positions = self.passed + sorted(aliased - set(self.passed))
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         self.computes = bool(self.buffers) or self.interpreter.acts
@@ -394,7 +412,8 @@ class Specialised:
     def facts(self) -> tuple[Any, ...]:
         """What an executable depends on besides its program."""
         checks = tuple((check.error, check.message) for check in self.context.checks)
-        return (tuple(self.specs.items()), tuple(self.numbers.values()), tuple(self.context.kernels), checks)
+        strides = tuple(buffer.spec.stride for buffer in self.buffers)
+        return (tuple(self.specs.items()), strides, tuple(self.numbers.values()), tuple(self.context.kernels), checks)
 
     def trace(self) -> jax.stages.Traced:
         """Walk the graph under jax tracing."""
@@ -418,16 +437,34 @@ class Specialised:
             values = self.interpreter.run(inputs, ctx, wanted)
             self.numbers = dict(zip(constants, values[len(self.buffers) :], strict=True))
             code = [Check.first_failed(ctx.checks)] if ctx.checks else []
-            return (*(buffer.pack(value) for buffer, value in zip(self.buffers, values, strict=False)), *code)
+            packed = [
+                value if index in self.free else buffer.pack(value)
+                for index, (buffer, value) in enumerate(zip(self.buffers, values, strict=False))
+            ]
+            return (*packed, *code)
 
         program.__name__ = self.program.name
+        orders: Orders = {}
         with jax.enable_x64(True), jax.default_device(self.program.jax_device):
             if self.program.platform == "cpu":
                 if self.program.interpreter.has_convolutions:
-                    program = without_transposes(program, self.program.platform)
+                    program, orders = without_transposes(program, self.program.platform, self.free)
                 if self.program.interpreter.has_halves:
                     program = with_few_roundings(program, self.program.platform)
-            return jax.jit(program, keep_unused=True).trace(*seed, *avals)
+            traced = jax.jit(program, keep_unused=True).trace(*seed, *avals)
+        for index in self.free:
+            shape = self.buffers[index].spec.shape
+            self._order(index, Layout.ordered(shape, orders.get(index, tuple(range(len(shape))))))
+        return traced
+
+    def _order(self, index: int, layout: Layout) -> None:
+        """Give a buffer, and the outputs that it is for, another layout."""
+        spec = dataclasses.replace(self.buffers[index].spec, stride=layout.strides)
+        self.buffers[index] = dataclasses.replace(self.buffers[index], spec=spec, layout=layout)
+        self.outputs = [
+            dataclasses.replace(output, stride=layout.strides) if isinstance(output, FromBuffer) and output.buffer == index else output
+            for output in self.outputs
+        ]
 
     def parameters(self) -> list[Parameter]:
         result = []
@@ -486,6 +523,13 @@ class Specialised:
             return [made[place] for place in places]
 
         return repeat
+
+
+def _as_given(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a backward graph's input, with the strides that it has: what the forward program saves may have its own."""
+    given = tensor.stride()
+    both = Layout.of(spec.shape, spec.stride), Layout.of(spec.shape, given)
+    return dataclasses.replace(spec, stride=given) if all(layout.is_whole for layout in both) else spec
 
 
 class _BufferView:

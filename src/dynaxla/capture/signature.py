@@ -11,6 +11,7 @@ import jax
 import torch
 from jax import lax
 from jax import numpy as jnp
+from torch._functorch._aot_autograd import descriptors
 from torch.fx import Node
 
 from ..errors import UnsupportedTensor
@@ -228,6 +229,33 @@ def plan_outputs(
             start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
             plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
     return plan, buffers
+
+
+# torch 2.13 tells those whose version counter is checked from others.
+_SAVED = tuple(
+    getattr(descriptors, name)
+    for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
+    if hasattr(descriptors, name)
+)
+
+
+def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node: Node) -> list[int]:
+    """The buffers of a forward graph, by index, that hold a tensor for the backward graph and nothing else, each once and whole.
+
+    Nobody sees the strides of such a tensor but the backward graph.
+    """
+    descriptions = output_node.meta.get("desc") or [None] * len(outputs)
+    seen = set()
+    for output, description in zip(outputs, descriptions, strict=True):
+        if not isinstance(output, FromBuffer):
+            continue
+        buffer = buffers[output.buffer]
+        spec = buffer.spec
+        same = (output.shape, output.stride, output.dtype, output.offset) == (spec.shape, spec.stride, spec.dtype, 0)
+        flags = output.is_conj or output.is_neg or buffer.is_conj or buffer.is_neg
+        if not isinstance(description, _SAVED) or not same or flags or buffer.scattered or not buffer.layout.is_whole:
+            seen.add(output.buffer)
+    return [index for index in range(len(buffers)) if index not in seen]
 
 
 _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diagonal_scatter.default, aten.as_strided_scatter.default)

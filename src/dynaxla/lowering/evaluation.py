@@ -35,6 +35,10 @@ class Evaluation(ABC, Generic[Value]):
     def lower(self, value: Value) -> Any:
         """A value as an array."""
 
+    def give(self, index: int, value: Value) -> Any:
+        """What the function gives for its result of this index."""
+        return self.lower(value)
+
     @abstractmethod
     def in_memory(self, value: Value) -> Value:
         """The same value; its array is written to memory."""
@@ -49,7 +53,7 @@ class Evaluation(ABC, Generic[Value]):
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
             results = self._run(closed.jaxpr, closed.consts, [self.lift(array) for array in arrays])
-            return jax.tree.unflatten(jax.tree.structure(shapes), [self.lower(value) for value in results])
+            return jax.tree.unflatten(jax.tree.structure(shapes), [self.give(index, value) for index, value in enumerate(results)])
 
         run.__name__ = program.__name__
         return run

@@ -9,7 +9,7 @@ windows, slices and their like work in any order; what does not gets its operand
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from .memory import in_memory
 from .reduce import is_foldable, sum_rows
 
 Order = tuple[int, ...]
+Orders = dict[int, Order]
 
 
 @dataclass(frozen=True)
@@ -74,17 +75,33 @@ class _Broadcast:
 Value = Ordered | _Broadcast
 
 
-def without_transposes(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
-    """The same function for one platform, its transposes put off. It must be traced, by `jax.jit` for example."""
-    return _Evaluation(platform).of(program)
+def without_transposes(program: Callable[..., Any], platform: str, free: Collection[int] = ()) -> tuple[Callable[..., Any], Orders]:
+    """The same function for one platform, its transposes put off. It must be traced, by `jax.jit` for example.
+
+    free: the indices of results that may have their dimensions in any order. The second result tells, after the tracing, which they have:
+    dimension i of such a result is dimension orders[index][i] of what the program gives.
+    """
+    evaluation = _Evaluation(platform, free)
+    return evaluation.of(program), evaluation.orders
 
 
 class _Evaluation(Evaluation[Value]):
+    def __init__(self, platform: str, free: Collection[int]) -> None:
+        super().__init__(platform)
+        self._free = free
+        self.orders: Orders = {}
+
     def lift(self, array: Any) -> Value:
         return _plain(array)
 
     def lower(self, value: Value) -> Any:
         return value.plain()
+
+    def give(self, index: int, value: Value) -> Any:
+        if index not in self._free or not isinstance(value, Ordered):
+            return value.plain()
+        self.orders[index] = value.order
+        return value.array
 
     def in_memory(self, value: Value) -> Value:
         return Ordered(in_memory(value.array), value.order) if isinstance(value, Ordered) else _plain(in_memory(value.plain()))

@@ -116,7 +116,7 @@ class Arguments:
             for dim, size in enumerate(parameter.layout.packed_shape):
                 view = view.narrow(dim, 0, size)
             exact.copy_(view)
-            tensor = torch.as_strided(exact, parameter.shape, _strides_of(parameter))
+            tensor = torch.as_strided(exact, parameter.shape, parameter.layout.strides)
         return tensor
 
     def _import(
@@ -141,16 +141,6 @@ class Arguments:
         if packed.data_ptr() == tensor.data_ptr() or packed.data_ptr() % transfer.ALIGNMENT:
             packed = packed.clone()
         return transfer.import_tensor(packed, self._device, stream), None
-
-
-def _strides_of(parameter: Parameter) -> list[int]:
-    """Strides, in elements, of the expected tensor over its packed memory."""
-    packed = row_major(parameter.layout.packed_shape)
-    strides = [0] * len(parameter.shape)
-    for place, dim in enumerate(parameter.layout.permutation):
-        broadcast = parameter.layout.packed_shape[place] != parameter.shape[dim]
-        strides[dim] = 0 if broadcast else packed[place]
-    return strides
 
 
 def wait_for_torch(torch_device: torch.device, device: jax.Device) -> int:

@@ -54,6 +54,25 @@ class Layout:
         dense = _is_row_major(packed_shape, tuple(stride[dim] for dim in order))
         return Layout(shape, packed_shape, order, dense)
 
+    @staticmethod
+    def ordered(shape: tuple[int, ...], order: tuple[int, ...]) -> Layout:
+        """A dense layout: dimension i in memory is dimension order[i] of the tensor."""
+        return Layout(shape, tuple(shape[dim] for dim in order), order, True)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the elements fill their memory, none of them more than once in the tensor."""
+        return self.dense and math.prod(self.packed_shape) == math.prod(self.shape)
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of a tensor with this layout, in elements, if it is dense."""
+        packed = row_major(self.packed_shape)
+        strides = [0] * len(self.shape)
+        for place, dim in enumerate(self.permutation):
+            strides[dim] = packed[place] if self.packed_shape[place] == self.shape[dim] else 0
+        return tuple(strides)
+
     @property
     def is_row_major(self) -> bool:
         """Whether packing changes nothing at all."""

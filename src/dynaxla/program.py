@@ -51,7 +51,8 @@ Phase = Literal["forward", "backward", "inference"]
 class Program:
     """A graph, callable with the list of its inputs (AOTAutograd's boxed convention: the list is emptied).
 
-    module: a functional ATen graph. static_inputs: positions of parameters and buffers.
+    module: a functional ATen graph. static_inputs: positions of parameters and buffers. phase: what a forward program gives to a backward
+    program alone may have other strides than in the graph.
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 
@@ -500,6 +501,7 @@ class Specialised:
         places: list[int] = []
         first_place: dict[torch.fx.Node, int] = {}
         nodes = cast("Sequence[Any]", self.interpreter.output_node.args[0])
+        may_differ = self.program.phase == "backward"
         for node, output in zip(nodes, self.outputs, strict=True):
             if isinstance(node, torch.fx.Node):
                 places.append(first_place.setdefault(node, len(makers)))
@@ -508,7 +510,7 @@ class Specialised:
             else:
                 places.append(len(makers))
             again = isinstance(output, FromBuffer) and output.buffer in given
-            makers.append(_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device, again))
+            makers.append(_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device, again, may_differ))
             if isinstance(output, FromBuffer):
                 given.add(output.buffer)
 
@@ -557,7 +559,9 @@ def _maker(
     specs: dict[int, TensorSpec],
     device: torch.device,
     again: bool,
+    may_differ: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
+    """may_differ: whether inputs may have other strides than in the graph, as saved tensors may."""
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
@@ -566,9 +570,12 @@ def _maker(
         return lambda _, __: _flagged(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device), is_conj, is_neg)
     if isinstance(output, FromInput):
         index = index_of[output.position]
+        source = specs[output.position]
+        if output.whole and may_differ:
+            return lambda _, tensors: _laid_out(tensors[index], source)
         if output.whole:
             return lambda _, tensors: tensors[index]
-        shape, stride, offset, source = output.shape, output.stride, output.offset, specs[output.position]
+        shape, stride, offset = output.shape, output.stride, output.offset
         is_conj, is_neg, dtype = output.is_conj, output.is_neg, output.dtype
 
         def view(_: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -106,3 +107,29 @@ def test_nothing_is_copied() -> None:
         before = metrics.snapshot().get("input_copies", 0)
         compiled(images()).sum().backward()
         assert metrics.snapshot().get("input_copies", 0) == before, f"call {number}"
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, scale: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return (scale * x).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.saved_tensors[0], None
+
+
+# TorchDynamo makes an instance of the function, which torch itself warns of.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_a_saved_tensor_that_is_a_gradient() -> None:
+    """Users see it after all."""
+    torch.manual_seed(0)
+    convolution = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1).requires_grad_(False)
+    found = []
+    for wrap in (lambda function: function, torch.compile(backend="dynaxla")):
+        scale = torch.ones(CHANNELS, CHANNELS, CHANNELS, CHANNELS, requires_grad=True)
+        out = wrap(lambda x, scale: _Scaled.apply(scale, convolution(x)))(images(), scale)
+        found += torch.autograd.grad(out, scale)
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-4)
+    assert found[1].stride() == found[0].stride()

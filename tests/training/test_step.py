@@ -196,6 +196,26 @@ def test_zero_grad_first() -> None:
     assert graphs()[0] - before[0] == 1
 
 
+def test_tensors_made_of_numbers() -> None:
+    """Each step has its own, which it may write to and return."""
+    _, _, model, optimizer = two(OPTIMIZERS["SGD"])
+
+    @dynaxla.compile_step
+    def step(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+        count, constant = torch.tensor(0.0), torch.tensor([1.0, 2.0])
+        for x, y in parts:
+            F.mse_loss(model(x), y).backward()
+            count += 1
+        optimizer.step()
+        optimizer.zero_grad()
+        return count, constant
+
+    kept = [step(batches(2)) for _ in range(3)]
+    kept[0][1].zero_()
+    assert [count.item() for count, _ in kept] == [2.0, 2.0, 2.0]
+    assert [constant.tolist() for _, constant in kept] == [[0.0, 0.0], [1.0, 2.0], [1.0, 2.0]]
+
+
 def learning(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
@@ -229,6 +249,23 @@ def test_new_gradients_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> No
         assert not any(reference() is not None for reference in old)
         assert_same(one, other, second, first)
         torch.testing.assert_close([p.grad for p in learning(other)], [p.grad for p in learning(one)], rtol=1e-4, atol=1e-6)
+
+
+def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even a scheduler's; and a new recording does not bring an old one back."""
+    walks = []
+    monkeypatch.setattr(dynaxla.training.step, "walk", lambda roots, *rest: walks.append(roots) or walk(roots, *rest))
+    one, first, other, second = two(OPTIMIZERS["AdamW"])
+    eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
+    schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10) for optimizer in (first, second)]
+    for number, (x, y) in enumerate([*batches(5), *batches(2, 7), *batches(2)]):
+        walks.clear()
+        eager(x, y), compiled(x, y)
+        if number in (3, 4, 6, 8):
+            assert [list(roots) for roots in walks] == [["args", "kwargs"]], number
+        assert_same(one, other, second, first)
+        for scheduler in schedulers:
+            scheduler.step()
 
 
 def test_gradients_that_are_found_elsewhere_too() -> None:

@@ -41,6 +41,13 @@ def test_fused(name: str, done: list[str]) -> None:
 
 Look = Callable[[nn.Module, torch.optim.Optimizer], Any]
 
+
+def _zeroed_through_out(model: nn.Module, _: torch.optim.Optimizer) -> torch.Tensor:
+    gradient = model.second.weight.grad
+    torch.mul(gradient, 0.0, out=gradient)
+    return gradient.sum()
+
+
 LOOKS: dict[str, Look] = {
     "parameters": lambda model, _: [parameter.square().sum() for parameter in model.parameters()],
     "a view of a parameter": lambda model, _: model.first.weight[1:].sum(),
@@ -48,6 +55,7 @@ LOOKS: dict[str, Look] = {
     "state": lambda model, optimizer: next(iter(optimizer.state.values()))["exp_avg"].sum(),
     "writing": lambda model, _: model.second.weight.mul_(0.9).sum(),
     "writing to gradients": lambda model, _: model.second.weight.grad.mul_(0.9).sum(),
+    "writing to gradients by a keyword": _zeroed_through_out,
     "another step": lambda _, optimizer: optimizer.step(),
 }
 
@@ -170,3 +178,59 @@ def test_half_types(name: str) -> None:
         for step in (eager, compiled):
             step(x.bfloat16(), torch.ones(5, 32, dtype=torch.bfloat16))
     torch.testing.assert_close(dict(other.state_dict()), dict(one.state_dict()), rtol=1e-2, atol=1e-2)
+
+
+def test_gradients_of_other_strides() -> None:
+    """What autograd.grad gives may lie in another order than fake tensors say, and kernels on the CPU do not look."""
+    parameters = [nn.Parameter(torch.arange(12.0).view(3, 4)) for _ in range(2)]
+
+    def make(parameter: nn.Parameter) -> Step:
+        optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+
+        def step(x: torch.Tensor, index: torch.Tensor) -> None:
+            y = parameter.index_fill(0, index, 0.0)
+            (parameter.grad,) = torch.autograd.grad((torch.cat([y.t(), torch.zeros(4, 3)], 1) * x).sum(), parameter)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    eager, compiled = make(parameters[0]), dynaxla.compile_step(make(parameters[1]))
+    for number in range(3):
+        x = torch.randn(4, 6, generator=torch.Generator().manual_seed(number))
+        for step in (eager, compiled):
+            step(x, torch.tensor([1]))
+        torch.testing.assert_close(parameters[1], parameters[0])
+
+
+def test_restrided_arguments() -> None:
+    """Strides that the op takes for granted are made, and what is written reaches the tensor itself."""
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    update = Update(node, torch.ops.aten.zero_, (node,), {}, {node: (1, 3)}, [node])
+    x = torch.ones(3, 4)
+    made = update.run(lambda _: x)
+    assert made.stride() == (1, 3)
+    assert not x.any()
+
+
+def test_settings_in_tensors() -> None:
+    parameter = nn.Parameter(torch.ones(3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, weight_decay=torch.tensor(0.1))  # type: ignore[arg-type]
+
+    @dynaxla.compile_step
+    def step() -> None:
+        parameter.sum().backward()
+        optimizer.step()
+
+    with pytest.raises(dynaxla.errors.CaptureError, match="setting is a tensor"):
+        step()
+
+
+def test_nothing_is_left_on_the_optimizer() -> None:
+    _, _, model, optimizer = two(OPTIMIZERS["SGD"])
+    before = set(vars(optimizer))
+    step = dynaxla.compile_step(plain(model, optimizer))
+    for x, y in batches(2):
+        step(x, y)
+    assert set(vars(optimizer)) == before

@@ -26,6 +26,7 @@ from .runner import Placement
 PLAIN = ("eager", "inductor", "dynaxla")
 FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
 TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step")
+XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,8 @@ PARTS = {
     "training-sgd": Part("Training with SGD, float32, batch 4, one thread", batch=4, engines=TRAINING, training="sgd"),
     "training-adamw": Part("Training with AdamW, float32, batch 4, one thread", batch=4, engines=TRAINING, training="adamw"),
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
+    "xla-options": Part("XLA's options, float32, batch 1, one thread", engines=XLA_OPTIONS),
+    "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }
 FIRST_CALL = "first-call"
 MEMORY, MEMORY_BATCH, MEMORY_OPTIMIZER = "training-memory", 4, "adamw"

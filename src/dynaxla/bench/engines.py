@@ -12,6 +12,7 @@ dynaxla_separate of a training step: forward pass, backward pass and the optimiz
 dynaxla_step     dynaxla.compile_step: the whole training step as one program
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
+xla_...          trace once, with another of XLA's options than dynaxla's choice (see XLA_OPTIONS)
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
 torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
 """
@@ -173,6 +174,23 @@ def _no_cpp_compiler() -> str:
     return "" if any(name and shutil.which(name) for name in candidates) else "Inductor needs a C++ compiler (g++ or clang++)"
 
 
+# What XLA can be told on the CPU, by engine. Its own default is in force for vectors (256 bits), emitters (on) and fast math (off);
+# dynaxla chooses the scheduler (that which saves memory) and for what XLA calls its library YNN (single products and convolutions).
+XLA_OPTIONS: dict[str, dict[str, Any]] = {
+    "xla_vectors_128": {"xla_cpu_prefer_vector_width": 128},
+    "xla_vectors_512": {"xla_cpu_prefer_vector_width": 512},
+    "xla_old_emitters": {"xla_cpu_use_fusion_emitters": False},
+    "xla_concurrent": {"xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_CONCURRENCY_OPTIMIZED"},
+    "xla_no_library": {"xla_cpu_experimental_ynn_fusion_type": ""},
+    "xla_reassociated": {
+        "xla_cpu_enable_fast_math": True,
+        "xla_cpu_fast_math_honor_nans": True,
+        "xla_cpu_fast_math_honor_infs": True,
+        "xla_cpu_fast_math_honor_division": True,
+        "xla_cpu_fast_math_honor_functions": True,
+    },
+}
+
 _ALL = [
     Engine("eager", lambda model, _: model),
     Engine("inductor", _compiled("inductor"), _no_cpp_compiler),
@@ -186,6 +204,7 @@ _ALL = [
     Engine("dynaxla_step", _compiled_step),
     Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
+    *(Engine(name, _compiled(dynaxla, {"xla": options})) for name, options in XLA_OPTIONS.items()),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
     Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),
 ]

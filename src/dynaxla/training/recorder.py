@@ -40,6 +40,10 @@ _LOOKS = {
 }
 
 
+# The key of a number that is a tensor's value, beside the tensor's id.
+_VALUE = "value"
+
+
 class Recorder:
     """The graph of one run of a function.
 
@@ -138,7 +142,7 @@ class Recorder:
             return self._number_of(args[0])
         if (step := fused_step(op)) is not None:
             return self._fused(step, args, kwargs)
-        if self._has_numbers((args, kwargs)):
+        if self._numbers((args, kwargs)):
             return self._with_numbers(op, args, kwargs)
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
             raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
@@ -156,12 +160,16 @@ class Recorder:
         node = self.graph.call_function(op, *inputs)
         return self._note(node, result)
 
-    def _has_numbers(self, values: Any) -> bool:
-        return any(self.table.find(item) is not None for item in tree_flatten(values)[0])
+    def _numbers(self, values: Any) -> list[TracedFloat]:
+        return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
 
     def _fused(self, step: Fused, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Note a fused step of an optimizer, which may have a traced number for its learning rate, and gives nothing."""
-        if self._has_numbers((args, {key: value for key, value in kwargs.items() if key != "lr"})):
+        others = self._numbers((args, {key: value for key, value in kwargs.items() if key != "lr"}))
+        if any(number.key[0] == _VALUE for number in others):
+            hint = "give the optimizer numbers; only a learning rate may be a tensor"
+            raise CaptureError("an optimizer's setting is a tensor, whose value a step needs in Python", op=str(step.op), hint=hint)
+        if others:
             raise scalars.Compared
         settings = {key: self._as_tensor(value) for key, value in kwargs.items()}
         inputs = tree_map_only(torch.Tensor, lambda tensor: self._nodes[id(self._fake(tensor))], (tuple(args), settings))
@@ -241,7 +249,8 @@ class Recorder:
         with _disable_current_modes():
             self.constants[name] = tensor.detach().clone()
         fake = self.mode.from_tensor(self.constants[name])
-        node = self.graph.get_attr(name)
+        # Every step gets its own: it may write to it, or return it.
+        node = self.graph.call_function(aten.clone.default, (self.graph.get_attr(name),))
         node.meta["val"] = fake
         self._bind(fake, node)
         return fake
@@ -251,7 +260,7 @@ class Recorder:
         fake = self._fake(tensor)
         if not fake.is_floating_point():
             raise CaptureError("a step needs the value of a tensor", hint="return the tensor from the step and look at it outside")
-        number = self.table.add(("value", id(fake)), lambda _: float("nan"))
+        number = self.table.add((_VALUE, id(fake)), lambda _: float("nan"))
         self._number_fakes[float.__float__(number)] = fake
         return float.__float__(number)
 
@@ -278,6 +287,7 @@ class Recorder:
             with self.mode:
                 fake = torch.empty((), dtype=torch.float64)
             node = self._placeholder(f"number_{len(self.numbers)}", fake)
+            scalars.mark_number(node)
             self.numbers[node] = number
             self._nodes[id(fake)] = node
             self._number_fakes[key] = fake

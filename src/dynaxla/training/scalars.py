@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 aten = torch.ops.aten
 
@@ -97,6 +98,18 @@ class Numbers:
     def find(self, value: Any) -> TracedFloat | None:
         """The traced number that a plain one is, as C++ hands it on."""
         return self.known.get(float.__float__(value)) if isinstance(value, float) else None
+
+
+def mark_number(placeholder: Node) -> None:
+    """Note that an input of a recorded graph is a traced number."""
+    placeholder.meta[_MARK] = True
+
+
+def is_number(placeholder: Node) -> bool:
+    return _MARK in placeholder.meta
+
+
+_MARK = "traced number"
 
 
 def _times(x: torch.Tensor, number: torch.Tensor) -> torch.Tensor:

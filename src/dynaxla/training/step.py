@@ -1,4 +1,4 @@
-"""A whole training step as one XLA program.
+"""A whole training step as one XLA program, but for what torch does faster in place at its end (see updates.py).
 
 The function is run on fake tensors (see recorder.py), once in the state that it finds and once in the state that it would leave behind:
 where the two give the same program, as they do for most optimizers once their state exists, that one program serves all steps.
@@ -10,7 +10,7 @@ import functools
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
@@ -31,6 +31,7 @@ from .updates import take_updates, written
 P = ParamSpec("P")
 R = TypeVar("R")
 _seeds = itertools.count(1)
+_numbers = itertools.count()
 
 
 @overload
@@ -53,12 +54,21 @@ def compile_step(function: Any = None, *, options: Mapping[str, Any] | None = No
     lies outside Python (files, the environment) is read while the step is recorded, and not again.
 
     Raises, when called: CaptureError for a step that cannot be one program (it looks at a tensor's value, or changes a Python value at each
-    step); what the function itself raises. Parameters and optimizer state are then as they were; gradients that the step would have
-    replaced are None, as after `zero_grad`.
+    step); what the function itself raises. Parameters and optimizer state are then as they were (unless torch's own update in place fails,
+    for want of memory); gradients that the step would have replaced are None, as after `zero_grad`.
     """
     if function is None:
         return functools.partial(compile_step, options=options)
     return CompiledStep(function, Options.parse(options, None))
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a step found around it: the walk, the places in it that are inputs of the program, and what stands for its facts."""
+
+    around: Walk
+    inputs: frozenset[Place]
+    number: int
 
 
 class CompiledStep(Generic[P, R]):
@@ -70,7 +80,8 @@ class CompiledStep(Generic[P, R]):
         self._options = options
         self._programs: LeastRecentlyUsed[_Program] = LeastRecentlyUsed(options.executables)
         self._baked: set[Place] = set()
-        self._known: tuple[Walk, Any] | None = None
+        self._known: _State | None = None
+        self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(options.executables)
         self._lock = threading.RLock()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -81,6 +92,9 @@ class CompiledStep(Generic[P, R]):
             program = self._programs.get(key)
             if program is not None:
                 return program.run(around, given)
+            self._known = None  # learning rates may have changed since
+            around = self._around()
+            given = walk({"args": args, "kwargs": kwargs}, around)
             program, initial = self._capture(around, given, args, kwargs)
             if not initial:
                 return program.run(around, given)
@@ -94,10 +108,20 @@ class CompiledStep(Generic[P, R]):
 
     def _around(self) -> Walk:
         """What the function can read now."""
-        if self._known is None or not self._known[0].is_unchanged():
+        if self._known is None or not self._known.around.is_unchanged(self._known.inputs):
             found = walk({"step": self._function})
-            self._known = found, _frozen(found.facts(self._inputs(found)))
-        return self._known[0]
+            inputs = self._inputs(found)
+            self._known = _State(found, frozenset(inputs), self._number_of(found, inputs))
+        return self._known.around
+
+    def _number_of(self, around: Walk, inputs: Collection[Place]) -> int:
+        """What stands for the facts about surroundings: the same for equal ones, and quicker to compare."""
+        facts = _frozen(around.facts(inputs))
+        number = self._numbers.get(facts)
+        if number is None:
+            number = next(_numbers)
+            self._numbers.put(facts, number)
+        return number
 
     def _inputs(self, around: Walk) -> dict[Place, float]:
         """The numbers that are inputs of the program: learning rates."""
@@ -110,8 +134,8 @@ class CompiledStep(Generic[P, R]):
 
     def _key(self, around: Walk, given: Walk) -> Any:
         known = self._known
-        facts = known[1] if known is not None and known[0] is around else _frozen(around.facts(self._inputs(around)))
-        return facts, _frozen(given.facts()), _global_state()
+        number = known.number if known is not None and known.around is around else self._number_of(around, self._inputs(around))
+        return number, _frozen(given.facts()), _global_state()
 
     # What follows happens once per combination.
 
@@ -198,7 +222,7 @@ class CompiledStep(Generic[P, R]):
             for group, key, value in switched:
                 group[key] = value
             walks = {path: holder for walked in (around, given) for path, holder in walked.holders.items()}
-            changes = {(path, key): value for path, holder in walks.items() for key, value in holder.changes().items()}
+            changes = {(path, key): value for path, holder in walks.items() for key, value in holder.changes().items() if key != _CHECKED}
             changed = [path for path, tensor in tensors.items() if tensor.requires_grad != flags[path]]
             if changed:
                 hint = "detach what is written to it, or set requires_grad outside the step"
@@ -216,6 +240,10 @@ class CompiledStep(Generic[P, R]):
                     tensor.requires_grad_(flags[path])
 
 
+# An optimizer's note that its parameters suit fused steps. The recording leaves none: it asked for such a step, not the user.
+_CHECKED = "_need_device_dtype_check_for_fused"
+
+
 def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
     """What a group of parameters is told during the recording.
 
@@ -225,7 +253,7 @@ def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, b
     state: the optimizer's.
     """
     found = {"capturable": True} if "capturable" in group else {}
-    if "fused" in group and all(parameter.is_floating_point() for parameter in group["params"]):
+    if "fused" in group and not group.get("differentiable") and all(parameter.is_floating_point() for parameter in group["params"]):
         if "capturable" in group:
             found["fused"] = True
         elif "nesterov" in group:
@@ -439,7 +467,9 @@ class _Recording:
 def _is_pure(node: Node) -> bool:
     """Whether a node gives the same each time, and does nothing else."""
     op = node.target
-    return not written(node) and not (isinstance(op, torch._ops.OpOverload) and torch.Tag.nondeterministic_seeded in op.tags)
+    if not isinstance(op, torch._ops.OpOverload):
+        return not written(node)
+    return not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -55,13 +56,12 @@ class Holder:
     target: Any
     items: dict[Any, Any]
 
-    def is_unchanged(self) -> bool:
-        target, items = self.target, self.items
-        if isinstance(target, dict):
-            same = len(target) == len(items) and all(map(operator.is_, target, items))
-            return same and all(map(operator.is_, target.values(), items.values()))
+    def is_unchanged(self, free: Collection[Any] = ()) -> bool:
+        """free: keys of floats that may be others now."""
         now = self.now()
-        return now.keys() == items.keys() and all(map(operator.is_, now.values(), items.values()))
+        return now.keys() == self.items.keys() and all(
+            value is self.items[key] or (key in free and isinstance(value, float)) for key, value in now.items()
+        )
 
     def changes(self) -> dict[Any, Any]:
         """New values by key; `ABSENT` for what is gone."""
@@ -132,6 +132,42 @@ def _entries(target: Any, known: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: getattr(target.owner, key) for key in known if hasattr(target.owner, key)}
 
 
+class _Watch:
+    """What holders held when they were walked, gathered so that thousands can be compared at once.
+
+    inputs: places whose entries may become other floats.
+    """
+
+    def __init__(self, holders: Mapping[str, Holder], inputs: Collection[Place]) -> None:
+        self.inputs = inputs
+        watched = {path for path, _ in inputs}
+        self._gradients = [holder for holder in holders.values() if isinstance(holder.target, torch.Tensor) and holder.items]
+        mappings = [holder for path, holder in holders.items() if isinstance(holder.target, dict) and path not in watched]
+        self._mappings = [holder.target for holder in mappings]
+        self._lengths = [len(holder.items) for holder in mappings]
+        self._filled = [holder.target for holder in mappings if holder.items]
+        self._keys = [key for holder in mappings for key in holder.items]
+        self._values = [value for holder in mappings for value in holder.items.values()]
+        self._others = [
+            (holder, [key for place, key in inputs if place == path])
+            for path, holder in holders.items()
+            if path in watched or not isinstance(holder.target, (dict, torch.Tensor))
+        ]
+
+    def is_unchanged(self) -> bool:
+        """Of all but gradients."""
+        return (
+            list(map(len, self._mappings)) == self._lengths
+            and all(map(operator.is_, chain.from_iterable(self._filled), self._keys))
+            and all(map(operator.is_, chain.from_iterable(map(operator.methodcaller("values"), self._filled)), self._values))
+            and all(holder.is_unchanged(free) for holder, free in self._others)
+        )
+
+    def has_gradients(self) -> bool:
+        """Whether the gradients are the same objects. Leaves must be leaves still."""
+        return all(holder.target.grad is holder.items["grad"] for holder in self._gradients)
+
+
 @dataclass
 class Walk:
     """Everything that can be reached.
@@ -152,6 +188,7 @@ class Walk:
     arrays: dict[str, tuple[np.ndarray[Any, Any], Any]] = field(default_factory=dict)
     repeated: set[int] = field(default_factory=set)
     is_outdated: bool = False
+    _watch: _Watch | None = None
 
     def path_of(self, value: Any) -> str | None:
         found = self.paths.get(id(value))
@@ -170,11 +207,16 @@ class Walk:
         path, key = place
         return float(self.holders[path].target[key])
 
-    def is_unchanged(self) -> bool:
+    def is_unchanged(self, inputs: Collection[Place] = frozenset()) -> bool:
+        """Whether everything stands where it stood. inputs: places of floats that may be others now."""
+        if self.is_outdated:
+            return False
+        if self._watch is None or self._watch.inputs != inputs:
+            self._watch = _Watch(self.holders, inputs)
         return (
-            not self.is_outdated
-            and all(holder.is_unchanged() for holder in self.holders.values())
+            self._watch.is_unchanged()
             and list(map(meta, self.tensors.values())) == self.metas
+            and self._watch.has_gradients()
             and all(_contents(array) == contents for array, contents in self.arrays.values())
         )
 

@@ -7,7 +7,7 @@ any more what such an update writes, the program ends with the gradients, and to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from .optimizers import Fused
+from .scalars import is_number
+from .surroundings import storage_of
 
 aten = torch.ops.aten
 
@@ -30,13 +32,15 @@ class Update:
     """A call of one of torch's ops that writes in place, or makes a tensor for a later one to write to.
 
     Attributes: node (of the recording); op, args, kwargs (nodes in them stand for inputs of the graph, what it computes, and what
-    earlier updates have made).
+    earlier updates have made); strides (of tensors that the op takes for granted); written (the nodes whose memory it writes).
     """
 
     node: Node
     op: torch._ops.OpOverloadPacket
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    strides: Mapping[Node, tuple[int, ...]]
+    written: Collection[Node]
 
     def nodes(self) -> list[Node]:
         found: list[Node] = []
@@ -44,8 +48,20 @@ class Update:
         return found
 
     def run(self, value_of: Callable[[Node], Any]) -> Any:
-        args, kwargs = map_arg((self.args, dict(self.kwargs)), value_of)
-        return self.op(*args, **kwargs)
+        copies: dict[Node, torch.Tensor] = {}
+
+        def given(node: Node) -> Any:
+            value = value_of(node)
+            if node not in self.strides or _has_strides(value, self.strides[node]):
+                return value
+            copies[node] = torch.empty_strided(value.shape, self.strides[node], dtype=value.dtype, device=value.device).copy_(value)
+            return copies[node]
+
+        args, kwargs = map_arg((self.args, dict(self.kwargs)), given)
+        result = self.op(*args, **kwargs)
+        for node in copies.keys() & set(self.written):
+            value_of(node).copy_(copies[node])
+        return result
 
 
 def written(node: Node) -> list[Node]:
@@ -54,7 +70,8 @@ def written(node: Node) -> list[Node]:
     if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
         return []
     found = []
-    for argument, value in zip(op._schema.arguments, node.args, strict=False):
+    for position, argument in enumerate(op._schema.arguments):
+        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
         untouched = isinstance(node.target, Fused) and argument.name == "grads" and node.kwargs.get("grad_scale") is None
         if argument.alias_info is not None and argument.alias_info.is_write and not untouched:
             found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Node)]
@@ -66,26 +83,39 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
 
     outputs: what the graph will give.
     """
+    given = set(outputs)
     kept_reads: set[int] = set()
     kept_writes: set[int] = set()
     taken: list[Node] = []
     for node in reversed(graph.nodes):
         if node.op == "placeholder":
             continue
-        writes, reads = _storages(written(node)), _storages(node.all_input_nodes)
-        can_wait = writes.isdisjoint(kept_reads | kept_writes) and reads.isdisjoint(kept_writes)
-        lasting = all(item.op == "placeholder" or item in outputs for item in written(node))
-        is_update = writes and can_wait and lasting and not node.users and _is_one_pass(node)
-        if is_update or (node.target in _MAKERS and node.users and node.users.keys() <= set(taken)):
+        targets = written(node)
+        if targets and not node.users and _is_one_pass(node) and all(item.op == "placeholder" or item in given for item in targets):
+            writes = _storages(targets)
+            can_wait = not writes & kept_reads and not writes & kept_writes and not _storages(node.all_input_nodes) & kept_writes
+        else:
+            can_wait = node.target in _MAKERS and bool(node.users) and node.users.keys() <= set(taken)
+        if can_wait:
             taken.append(node)
         else:
-            kept_reads |= reads
-            kept_writes |= writes
+            kept_reads |= _storages(node.all_input_nodes)
+            kept_writes |= _storages(targets)
     taken.reverse()
-    updates = [Update(node, _op(node).overloadpacket, node.args, node.kwargs) for node in taken]
+    updates = [_update(node) for node in taken]
     for node in reversed(taken):
         graph.erase_node(node)
     return updates
+
+
+def _update(node: Node) -> Update:
+    read = node.all_input_nodes if isinstance(node.target, Fused) else []
+    strides = {item: item.meta["val"].stride() for item in read if not is_number(item)}
+    return Update(node, _op(node).overloadpacket, node.args, node.kwargs, strides, written(node))
+
+
+def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    return all(size == 1 or one == two for size, one, two in zip(tensor.shape, tensor.stride(), strides, strict=True))
 
 
 def _op(node: Node) -> Any:
@@ -97,19 +127,30 @@ def _is_one_pass(node: Node) -> bool:
     if not isinstance(node.target, Fused):
         return node.target in _ZEROS or (node.target in _COUNTS and not any(item.meta["val"].dim() for item in written(node)))
     # torch's kernels for the CPU read a parameter, its gradient and states as if all had one dtype and one order of elements.
-    lists: Any = [items for items in node.args[: node.target.written] if items]
-    return all(
-        len({_description(item) for item in items}) == 1
-        and aten.is_non_overlapping_and_dense.default(items[0].meta["val"])
-        and (node.target.takes_halves or items[0].meta["val"].itemsize >= 4)
+    lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written] if items]
+    return _suits_device(node, lists[0]) and all(
+        len({(item.dtype, item.shape, item.stride(), item.device) for item in items}) == 1
+        and aten.is_non_overlapping_and_dense.default(items[0])
+        and (node.target.takes_halves or items[0].itemsize >= 4)
         for items in zip(*lists, strict=True)
     )
 
 
-def _description(node: Node) -> Any:
-    tensor = node.meta["val"]
-    return tensor.dtype, tensor.shape, tensor.stride(), tensor.device
+def _suits_device(node: Node, params: Sequence[torch.Tensor]) -> bool:
+    """Kernels for the CPU go from parameter to parameter. Others take lists of one dtype, and what they read must be on their device; step
+    counts are float32."""
+    assert isinstance(node.target, Fused)
+    device, dtype = params[0].device, params[0].dtype
+    if device.type == "cpu":
+        return True
+    counts: Any = [item.meta["val"] for items in node.args[node.target.written :] for item in items]
+    settings = [item.meta["val"] for item in node.kwargs.values() if isinstance(item, Node) and not is_number(item)]
+    return (
+        all(item.dtype == dtype for item in params)
+        and all(item.dtype == torch.float32 for item in counts)
+        and all(item.device == device for item in [*params, *counts, *settings])
+    )
 
 
 def _storages(nodes: Collection[Node]) -> set[int]:
-    return {node.meta["val"].untyped_storage()._cdata for node in nodes if "val" in node.meta}
+    return {storage_of(node.meta["val"]) for node in nodes if "val" in node.meta}

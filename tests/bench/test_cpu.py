@@ -82,7 +82,7 @@ def test_memory(tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench-cpu", "training-memory", "--models", "squeezenet1_1", "--output", str(tmp_path)])
     assert done.exit_code == 0, done.output
     engines = json.loads((tmp_path / "cpu.json").read_text())["training-memory"]["bytes"]["squeezenet1_1"]
-    assert set(engines) == set(cpu.TRAINING)
+    assert set(engines) == set(cpu.MEMORY_ENGINES)
     for found in engines.values():
         assert found["state"] == 3 * 4 * 1_235_496
         assert found["peak"] > found["state"] * 4 / 3

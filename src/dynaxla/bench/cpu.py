@@ -59,11 +59,13 @@ PARTS = {
     "training-sgd": Part("Training with SGD, float32, batch 4, one thread", batch=4, engines=TRAINING, training="sgd"),
     "training-adamw": Part("Training with AdamW, float32, batch 4, one thread", batch=4, engines=TRAINING, training="adamw"),
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
+    "functions": Part("Functions, float32, batch 8, one thread", suite="functions", batch=8, calls=10),
     "xla-options": Part("XLA's options, float32, batch 1, one thread", engines=XLA_OPTIONS),
     "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }
 FIRST_CALL = "first-call"
 MEMORY, MEMORY_BATCH, MEMORY_OPTIMIZER = "training-memory", 4, "adamw"
+MEMORY_ENGINES = ("eager", "dynaxla", "dynaxla_step")
 
 _NAMES = [*PARTS, FIRST_CALL, MEMORY]
 _PARTS = typer.Argument(help=f"Of: {', '.join(_NAMES)}. Default: all.", show_default=False)
@@ -142,7 +144,9 @@ def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
 def measure_memory(models: Sequence[str]) -> dict[str, Any]:
     """Bytes by model and engine: the peak of a step, and the parameters with the optimizer's state."""
     names = [case.name for case in suites.choose("models", models)]
-    return {"bytes": {name: {engine: step_memory(engine, name, MEMORY_BATCH, MEMORY_OPTIMIZER) for engine in TRAINING} for name in names}}
+    return {
+        "bytes": {name: {engine: step_memory(engine, name, MEMORY_BATCH, MEMORY_OPTIMIZER) for engine in MEMORY_ENGINES} for name in names}
+    }
 
 
 def as_markdown(found: dict[str, Any]) -> str:
@@ -234,7 +238,7 @@ def _memory_table(models: dict[str, dict[str, dict[str, int]]]) -> list[str]:
         "parameters and the optimizer's state. The last column is how far dynaxla_step stays below eager mode with one more copy of that.",
         "",
     ]
-    heading = ["model", "state", *TRAINING, "below eager + state"]
+    heading = ["model", "state", *MEMORY_ENGINES, "below eager + state"]
     lines += [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
     for model, engines in models.items():
         state, peaks = engines["eager"]["state"], {engine: found["peak"] for engine, found in engines.items()}

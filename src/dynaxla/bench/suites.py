@@ -1,8 +1,9 @@
 """The models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
 
-models  the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
-small   models of a few microseconds, on which the cost of a call shows
-breaks  small models whose Python TorchDynamo cannot capture whole
+models     the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
+small      models of a few microseconds, on which the cost of a call shows
+functions  single functions on activations: elementwise, and along rows
+breaks     small models whose Python TorchDynamo cannot capture whole
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import breaks, small
+from . import breaks, functions, small
 from .errors import BenchmarkError
 
 Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
@@ -151,12 +152,15 @@ SMALL = [
     Case("attention_16", small.Attention, small.sequences),
 ]
 
-SUITES: Mapping[str, list[Case]] = {"models": MODELS, "small": SMALL, "breaks": BREAKS}
+FUNCTIONS = [Case(name, make, inputs) for name, (make, inputs) in functions.FUNCTIONS.items()]
+
+SUITES: Mapping[str, list[Case]] = {"models": MODELS, "small": SMALL, "functions": FUNCTIONS, "breaks": BREAKS}
 
 # Of the ten: two convolutional networks that Inductor compiles soon (mobilenet_v2 takes it most of a minute), and a transformer.
 QUICK: Mapping[str, list[str]] = {
     "models": ["resnet18", "squeezenet1_1", "bert_base"],
     "small": ["mlp_2", "attention_16"],
+    "functions": ["gelu", "softmax"],
     "breaks": ["branch", "item"],
 }
 

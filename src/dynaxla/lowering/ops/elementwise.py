@@ -14,6 +14,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
+from ..exponential import exp
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
 from .bounds import refuse_unless
@@ -487,7 +488,7 @@ lower_table(
         aten.reciprocal.default: _reciprocal,
         aten.sqrt.default: lax.sqrt,
         aten.rsqrt.default: lax.rsqrt,
-        aten.exp.default: lax.exp,
+        aten.exp.default: exp,
         aten.exp2.default: _exp2,
         aten.expm1.default: lax.expm1,
         aten.log.default: lax.log,

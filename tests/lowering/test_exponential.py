@@ -1,0 +1,31 @@
+"""exp in float32 on the CPU, by a polynomial and arithmetic on bits: against float64, over the whole range and at its ends."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+# The largest float32 whose exponential is finite, and the least whose is not denormal.
+HIGHEST, LOWEST = 88.72283172607422, -87.33654022216797
+
+
+def exp(x: torch.Tensor) -> torch.Tensor:
+    return torch.compile(torch.exp, backend="dynaxla")(x)
+
+
+def test_accuracy() -> None:
+    x = torch.linspace(LOWEST, HIGHEST, 1_000_003)
+    expected = x.double().exp()
+    ulps = ((exp(x).double() - expected) / expected).abs().max() / torch.finfo(torch.float32).eps
+    assert ulps < 1
+
+
+def test_ends() -> None:
+    x = torch.tensor([HIGHEST, 88.7229, 1e30, math.inf, -87.4, -104.0, -1e30, -math.inf, 0.0, -0.0, 1e-30, math.nan])
+    actual = exp(x)
+    torch.testing.assert_close(actual[0], x[0].double().exp().float(), rtol=1e-6, atol=0)
+    assert actual[1:4].tolist() == [math.inf] * 3
+    assert actual[4:8].tolist() == [0.0] * 4  # the first is denormal in eager mode; XLA's programs flush such numbers
+    assert actual[8:11].tolist() == [1.0] * 3
+    assert actual[11].isnan()

@@ -26,6 +26,7 @@ from .runner import Placement
 PLAIN = ("eager", "inductor", "dynaxla")
 FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
 TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step")
+FUNCTIONS = ("eager", "inductor", "xla_vectors_512", "dynaxla")
 XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
 
 
@@ -59,7 +60,7 @@ PARTS = {
     "training-sgd": Part("Training with SGD, float32, batch 4, one thread", batch=4, engines=TRAINING, training="sgd"),
     "training-adamw": Part("Training with AdamW, float32, batch 4, one thread", batch=4, engines=TRAINING, training="adamw"),
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
-    "functions": Part("Functions, float32, batch 8, one thread", suite="functions", batch=8, calls=10),
+    "functions": Part("Functions, float32, batch 8, one thread", suite="functions", batch=8, engines=FUNCTIONS, calls=10),
     "xla-options": Part("XLA's options, float32, batch 1, one thread", engines=XLA_OPTIONS),
     "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }

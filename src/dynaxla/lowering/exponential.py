@@ -1,4 +1,4 @@
-"""The exponential function in float32 for the CPU. XLA's own is computed eight numbers at a time, whatever the processor could do.
+"""The exponential function in float32 for the CPU. XLA's own takes longer, and no less with wider vectors.
 
 Source: the expf of S. L. Moshier's Cephes library (reduction in two parts, polynomial); the power of two is added to the exponent's bits.
 """

@@ -329,8 +329,8 @@ def is_intels() -> bool:
 
 # XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling again for
 # each use inside a fused dot (vgg16's classifier at batch 8: 24 s). So the library gets dots and convolutions alone. The scheduler that
-# saves memory is no slower (docs/benchmarks), and a training step needs up to half less for what is in between. XLA's vectors have 256 bits
-# unless it is told otherwise.
+# saves memory is no slower (docs/benchmarks), and a training step needs up to half less for what is in between. Vectors stay at
+# XLA's 256 bits: with 512, elementwise functions take half the time, but its atan of float64 gives wrong numbers (jaxlib 0.10.2).
 _CPU_OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
@@ -344,9 +344,8 @@ def default_options(platform: str) -> Mapping[str, Any]:
         return {}
     with jax.default_device(cpu_device()):
         trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
-    options: dict[str, Any] = {}
-    wide = {"xla_cpu_prefer_vector_width": 512} if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else {}
-    for name, value in {**_CPU_OPTIONS, **wide}.items():
+    options = {}
+    for name, value in _CPU_OPTIONS.items():
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
             compile_lowered(trivial, cpu_device(), {name: value})
             options[name] = value

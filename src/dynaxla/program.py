@@ -388,7 +388,8 @@ class Specialised:
         }
         if program.phase == "backward":
             for position in self.specs.keys() - aliased:
-                self.specs[position] = _as_given(self.specs[position], args[position])
+                if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
+                    self.specs[position] = _as_given(self.specs[position], args[position])
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free: list[int] = []
         if program.phase == "forward" and program.platform == "cpu" and self.interpreter.has_convolutions:

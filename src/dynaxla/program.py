@@ -34,7 +34,7 @@ from .lowering.halves import with_few_roundings
 from .lowering.interpreter import describe_inputs, is_computable, user_line
 from .lowering.layouts import Orders, without_transposes
 from .observe import dump, metrics, ops
-from .runtime import devices, heap, random, transfer
+from .runtime import devices, heap, random, transfer, xla_options
 from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
 from .runtime.executable import Executable, compilation_error, execution_error
@@ -67,7 +67,6 @@ class Program:
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
         self.jax_device = devices.jax_device(self.device)
-        self.xla_options = {**transfer.default_options(self.platform), **options.xla}
         self.choose = self._choice()
         self.interpreter = Interpreter(module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(static_inputs)
@@ -98,7 +97,8 @@ class Program:
     def _choice(self) -> Choice:
         """How a form is chosen for a problem."""
         if self.options.tune:
-            return Tuner(self.jax_device, self.options.forms, self.xla_options, self.options.store("tuning")).choose
+            options = {**xla_options.default_options(self.platform), **self.options.xla}
+            return Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning")).choose
         return lambda forms, problem: forms.choose(problem, self.options.forms)
 
     def executables(self) -> list[Executable]:
@@ -121,7 +121,7 @@ class Program:
             with metrics.timed("trace"):
                 traced = specialised.trace()
             lowered = self.lower(traced)
-            compiled = self.compile(lowered)
+            compiled = self.compile(lowered, traced)
             dump.record(self.dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
         return specialised.executable(compiled)
 
@@ -135,11 +135,12 @@ class Program:
         with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
             return traced.lower()
 
-    def compile(self, lowered: jax.stages.Lowered) -> transfer.XlaProgram:
+    def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> transfer.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
+        options = {**xla_options.options_for(self.platform, traced.jaxpr), **self.options.xla}
         with metrics.timed("compile"):
             try:
-                return transfer.compile_lowered(lowered, self.jax_device, self.xla_options, self.options.store("programs"))
+                return transfer.compile_lowered(lowered, self.jax_device, options, self.options.store("programs"))
             except Exception as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error
@@ -165,7 +166,7 @@ class RetracedProgram(Program):
             key = (transfer.fingerprint(lowered), specialised.facts)
             found = self._executables.get(key)
         if found is None:
-            compiled = self.compile(lowered)
+            compiled = self.compile(lowered, traced)
             dump.record(self.dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
             found = specialised.executable(compiled)
             self._executables.put(key, found)

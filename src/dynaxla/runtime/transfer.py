@@ -327,31 +327,6 @@ def is_intels() -> bool:
     return "GenuineIntel" in _processor()
 
 
-# XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling again for
-# each use inside a fused dot (vgg16's classifier at batch 8: 24 s). So the library gets dots and convolutions alone. The scheduler that
-# saves memory is no slower (docs/benchmarks), and a training step needs up to half less for what is in between. Vectors stay at
-# XLA's 256 bits: with 512, elementwise functions take half the time, but its atan of float64 gives wrong numbers (jaxlib 0.10.2).
-_CPU_OPTIONS = {
-    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
-    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-}
-
-
-@functools.cache
-def default_options(platform: str) -> Mapping[str, Any]:
-    """The XLA options of every program for a platform, as far as this XLA has them."""
-    if platform != "cpu":
-        return {}
-    with jax.default_device(cpu_device()):
-        trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
-    options = {}
-    for name, value in _CPU_OPTIONS.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
-            compile_lowered(trivial, cpu_device(), {name: value})
-            options[name] = value
-    return options
-
-
 def fingerprint(lowered: jax.stages.Lowered) -> bytes:
     """A hash of the lowered program, whatever line of Python each of its operations came from."""
     module = lowered.compiler_ir("stablehlo")

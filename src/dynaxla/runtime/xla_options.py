@@ -1,0 +1,75 @@
+"""XLA's own options for a program, chosen by measurement (docs/benchmarks)."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import torch
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+
+from .transfer import compile_lowered, cpu_device
+
+_VECTORS = "xla_cpu_prefer_vector_width"
+
+# XLA:CPU's library fusions of reductions lose NaNs in max and min over more than a few thousand elements, and compute a pooling again for
+# each use inside a fused dot (vgg16's classifier at batch 8: 24 s). So the library gets dots and convolutions alone. The scheduler that
+# saves memory is no slower, and a training step needs up to half less for what is in between.
+_CPU_OPTIONS = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION",
+    "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+}
+
+# XLA's atan for vectors of 512 bits gives wrong numbers, in every dtype (jaxlib 0.10.2). It stands for atan2(x, 1) as well, and so may for
+# logarithms of complex numbers.
+_NOT_WIDE = ("atan", "atan2")
+
+
+def options_for(platform: str, program: ClosedJaxpr) -> Mapping[str, Any]:
+    """The XLA options of a program for a platform, by name, as far as this XLA has them."""
+    options = default_options(platform)
+    if _VECTORS in options and not _may_be_wide(program.jaxpr):
+        return {name: value for name, value in options.items() if name != _VECTORS}
+    return options
+
+
+@functools.cache
+def default_options(platform: str) -> Mapping[str, Any]:
+    """The XLA options of all but a few programs for a platform."""
+    if platform != "cpu":
+        return {}
+    with jax.default_device(cpu_device()):
+        trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
+    wide = {_VECTORS: 512} if torch.backends.cpu.get_cpu_capability().startswith("AVX512") else {}
+    options = {}
+    for name, value in {**_CPU_OPTIONS, **wide}.items():
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
+            compile_lowered(trivial, cpu_device(), {name: value})
+            options[name] = value
+    return options
+
+
+def _may_be_wide(jaxpr: Jaxpr) -> bool:
+    """Whether XLA's functions for the widest vectors are right for all that a program computes."""
+    return not any(equation.primitive.name in _NOT_WIDE or _has_complex(equation) or not _inside(equation) for equation in jaxpr.eqns)
+
+
+def _has_complex(equation: JaxprEqn) -> bool:
+    return any(getattr(variable.aval, "dtype", None) in ("complex64", "complex128") for variable in (*equation.invars, *equation.outvars))
+
+
+def _inside(equation: JaxprEqn) -> bool:
+    return all(_may_be_wide(jaxpr) for jaxpr in _jaxprs(tuple(equation.params.values())))
+
+
+def _jaxprs(parameter: Any) -> Iterator[Jaxpr]:
+    if isinstance(parameter, ClosedJaxpr):
+        yield parameter.jaxpr
+    elif isinstance(parameter, Jaxpr):
+        yield parameter
+    elif isinstance(parameter, tuple | list):
+        for element in parameter:
+            yield from _jaxprs(element)

@@ -1,0 +1,46 @@
+"""XLA's options for a program: vectors of 512 bits only where XLA's functions for them are right."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+import torch
+from jax import Array, lax
+
+from dynaxla.runtime.xla_options import default_options, options_for
+
+VECTORS = "xla_cpu_prefer_vector_width"
+
+
+def chosen(function: object, *inputs: torch.Tensor) -> object:
+    with jax.enable_x64(True):
+        traced = jax.jit(function).trace(*(jax.ShapeDtypeStruct(x.shape, str(x.dtype).removeprefix("torch.")) for x in inputs))
+    return options_for("cpu", traced.jaxpr).get(VECTORS)
+
+
+def nested(x: Array) -> Array:
+    return jax.jit(lambda y: lax.cond(True, lax.atan, lax.neg, y))(x)
+
+
+def test_programs_without_atan_are_as_wide_as_any() -> None:
+    assert chosen(lambda x: lax.exp(x), torch.ones(3)) == default_options("cpu").get(VECTORS)
+
+
+@pytest.mark.parametrize("function", [lax.atan, lambda x: lax.atan2(x, x), nested, lambda x: lax.real(lax.log(lax.complex(x, x)))])
+def test_programs_with_atan_are_not(function: object) -> None:
+    assert chosen(function, torch.ones(3)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.atan,
+        lambda x: torch.atan2(x, torch.ones_like(x)),
+        lambda x: torch.where(x > 0, x.atan(), x),
+        lambda x: torch.complex(torch.ones_like(x).float(), x.float()).log().imag,
+    ],
+)
+def test_atan_of_many_numbers(function: object, dtype: torch.dtype) -> None:
+    x = torch.linspace(-3, 3, 256, dtype=torch.float64).to(dtype)
+    torch.testing.assert_close(torch.compile(function, backend="dynaxla")(x), function(x))  # type: ignore[operator]

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 
+import jax
+import numpy as np
 import torch
+
+from dynaxla.lowering.exponential import exp_nonpositive
 
 # The largest float32 whose exponential is finite, and the least whose is not denormal.
 HIGHEST, LOWEST = 88.72283172607422, -87.33654022216797
@@ -29,3 +33,11 @@ def test_ends() -> None:
     assert actual[4:8].tolist() == [0.0] * 4  # the first is denormal in eager mode; XLA's programs flush such numbers
     assert actual[8:11].tolist() == [1.0] * 3
     assert actual[11].isnan()
+
+
+def test_nonpositive() -> None:
+    x = np.append(np.linspace(LOWEST, 0, 1_000_003, dtype=np.float32), np.float32([-0.0, -1e-30, -87.4, -104, -1e30, -math.inf, math.nan]))
+    actual = np.asarray(jax.jit(exp_nonpositive)(x))
+    expected = np.exp(x[:-7].astype(np.float64))
+    assert np.max(np.abs(actual[:-7] - expected) / expected) < np.finfo(np.float32).eps
+    np.testing.assert_array_equal(actual[-7:], np.float32([1, 1, 0, 0, 0, 0, math.nan]))

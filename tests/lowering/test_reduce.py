@@ -11,7 +11,12 @@ import torch
 
 from dynaxla.lowering import reduce
 
-FOLDED = {"max": (reduce.reduce_max, torch.amax), "min": (reduce.reduce_min, torch.amin), "sum": (reduce.reduce_sum, torch.sum)}
+FOLDED = {
+    "max": (reduce.reduce_max, torch.amax),
+    "largest": (reduce.reduce_largest, torch.amax),
+    "min": (reduce.reduce_min, torch.amin),
+    "sum": (reduce.reduce_sum, torch.sum),
+}
 
 
 # Half types are added in float32: no lowering asks for their sums.

@@ -18,6 +18,7 @@ _LOW, _HIGH = -87.33654, 89.0
 _ROUND = 1.5 * 2**23
 _ROUND_BITS = int(np.array(_ROUND, np.float32).view(np.int32))
 _INFINITY_BITS = int(np.array(np.inf, np.float32).view(np.int32))
+_BIAS = 127
 _LOG2_E, _LN2_HIGH, _LN2_LOW = 1.44269504088896341, 0.693359375, -2.12194440e-4
 _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
 
@@ -27,20 +28,38 @@ def exp(x: Array) -> Array:
     return lax.platform_dependent(x, cpu=_exp, default=lax.exp) if x.dtype == np.float32 else lax.exp(x)
 
 
-def _exp(x: Array) -> Array:
-    def number(value: float) -> Any:
-        return full_like(x, value)
+def exp_nonpositive(x: Array) -> Array:
+    """e to the power of x, elementwise, where no x is above 0: with fewer instructions than `exp`."""
+    return lax.platform_dependent(x, cpu=_exp_nonpositive, default=lax.exp) if x.dtype == np.float32 else lax.exp(x)
 
-    inside = lax.clamp(number(_LOW), x, number(_HIGH))
-    shifted = lax.add(lax.mul(inside, number(_LOG2_E)), number(_ROUND))
+
+def _exp(x: Array) -> Array:
+    fraction, integer = _split(lax.clamp(_number(x, _LOW), x, _number(x, _HIGH)))
+    bits = lax.add(lax.bitcast_convert_type(fraction, np.int32), lax.shift_left(integer, full_like(integer, 23)))
+    result = lax.bitcast_convert_type(lax.min(bits, full_like(bits, _INFINITY_BITS)), np.float32)
+    result = lax.select(lax.lt(x, _number(x, _LOW)), _number(x, 0), result)
+    return lax.select(lax.ne(x, x), x, result)
+
+
+def _exp_nonpositive(x: Array) -> Array:
+    below = lax.lt(x, _number(x, _LOW))
+    # NaNs are below nothing, and stay in the fraction.
+    fraction, integer = _split(lax.select(below, _number(x, _LOW), x))
+    power = lax.shift_left(lax.sub(integer, full_like(integer, _ROUND_BITS - _BIAS)), full_like(integer, 23))
+    return lax.select(below, _number(x, 0), lax.mul(fraction, lax.bitcast_convert_type(power, np.float32)))
+
+
+def _split(x: Array) -> tuple[Array, Array]:
+    """e to the power of x as a number near 1 and a power of two, whose exponent is the integer's lowest bits."""
+    shifted = lax.add(lax.mul(x, _number(x, _LOG2_E)), _number(x, _ROUND))
     integer = lax.bitcast_convert_type(shifted, np.int32)
     power = lax.convert_element_type(lax.sub(integer, full_like(integer, _ROUND_BITS)), np.float32)
-    rest = lax.sub(lax.sub(inside, lax.mul(power, number(_LN2_HIGH))), lax.mul(power, number(_LN2_LOW)))
-    total = number(_POLYNOMIAL[0])
+    rest = lax.sub(lax.sub(x, lax.mul(power, _number(x, _LN2_HIGH))), lax.mul(power, _number(x, _LN2_LOW)))
+    total = _number(x, _POLYNOMIAL[0])
     for coefficient in _POLYNOMIAL[1:]:
-        total = lax.add(lax.mul(total, rest), number(coefficient))
-    total = lax.add(lax.add(lax.mul(total, lax.mul(rest, rest)), rest), number(1))
-    bits = lax.add(lax.bitcast_convert_type(total, np.int32), lax.shift_left(integer, full_like(integer, 23)))
-    result = lax.bitcast_convert_type(lax.min(bits, full_like(bits, _INFINITY_BITS)), np.float32)
-    result = lax.select(lax.lt(x, number(_LOW)), number(0), result)
-    return lax.select(lax.ne(x, x), x, result)
+        total = lax.add(lax.mul(total, rest), _number(x, coefficient))
+    return lax.add(lax.add(lax.mul(total, lax.mul(rest, rest)), rest), _number(x, 1)), integer
+
+
+def _number(x: Array, value: float) -> Any:
+    return full_like(x, value)

@@ -32,6 +32,18 @@ def reduce_max(x: Array, dims: Sequence[int]) -> Array:
     return _reduce(x, dims, lax.reduce_max, lax.max, -math.inf)
 
 
+def reduce_largest(x: Array, dims: Sequence[int]) -> Array:
+    """The largest over dims, which disappear; of rows that contain a NaN, any number or NaN.
+
+    On the CPU it takes half the time of `reduce_max`, for readers who find NaNs by other means.
+    """
+    return _reduce(x, dims, lax.reduce_max, _larger, -math.inf)
+
+
+def _larger(x: Array, y: Array) -> Array:
+    return lax.select(lax.gt(x, y), x, y)
+
+
 def reduce_min(x: Array, dims: Sequence[int]) -> Array:
     """The smallest over dims, which disappear; NaN if there is one."""
     return _reduce(x, dims, lax.reduce_min, lax.min, math.inf)

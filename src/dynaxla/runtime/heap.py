@@ -2,6 +2,9 @@
 
 XLA takes memory for what a program computes on the way at every call, and frees it afterwards. glibc returns large pieces to the system at
 once, and the next call pays for every page again: in a training step of mobilenet_v2, a third of its time.
+
+Aligned memory leaves a few bytes in front of it. glibc keeps small free pieces apart from their neighbours (in "fastbins"), so that what
+was freed is those bytes too short for the next call, which takes new memory instead: the heap grows, full of holes.
 """
 
 from __future__ import annotations
@@ -14,18 +17,25 @@ from typing import Any
 # Bytes of a program's temporary memory and results, from which glibc would return them.
 LARGE = 16 << 20
 # Source: mallopt(3).
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = -1, -3, 2**31 - 1
+_M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = 1, -1, -3, 2**31 - 1
 
 
 def _function(name: str) -> Any:
     return getattr(ctypes.CDLL(None), name, None) if os.name == "posix" else None
 
 
+def _is_users() -> bool:
+    """Whether the user has set glibc's own variables. Source: mallopt(3)."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "glibc.malloc" in tunables or bool({"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys())
+
+
 @functools.cache
 def keep_freed_memory() -> None:
     """From now on freed memory stays with the process, to be used again; unless the user has set glibc's own variables for that."""
     mallopt = _function("mallopt")
-    if mallopt is not None and not {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"} & os.environ.keys():
+    if mallopt is not None and not _is_users():
+        mallopt(_M_MXFAST, 0)
         mallopt(_M_TRIM_THRESHOLD, _MOST)
         mallopt(_M_MMAP_THRESHOLD, _MOST)
 

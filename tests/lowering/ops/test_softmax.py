@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from compare import check
@@ -36,6 +38,23 @@ def test_infinities_and_nothing() -> None:
         return F.softmax(x, 1), F.log_softmax(x, 1), torch.ops.aten._safe_softmax(x, 1), F.softmax(x[:0], 0), F.softmax(x[:, :0], 1)
 
     check(function, x)
+
+
+@pytest.mark.parametrize("count", [33, 40, 100, 4099])
+@pytest.mark.parametrize("rows", [1, 40])
+def test_long_rows(rows: int, count: int) -> None:
+    """Rows that are folded, with what spoils one of them at places that are folded together."""
+    x = torch.randn(rows + 7, count) * 20
+    for row, spoilt in enumerate([(math.nan, 1e30), (1e30, math.nan), (math.nan, math.inf), (math.inf, 1.0), (-math.inf, -math.inf)]):
+        x[row, 0], x[row, count - 1] = spoilt
+    x[5] = -math.inf
+    x[6] = math.nan
+
+    def function(x):
+        return F.softmax(x, 1), F.log_softmax(x, 1), F.softmax(x.T, 0), torch.ops.aten._safe_softmax(x, 1)
+
+    check(function, x)
+    check_gradients(lambda x: (F.softmax(x, 1), F.log_softmax(x, 1)), x[7:])
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

@@ -7,11 +7,16 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..dtypes import DType
+from ..exponential import exp_nonpositive
+from ..memory import in_memory
 from ..promotion import convert
-from ..reduce import reduce_max, reduce_sum
+from ..reduce import reduce_largest, reduce_max, reduce_sum
 from ..registry import lowers
 
 aten = torch.ops.aten
+
+# XLA:CPU computes exponentials of so few rows anew in each step of their sum.
+_FEW_ROWS = 8
 
 
 def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
@@ -20,8 +25,8 @@ def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
 
 
 def _shifted(x: Array, dim: int) -> Array:
-    """x less its largest value along `dim`: no exponential overflows."""
-    return lax.sub(x, _spread(reduce_max(x, (dim,)), x.shape, dim))
+    """x less its largest value along `dim`: no exponential overflows. Where there is a NaN, one stays."""
+    return lax.sub(x, _spread(reduce_largest(x, (dim,)), x.shape, dim))
 
 
 def _along(x: Array, dim: int) -> tuple[Array, int]:
@@ -39,7 +44,9 @@ def _result_dtype(x: Array, half_to_float: bool) -> DType:
 
 
 def _normalized_exponentials(wide: Array, dim: int) -> Array:
-    weights = lax.exp(_shifted(wide, dim))
+    weights = exp_nonpositive(_shifted(wide, dim))
+    if wide.size <= _FEW_ROWS * wide.shape[dim]:
+        weights = in_memory(weights)
     return lax.div(weights, _spread(reduce_sum(weights, (dim,)), wide.shape, dim))
 
 
@@ -53,7 +60,7 @@ def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
 def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
     wide, dim = _along(x, dim)
     shifted = _shifted(wide, dim)
-    total = lax.log(reduce_sum(lax.exp(shifted), (dim,)))
+    total = lax.log(reduce_sum(in_memory(exp_nonpositive(shifted)), (dim,)))
     return _like(lax.sub(shifted, _spread(total, wide.shape, dim)), x, _result_dtype(x, half_to_float))
 
 

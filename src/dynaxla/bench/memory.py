@@ -1,7 +1,8 @@
 """The most memory that a training step holds: `python -m dynaxla.bench.memory ENGINE MODEL OPTIMIZER`, in a process of its own.
 
 In bytes, what the process holds besides the libraries: the model, its gradients, the optimizer's state, the programs, and whatever a
-warm step needs on top. Compiling needs more for a while, which is not counted.
+warm step needs on top. Compiling needs more for a while, which is not counted, and leaves pages of the compiler's own code in memory, which
+are no more counted than the other libraries' (all that is mapped from files).
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ def step_memory(engine: str, model: str, batch: int, optimizer: str) -> dict[str
 
 
 def _resident(which: str) -> int:
-    """VmRSS: now; VmHWM: the most so far. Source: proc(5)."""
+    """RssAnon: memory that no file is behind, now; RssFile: memory from files, now; VmHWM: the most of both so far. Source: proc(5)."""
     found = re.search(rf"{which}:\s+(\d+) kB", STATUS.read_text())
     assert found is not None, f"no {which} in {STATUS}"
     return int(found[1]) * 1024
@@ -52,7 +53,7 @@ def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, i
     placement = Placement(batch, training=optimizer)
     rehearse([engines.ENGINES[engine]], placement)
     gc.collect()
-    before = _resident("VmRSS")
+    before = _resident("RssAnon")
     (case,) = suites.choose("models", [model])
     training = placement.model(case)
     assert isinstance(training, Training)
@@ -66,7 +67,7 @@ def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, i
     REFERENCES.write_text("5")  # the most so far begins anew
     for _ in range(STEPS):
         step(*inputs)
-    return {"peak": _resident("VmHWM") - before, "state": parameters * (3 if optimizer == "adamw" else 1)}
+    return {"peak": _resident("VmHWM") - _resident("RssFile") - before, "state": parameters * (3 if optimizer == "adamw" else 1)}
 
 
 if __name__ == "__main__":

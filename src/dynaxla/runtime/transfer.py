@@ -238,11 +238,12 @@ class XlaProgram:
     """A compiled program.
 
     Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
-    text (gives the HLO as XLA optimized it).
+    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     text: Callable[[], str]
+    is_large: bool = False
 
 
 def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Store | None = None) -> XlaProgram:
@@ -277,10 +278,11 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
         if store is not None and key:
             store.put(key, client.serialize_executable(executable))
     needed = executable.get_compiled_memory_stats()
-    if needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE:
+    is_large = needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
+    if is_large:
         heap.keep_freed_memory()
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
-    return XlaProgram(_fast_call(executable), text)
+    return XlaProgram(_fast_call(executable), text, is_large)
 
 
 def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:

@@ -391,9 +391,10 @@ class Specialised:
             for position in self.specs.keys() - aliased:
                 if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
                     self.specs[position] = _as_given(self.specs[position], args[position])
+        self.reorders = program.platform == "cpu" and self.interpreter.has_convolutions
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free: list[int] = []
-        if program.phase == "forward" and program.platform == "cpu" and self.interpreter.has_convolutions:
+        if program.phase == "forward" and self.reorders:
             self.free = only_saved(self.outputs, self.buffers, self.interpreter.output_node)
         # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
         self.passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
@@ -427,7 +428,7 @@ class Specialised:
 
         def program(*arrays: jax.Array) -> tuple[jax.Array, ...]:
             ctx = self.context = Context(
-                self.program.platform, self.settings, self.symbols, arrays[0] if seed else None, self.program.choose
+                self.program.platform, self.settings, self.symbols, arrays[0] if seed else None, self.program.choose, self.reorders
             )
             inputs: list[Any] = list(self.args)
             for position, spec in self.specs.items():
@@ -450,7 +451,7 @@ class Specialised:
         orders: Orders = {}
         with jax.enable_x64(True), jax.default_device(self.program.jax_device):
             if self.program.platform == "cpu":
-                if self.program.interpreter.has_convolutions:
+                if self.reorders:
                     program, orders = without_transposes(program, self.program.platform, self.free)
                 if self.program.interpreter.has_halves:
                     program = with_few_roundings(program, self.program.platform)

@@ -105,3 +105,35 @@ def test_plain_elsewhere() -> None:
     assert "slice" in text("cpu")
     assert "slice" not in text("cuda")
     assert text("cuda").count("stablehlo.reduce") == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [
+        ((4, 128, 24), (0,)),
+        ((4, 128, 24), (1,)),
+        ((4, 128, 24), (0, 1)),
+        ((4, 128, 24), (0, 1, 2)),
+        ((4, 128, 24), (1, 2)),
+        ((4, 128, 24), (0, 2)),
+        ((4, 1, 128, 1, 5), (0, 2)),
+        ((4, 1, 128, 1, 5), (0, 1, 2, 3)),
+        ((1, 4, 1, 128, 5), (1, 3)),
+        ((2, 3, 4, 5), (1, 2)),
+        ((2, 3, 40, 5), (1, 2)),
+        ((8, 3, 14, 14), (2, 3)),
+        ((2, 0, 5), (0, 1)),
+        ((1, 1), (0, 1)),
+        ((), ()),
+        ((1, 7, 300, 1), (1, 2)),
+    ],
+)
+def test_sums_over_neighbours(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
+    x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
+    with jax.enable_x64(True):
+        found = np.asarray(jax.jit(lambda x: reduce.sum_neighbours(x, dims))(x.numpy()))
+    expected = x.double().sum(dims).numpy() if dims else x.double().numpy()
+    tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype]
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found.astype(np.float64), expected, rtol=0, atol=tolerance)

@@ -17,6 +17,7 @@ from jax import numpy as jnp
 from . import dtypes
 from .dtypes import DType
 from .forms import Choice
+from .reduce import sum_neighbours
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ class Context:
 
     Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; choose (the form for a problem: see forms.py); node (the FX node
     being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
-    torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised); claimed (see `claim`).
+    torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised); claimed (see `claim`); reorders
+    (whether layouts.py will see the traced program, and change how arrays lie in memory).
     """
 
     def __init__(
@@ -130,8 +132,10 @@ class Context:
         symbols: SymbolValues | None = None,
         seed: jax.Array | None = None,
         choose: Choice | None = None,
+        reorders: bool = False,
     ) -> None:
         self.platform = platform
+        self.reorders = reorders
         self.settings = settings
         self.choose = choose or (lambda forms, problem: forms.choose(problem, {}))
         self.node: torch.fx.Node
@@ -149,6 +153,10 @@ class Context:
         assert self._key is not None, f"{self.node.target} draws random numbers but lacks torch.Tag.nondeterministic_seeded"
         self._keys_given += 1
         return jax.random.fold_in(self._key, self._keys_given)
+
+    def sum(self, x: jax.Array, dims: Sequence[int]) -> jax.Array:
+        """The sum over dims, which disappear. Where arrays may come to lie in another order, layouts.py chooses how it is computed."""
+        return lax.reduce_sum(x, tuple(dims)) if self.reorders else sum_neighbours(x, tuple(dims))
 
     def nested(self, key: jax.Array | None) -> Context:
         """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""

@@ -9,6 +9,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ..context import Context
 from ..registry import lowers
 from .indexing import take_along
 from .reductions import linalg_vector_norm
@@ -56,9 +57,9 @@ def _slope(difference: Array, distance: Array, p: float) -> Array:
 
 
 @lowers(aten._cdist_forward.default)
-def cdist(x: Array, other: Array, p: float, compute_mode: int | None) -> Array:
+def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
     """The p-norm of the difference of every row of x and every row of the other, without the rounding of the way through a matmul."""
-    return linalg_vector_norm(_pairs(x, other), p, [-1])
+    return linalg_vector_norm(_pairs(x, other), p, [-1], ctx=ctx)
 
 
 @lowers(aten._cdist_backward.default)
@@ -72,10 +73,10 @@ def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Arra
 
 
 @lowers(aten._pdist_forward.default)
-def pdist(x: Array, p: float = 2) -> Array:
+def pdist(x: Array, p: float = 2, *, ctx: Context) -> Array:
     """The p-norm of the difference of every two rows, the first before the second."""
     first, second = (take_along(x, 0, jnp.asarray(rows)) for rows in np.triu_indices(x.shape[0], 1))
-    return linalg_vector_norm(lax.sub(first, second), p, [-1])
+    return linalg_vector_norm(lax.sub(first, second), p, [-1], ctx=ctx)
 
 
 @lowers(aten._pdist_backward.default)

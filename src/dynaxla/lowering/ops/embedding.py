@@ -66,7 +66,7 @@ def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: 
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     flat = lax.reshape(indices, (indices.size,))
     used = write_slices(lax.full(weight.shape[:1], False), 0, flat, lax.full(flat.shape, True), "set")
-    norm = linalg_vector_norm(convert(weight, dtypes.accumulator(weight.dtype)), norm_type, [1])
+    norm = linalg_vector_norm(convert(weight, dtypes.accumulator(weight.dtype)), norm_type, [1], ctx=ctx)
     scale = lax.div(lax.full_like(norm, max_norm), lax.add(norm, lax.full_like(norm, 1e-7)))
     too_long = lax.bitwise_and(used, lax.gt(norm, lax.full_like(norm, max_norm)))
     scaled = lax.mul(convert(weight, norm.dtype), _columns(scale, weight))

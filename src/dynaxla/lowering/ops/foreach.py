@@ -27,22 +27,22 @@ aten = torch.ops.aten
 
 
 @lowers(aten._foreach_norm.Scalar)
-def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None) -> list[Array]:
-    return [linalg_vector_norm(x, ord, dtype=dtype) for x in tensors]
+def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
+    return [linalg_vector_norm(x, ord, dtype=dtype, ctx=ctx) for x in tensors]
 
 
-def _power_sum(x: Array, ord: Any, dtype: DType | None) -> Array:
+def _power_sum(x: Array, ord: Any, dtype: DType | None, ctx: Context) -> Array:
     """sum(abs(x) ** ord), added in float32 for half types."""
     wide = convert(x, dtypes.accumulator(dtype or x.dtype))
-    total = sum_(pow_tensor_scalar(lax.abs(wide), ord))
+    total = sum_(pow_tensor_scalar(lax.abs(wide), ord), ctx=ctx)
     return convert(total, dtypes.real(dtype or x.dtype))
 
 
 if hasattr(aten, "_foreach_powsum"):
 
     @lowers(aten._foreach_powsum.Scalar)
-    def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None) -> list[Array]:
-        return [_power_sum(x, ord, dtype) for x in tensors]
+    def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
+        return [_power_sum(x, ord, dtype, ctx) for x in tensors]
 
 
 # For each name of an overload, which of the op for single tensors computes it: the first of these that there is.

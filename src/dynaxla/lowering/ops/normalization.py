@@ -354,6 +354,8 @@ def native_layer_norm_backward(
     weight: Array | None,
     bias: Array | None,
     output_mask: Sequence[bool],
+    *,
+    ctx: Context,
 ) -> Three:
     """Gradients of input, weight and bias: those that output_mask asks for."""
     dtype = dtypes.accumulator(x.dtype)
@@ -368,9 +370,9 @@ def native_layer_norm_backward(
         scaled = _affine(wide, weight, None, inner)
         grad_input = convert(_through_normalization(scaled, normalized, inverse, inner, range(outer)), x.dtype)
     if output_mask[1] and weight is not None:
-        grad_weight = convert(lax.reduce_sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
+        grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
     if output_mask[2] and bias is not None:
-        grad_bias = convert(lax.reduce_sum(wide, range(outer)), bias.dtype)
+        grad_bias = convert(ctx.sum(wide, range(outer)), bias.dtype)
     return grad_input, grad_weight, grad_bias
 
 
@@ -460,7 +462,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
 
 @lowers(aten._fused_rms_norm_backward.default)
 def fused_rms_norm_backward(
-    grad: Array, x: Array, normalized_shape: Dims, rstd: Array, weight: Array | None, output_mask: Sequence[bool]
+    grad: Array, x: Array, normalized_shape: Dims, rstd: Array, weight: Array | None, output_mask: Sequence[bool], *, ctx: Context
 ) -> tuple[Array | None, Array | None]:
     """Gradients of input and weight: those that output_mask asks for."""
     dtype = dtypes.accumulator(x.dtype)
@@ -475,5 +477,5 @@ def fused_rms_norm_backward(
         slope = _along(_mean(lax.mul(scaled, normalized), inner), x.shape, range(outer))
         grad_input = convert(lax.mul(lax.sub(scaled, lax.mul(normalized, slope)), inverse), x.dtype)
     if output_mask[1] and weight is not None:
-        grad_weight = convert(lax.reduce_sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
+        grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
     return grad_input, grad_weight

@@ -11,6 +11,7 @@ import torch
 from jax import Array, lax
 
 from .. import dtypes
+from ..context import Context
 from ..dimensions import reduced, wrap
 from ..dtypes import DType
 from ..promotion import convert, expand
@@ -43,31 +44,31 @@ def _number(value: float, like: Array) -> Array:
 
 
 @lowers(aten.sum.dim_IntList)
-def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     """Dtype: `dtype` if given, int64 for bool and integers, else that of x; half types are added in float32, truth values or-ed."""
     out = dtype or dtypes.widen_integers(x.dtype)
     dims = reduced(dim, x.ndim)
-    reduce = lax.reduce_or if out == np.bool_ else lax.reduce_sum
+    reduce = lax.reduce_or if out == np.bool_ else ctx.sum
     return keep(convert(reduce(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
 
 
 @lowers(aten.sum.default)
-def sum_all(x: Array, *, dtype: DType | None = None) -> Array:
-    return sum_(x, dtype=dtype)
+def sum_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return sum_(x, dtype=dtype, ctx=ctx)
 
 
 @lowers(aten.mean.dim)
-def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     out = dtype or x.dtype
     dims = reduced(dim, x.ndim)
-    total = lax.reduce_sum(convert(x, dtypes.accumulator(out)), dims)
+    total = ctx.sum(convert(x, dtypes.accumulator(out)), dims)
     count = math.prod(x.shape[d] for d in dims)
     return keep(convert(lax.div(total, _number(count, total)), out), x, dims, keepdim)
 
 
 @lowers(aten.mean.default)
-def mean_all(x: Array, *, dtype: DType | None = None) -> Array:
-    return mean(x, dtype=dtype)
+def mean_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return mean(x, dtype=dtype, ctx=ctx)
 
 
 @lowers(aten.prod.dim_int)
@@ -84,10 +85,10 @@ def prod_all(x: Array, *, dtype: DType | None = None) -> Array:
 
 
 @lowers(aten.nansum.default)
-def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
     if dtypes.is_inexact(x.dtype):
         x = lax.select(is_nan(x), _number(0, x), x)
-    return sum_(x, dim, keepdim, dtype=dtype)
+    return sum_(x, dim, keepdim, dtype=dtype, ctx=ctx)
 
 
 @lowers(aten.amax.default)
@@ -284,7 +285,9 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
 
 
 @lowers(aten.linalg_vector_norm.default)
-def linalg_vector_norm(x: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+def linalg_vector_norm(
+    x: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context
+) -> Array:
     """(sum(|x|**ord))**(1/ord); the largest and smallest |x| for infinite orders, the number of nonzero elements for 0."""
     out = dtypes.real(dtype or x.dtype)
     dims = reduced(dim, x.ndim)
@@ -297,24 +300,24 @@ def linalg_vector_norm(x: Array, ord: float = 2, dim: Dims = None, keepdim: bool
         else:
             result = reduce_max(size, dims) if ord > 0 else reduce_min(size, dims)
     elif ord == 0:
-        result = lax.reduce_sum(convert(lax.ne(size, _number(0, size)), size.dtype), dims)
+        result = ctx.sum(convert(lax.ne(size, _number(0, size)), size.dtype), dims)
     elif ord == 1:
-        result = lax.reduce_sum(size, dims)
+        result = ctx.sum(size, dims)
     elif ord == 2:
-        result = lax.sqrt(lax.reduce_sum(lax.square(size), dims))
+        result = lax.sqrt(ctx.sum(lax.square(size), dims))
     else:
-        total = lax.reduce_sum(lax.pow(size, _number(ord, size)), dims)
+        total = ctx.sum(lax.pow(size, _number(ord, size)), dims)
         result = lax.pow(total, _number(1 / ord, total))
     return keep(convert(result, out), x, dims, keepdim)
 
 
 @lowers(aten.trace.default)
-def trace(x: Array) -> Array:
+def trace(x: Array, *, ctx: Context) -> Array:
     rows, columns = (lax.broadcasted_iota("int32", x.shape, dim) for dim in (0, 1))
-    return sum_(lax.select(lax.eq(rows, columns), x, lax.full_like(x, 0)))
+    return sum_(lax.select(lax.eq(rows, columns), x, lax.full_like(x, 0)), ctx=ctx)
 
 
 @lowers(aten.dist.default)
-def dist(x: Array, other: Array, p: float = 2) -> Array:
+def dist(x: Array, other: Array, p: float = 2, *, ctx: Context) -> Array:
     shape = np.broadcast_shapes(x.shape, other.shape)
-    return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p)
+    return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p, ctx=ctx)

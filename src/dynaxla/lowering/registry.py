@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
@@ -24,6 +24,7 @@ from . import dtypes
 from .promotion import Promotion, elementwise
 
 Lowering = Callable[..., Any]
+Function = TypeVar("Function", bound=Lowering)
 
 # Arguments that say where or how a result is stored. Results are placed and laid out by the runtime, so lowerings need not know them.
 STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "non_blocking"})
@@ -138,14 +139,14 @@ class Registry:
 registry = Registry()
 
 
-def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Lowering], Lowering]:
+def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Function], Function]:
     """Register a function as the lowering of `ops`: overloads, or names ("namespace::name") of ops that another library may define later.
 
     With `promote`, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion and
     broadcasting), and its result is cast to the promoted result dtype.
     """
 
-    def decorate(function: Lowering) -> Lowering:
+    def decorate(function: Function) -> Function:
         for op in ops:
             if isinstance(op, str):
                 if promote:

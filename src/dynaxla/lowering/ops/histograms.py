@@ -13,7 +13,6 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
 from ..registry import lowers
-from .reductions import sum_all
 from .rounding import rounded
 from .scattering import write_slices
 from .sorting import searchsorted
@@ -87,7 +86,7 @@ def _histogram(x: Array, edges: Sequence[Array], weight: Array | None, density: 
     counts = _collect(places, inside, shape, weight, x.dtype)
     if not density:
         return counts
-    counts = lax.div(counts, lax.broadcast(sum_all(counts), counts.shape))
+    counts = lax.div(counts, lax.broadcast(lax.reduce_sum(counts, range(counts.ndim)), counts.shape))
     for dim, edge in enumerate(edges):
         lengths = lax.sub(edge[1:], edge[:-1])
         counts = lax.div(counts, lax.broadcast_in_dim(lengths, counts.shape, [dim]))

@@ -136,7 +136,7 @@ def binary_cross_entropy(x: Array, target: Array, weight: Array | None = None, r
     if weight is not None:
         losses = lax.mul(losses, expand(convert(weight, work), losses.shape))
     if reduction == _MEAN:
-        losses = mean_all(losses)
+        losses = mean_all(losses, ctx=ctx)
     elif reduction == _SUM:
-        losses = sum_all(losses)
+        losses = sum_all(losses, ctx=ctx)
     return convert(losses, x.dtype)

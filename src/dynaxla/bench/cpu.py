@@ -26,7 +26,7 @@ from .runner import Placement
 PLAIN = ("eager", "inductor", "dynaxla")
 FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
 TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step")
-FUNCTIONS = ("eager", "inductor", "xla_vectors_512", "dynaxla")
+FUNCTIONS = ("eager", "inductor", "xla_vectors_256", "dynaxla")
 XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
 
 

@@ -174,9 +174,9 @@ def _no_cpp_compiler() -> str:
     return "" if any(name and shutil.which(name) for name in candidates) else "Inductor needs a C++ compiler (g++ or clang++)"
 
 
-# What XLA can be told on the CPU, by engine. Its own default is in force for emitters (on) and fast math (off); dynaxla chooses vectors (512
-# bits where the processor has them; XLA's default is 256), the scheduler (that which saves memory) and for what XLA calls its library YNN
-# (single products and convolutions).
+# What XLA can be told on the CPU, by engine. Its own default is in force for emitters (on) and fast math (off); dynaxla chooses vectors
+# (512 bits where the processor has them; XLA's default is 256), the scheduler (that which saves memory) and for what XLA calls its library
+# YNN (single products and convolutions).
 XLA_OPTIONS: dict[str, dict[str, Any]] = {
     "xla_vectors_128": {"xla_cpu_prefer_vector_width": 128},
     "xla_vectors_256": {"xla_cpu_prefer_vector_width": 256},

@@ -54,6 +54,8 @@ def test_ratios() -> None:
     assert lines[4].endswith("| 3.00 | - |")
     assert lines[5].endswith("| **1.89** | **1.00** |")
     assert lines[6].endswith("| **0.75** | **0.50** |")
+    earlier = cpu._table(cpu.PARTS["small"], {"lacks an engine": {name: good[name] for name in ("eager", "dynaxla")}})
+    assert earlier[2].endswith("| not measured | 1 | 3.00 | - |")
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["small", "--models", "nobody"]])

@@ -187,7 +187,7 @@ def _table(part: Part, models: dict[str, Any]) -> list[str]:
     collected: list[list[float]] = [[] for _ in ratios]
     for model, rows in models.items():
         good = {name: row["ms"] for name, row in rows.items() if row["good"]}
-        cells = [f"{good[name]:.4g}" if name in good else f"failed: {rows[name]['failure']}" for name in part.engines]
+        cells = [f"{good[name]:.4g}" if name in good else _absent(rows.get(name)) for name in part.engines]
         for values, (one, other) in zip(collected, ratios, strict=True):
             if one in good and other in good:
                 values.append(good[one] / good[other])
@@ -199,6 +199,11 @@ def _table(part: Part, models: dict[str, Any]) -> list[str]:
     lines.append(_line(["**geometric mean**", *blanks, *[f"**{_mean(values):.2f}**" if values else "-" for values in collected]]))
     lines.append(_line(["**least**", *blanks, *[f"**{min(values):.2f}**" if values else "-" for values in collected]]))
     return lines
+
+
+def _absent(row: dict[str, Any] | None) -> str:
+    """Why there is no time. A table that was measured earlier may lack an engine."""
+    return "not measured" if row is None else f"failed: {row['failure']}"
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -235,8 +240,9 @@ def _first_call_cells(values: Sequence[float]) -> list[str]:
 
 def _memory_table(models: dict[str, dict[str, dict[str, int]]]) -> list[str]:
     lines = [
-        "MB, the peak of a warm step above what the process held before the model: each engine in a process of its own. *State*:",
-        "parameters and the optimizer's state. The last column is how far dynaxla_step stays below eager mode with one more copy of that.",
+        "MB, the peak of a warm step above what the process held before the model, without the code of libraries: each engine in a process",
+        "of its own. *State*: parameters and the optimizer's state. The last column is how far dynaxla_step stays below eager mode with",
+        "one more copy of that.",
         "",
     ]
     heading = ["model", "state", *MEMORY_ENGINES, "below eager + state"]

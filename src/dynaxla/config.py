@@ -39,7 +39,7 @@ class Options:
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
             of oneDNN, which XLA cannot write to a file), and measurements. "": none. Default: the variable DYNAXLA_CACHE, or
             dynaxla in the user's directory of caches.
-        xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 512}.
+        xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
     """
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))

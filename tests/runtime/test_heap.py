@@ -24,8 +24,12 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's heap")
-@pytest.mark.parametrize("setting", [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}], ids=["dynaxla's", "the user's"])
+@pytest.mark.parametrize(
+    "setting",
+    [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}],
+    ids=["dynaxla's", "the user's", "the user's tunables"],
+)
 def test_memory_is_used_again(setting: dict[str, str]) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | setting
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))} | setting
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 15 * 60_000_000) == bool(setting), f"{done.stdout} bytes of new pages in 20 calls"

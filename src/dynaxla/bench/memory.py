@@ -1,4 +1,4 @@
-"""The most memory that a training step holds: `python -m dynaxla.bench.memory ENGINE MODEL OPTIMIZER`, in a process of its own.
+"""The most memory that a training step holds: `python -m dynaxla.bench.memory ENGINE MODEL BATCH OPTIMIZER`, in a process of its own.
 
 In bytes, what the process holds besides the libraries: the model, its gradients, the optimizer's state, the programs, and whatever a
 warm step needs on top. Compiling needs more for a while, which is not counted, and leaves pages of the compiler's own code in memory, which

@@ -1,6 +1,6 @@
 """The exponential function in float32 for the CPU. XLA's own takes longer, and no less with wider vectors.
 
-Source: the expf of S. L. Moshier's Cephes library (reduction in two parts, polynomial); the power of two is added to the exponent's bits.
+Source: the expf of S. L. Moshier's Cephes library (reduction in two parts, polynomial); the power of two is made of its exponent's bits.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def exp(x: Array) -> Array:
 
 
 def exp_nonpositive(x: Array) -> Array:
-    """e to the power of x, elementwise, where no x is above 0: with fewer instructions than `exp`."""
+    """e to the power of x, elementwise, with fewer instructions than `exp`: NaN for NaN, and any number where x is above 0."""
     return lax.platform_dependent(x, cpu=_exp_nonpositive, default=lax.exp) if x.dtype == np.float32 else lax.exp(x)
 
 

@@ -23,8 +23,8 @@ _CPU_OPTIONS = {
     "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
 }
 
-# XLA's atan for vectors of 512 bits gives wrong numbers, in every dtype (jaxlib 0.10.2). It stands for atan2(x, 1) as well, and so may for
-# logarithms of complex numbers.
+# XLA's atan for vectors of 512 bits gives wrong numbers in float16, float32 and float64 (jaxlib 0.10.2 and 0.11.2). It stands for
+# atan2(x, 1) as well, and so may for logarithms of complex numbers.
 _NOT_WIDE = ("atan", "atan2")
 
 
@@ -54,15 +54,16 @@ def default_options(platform: str) -> Mapping[str, Any]:
 
 def _may_be_wide(jaxpr: Jaxpr) -> bool:
     """Whether XLA's functions for the widest vectors are right for all that a program computes."""
-    return not any(equation.primitive.name in _NOT_WIDE or _has_complex(equation) or not _inside(equation) for equation in jaxpr.eqns)
+    return all(
+        equation.primitive.name not in _NOT_WIDE
+        and not _has_complex(equation)
+        and all(map(_may_be_wide, _jaxprs(tuple(equation.params.values()))))
+        for equation in jaxpr.eqns
+    )
 
 
 def _has_complex(equation: JaxprEqn) -> bool:
     return any(getattr(variable.aval, "dtype", None) in ("complex64", "complex128") for variable in (*equation.invars, *equation.outvars))
-
-
-def _inside(equation: JaxprEqn) -> bool:
-    return all(_may_be_wide(jaxpr) for jaxpr in _jaxprs(tuple(equation.params.values())))
 
 
 def _jaxprs(parameter: Any) -> Iterator[Jaxpr]:

@@ -25,7 +25,7 @@ def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
 
 
 def _shifted(x: Array, dim: int) -> Array:
-    """x less its largest value along `dim`: no exponential overflows. Where there is a NaN, one stays."""
+    """x less its largest value along `dim`: no exponential overflows. Of a row with a NaN, that stays, and others may be above 0."""
     return lax.sub(x, _spread(reduce_largest(x, (dim,)), x.shape, dim))
 
 

@@ -103,6 +103,13 @@ def test_what_eager_mode_leaves_undefined_is_refused(step: Step) -> None:
         expect(_program(step, outputs=(0,)))
 
 
+def test_nans_repeat_under_the_same_seed() -> None:
+    noise = Step("randn_like", "torch.randn_like($0)", (0,), random=True)
+    complexes = Step("complex", "torch.complex($0, $0 * float('nan'))", (1,))
+    program = _program(noise, complexes, outputs=(1, 2))
+    assert judge(program, expect(program)).outcome == "agrees"
+
+
 def test_writes_to_overlapping_memory_are_refused() -> None:
     program = _program(Step("slice", "$0[:, 1:]", (0,)), Step("slice", "$0[:, :2]", (0,)))
     builder = Builder(SeededChoices(0), program)

@@ -151,7 +151,7 @@ def _repeats(program: Program, expected: Expected, seen: Sequence[Observation]) 
     for number, (mine, repeated) in enumerate(zip(seen, again, strict=True)):
         for name in expected.random[number]:
             value, same = mine.values[name], repeated.values[name]
-            if (value is None) != (same is None) or (value is not None and not torch.equal(_bits(value), _bits(same))):
+            if (value is None) != (same is None) or (value is not None and not torch.equal(_without_nans(value), _without_nans(same))):
                 return Verdict("disagrees", "random", f"call {number}: {name} is {value}, then under the same seed {same}")
             theirs, their_other = expected.calls[number].values[name], other_eager[number].values[name]
             if value is None or not _are_continuous(theirs, their_other):
@@ -168,6 +168,7 @@ def _are_continuous(first: torch.Tensor | None, second: torch.Tensor | None) -> 
     return len(torch.cat([first.reshape(-1), second.reshape(-1)]).unique()) == 2 * first.numel()
 
 
-def _bits(value: torch.Tensor) -> torch.Tensor:
-    """With NaNs, which equal nothing, replaced."""
-    return torch.nan_to_num(value, 12345) if value.is_floating_point() else value
+def _without_nans(value: torch.Tensor) -> torch.Tensor:
+    """With NaNs, which equal nothing, replaced; complex numbers as two."""
+    parts = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+    return torch.where(parts.isnan(), 12345, parts) if parts.is_floating_point() else parts

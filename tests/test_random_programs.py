@@ -104,9 +104,11 @@ def test_what_eager_mode_leaves_undefined_is_refused(step: Step) -> None:
 
 
 def test_nans_repeat_under_the_same_seed() -> None:
-    noise = Step("randn_like", "torch.randn_like($0)", (0,), random=True)
-    complexes = Step("complex", "torch.complex($0, $0 * float('nan'))", (1,))
-    program = _program(noise, complexes, outputs=(1, 2))
+    """Complex ones too, of memory of which another part is random."""
+    inputs = (Input(0, (6, 2), (2, 1)), Input(0, (2,), (1,), 12))
+    steps = (Step("normal_", "$0.normal_()", (1,), writes=True, random=True), Step("view_as_complex", "torch.view_as_complex($0)", (0,)))
+    program = Program((Storage(torch.float32, 14, "special", 0),), inputs, steps, outputs=(3,))
+    assert "nan" in str(program.storages[0].values(0))
     assert judge(program, expect(program)).outcome == "agrees"
 
 

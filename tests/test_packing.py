@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,14 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_equal
+from single_op import run_op
 from torch import nn
 from torch.nn import functional as F
 
+from dynaxla.errors import LoweringError
 from dynaxla.lowering import onednn, packing
 from dynaxla.lowering.dtypes import to_jax
+from dynaxla.runtime import transfer
 
 pytestmark = pytest.mark.skipif(
     not onednn.is_available() or not hasattr(os, "sched_getaffinity"), reason="weights are packed for oneDNN, on Linux"
@@ -123,6 +127,8 @@ def test_threads_on_fewer_processors(tmp_path: Path) -> None:
         thread = threading.Thread(target=work, args=(processors,))
         thread.start()
         thread.join()
+        while Path(f"/proc/self/task/{thread.native_id}").exists():  # join does not wait for the system's part of a thread
+            time.sleep(0.001)
     assert [holds for holds, _ in results] == [holds for _, holds in wanted]
     for _, result in results:
         assert_equal(result, expected, tolerance=TOLERANCE[torch.float32])
@@ -143,6 +149,30 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch._dynamo.reset()
     assert_equal(frozen(other, tmp_path / "other")(x), other(x), tolerance=TOLERANCE[torch.float32])
     assert packed(tmp_path / "other") == 0
+
+
+@pytest.mark.parametrize("version", ["0.10.1", "0.10.3", "0.11.0", "0.10.2.dev20260101"])
+def test_only_with_the_versions_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(transfer, "jaxlib_version", lambda: version)
+    net = nn.Linear(256, 256).requires_grad_(False)
+    x = torch.randn(4, 256)
+    torch._dynamo.reset()
+    assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[torch.float32])
+    assert packed(tmp_path) == 0
+    with pytest.raises(LoweringError, match="another version of jaxlib"):
+        run_packed(256 * 256 + packing.SLACK)
+
+
+def run_packed(length: int) -> torch.Tensor:
+    expected = torch.empty(4, 256)
+    return run_op(packing.packed_linear, torch.randn(4, 256), torch.zeros(length), None, 256, expected=expected)
+
+
+def test_a_weight_that_is_too_short_is_never_read() -> None:
+    """oneDNN would read past its end."""
+    with pytest.raises(LoweringError, match="too short"):
+        run_packed(256 * 256 + packing.SLACK - 1)
+    assert run_packed(256 * 256 + packing.SLACK).eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +217,9 @@ def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
                 for dim, size, step in zip(order.blocked, order.sizes, place[len(shape) :], strict=True):
                     index[dim] = index[dim] * size + step
                 wanted.append(weight[tuple(index)] if all(at < size for at, size in zip(index, shape, strict=True)) else 0)
-            np.testing.assert_array_equal(found, wanted)
+            np.testing.assert_array_equal(found[: -packing.SLACK], wanted)
+            assert not found[-packing.SLACK :].any()
+            assert found.size == order.length(shape)
 
 
 def _blocks(order: packing.Packing, rank: int) -> list[int]:

@@ -12,7 +12,8 @@ from torch._ops import OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from ..lowering import registry
+from ..lowering import refusals
+from ..lowering.registry import registry
 from . import floats
 
 aten = torch.ops.aten
@@ -90,8 +91,8 @@ def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
 @functools.lru_cache(maxsize=4)
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
     """registered: how many lowerings there are; with one more, the table is another."""
-    core = {op: function for op, function in _core_decompositions() if registry.find(op, platform) is None}
-    return core | floats.DECOMPOSITIONS | _CORRECTED
+    core = {op: refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
+    return core | floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in _CORRECTED.items()}
 
 
 @functools.cache

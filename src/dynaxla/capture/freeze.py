@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from ..lowering.asynchronous import is_asynchronous
 from .split import Part, part_of
 
 aten = torch.ops.aten
@@ -89,7 +90,7 @@ def _decided(graph: Graph, static: Collection[Node]) -> set[Node]:
             torch.Tag.nondeterministic_seeded in op.tags or not op._schema.returns or op._schema.is_mutable
         ):
             continue
-        if isinstance(op, torch._ops.HigherOrderOperator) or not _is_tensor(node):
+        if isinstance(op, torch._ops.HigherOrderOperator) or not _is_tensor(node) or is_asynchronous(node):
             continue
         (decided if any(source in static or source in decided for source in sources) else constant).add(node)
     return decided
@@ -133,7 +134,7 @@ def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
             continue
         if convolution.args[2] is not None and not _plain(convolution.args[2], static):
             continue
-        if any(user.args[1] != 0 for user in norm.users):
+        if any(user.args[1] != 0 for user in norm.users) or any(item is not None and item.meta["val"].dim() != 1 for item in statistics):
             continue
         _fold(graph, convolution, norm)
 

@@ -102,7 +102,7 @@ def _packed(graph: Graph, before: Node, weight: Node, order: Packing, made: dict
         with graph.inserting_before(before):
             node = made[weight, order] = graph.call_function(packing.pack, arguments)
         value = weight.meta["val"]
-        node.meta["val"] = value.new_empty(math.prod(order.shape(_shape(weight))))
+        node.meta["val"] = value.new_empty(order.length(_shape(weight)))
     return made[weight, order]
 
 

@@ -24,7 +24,10 @@ from ..runtime import transfer
 from .dtypes import DType
 
 # Releases of jaxlib whose reading of the configuration is known. Others may number dimensions from one.
-_KNOWN = ((0, 10), (0, 11))
+KNOWN = ((0, 10), (0, 11))
+# Those, exactly, that were tried with weights in oneDNN's own order. XLA looks at no such weight's size or order: where either is another
+# than in the version that was tried, a kernel computes nonsense, reads past the weight's end, or ends the process.
+PACKED = frozenset(["0.10.2"])
 
 _MATMUL = "__onednn$matmul"
 _CONVOLUTION = "__onednn$convolution"
@@ -34,9 +37,7 @@ _LAYER_NORM = "__onednn$layernorm"
 @functools.cache
 def is_available() -> bool:
     """Whether this XLA:CPU runs oneDNN's kernels."""
-    import jaxlib
-
-    if tuple(map(int, jaxlib.__version__.split(".")[:2])) not in _KNOWN:
+    if tuple(map(int, transfer.jaxlib_version().split(".")[:2])) not in KNOWN:
         return False
     device = transfer.cpu_device()
     with jax.default_device(device):
@@ -46,6 +47,11 @@ def is_available() -> bool:
     except jax.errors.JaxRuntimeError:  # no such call
         return False
     return True
+
+
+def takes_packed() -> bool:
+    """Whether weights may be given to oneDNN in its own order."""
+    return transfer.jaxlib_version() in PACKED and is_available()
 
 
 @functools.cache

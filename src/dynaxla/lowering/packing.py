@@ -13,7 +13,6 @@ Source: oneDNN's developer guide, Memory Format Propagation; openxla/xla, xla/se
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from ..runtime import affinity, transfer
+from ..runtime import affinity, forks, transfer
 from . import onednn
 from .dtypes import DType
 
@@ -56,8 +55,12 @@ class Packing:
             block[dim] *= size
         return tuple(-(-size // full) * full for size, full in zip(weight, block, strict=True))
 
+    def length(self, weight: tuple[int, ...]) -> int:
+        """How many numbers the packed weight has, with what a kernel may read behind it."""
+        return math.prod(self.shape(weight)) + SLACK
+
     def pack(self, weight: Array) -> Array:
-        """The weight in this order. Shape: of one dimension."""
+        """The weight in this order, and zeros behind it. Shape: of one dimension."""
         shape = self.shape(weight.shape)
         weight = lax.pad(weight, np.zeros((), weight.dtype), [(0, full - size, 0) for full, size in zip(shape, weight.shape, strict=True)])
         split: list[int] = []
@@ -67,8 +70,15 @@ class Packing:
             places[dim] = list(range(len(split), len(split) + 1 + len(inside)))
             split += [size // math.prod(inside), *inside]
         order = [places[dim].pop(0) for dim in self.dims] + [places[dim].pop(0) for dim in self.blocked]
-        return lax.reshape(lax.transpose(lax.reshape(weight, split), order), (weight.size,))
+        flat = lax.reshape(lax.transpose(lax.reshape(weight, split), order), (weight.size,))
+        return lax.pad(flat, np.zeros((), flat.dtype), [(0, SLACK, 0)])
 
+
+# Numbers behind a packed weight. Where a weight has a single block of outputs, or of inputs, how long a block is does not show in where its
+# numbers lie: of two orders that give the same results oneDNN's may be the longer one, and its kernel reads to that one's end. No block of
+# inputs is longer than _LARGEST_BLOCK, nor one of outputs, so that it reads at most so many numbers more.
+_LARGEST_BLOCK = 128
+SLACK = _LARGEST_BLOCK**2
 
 # Blocks of so many outputs. Of two orders that differ only in the zeros behind the last numbers the longer one comes first: the kernel may
 # read them. Half types come in pairs of inputs, that are multiplied by one instruction.
@@ -133,7 +143,7 @@ def of_convolution(
 Compute = Callable[[Array, Array, Array], Array]
 
 _found: dict[object, Packing | None] = {}
-_lock = threading.Lock()
+_lock = forks.lock()
 
 
 def _find(
@@ -148,17 +158,17 @@ def _find(
     columns: int,
     candidates: Callable[[DType], Iterable[Packing]],
 ) -> Packing | None:
-    if not _is_uniform():
+    if not onednn.takes_packed():
         return None
     key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, transfer.machine_name(device))
     with _lock:
+        if not _is_uniform():
+            return None
         if key not in _found:
             _found[key] = _try(x_shape, shape, dtype, device, plain, packed, columns, list(candidates(dtype)))
         return _found[key]
 
 
-# Of inputs, or of outputs.
-_LARGEST_BLOCK = 128
 # Of the largest result: random weights in a wrong order are off by about as much as the results are large.
 _TOLERANCE = 0.02
 
@@ -175,8 +185,8 @@ def _try(
 ) -> Packing | None:
     generator = np.random.default_rng(0)
     x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
-    # The right order may need more memory than a wrong one, and the kernel reads all of it. No blocks are larger than these.
-    length = math.prod(size + _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:])
+    # The right order may need more memory than a wrong one, and the kernel reads all of it.
+    length = math.prod(size + _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:]) + SLACK
 
     def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
         wanted, found = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))
@@ -203,7 +213,7 @@ _processors: int | None = None
 
 def holds() -> bool:
     """Whether oneDNN takes the same order in this thread as where it was found."""
-    return affinity.processors() == _processors
+    return affinity.processors() == _processors and not forks.is_cut_off()
 
 
 def _is_uniform() -> bool:

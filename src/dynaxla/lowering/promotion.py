@@ -6,8 +6,11 @@ tensors, which outrank Python numbers; a lower rank only counts where its catego
 
 from __future__ import annotations
 
+import contextlib
 import enum
-from collections.abc import Sequence
+import platform as machine
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -101,14 +104,57 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
             if dtypes.is_bool(dtype):
                 return lax.ne(operand, lax.full_like(operand, 0))
             operand = lax.real(operand)
-        if dtypes.is_float(operand.dtype) and dtypes.is_integer(dtype) and np.dtype(dtype).itemsize < 4:
-            # ATen's casts of floats to narrow integers wrap (-1.0 is 255 as uint8); XLA's saturate.
-            operand = lax.convert_element_type(operand, np.int32)
+        if dtypes.is_float(operand.dtype) and dtypes.is_integer(dtype):
+            return _float_to_integer(operand, np.dtype(dtype))
         if dtypes.is_bool(operand.dtype) and dtypes.is_inexact(dtype):
             # XLA would make a selection of x times a converted bool, and inf * 0 must be nan.
             return lax.select(operand, full_like(operand, 1, dtype), full_like(operand, 0, dtype))
         return lax.convert_element_type(operand, dtype)
     return lax.full((), number(operand, dtype))
+
+
+_X86 = machine.machine().lower() in ("x86_64", "amd64", "i386", "i686")
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def casting_as(platform: str) -> Iterator[None]:
+    """Inside, in this thread, floats become integers as torch's kernels on this platform (JAX's name) make them."""
+    before = getattr(_here, "is_x86", False)
+    _here.is_x86 = platform == "cpu" and _X86
+    try:
+        yield
+    finally:
+        _here.is_x86 = before
+
+
+def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
+    """Towards zero. C++ leaves open what nan and numbers out of range become, and ATen what its processor makes of them: XLA saturates, as
+    CUDA and ARM do; x86's instructions give the lowest integer for all of them.
+
+    Narrow dtypes wrap (-1.0 is 255 as uint8), through int32; uint8 and uint32 do so through int64. (ATen's vectorized loops give for what
+    is below int32 or beyond uint32 another uint32 than its loops over the rest and over strided memory, whose results these are.)
+    Source: the instructions CVTTSS2SI and CVTTPS2DQ; c10/util/TypeCast.h, static_cast_with_inter_type
+    """
+    if not getattr(_here, "is_x86", False):
+        return lax.convert_element_type(lax.convert_element_type(x, np.int32) if dtype.itemsize < 4 else x, dtype)
+    if x.dtype.itemsize < 4:
+        x = lax.convert_element_type(x, np.float32)  # which is what XLA:CPU would do for each of the steps, and has an infinity
+    if dtype == np.uint64:
+        half = number(2.0**63, x.dtype)
+        upper = lax.ge(x, half)
+        low = _to_signed(lax.select(upper, lax.sub(x, half), x), np.dtype(np.int64))
+        return lax.convert_element_type(lax.bitwise_xor(low, lax.select(upper, full_like(low, -(2**63)), full_like(low, 0))), dtype)
+    # Whole float32 numbers that int32 does not hold are multiples of 256: as uint8 they are 0, as is the lowest integer.
+    is_wide = dtype in (np.int64, np.uint32) or (dtype == np.uint8 and x.dtype == np.float64)
+    return lax.convert_element_type(_to_signed(x, np.dtype(np.int64 if is_wide else np.int32)), dtype)
+
+
+def _to_signed(x: jax.Array, dtype: DType) -> jax.Array:
+    """As x86 makes int32 and int64 of floats. One comparison is enough: the lowest integer is what also becomes of itself."""
+    limits = np.iinfo(dtype)
+    fits = lax.lt(lax.abs(x), number(-float(limits.min), x.dtype))
+    return lax.select(fits, lax.convert_element_type(x, dtype), full_like(x, limits.min, dtype))
 
 
 def number(value: Any, dtype: DType) -> Any:

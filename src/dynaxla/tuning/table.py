@@ -1,4 +1,4 @@
-"""Measurements as tables on a terminal."""
+"""Measurements as tables on a terminal. For commands: rich draws from Python's random numbers when it is imported."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +17,7 @@ from jax import Array, lax
 from ..errors import CompilationError
 from ..lowering.forms import Form, Forms, Measurable, Operand
 from ..observe import metrics
-from ..runtime import transfer
+from ..runtime import forks, transfer
 from ..runtime.store import Store
 
 # Of all forms of a problem together; each is called this often at least.
@@ -57,20 +56,24 @@ class Measurement:
 
 
 _known: dict[str, Measurement] = {}
-_lock = threading.RLock()
+_lock = forks.lock()
 
 
 class Tuner:
     """Chooses forms by measurement on a device.
 
-    forced: forms by op that are taken wherever they fit. options: XLA's. store: of earlier processes' measurements.
+    forced: forms by op that are taken wherever they fit. options: XLA's. store: of earlier processes' measurements. keep_heap: as for the
+    programs that the forms are measured for.
     """
 
-    def __init__(self, device: jax.Device, forced: Mapping[str, str], options: Mapping[str, Any], store: Store | None) -> None:
+    def __init__(
+        self, device: jax.Device, forced: Mapping[str, str], options: Mapping[str, Any], store: Store | None, keep_heap: bool = True
+    ) -> None:
         self.device = device
         self.forced = forced
         self.options = options
         self.store = store
+        self.keep_heap = keep_heap
         self.machine = transfer.machine_name(device)
 
     def choose(self, forms: Forms[Any], problem: Any) -> Form[Any]:
@@ -83,7 +86,7 @@ class Tuner:
 
     def _measurement(self, forms: Forms[Any], problem: Any, fitting: Sequence[Form[Any]]) -> Measurement:
         names = [form.name for form in fitting]
-        facts = (forms.op, repr(problem), names, self.machine, sorted(self.options.items()))
+        facts = (forms.op, repr(problem), names, self.machine, transfer.versions(), sorted(self.options.items()))
         key = hashlib.blake2b(repr(facts).encode(), digest_size=32).hexdigest()
         found = _known.get(key)
         if found is None and self.store is not None and (data := self.store.get(key)) is not None:
@@ -143,7 +146,7 @@ class Tuner:
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         with jax.enable_x64(True), jax.default_device(self.device):
             lowered = jax.jit(program, keep_unused=True).lower(*avals)
-        compiled = transfer.compile_lowered(lowered, self.device, self.options)
+        compiled = transfer.compile_lowered(lowered, self.device, self.options, keep_heap=self.keep_heap)
         return lambda: jax.block_until_ready(compiled.call(arrays))
 
 

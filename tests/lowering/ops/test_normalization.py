@@ -119,3 +119,17 @@ def test_empty_and_nan() -> None:
     x = torch.randn(2, 4, 6)
     x[0, 1, 2], x[1, 2, 3] = float("nan"), float("inf")
     check(function, x, *statistics())
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (4, 1, 1), (1, 4), (2, 2)], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_batch_norm_reads_as_many_weights_as_there_are_channels(shape: tuple[int, ...], training: bool) -> None:
+    """In whatever shape: eager mode's forward kernels do. (Such weights in the backward pass, and running statistics, eager refuses, and
+    torch's own tracing before us.)"""
+
+    def function(x, w, b, mean, var):
+        return F.batch_norm(x, mean, var, w, b, training), F.batch_norm(x, None, None, w, None, True), F.batch_norm(x, mean, var, None, b)
+
+    x = torch.randn(2, 4, 3, 3)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        check(function, given, torch.randn(shape), torch.randn(shape), *statistics())

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...errors import UnsupportedOp
 from .. import dtypes, onednn
 from ..context import Context
 from ..dtypes import DType
@@ -110,6 +111,9 @@ def _batch_norm(
     ctx: Context,
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
     """The normalized x, saved mean and 1 / standard deviation, and the new running statistics."""
+    _require_vectors(running_mean, running_var)
+    # ATen's forward kernels read as many numbers as there are channels, in whatever shape they come.
+    weight, bias = (None if item is None else lax.reshape(item, (item.size,)) for item in (weight, bias))
     if not training:
         assert running_mean is not None
         assert running_var is not None
@@ -124,6 +128,12 @@ def _batch_norm(
         unbiased = lax.mul(variance, lax.full_like(variance, count / (count - 1) if count != 1 else math.nan))
         running_var = _blend(running_var, unbiased, momentum)
     return convert(out, x.dtype), _saved(ctx, 1, mean), _saved(ctx, 2, inverse), running_mean, running_var
+
+
+def _require_vectors(*parameters: Array | None) -> None:
+    """Raises: UnsupportedOp, where ATen's kernels refuse (channels in another shape than a vector)."""
+    if any(item is not None and item.ndim != 1 for item in parameters):
+        raise UnsupportedOp("of batch norm, running statistics (and the weight, in the backward pass) have to be vectors")
 
 
 @lowers(aten._native_batch_norm_legit_functional.default)
@@ -212,6 +222,7 @@ def native_batch_norm_backward(
     output_mask: Sequence[bool],
 ) -> Three:
     """Gradients of input, weight and bias: those that output_mask asks for."""
+    _require_vectors(weight, running_mean, running_var)
     dtype = dtypes.accumulator(x.dtype)
     dims = _but_channels(x)
     wide = convert(grad, dtype)

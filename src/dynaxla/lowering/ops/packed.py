@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from jax import Array, lax
@@ -17,9 +18,18 @@ def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequ
     return packing.Packing(tuple(dims), tuple(blocked), tuple(sizes)).pack(weight)
 
 
+def _require_length(packed: Array, numbers: int) -> None:
+    """oneDNN asks for no size. Raises: ValueError for a packed weight that cannot hold so many numbers and what is read behind them."""
+    if not onednn.takes_packed():
+        raise ValueError("weights were packed for another version of jaxlib")
+    if packed.size < numbers + packing.SLACK:
+        raise ValueError(f"a packed weight of {packed.size} numbers is too short for one of {numbers}")
+
+
 @lowers(packing.packed_linear)
 def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, ctx: Context) -> Array:
     """x @ weight + bias, and with it the activation that follows."""
+    _require_length(packed, x.shape[1] * columns)
     following = follow(ctx.node)
     if following is None or following.name not in onednn.ACTIVATIONS:
         return onednn.matmul(x, packed, False, False, x.dtype, bias, packed=columns)
@@ -41,6 +51,7 @@ def packed_convolution(
     ctx: Context,
 ) -> Array:
     """Shape: x (batch, in, height, width); weight: its shape before it was packed, (out, in, height, width)."""
+    _require_length(packed, math.prod(weight))
     batch, out, *space = ctx.output.shape
     margins = [(margin, margin) for margin in padding]
     rows = lax.transpose(x, (0, 2, 3, 1))

@@ -5,6 +5,7 @@ The numbers are not eager PyTorch's, but `torch.manual_seed` rules them: the con
 
 from __future__ import annotations
 
+import fractions
 import math
 from typing import Any
 
@@ -15,34 +16,37 @@ from jax import Array, lax
 
 from ...errors import LoweringError
 from .. import dtypes
-from ..context import Context, TensorSpec
+from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert, expand, full_like, number, result_type
 from ..registry import lowers
 from .activations import leaky_relu_backward
 from .bounds import refuse_unless
-from .scans import running_sum
 
 aten = torch.ops.aten
 Shape = tuple[int, ...]
 
 # How many bits the mantissas of floats have. Uniform numbers have as many random bits: ATen core/TransformationHelper.h, uniform_real
-_MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
+MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
 
 
-def _uniform(ctx: Context, shape: Shape, dtype: DType) -> Array:
+def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
     """float32 or float64 numbers from [0, 1), or complex ones of such."""
     if dtypes.is_complex(dtype):
-        return lax.complex(_uniform(ctx, shape, dtypes.real(dtype)), _uniform(ctx, shape, dtypes.real(dtype)))
+        return lax.complex(uniform_numbers(ctx, shape, dtypes.real(dtype)), uniform_numbers(ctx, shape, dtypes.real(dtype)))
+    return uniform_from(ctx.key(), shape, dtype)
+
+
+def uniform_from(key: Array, shape: Shape, dtype: DType) -> Array:
     word = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
-    kept = _MANTISSA_BITS[dtype]
-    bits = lax.shift_right_logical(jax.random.bits(ctx.key(), shape, word), number(word.itemsize * 8 - kept, word))
+    kept = MANTISSA_BITS[dtype]
+    bits = lax.shift_right_logical(jax.random.bits(key, shape, word), number(word.itemsize * 8 - kept, word))
     return lax.mul(lax.convert_element_type(bits, dtype), number(2.0**-kept, dtype))
 
 
 def _between(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
     """Numbers between two others, both parts of complex ones. As a half type they may be rounded to the upper end."""
-    drawn = _uniform(ctx, shape, dtypes.accumulator(dtype))
+    drawn = uniform_numbers(ctx, shape, dtypes.accumulator(dtype))
     return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), _both_parts(low, drawn.dtype)), dtype)
 
 
@@ -90,80 +94,6 @@ def randn_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
     return randn(x.shape, ctx=ctx)
 
 
-def _integers(ctx: Context, low: Any, high: Any) -> Array:
-    """Integers from [low, high), for the current node's result.
-
-    Source: ATen core/TransformationHelper.h, uniform_int_from_to: 32 random bits where they are enough, modulo the range.
-    """
-    spec: TensorSpec = ctx.output
-    message = "random_ expects 'from' to be less than 'to'"
-    if isinstance(high, jax.Array):
-        ctx.require(lax.lt(convert(low, np.dtype(np.int64)), convert(high, np.dtype(np.int64))), RuntimeError, message)
-        bits = jax.random.bits(ctx.key(), spec.shape, np.uint64)
-        numbers = lax.rem(bits, expand(convert(lax.sub(convert(high, np.dtype(np.int64)), np.int64(low)), bits.dtype), spec.shape))
-    elif high <= low:
-        refuse_unless(ctx, False, RuntimeError, f"{message}, but got from={low} >= to={high}")
-        return lax.full(spec.shape, 0, spec.jax_dtype)
-    elif high - low < 2**32:
-        bits = jax.random.bits(ctx.key(), spec.shape, np.uint32)
-        numbers = lax.rem(bits, np.uint32(high - low))
-    else:
-        bits = jax.random.bits(ctx.key(), spec.shape, np.uint64)
-        numbers = lax.rem(bits, np.uint64(high - low))
-    return convert(lax.add(lax.convert_element_type(numbers, np.int64), np.int64(low)), spec.jax_dtype)
-
-
-@lowers(aten.randint.default, aten.randint.generator)
-def randint(high: int, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return _integers(ctx, 0, high)
-
-
-@lowers(aten.randint.low, aten.randint.low_generator)
-def randint_low(low: int, high: int, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return _integers(ctx, low, high)
-
-
-@lowers(aten.randint_like.default, aten.randint_like.generator, aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
-def randint_like(x: Array, high: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return _integers(ctx, 0, high)
-
-
-@lowers(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
-def randint_like_low(x: Array, low: int, high: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return _integers(ctx, low, high)
-
-
-@lowers(aten.random.default)
-def random(x: Array, ctx: Context) -> Array:
-    """Every integer that the dtype holds, from 0 up; for floats those up to which it holds all integers.
-
-    Source: ATen native/DistributionTemplates.h, random_impl
-    """
-    dtype = np.dtype(x.dtype)
-    if dtypes.is_bool(dtype):
-        return _integers(ctx, 0, 2)
-    if dtypes.is_float(dtype):
-        return _integers(ctx, 0, 2 ** _MANTISSA_BITS[dtype] + 1)
-    return _integers(ctx, 0, min(int(np.iinfo(dtype).max) + 1, 2**63 - 1))
-
-
-@lowers(aten.random.to)
-def random_to(x: Array, high: int, ctx: Context) -> Array:
-    return _integers(ctx, 0, high)
-
-
-@lowers(getattr(aten.random, "from"))
-def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
-    if high is None:
-        high = int(np.iinfo(np.dtype(x.dtype)).max) + 1 if dtypes.is_integer(x.dtype) else 2 ** _MANTISSA_BITS[np.dtype(x.dtype)] + 1
-    return _integers(ctx, low, high)
-
-
-@lowers(aten.randperm.default, aten.randperm.generator)
-def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    return convert(jax.random.permutation(ctx.key(), lax.iota(np.int64, n)), ctx.output.jax_dtype)
-
-
 # Bernoulli and dropout
 
 
@@ -174,12 +104,16 @@ def _bernoulli(ctx: Context, p: Array, dtype: DType) -> Array:
     ctx.require(lax.bitwise_and(lax.ge(p, full_like(p, 0)), lax.le(p, full_like(p, 1))), RuntimeError, _BERNOULLI)
     # ATen draws the numbers to compare with a half p in float32
     probability = convert(p, np.dtype(np.float64) if p.dtype == np.float64 else np.dtype(np.float32))
-    return convert(lax.lt(_uniform(ctx, p.shape, probability.dtype), probability), dtype)
+    return convert(lax.lt(uniform_numbers(ctx, p.shape, probability.dtype), probability), dtype)
 
 
 def _keep(ctx: Context, shape: Shape, probability: float) -> Array:
-    """A mask that is True with a probability."""
-    return lax.lt(_uniform(ctx, shape, np.dtype(np.float32)), np.float32(probability))
+    """A mask that is True with a probability, as far as 2**-16 of it."""
+    if not 0 < probability < 1:
+        return lax.full(shape, probability >= 1)
+    word = np.uint32 if 2.0**-16 < probability < 1 - 2.0**-16 else np.uint64
+    limit = round(fractions.Fraction(probability) * 2 ** np.iinfo(word).bits)
+    return lax.lt(jax.random.bits(ctx.key(), shape, word), word(min(limit, np.iinfo(word).max)))
 
 
 @lowers(aten.bernoulli.default)
@@ -293,23 +227,13 @@ def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = 
 def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
     """Never 0, so that one may divide by it."""
     refuse_unless(ctx, rate > 0, RuntimeError, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
-    drawn = _standard_exponential(ctx, x.shape, np.dtype(x.dtype))
+    drawn = standard_exponential(ctx, x.shape, np.dtype(x.dtype))
     return convert(lax.div(drawn, full_like(drawn, rate)), np.dtype(x.dtype))
 
 
-def _standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
-    drawn = _uniform(ctx, shape, _computation(dtype))
+def standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
+    drawn = uniform_numbers(ctx, shape, _computation(dtype))
     return lax.max(lax.neg(lax.log1p(lax.neg(drawn))), number(np.finfo(drawn.dtype).tiny, drawn.dtype))
-
-
-@lowers(aten.geometric.default)
-def geometric(x: Array, p: float, ctx: Context) -> Array:
-    """The number of trials up to and with the first success."""
-    if not 0 < p < 1:
-        refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
-        return x
-    drawn = _standard_exponential(ctx, x.shape, np.dtype(x.dtype))
-    return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p)))), np.dtype(x.dtype))
 
 
 @lowers(aten.log_normal.default)
@@ -322,15 +246,9 @@ def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Ar
 @lowers(aten.cauchy.default)
 def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Array:
     refuse_unless(ctx, sigma > 0, RuntimeError, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
-    drawn = _uniform(ctx, x.shape, dtypes.accumulator(x.dtype))
+    drawn = uniform_numbers(ctx, x.shape, dtypes.accumulator(x.dtype))
     angle = lax.mul(lax.sub(drawn, number(0.5, drawn.dtype)), number(math.pi, drawn.dtype))
     return convert(lax.add(lax.mul(lax.tan(angle), number(sigma, drawn.dtype)), number(median, drawn.dtype)), np.dtype(x.dtype))
-
-
-@lowers(aten.poisson.default)
-def poisson(rate: Array, ctx: Context) -> Array:
-    ctx.require(lax.ge(rate, full_like(rate, 0)), RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
-    return convert(jax.random.poisson(ctx.key(), convert(rate, _computation(rate.dtype)), rate.shape, np.int64), np.dtype(rate.dtype))
 
 
 @lowers(aten._standard_gamma.default)
@@ -348,42 +266,3 @@ def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.dirichlet(ctx.key(), convert(concentration, wide), concentration.shape[:-1], wide)
     return convert(drawn, np.dtype(concentration.dtype))
-
-
-@lowers(aten.binomial.default)
-def binomial(count: Array, p: Array, ctx: Context) -> Array:
-    """Source: ATen native/Distributions.cpp, sample_binomial: none of no trials or at no chance, all at certainty."""
-    wide = dtypes.accumulator(count.dtype)
-    trials, chance = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
-    zero, one = full_like(trials, 0), full_like(trials, 1)
-    none = lax.bitwise_or(lax.le(trials, zero), lax.le(chance, zero))
-    all_ = lax.ge(chance, one)
-    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, chance, one), trials.shape, wide)
-    return convert(lax.select(none, zero, lax.select(all_, trials, drawn)), np.dtype(count.dtype))
-
-
-@lowers(aten.multinomial.default)
-def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: Context) -> Array:
-    """Indices in the last dimension, drawn with probabilities proportional to the weights."""
-    choices = weights.shape[-1]
-    refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
-    if not replacement and count > choices:
-        refuse_unless(ctx, False, RuntimeError, "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
-        return lax.full(ctx.output.shape, 0, np.int64)
-    wide = convert(weights, np.dtype(np.float64))
-    valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))
-    ctx.require(valid, RuntimeError, "probability tensor contains either `inf`, `nan` or element < 0")
-    sums = lax.reduce_sum(wide, (weights.ndim - 1,))
-    ctx.require(lax.gt(sums, full_like(sums, 0)), RuntimeError, "invalid multinomial distribution (sum of probabilities <= 0)")
-    if not replacement:
-        # The largest of weight / exponential is a draw; the next largest is one among the rest.
-        ratio = lax.div(wide, _standard_exponential(ctx, weights.shape, np.dtype(np.float64)))
-        return convert(lax.top_k(ratio, count)[1], np.dtype(np.int64))
-    cumulative = running_sum(wide, weights.ndim - 1)
-    total = lax.slice_in_dim(cumulative, choices - 1, choices, axis=weights.ndim - 1)
-    # float32's numbers times a float64 total stay below it, so that no index lies past the last weight.
-    drawn = convert(_uniform(ctx, (*weights.shape[:-1], count), np.dtype(np.float32)), np.dtype(np.float64))
-    search = lambda row, values: jax.numpy.searchsorted(row, values, side="right")  # noqa: E731
-    for _ in range(weights.ndim - 1):
-        search = jax.vmap(search)
-    return convert(search(cumulative, lax.mul(drawn, expand(total, drawn.shape))), np.dtype(np.int64))

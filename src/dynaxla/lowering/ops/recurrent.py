@@ -1,4 +1,5 @@
-"""The fused cells of LSTMs and GRUs, which `torch.lstm_cell`, `nn.LSTMCell` and their like become on a GPU.
+"""The fused cells of LSTMs and GRUs, which `torch.lstm_cell`, `nn.LSTMCell` and their like become on a GPU, and the layers that `nn.LSTM`
+is made of on a CPU.
 
 Gates lie side by side in the last dimension: input, forget, cell, output for an LSTM; reset, update, new for a GRU.
 Source: ATen native/cuda/RNN.cu
@@ -6,10 +7,15 @@ Source: ATen native/cuda/RNN.cu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import jax
 import torch
 from jax import Array, lax
 
+from ...errors import UnsupportedOp
 from .. import dtypes
+from ..context import Context
 from ..promotion import convert, number
 from ..registry import lowers
 
@@ -113,3 +119,115 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
     hidden_gates = _joined([of_reset, of_update, lax.mul(of_new, reset)], workspace)
     biases = (_bias_gradient(input_gates), _bias_gradient(hidden_gates)) if has_bias else (None, None)
     return input_gates, hidden_gates, convert(lax.mul(grad, update), grad_hy.dtype), *biases
+
+
+# --- whole layers, as oneDNN computes them for the CPU
+
+_LSTM = 2  # of ideep's kinds of layers
+
+
+def _layer(
+    x: Array, weights: tuple[Array, ...], hx: Array, cx: Array, has_biases: bool, reverse: bool, precision: lax.Precision
+) -> tuple[Array, Array, Array]:
+    """The hidden states of all steps, and the last hidden and cell states. Shape: x (time, batch, in), hx and cx (batch, hidden)."""
+    of_input, of_hidden, *biases = weights
+    gates = lax.dot_general(x, _wide(of_input), (((2,), (1,)), ((), ())), precision=precision)
+    for bias in biases if has_biases else ():
+        gates = lax.add(gates, lax.broadcast_in_dim(_wide(bias), gates.shape, (2,)))
+    recurrent = _wide(of_hidden)
+
+    def step(state: tuple[Array, Array], now: Array) -> tuple[tuple[Array, Array], Array]:
+        hidden, cell = state
+        now = lax.add(now, lax.dot_general(hidden, recurrent, (((1,), (1,)), ((), ())), precision=precision))
+        into, forget, new, out = _gates(now, None, 4)
+        cell = lax.add(lax.mul(lax.logistic(forget), cell), lax.mul(lax.logistic(into), lax.tanh(new)))
+        hidden = lax.mul(lax.logistic(out), lax.tanh(cell))
+        return (hidden, cell), hidden
+
+    (hy, cy), states = lax.scan(step, (hx, cx), gates, reverse=reverse)
+    return states, hy, cy
+
+
+def _check_layer(batch_sizes: Sequence[int], mode: int) -> None:
+    if mode != _LSTM or batch_sizes:
+        raise UnsupportedOp("of oneDNN's recurrent layers, only those of LSTMs without packed sequences have a lowering")
+
+
+@lowers(aten.mkldnn_rnn_layer.default)
+def rnn_layer(
+    x: Array,
+    weight0: Array,
+    weight1: Array,
+    weight2: Array,
+    weight3: Array,
+    hx: Array,
+    cx: Array,
+    reverse: bool,
+    batch_sizes: Sequence[int],
+    mode: int,
+    hidden_size: int,
+    layers: int,
+    has_biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    train: bool,
+    *,
+    ctx: Context,
+) -> tuple[Array, ...]:
+    """One layer of `layers`, in one direction: time is the first dimension, whatever batch_first says. The workspace, which oneDNN alone
+    could read, is empty: rnn_layer_backward computes the layer again."""
+    _check_layer(batch_sizes, mode)
+    hx, cx = (_wide(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
+    results = _layer(_wide(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.matmul_precision)
+    out = [convert(lax.reshape(result, spec.shape), spec.jax_dtype) for result, spec in zip(results, ctx.output, strict=False)]
+    return *out, lax.full(ctx.output[3].shape, 0, ctx.output[3].jax_dtype)
+
+
+@lowers(aten.mkldnn_rnn_layer_backward.default)
+def rnn_layer_backward(
+    x: Array,
+    weight0: Array,
+    weight1: Array,
+    weight2: Array,
+    weight3: Array,
+    hx: Array,
+    cx: Array,
+    output: Array,
+    hy: Array,
+    cy: Array,
+    grad_output: Array | None,
+    grad_hy: Array | None,
+    grad_cy: Array | None,
+    reverse: bool,
+    mode: int,
+    hidden_size: int,
+    layers: int,
+    has_biases: bool,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    batch_first: bool,
+    workspace: Array,
+    *,
+    ctx: Context,
+) -> tuple[Array, ...]:
+    """Gradients of x, both weights, both biases (which are the same), and both states."""
+    _check_layer(batch_sizes, mode)
+    shape = (x.shape[1], hidden_size)
+    hx, cx = (_wide(lax.reshape(state, shape)) for state in (hx, cx))
+    bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both; where there is none, its gradient is that of a bias all the same
+    if has_biases:
+        bias = lax.add(_wide(weight2), _wide(weight3))
+    nothing = lax.full_like(bias, 0)
+
+    def layer(x: Array, weight0: Array, weight1: Array, bias: Array, hx: Array, cx: Array) -> tuple[Array, Array, Array]:
+        return _layer(x, (weight0, weight1, bias, nothing), hx, cx, True, reverse, ctx.matmul_precision)
+
+    results, pull = jax.vjp(layer, _wide(x), _wide(weight0), _wide(weight1), bias, hx, cx)
+    given = [
+        lax.full_like(result, 0) if grad is None else _wide(lax.reshape(grad, result.shape))
+        for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
+    ]
+    of_x, of_weight0, of_weight1, of_bias, of_hx, of_cx = pull(tuple(given))
+    found = (of_x, of_weight0, of_weight1, of_bias, of_bias, of_hx, of_cx)
+    return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(found, ctx.output, strict=True))

@@ -1,0 +1,356 @@
+"""Random numbers that are whole: integers of a range, permutations, and what is counted or chosen.
+
+Everything is drawn in float64 or in whole numbers, as ATen's kernels draw it: float32's 24 random bits would leave gaps.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context, TensorSpec
+from ..dtypes import DType
+from ..promotion import convert, expand, full_like, number
+from ..registry import lowers
+from .bounds import refuse_unless
+from .random import MANTISSA_BITS, Shape, standard_exponential, uniform_from, uniform_numbers
+from .scans import running_sum
+
+aten = torch.ops.aten
+
+_FLOAT64 = np.dtype(np.float64)
+
+
+def _integers(ctx: Context, low: int, high: int) -> Array:
+    """Integers from [low, high), for the current node's result.
+
+    Source: ATen native/DistributionTemplates.h, random_from_to_impl
+    """
+    dtype = ctx.output.jax_dtype
+    message = "random_ expects 'from' to be less than 'to', but got from={} >= to={}"
+    if low < high and dtypes.is_float(dtype):
+        message = message.replace("'from'", "'from' casted to dtype").replace("'to'", "'to' casted to dtype")
+        low, high = _representable(low, high, dtype)
+    return _from_to(ctx, low, high - 1, message.format(low, high))
+
+
+def _from_to(ctx: Context, low: int, last: int, message: str) -> Array:
+    """Integers from low to last, both included, for the current node's result; the call raises if there are none, or the dtype does not
+    reach so far."""
+    spec: TensorSpec = ctx.output
+    dtype = spec.jax_dtype
+    refuse_unless(ctx, low <= last, RuntimeError, message)
+    limits = _limits(dtype)
+    good = [limits[0] <= value <= limits[1] for value in (low, last)]
+    for name, within in zip(("from", "to - 1"), good, strict=True):
+        refuse_unless(ctx, within, RuntimeError, f"{name} is out of bounds for {_C_NAMES[dtype]}")
+    if low > last or not all(good):
+        return lax.full(spec.shape, 0, dtype)
+    offset = np.int64(low)
+    return convert(lax.add(lax.convert_element_type(below(ctx, spec.shape, last - low + 1), np.int64), offset), dtype)
+
+
+def below(ctx: Context, shape: Shape, count: int | Array) -> Array:
+    """Whole numbers from 0 up to count (at most 2**64), which is left out, all with the same probability: as far as 2**-16 of it, or far
+    less where count is above 2**16. An array's count is read as uint64.
+
+    Dtype: uint64.
+    """
+    if not isinstance(count, int):
+        return _high_product(_word(ctx, shape), _word(ctx, shape), expand(convert(count, np.dtype(np.uint64)), shape))
+    if count > 1 << 32:
+        if count & (count - 1) == 0:
+            return lax.shift_right_logical(_word(ctx, shape), np.uint64(65 - count.bit_length()))
+        return _high_product(_word(ctx, shape), _word(ctx, shape), lax.full(shape, np.uint64(count)))
+    # A fraction of so many random bits, times count, without what is behind the point.
+    factor, half = np.uint64(count), np.uint64(32)
+    if count <= 1 << 16 or count & (count - 1) == 0:
+        bits = lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64)
+        return lax.shift_right_logical(lax.mul(bits, factor), half)
+    high, low = (lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64) for _ in range(2))
+    carried = lax.shift_right_logical(lax.mul(low, factor), half)
+    return lax.shift_right_logical(lax.add(lax.mul(high, factor), carried), half)
+
+
+def _word(ctx: Context, shape: Shape) -> Array:
+    return jax.random.bits(ctx.key(), shape, np.uint64)
+
+
+def _high_product(high: Array, low: Array, factor: Array) -> Array:
+    """What is above 2**128 in the product of high * 2**64 + low with factor. Dtype: uint64, all of them."""
+    upper, lower, carried = _upper(high, factor), lax.mul(high, factor), _upper(low, factor)
+    total = lax.add(lower, carried)
+    return lax.add(upper, lax.convert_element_type(lax.lt(total, carried), np.uint64))
+
+
+def _upper(x: Array, y: Array) -> Array:
+    """What is above 2**64 in a product of uint64, by those of their halves."""
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    (x_high, x_low), (y_high, y_low) = ((lax.shift_right_logical(value, half), lax.bitwise_and(value, mask)) for value in (x, y))
+    crossed = lax.mul(x_high, y_low), lax.mul(x_low, y_high)
+    middle = lax.shift_right_logical(lax.mul(x_low, y_low), half)
+    upper = lax.mul(x_high, y_high)
+    for product in crossed:
+        middle = lax.add(middle, lax.bitwise_and(product, mask))
+        upper = lax.add(upper, lax.shift_right_logical(product, half))
+    return lax.add(upper, lax.shift_right_logical(middle, half))
+
+
+# As ATen's messages call them.
+_C_NAMES = {
+    dtypes.to_jax(dtype): name
+    for dtype, name in {
+        torch.bool: "bool", torch.uint8: "unsigned char", torch.int8: "signed char", torch.int16: "short int", torch.int32: "int",
+        torch.int64: "long int", torch.uint16: "short unsigned int", torch.uint32: "unsigned int", torch.uint64: "long unsigned int",
+        torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16", torch.float32: "float", torch.float64: "double",
+    }.items()
+}  # fmt: skip
+
+
+def _limits(dtype: DType) -> tuple[float, float]:
+    """Of the integers that random_ may draw for a dtype."""
+    if dtypes.is_bool(dtype):
+        return 0, 1
+    if dtypes.is_integer(dtype):
+        return int(np.iinfo(dtype).min), min(int(np.iinfo(dtype).max), 2**63 - 1)
+    return float(jax.numpy.finfo(dtype).min), float(jax.numpy.finfo(dtype).max)
+
+
+def _representable(low: int, high: int, dtype: DType) -> tuple[int, int]:
+    """The bounds, moved inwards so that a number between them is so as a float, too.
+
+    Source: ATen native/DistributionTemplates.h, update_from and update_to
+    """
+    digits = MANTISSA_BITS[dtype]
+
+    def step(value: int) -> int:
+        return 1 << (abs(value).bit_length() - digits)
+
+    def rounded(value: int) -> int:
+        """As x86 casts to the dtype and back."""
+        cast = float(number(value, dtype))
+        return int(cast) if abs(cast) < 2.0**63 else -(2**63)
+
+    above, last = rounded(low + 1), rounded(high - 1)
+    if above < low and abs(low + 1).bit_length() >= digits:
+        low = above + step(low + 1)
+    if last >= high and abs(high - 1).bit_length() >= digits:
+        high = last - step(high - 1)
+    return low, high
+
+
+@lowers(aten.randint.default, aten.randint.generator)
+def randint(high: int, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _integers(ctx, 0, high)
+
+
+@lowers(aten.randint.low, aten.randint.low_generator)
+def randint_low(low: int, high: int, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _integers(ctx, low, high)
+
+
+@lowers(aten.randint_like.default, aten.randint_like.generator)
+def randint_like(x: Array, high: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _integers(ctx, 0, high)
+
+
+@lowers(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
+def randint_like_tensor(x: Array, high: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The bound is known when the program runs, and then compared with what the result's dtype holds."""
+    spec: TensorSpec = ctx.output
+    wide = convert(high, np.dtype(np.int64))
+    ctx.require(lax.gt(wide, full_like(wide, 0)), RuntimeError, "random_ expects 'from' to be less than 'to'")
+    last = _limits(spec.jax_dtype)[1]
+    if last < 2**63 - 1:
+        message = f"to - 1 is out of bounds for {_C_NAMES[spec.jax_dtype]}"
+        ctx.require(lax.le(wide, full_like(wide, int(last) + 1)), RuntimeError, message)
+    return convert(lax.convert_element_type(below(ctx, spec.shape, wide), np.int64), spec.jax_dtype)
+
+
+@lowers(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
+def randint_like_low(x: Array, low: int, high: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    return _integers(ctx, low, high)
+
+
+def _last(dtype: DType) -> int:
+    """The largest integer that random_ draws if it is not told: for floats that up to which they hold all integers."""
+    return 2 ** MANTISSA_BITS[dtype] if dtypes.is_float(dtype) else int(_limits(dtype)[1])
+
+
+@lowers(aten.random.default)
+def random(x: Array, ctx: Context) -> Array:
+    """Source: ATen core/TransformationHelper.h, uniform_int"""
+    return _from_to(ctx, 0, _last(ctx.output.jax_dtype), "")
+
+
+@lowers(aten.random.to)
+def random_to(x: Array, high: int, ctx: Context) -> Array:
+    return _integers(ctx, 0, high)
+
+
+@lowers(getattr(aten.random, "from"))
+def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
+    dtype = ctx.output.jax_dtype
+    if high is not None:
+        return _integers(ctx, low, high)
+    if low == -(2**63):
+        holds = dtype in (np.int64, np.float32, np.float64, dtypes.to_jax(torch.bfloat16))
+        refuse_unless(ctx, holds, RuntimeError, "random_full_64_bits_range_kernel_cpu handles only int64, double, float and bfloat16")
+        return convert(lax.convert_element_type(below(ctx, x.shape, 2**64), np.int64), dtype)
+    last = _last(dtype)
+    if dtypes.is_float(dtype):
+        low, _ = _representable(low, last, dtype)
+    return _from_to(ctx, low, last, f"random_ expects 'from' casted to dtype to be less than or equal to 'to_inc', got {low} > {last}")
+
+
+@lowers(aten.randperm.default, aten.randperm.generator)
+def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    dtype = ctx.output.jax_dtype
+    name = dtypes.to_torch(dtype)
+    if n - 1 > _limits(dtype)[1]:
+        refuse_unless(ctx, False, RuntimeError, f"value cannot be converted to type {dtype.name}_t without overflow")
+    elif name in _MOST_PERMUTED:
+        most, text = _MOST_PERMUTED[name]
+        refuse_unless(ctx, n <= most, RuntimeError, f"n cannot be greater than {text} type.")
+    return convert(jax.random.permutation(ctx.key(), lax.iota(np.int64, n)), dtype)
+
+
+# Source: ATen native/TensorFactories.h, check_supported_max_int_with_precision
+_MOST_PERMUTED = {
+    torch.float16: (2**11 + 1, "2049 for Half"),
+    torch.float32: (2**24 + 1, "2^24+1 for Float"),
+    torch.float64: (2**53 + 1, "2^53+1 for Double"),
+}
+
+
+# Counted and chosen
+
+
+@lowers(aten.geometric.default)
+def geometric(x: Array, p: float, ctx: Context) -> Array:
+    """The number of trials up to and with the first success."""
+    if not 0 < p < 1:
+        refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
+        return x
+    # In float64, as ATen draws: for small p the numbers are large, and float32's random numbers would leave gaps among them.
+    drawn = standard_exponential(ctx, x.shape, _FLOAT64)
+    return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p)))), np.dtype(x.dtype))
+
+
+@lowers(aten.poisson.default)
+def poisson(rate: Array, ctx: Context) -> Array:
+    ctx.require(lax.ge(rate, full_like(rate, 0)), RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
+    wide = convert(rate, _FLOAT64)
+    small = lax.lt(wide, full_like(wide, _SMALL_RATE))
+    few = _by_inversion(ctx, lax.select(small, wide, full_like(wide, 0)))
+    many = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
+    drawn = lax.select(small, few, many)
+    # What int64 does not hold becomes what a cast makes of it.
+    drawn = lax.select(lax.gt(wide, full_like(wide, _LARGE_RATE)), wide, drawn)
+    return convert(convert(drawn, np.dtype(np.int64)), np.dtype(rate.dtype))
+
+
+# Rejection needs a rate of some size; and beyond the other, float64's whole numbers lie farther apart than the draws.
+_SMALL_RATE, _LARGE_RATE = np.float64(10), np.float64(2.0**62)
+
+
+def _by_inversion(ctx: Context, rate: Array) -> Array:
+    """Poisson numbers: the first k whose cumulative probability is above a uniform number."""
+    drawn = uniform_numbers(ctx, rate.shape, _FLOAT64)
+
+    def going(state: tuple[Array, Array, Array, Array]) -> Array:
+        count, _, cumulative, _ = state
+        return lax.bitwise_and(lax.lt(count, np.float64(_MOST_FEW)), _any(lax.le(cumulative, drawn)))
+
+    def step(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        count, probability, cumulative, found = state
+        above = lax.gt(cumulative, drawn)
+        count = lax.add(count, np.float64(1))
+        probability = lax.mul(probability, lax.div(rate, count))
+        return count, probability, lax.add(cumulative, probability), lax.select(above, found, lax.add(found, full_like(found, 1)))
+
+    first = lax.exp(lax.neg(rate))
+    return lax.while_loop(going, step, (np.float64(0), first, first, full_like(rate, 0)))[3]
+
+
+# With a rate of 10, more come up once in 10**16 times.
+_MOST_FEW = 60
+
+
+def _by_rejection(ctx: Context, rate: Array) -> Array:
+    """Poisson numbers for large rates.
+
+    Source: W. Hoermann, The transformed rejection method for generating Poisson random variables (1993), PTRS; as ATen
+    native/Distributions.h, sample_poisson
+    """
+    log_rate = lax.log(rate)
+    b = 0.931 + 2.53 * lax.sqrt(rate)
+    a = -0.059 + 0.02483 * b
+    log_inverse_alpha = lax.log(1.1239 + 1.1328 / (b - 3.4))
+    v_r = 0.9277 - 3.6224 / (b - 2)
+
+    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        key, found, accepted = state
+        key, first, second = jax.random.split(key, 3)
+        u, v = (uniform_from(item, rate.shape, _FLOAT64) for item in (first, second))
+        u = u - 0.5
+        distance = 0.5 - lax.abs(u)
+        count = lax.floor((2 * a / distance + b) * u + rate + 0.43)
+        at_once = (distance >= 0.07) & (v <= v_r)
+        refused = (count < 0) | ((distance < 0.013) & (v > distance))
+        score = lax.log(v) + log_inverse_alpha - lax.log(a / (distance * distance) + b)
+        good = at_once | (~refused & (score <= count * log_rate - rate - lax.lgamma(count + 1)))
+        return key, lax.select(good & ~accepted, count, found), accepted | good
+
+    start = (ctx.key(), full_like(rate, 0), lax.full(rate.shape, False))
+    return lax.while_loop(lambda state: _any(~state[2]), step, start)[1]
+
+
+def _any(mask: Array) -> Array:
+    return lax.reduce_or(mask, range(mask.ndim))
+
+
+@lowers(aten.binomial.default)
+def binomial(count: Array, p: Array, ctx: Context) -> Array:
+    """Source: ATen native/Distributions.cpp, sample_binomial: none of no trials or at no chance, all at certainty."""
+    wide = _FLOAT64
+    trials, chance = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
+    zero, one = full_like(trials, 0), full_like(trials, 1)
+    none = lax.bitwise_or(lax.le(trials, zero), lax.le(chance, zero))
+    all_ = lax.ge(chance, one)
+    drawn = jax.random.binomial(ctx.key(), lax.max(trials, zero), lax.clamp(zero, chance, one), trials.shape, wide)
+    return convert(lax.select(none, zero, lax.select(all_, trials, drawn)), np.dtype(count.dtype))
+
+
+@lowers(aten.multinomial.default)
+def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: Context) -> Array:
+    """Indices in the last dimension, drawn with probabilities proportional to the weights."""
+    choices = weights.shape[-1]
+    refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
+    if not replacement and count > choices:
+        refuse_unless(ctx, False, RuntimeError, "cannot sample n_sample > prob_dist.size(-1) samples without replacement")
+        return lax.full(ctx.output.shape, 0, np.int64)
+    wide = convert(weights, _FLOAT64)
+    valid = lax.bitwise_and(lax.ge(wide, full_like(wide, 0)), lax.is_finite(wide))
+    ctx.require(valid, RuntimeError, "probability tensor contains either `inf`, `nan` or element < 0")
+    sums = lax.reduce_sum(wide, (weights.ndim - 1,))
+    ctx.require(lax.gt(sums, full_like(sums, 0)), RuntimeError, "invalid multinomial distribution (sum of probabilities <= 0)")
+    if not replacement:
+        # The largest of weight / exponential is a draw; the next largest is one among the rest.
+        ratio = lax.div(wide, standard_exponential(ctx, weights.shape, _FLOAT64))
+        return convert(lax.top_k(ratio, count)[1], np.dtype(np.int64))
+    cumulative = running_sum(wide, weights.ndim - 1)
+    total = lax.slice_in_dim(cumulative, choices - 1, choices, axis=weights.ndim - 1)
+    drawn = uniform_numbers(ctx, (*weights.shape[:-1], count), _FLOAT64)
+    search = lambda row, values: jax.numpy.searchsorted(row, values, side="right")  # noqa: E731
+    for _ in range(weights.ndim - 1):
+        search = jax.vmap(search)
+    # Below the total, to which a product may be rounded: no index lies past the last weight that is not 0.
+    most = expand(lax.nextafter(total, full_like(total, 0)), drawn.shape)
+    return convert(search(cumulative, lax.min(lax.mul(drawn, expand(total, drawn.shape)), most)), np.dtype(np.int64))

@@ -1,0 +1,169 @@
+"""Which dtypes torch's own kernels refuse: a lowering would take them.
+
+PyTorch's fake tensors seldom check what a kernel checks (`"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype"),
+and XLA computes with every dtype. So the kernel itself is asked, once for each op with given dtypes, before a program is made of it: it is
+called with the op's arguments, but with tensors of zeros whose sizes are all one, which takes microseconds. What it refuses is left to it,
+as an op without a lowering is: it runs when the program does, and raises what it raises in eager mode. An answer that was wrong would cost
+speed alone.
+
+Asked are only ops that the user's program, or autograd, called: what a decomposition makes of them need have no kernel for its dtypes.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..runtime import transfer
+from . import dtypes
+
+# What a message about dtypes has in it. Others are about shapes or values, which are not the program's.
+_ABOUT_DTYPES = re.compile(r"not implemented for|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b")
+
+# Ops that may trust their arguments, as only ATen's own code calls them; and those whose kernels want more than sizes of one.
+_UNASKED = re.compile(
+    "backward|flash|efficient|cudnn|miopen|mkldnn|fused|foreach|nested|jagged|embedding_bag|rnn|lstm|gru|int_mm|int4|int8|mixed_dtypes"
+    "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|empty|as_strided|resize|set_|item|equal|unsafe_view"
+)
+
+# Numbers that sizes follow from, or have to fit, and what they are for small tensors. (Kernels that resize only copy what has the right
+# size already, so the output's size is another.)
+_FIXED = dict.fromkeys(["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1)
+_FIXED |= dict.fromkeys(["padding", "output_padding", "pad", "low"], 0) | {"high": 1, "output_size": 2}
+
+_known: dict[Any, str] = {}
+
+
+def reason(node: Node) -> str:
+    """The message with which torch's kernel refuses the dtypes of a node's operands; "" if it takes them, or cannot be asked."""
+    op = node.target
+    if not isinstance(op, OpOverload) or str(node.meta.get("original_aten") or op) != str(op):  # graphs hold copies of overloads
+        return ""
+
+    def value(argument: Any) -> Any:
+        return torch.fx.node.map_arg(argument, lambda source: source.meta.get("val"))
+
+    return refusal(op, value(node.args), value(node.kwargs))
+
+
+def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """The same of an op with fake tensors for tensors."""
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not _can_be_asked(op, tensors):
+        return ""
+    key = (op, _key(tuple(args)), _key(dict(kwargs)))
+    if (known := _known.get(key)) is None:
+        known = _known[key] = _ask(op, args, kwargs)
+    return known
+
+
+def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
+    if op.namespace != "aten" or op.is_view or op._schema.is_mutable or _UNASKED.search(op._schema.name):
+        return False
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        if _with_generator(op) is None:
+            return False  # it would draw from torch's own generator
+    elif not tensors:
+        return False  # its sizes follow from numbers
+    return all(tensor.device.type == "cpu" and tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
+
+
+def _with_generator(op: OpOverload) -> OpOverload | None:
+    """The overload of an op that can be told from which generator to draw, and takes the same arguments else; None if there is none."""
+    wanted = [_facts(argument) for argument in op._schema.arguments if argument.name != "generator"]
+    for name in (op._overloadname, *op.overloadpacket.overloads()):
+        found = getattr(op.overloadpacket, name)
+        others = [_facts(argument) for argument in found._schema.arguments if argument.name != "generator"]
+        if others == wanted and len(others) < len(found._schema.arguments):
+            return found
+    return None
+
+
+def _facts(argument: Any) -> tuple[str, str]:
+    return argument.name, str(argument.real_type)
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.dim()
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_key, value))
+    if isinstance(value, dict):
+        return tuple((name, _key(item)) for name, item in value.items())
+    # Of numbers only the kind matters.
+    return repr(value) if isinstance(value, (str, torch.dtype, type(None))) else type(value)
+
+
+def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    schema = {argument.name: argument for argument in op._schema.arguments}
+    with _disable_current_modes(), transfer.below_autograd(), torch.no_grad():
+        for size, content in _TRIALS:
+            small = [_small(argument, value, size, content) for argument, value in zip(op._schema.arguments, args, strict=False)]
+            named = {name: _small(schema[name], value, size, content) for name, value in kwargs.items()}
+            try:
+                if torch.Tag.nondeterministic_seeded in op.tags and (drawing := _with_generator(op)) is not None:
+                    drawing(*small, **named | {"generator": torch.Generator()})
+                else:
+                    op(*small, **named)
+            except Exception as error:
+                message = str(error).partition("\n")[0]
+                if _ABOUT_DTYPES.search(message):
+                    return message
+            else:
+                return ""
+    return ""
+
+
+# The size of all dimensions of all tensors, and what is in them. Some kernels (linalg_cross) refuse other sizes than three before they look
+# at dtypes, some (lu_solve) zeros. A negative number means the sizes that tensors have, up to that one: the last dimension of a
+# grid_sampler's grid has as many numbers as space has dimensions.
+_TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
+
+
+def _small(argument: Any, value: Any, size: int, content: int) -> Any:
+    """An argument that fits tensors with this size in all dimensions, or, if it is negative, with at most that size."""
+    if isinstance(value, torch.Tensor):
+        sizes = [size if size > 0 or not isinstance(given, int) else min(given, -size) for given in value.shape]
+        return torch.full([abs(given) for given in sizes], content, dtype=value.dtype)
+    if isinstance(value, (list, tuple)):
+        return [_small(argument, item, size, content) for item in value]
+    if isinstance(value, torch.SymFloat):
+        return 1.0
+    if isinstance(value, torch.SymInt) or (type(value) is int and (argument.name in _FIXED or _is_size(argument))):
+        return _FIXED.get(argument.name, abs(size))
+    return value
+
+
+def _is_size(argument: Any) -> bool:
+    """Whether a number, or each of several, may be symbolic: such are sizes, or what sizes follow from."""
+    kind = argument.real_type
+    while (inner := getattr(kind, "getElementType", None)) is not None:
+        kind = inner()
+    return isinstance(kind, torch.SymIntType)
+
+
+_decomposing = threading.local()
+
+
+def checked(op: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
+    """A decomposition that leaves an op as it is where its kernel refuses the dtypes."""
+
+    def decompose(*args: Any, **kwargs: Any) -> Any:
+        if getattr(_decomposing, "inside", False):
+            return decomposition(*args, **kwargs)
+        if refusal(op, args, kwargs):
+            return NotImplemented
+        _decomposing.inside = True
+        try:
+            return decomposition(*args, **kwargs)
+        finally:
+            _decomposing.inside = False
+
+    return decompose

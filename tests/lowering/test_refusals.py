@@ -1,0 +1,195 @@
+"""What eager mode refuses because of dtypes is refused, with the same exception and words, though fake tensors and XLA would take it."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from dynaxla.errors import UnsupportedOp
+from dynaxla.lowering import refusals
+
+LONG, HALF, COMPLEX = torch.int64, torch.float16, torch.complex64
+
+
+def ones(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.ones(shape, dtype=dtype)
+
+
+def refused(function: Callable[..., Any], *args: Any) -> Exception | None:
+    try:
+        with torch.no_grad():
+            function(*args)
+    except Exception as error:
+        return error
+    return None
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...]]] = {
+    "mm": (torch.mm, (ones(20, 30), ones(30, 2, dtype=LONG))),
+    "mm float64": (torch.mm, (ones(2, 3), ones(3, 2, dtype=torch.float64))),
+    "mm bool": (torch.mm, (ones(2, 3).bool(), ones(3, 2).bool())),
+    "bmm bool": (torch.bmm, (ones(2, 3, 4).bool(), ones(2, 4, 3).bool())),
+    "linear": (F.linear, (ones(2, 3), ones(4, 3, dtype=LONG))),
+    "linear of three dimensions": (F.linear, (ones(2, 5, 3), ones(4, 3, dtype=LONG), ones(4))),
+    "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x, 2), (ones(1, 2, 64, 64, dtype=LONG),)),
+    "adaptive_max_pool2d": (lambda x: F.adaptive_max_pool2d(x, 2), (ones(1, 2, 64, 64, dtype=LONG),)),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, 2), (ones(1, 2, 4, 4, 4, dtype=COMPLEX),)),
+    "softmax": (lambda x: x.softmax(-1), (ones(2, 3, dtype=LONG),)),
+    "gelu": (F.gelu, (ones(3, dtype=LONG),)),
+    "softplus": (F.softplus, (ones(3, dtype=LONG),)),
+    "lcm": (torch.lcm, (ones(3), ones(3))),
+    "bitwise": (torch.bitwise_and, (ones(3), ones(3))),
+    "lgamma": (torch.lgamma, (ones(3, dtype=COMPLEX),)),
+    "empty": (torch.lgamma, (ones(1, 0, 3, dtype=COMPLEX),)),
+    "log_ndtr": (torch.special.log_ndtr, (ones(3, dtype=HALF),)),
+    "cross": (torch.linalg.cross, (ones(3, dtype=torch.bool), ones(3, dtype=torch.bool))),
+    "poisson": (torch.poisson, (ones(3).bool(),)),
+    "bernoulli": (torch.bernoulli, (ones(3, dtype=LONG),)),
+    "randperm": (lambda: torch.randperm(5, dtype=torch.bool), ()),
+    "grid_sample": (lambda x, grid: F.grid_sample(x, grid, align_corners=True), (ones(1, 2, 4, 4), ones(1, 3, 3, 2).double())),
+    "lu_solve": (torch.linalg.lu_solve, (torch.eye(3).half(), torch.arange(1, 4).int(), ones(3, 1, dtype=HALF))),
+    "max_unpool2d": (lambda x, index: F.max_unpool2d(x, index, 2), (ones(1, 1, 2, 2, dtype=LONG), ones(1, 1, 2, 2, dtype=LONG))),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls(name: str) -> None:
+    function, args = CALLS[name]
+    torch._dynamo.reset()
+    theirs, mine = refused(function, *args), refused(torch.compile(function, backend="dynaxla", fullgraph=True), *args)
+    assert theirs is not None
+    assert isinstance(mine, type(theirs))
+    assert str(mine) == str(theirs)
+
+
+def test_again_and_with_other_sizes() -> None:
+    compiled = torch.compile(torch.mm, backend="dynaxla", fullgraph=True)
+    for rows in (2, 3, 4):
+        with pytest.raises(RuntimeError, match="same dtype, but got: float != long int"):
+            compiled(ones(rows, 5), ones(5, 2, dtype=LONG))
+    assert compiled(ones(2, 5), ones(5, 2))[0, 0] == 5
+
+
+def test_nothing_is_written_before() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(1)
+        return x @ y
+
+    x = torch.zeros(2, 3)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        torch.compile(function, backend="dynaxla", fullgraph=True)(x, ones(3, 2, dtype=LONG))
+    assert x.eq(0).all()
+
+
+def test_without_kernels() -> None:
+    with pytest.raises(UnsupportedOp, match="torch's kernel refuses it: expected m1 and m2"):
+        torch.compile(torch.mm, backend="dynaxla", options={"fallback": "error"})(ones(2, 3), ones(3, 2, dtype=LONG))
+
+
+def test_what_a_decomposition_makes_is_not_asked() -> None:
+    """std of halves is made of ops that need have no kernel for them; eager mode has one for the whole."""
+    for function, args in [(torch.std, (torch.randn(50).half(),)), (torch.nanmean, (torch.randn(9).bfloat16(),))]:
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(function, backend="dynaxla", fullgraph=True)(*args), function(*args))
+
+
+def test_asking_draws_nothing() -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    assert refusals.refusal(torch.ops.aten.bernoulli.default, (ones(3, dtype=torch.float64),), {}) == ""
+    assert "not implemented" in refusals.refusal(torch.ops.aten.bernoulli.default, (ones(3, dtype=LONG),), {})
+    assert torch.equal(torch.rand(3), expected)
+
+
+# Eager mode has kernels here that torch.compile never comes to: torch takes these ops apart before any backend sees them.
+TAKEN_APART = {"nn.functional.max_pool1d", "nn.functional.interpolate.nearest", "nn.functional.interpolate.nearest-exact"}
+# Asked for they would have to be given tables that their kernels trust.
+UNASKED = {"nn.functional.embedding_bag"}
+DTYPES = [torch.bool, torch.uint8, LONG, HALF, torch.bfloat16, COMPLEX, torch.float32]
+OPS = 90
+
+
+def cases(info: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """The first sample of an op in dtypes that it does not support, and with a last tensor of another dtype."""
+    supported = info.supported_dtypes("cpu")
+    usual = next((dtype for dtype in (torch.float32, LONG) if dtype in supported), None)
+    sample = None if usual is None else next(iter(info.sample_inputs("cpu", usual)), None)
+    if sample is None:
+        return
+    values = ((sample.input, *sample.args), sample.kwargs)
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor) and leaf.dtype == usual]
+    for dtype in DTYPES:
+        if dtype not in supported:
+            chosen = {id(tensor) for tensor in tensors}
+            yield str(dtype), pytree.tree_map(lambda x, d=dtype, c=chosen: x.detach().to(d) if id(x) in c else x, values)
+    if len(tensors) > 1:
+        yield "mixed", pytree.tree_map(lambda x: x.detach().double() if x is tensors[-1] else x, values)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_operators() -> None:
+    """Some of PyTorch's database of operators: what eager mode refuses is not accepted."""
+    accepted, tried = [], 0
+    for info in random.Random(16).sample(op_db, OPS):
+        if info.full_name in TAKEN_APART | UNASKED:
+            continue
+        for what, (args, kwargs) in cases(info):
+            if (error := refused(lambda i=info, a=args, k=kwargs: i.op(*a, **k))) is None:
+                continue
+            tried += 1
+            if tried % 50 == 0:
+                torch._dynamo.reset()
+            leaves, tree = pytree.tree_flatten((args, kwargs))
+            places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+            def call(*tensors: torch.Tensor, info: Any = info, leaves: Any = leaves, tree: Any = tree, places: Any = places) -> Any:
+                values = list(leaves)
+                for place, tensor in zip(places, tensors, strict=True):
+                    values[place] = tensor
+                args, kwargs = pytree.tree_unflatten(values, tree)
+                return info.op(*args, **kwargs)
+
+            if refused(torch.compile(call, backend="dynaxla"), *[leaves[place] for place in places]) is None:
+                accepted.append(f"{info.full_name} {what}: {error}")
+    assert not accepted
+    assert tried > 100
+
+
+class _Asking(TorchDispatchMode):
+    """Asks about every op that eager mode has computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wrong: set[str] = set()
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = op(*args, **(kwargs or {}))
+        if reason := refusals.refusal(op, args, kwargs or {}):
+            self.wrong.add(f"{op}: {reason}")
+        return result
+
+
+# An index without elements may be of any dtype.
+_ALLOWED = ("aten.gather.default: gather(): Expected dtype", "aten.scatter_add.default: scatter(): Expected dtype")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_nothing_is_refused_that_eager_takes() -> None:
+    """Else it would be computed by torch's kernel, and no XLA program would be made of it."""
+    asking = _Asking()
+    for info in random.Random(17).sample(op_db, 30):
+        for dtype in {torch.float32, LONG, HALF} & info.supported_dtypes("cpu"):
+            for sample in itertools.islice(info.sample_inputs("cpu", dtype), 3):
+                with asking:
+                    refused(lambda i=info, s=sample: i.op(s.input, *s.args, **s.kwargs))
+    assert not [text for text in asking.wrong if not text.startswith(_ALLOWED)]

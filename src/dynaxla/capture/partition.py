@@ -9,15 +9,32 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..errors import DynaxlaError
+from .checkpointing import complete, give_keys, states_as_tensors
+
 aten = torch.ops.aten
 
 
-def partition(joint: GraphModule, inputs: Any, **options: Any) -> tuple[GraphModule, GraphModule]:
-    """Split AOTAutograd's joint graph so that little is saved and only what is cheap is computed twice.
+class WrittenInBothPasses(DynaxlaError):
+    """An input is written in the forward and in the backward pass. The joint graph gives only what it is in the end, unless AOTAutograd
+    leaves the writes to inputs in the graph (its `keep_inference_input_mutations`)."""
+
+
+def partition(
+    joint: GraphModule, inputs: Any, *, platform: str, exact_rng: bool = False, **options: Any
+) -> tuple[GraphModule, GraphModule]:
+    """Split AOTAutograd's joint graph so that little is saved and only what is cheap, or in a checkpointed region, is computed twice.
 
     An input that the user changes must not be saved itself, since autograd refuses what has changed in the meantime. A clone of it takes
     its place (AOTAutograd makes one where the input requires grad). It is cheap, so the minimal cut is told not to compute it again.
+
+    Raises: WrittenInBothPasses.
     """
+    if _has_late_writes(joint, options.get("num_fwd_outputs", 0)):
+        raise WrittenInBothPasses(
+            "an input is written in the forward pass and in the backward pass",
+            hint="keep the function out of the graph with torch.compiler.disable",
+        )
     for node in _mutated(joint):
         if not all(user.target is aten.clone.default for user in node.users):
             with joint.graph.inserting_after(_last_placeholder(joint)):
@@ -27,7 +44,25 @@ def partition(joint: GraphModule, inputs: Any, **options: Any) -> tuple[GraphMod
     for node in joint.graph.nodes:
         if node.target is aten.clone.default and node.args[0].op == "placeholder":
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-    return min_cut_rematerialization_partition(joint, inputs, **options)
+    give_keys(joint, platform, exact_rng)
+    with states_as_tensors():
+        graphs = min_cut_rematerialization_partition(joint, inputs, **options)
+    for graph in graphs:
+        complete(graph)
+    return graphs
+
+
+def _has_late_writes(joint: GraphModule, forward_outputs: int) -> bool:
+    """Whether a result of the forward graph, as which the joint graph gives a written input, is known in the backward pass only."""
+    late: set[Node] = set()
+    for node in joint.graph.nodes:
+        if node.op == "placeholder" and "tangent" in node.name:
+            late.add(node)
+        elif node.op == "output":
+            return any(output in late and output.target is not aten.copy_.default for output in node.args[0][:forward_outputs])
+        elif not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    return False
 
 
 def _mutated(joint: GraphModule) -> list[Node]:

@@ -1,4 +1,4 @@
-"""Cuts a graph around ops that no XLA program can hold: those whose result's size or number depends on a tensor's values."""
+"""Cuts a graph around the nodes that run between programs: see between.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..lowering.interpreter import is_plain_python
 
@@ -25,18 +24,6 @@ class Part:
     module: GraphModule
     inputs: list[Node]
     outputs: list[Node]
-
-
-def depends_on_data(module: GraphModule) -> set[Node]:
-    """The nodes whose result has a size, or is a number, that only running them can tell."""
-    known: set[Any] = set()
-    found = set()
-    for node in module.graph.nodes:
-        symbols = free_unbacked_symbols(node.meta.get("val"))
-        if node.op == "call_function" and not symbols <= known:
-            found.add(node)
-        known |= symbols
-    return found
 
 
 def split(module: GraphModule, uncompiled: Callable[[Node], bool]) -> list[Part]:
@@ -78,7 +65,9 @@ def _symbols(value: Any) -> set[Any]:
     """Those in the sizes, strides and offset of a tensor, or in a number."""
     found: set[Any] = set()
     for leaf in value if isinstance(value, (tuple, list)) else [value]:
-        numbers = [*leaf.shape, *leaf.stride(), leaf.storage_offset()] if isinstance(leaf, torch.Tensor) else [leaf]
+        numbers = [leaf]
+        if isinstance(leaf, torch.Tensor):
+            numbers = [*leaf.shape, *leaf.stride(), leaf.storage_offset()] if leaf.layout == torch.strided else [*leaf.shape]
         for number in numbers:
             if isinstance(number, torch.SymInt):
                 found |= number.node.expr.free_symbols

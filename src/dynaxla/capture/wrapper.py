@@ -12,23 +12,36 @@ from typing import Any
 import torch
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def is_idle(metadata: Any, module: GraphModule, example_inputs: Sequence[Any]) -> bool:
+def is_idle(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether a program for this graph takes TorchDynamo's arguments as they are, and gives its results as they should be.
 
-    metadata: AOTAutograd's (ViewAndMutationMeta). module: the graph for inference. example_inputs: TorchDynamo's.
+    metadata: AOTAutograd's (ViewAndMutationMeta), which describes what subclasses wrap and not the subclasses. module: the graph for
+    inference. captured, example_inputs: TorchDynamo's graph and its inputs, where the subclasses are.
     """
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     return (
         len(placeholders) == len(example_inputs)
         and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
-        and all(type(item).__name__ == "PlainTensorMeta" for item in (*metadata.subclass_inp_meta, *metadata.subclass_fw_graph_out_meta))
+        and not any(map(is_traceable_wrapper_subclass, example_inputs))
+        and _returns_plain_tensors(captured)
         and not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
         and all(_is_plain(info) for info in metadata.output_info)
         and not metadata.num_intermediate_bases
         and not metadata.tokens
         and not metadata.is_rng_op_functionalized
+    )
+
+
+def _returns_plain_tensors(captured: GraphModule) -> bool:
+    """Whether all that TorchDynamo's graph returns is known to be tensors that wrap no others."""
+    outputs = pytree.tree_leaves(next(node for node in reversed(captured.graph.nodes) if node.op == "output").args)
+    values = [output.meta.get("example_value", output.meta.get("val")) for output in outputs if isinstance(output, torch.fx.Node)]
+    return len(values) == len(outputs) and all(
+        isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value) for value in values
     )
 
 

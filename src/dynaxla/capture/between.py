@@ -1,0 +1,88 @@
+"""Which nodes of a graph run between programs, on torch's own tensors, because no XLA program can hold them.
+
+ON_VALUES     A node brings a symbol that no node before it has, or its op carries `Tag.data_dependent_output`: the symbol of an `.item()`
+              may be known by then, but the number is still read from a tensor.
+ASYNCHRONOUS  A collective, or other work with handles: see `dynaxla.lowering.asynchronous`.
+WRITES        An op that changes its operand, which in a program would be a copy. AOTAutograd takes all of them out of a graph, except for
+              those that a backward pass makes to an input.
+NO_ARRAY      A tensor that the node takes or gives is sparse or quantized.
+DRAWS         A draw of random numbers that saves or restores the state of torch's generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ..lowering.asynchronous import is_asynchronous, leaves
+from ..lowering.fallback import writes
+from .checkpointing import draws_by_state
+
+aten = torch.ops.aten
+
+ON_VALUES = "a size or number that it gives depends on the values of a tensor"
+ASYNCHRONOUS = "it is a collective, or works with handles or in the background"
+WRITES = "it writes to an operand"
+NO_ARRAY = "a tensor that it takes or gives is no array"
+DRAWS = "it saves or restores the state of torch's generator"
+
+
+def between_programs(module: GraphModule) -> dict[Node, str]:
+    """The nodes of a graph that no program can hold, in its order, each with the reason."""
+    found: dict[Node, str] = {}
+    known: set[Any] = set()
+    for node in module.graph.nodes:
+        symbols = free_unbacked_symbols(node.meta.get("val"))
+        if node.op == "call_function":
+            if not symbols <= known or _has_tag(node, torch.Tag.data_dependent_output):
+                found[node] = ON_VALUES
+            elif is_asynchronous(node):
+                found[node] = ASYNCHRONOUS
+            elif writes(node.target):
+                found[node] = WRITES
+            elif not all(is_array(leaf) for leaf in leaves(node) if isinstance(leaf, torch.Tensor)):
+                found[node] = NO_ARRAY
+            elif draws_by_state(node):
+                found[node] = DRAWS
+            elif reasons := {reason for inner in _inner(node) for reason in between_programs(inner).values()} - {ON_VALUES}:
+                found[node] = min(reasons)
+        known |= symbols
+    return found
+
+
+def is_array(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie in memory one by one."""
+    return tensor.layout == torch.strided and not tensor.is_quantized
+
+
+def last_writes(module: GraphModule, found: dict[Node, str]) -> set[Node]:
+    """Those of the found nodes that only copy a result to an input, and that nothing but such nodes follows: the end of a backward pass."""
+    last: set[Node] = set()
+    for node in reversed(module.graph.nodes):
+        if node.op == "output":
+            continue
+        if node.target is not aten.copy_.default or found.get(node) != WRITES or node.args[0].op != "placeholder":
+            break
+        last.add(node)
+    return last
+
+
+def _has_tag(node: Node, tag: torch.Tag) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and tag in node.target.tags
+
+
+def _inner(node: Node) -> list[GraphModule]:
+    """The graphs that a node's op calls."""
+    owner = node.graph.owning_module
+    found = []
+    for source in node.all_input_nodes:
+        if source.op == "get_attr" and owner is not None:
+            value: Any = owner
+            for name in str(source.target).split("."):
+                value = getattr(value, name)
+            if isinstance(value, GraphModule):
+                found.append(value)
+    return found

@@ -1,0 +1,77 @@
+"""Ops that work in the background, with handles, or together with other processes: no program can hold one, and no fallback either.
+
+What an asynchronous op returns is no value yet, and a program would copy it before it has arrived; what waits for it would wait for the
+copy. A handle is no array. Two programs of one graph may run their callbacks in different orders, and two processes that call collectives
+in different orders wait for each other for ever. Such a node is known by any of these:
+
+- its op, or one that it is told to call (`with_effects`, `auto_functionalized`), is of a namespace for collectives, streams or memory
+  that several processes share (`NAMESPACES`);
+- that op's schema takes or returns an object of a class (ProcessGroup, Work, any of `torch.classes`), a future, an awaitable, a remote
+  reference, a stream or a storage;
+- what it takes or gives is neither a tensor nor plain data;
+- an op that waits, in one of those namespaces, reads its result: so also a library's own collective is known.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+NAMESPACES = frozenset(
+    ["_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "device_mesh", "fsdp", "streams", "symm_mem"]
+)
+
+# Kinds of a schema's types whose values are handles.
+_HANDLES = frozenset(
+    ["AnyClassType", "AnyType", "AwaitType", "CapsuleType", "ClassType", "FutureType", "InterfaceType", "PyObjectType", "RRefType"]
+).union(["StorageType", "StreamObjType"])
+
+_PLAIN = (
+    *(torch.Tensor, int, float, complex, str, bytes, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, slice, range, type(Ellipsis)),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.Generator, torch.nn.Module, type),
+    *(torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator, Node),
+    *(types.FunctionType, types.BuiltinFunctionType),
+)
+
+
+def is_asynchronous(node: Node) -> bool:
+    """Whether a node's op works in the background, with handles, or together with other processes."""
+    values = leaves(node)
+    # Its own op, and those that it is told to call.
+    ops = [item for item in (node.target, *values) if isinstance(item, torch._ops.OpOverload)]
+    if any(map(_is_asynchronous_op, ops)) or not all(isinstance(value, _PLAIN) for value in values):
+        return True
+    users = [user.target for user in node.users if isinstance(user.target, torch._ops.OpOverload)]
+    return any("wait" in op._opname and _is_asynchronous_op(op) for op in users)
+
+
+def leaves(node: Node) -> list[Any]:
+    """What a node takes and gives."""
+    found: list[Any] = []
+    _collect([node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes), node.args, node.kwargs], found)
+    return found
+
+
+def _collect(values: Any, found: list[Any]) -> None:
+    """Add what nested containers hold."""
+    for value in values:
+        if isinstance(value, (tuple, list)):
+            _collect(value, found)
+        elif isinstance(value, dict):
+            _collect(value.values(), found)
+        else:
+            found.append(value)
+
+
+@functools.cache
+def _is_asynchronous_op(op: torch._ops.OpOverload) -> bool:
+    return op.namespace in NAMESPACES or any(_holds_handle(argument.type) for argument in (*op._schema.arguments, *op._schema.returns))
+
+
+def _holds_handle(kind: Any) -> bool:
+    inner = kind.containedTypes() if hasattr(kind, "containedTypes") else ()
+    return kind.kind() in _HANDLES or any(map(_holds_handle, inner))

@@ -1,0 +1,73 @@
+"""Random draws that can be made again: ops of a graph that say which key they draw with.
+
+What a checkpointed region computes again in the backward pass must draw the numbers of the forward pass. There a draw is written as two
+nodes: `random_key`, which the backward graph gets from the forward graph, and `keyed`, the op itself, which is a pure function of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+from torch.fx import Graph, GraphModule, Node
+
+from .context import Context
+from .ops.control_flow import Subgraph
+from .registry import lowers
+
+_library = torch.library.Library("dynaxla", "FRAGMENT")
+_library.define("random_key(int number, *, Device device) -> Tensor")
+
+# The number tells a graph's keys apart: torch makes one node of two that are the same.
+random_key = torch.ops.dynaxla.random_key.default
+
+KEY_SHAPE, KEY_DTYPE = (2,), torch.int32
+
+
+@torch.library.register_fake("dynaxla::random_key", lib=_library)
+def _fake_key(number: int, *, device: torch.device) -> torch.Tensor:
+    return torch.empty(KEY_SHAPE, dtype=KEY_DTYPE, device=device)
+
+
+@lowers(random_key)
+def _random_key(number: int, ctx: Context) -> Array:
+    return lax.bitcast_convert_type(jax.random.key_data(ctx.key()), np.int32)
+
+
+def keyed(op: torch._ops.OpOverload, key: Any, *args: Any, **kwargs: Any) -> Any:
+    """In a graph: op(*args, **kwargs), drawn with the value of a `random_key`. Only programs run it."""
+    raise AssertionError(f"{op} with a key is an op of programs alone")
+
+
+def alone(node: Node) -> GraphModule:
+    """The op of a `keyed` node as a graph, whose inputs are the node's, in the order of `operands`."""
+    op, _, *args = node.args
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for source in operands(node):
+        copies[source] = graph.placeholder(source.name)
+        copies[source].meta = dict(source.meta)
+    mapped_args, mapped_kwargs = torch.fx.node.map_arg((tuple(args), dict(node.kwargs)), copies.__getitem__)
+    result = graph.call_function(op, mapped_args, mapped_kwargs)
+    result.meta = dict(node.meta)
+    graph.output((result,))
+    return GraphModule(torch.nn.Module(), graph)
+
+
+def operands(node: Node) -> list[Node]:
+    """The nodes among the arguments of a `keyed` node's op, each once."""
+    found: dict[Node, None] = {}
+    torch.fx.node.map_arg((node.args[2:], dict(node.kwargs)), lambda source: found.setdefault(source))
+    return list(found)
+
+
+def draw(graph: Subgraph, key: Array, inputs: Sequence[Any], ctx: Context) -> Any:
+    """In a program: the value of a `keyed` node. graph: its op's (`alone`), with these inputs."""
+    inner = ctx.nested(jax.random.wrap_key_data(lax.bitcast_convert_type(key, np.uint32), impl="threefry2x32"))
+    (value,) = graph.run(inputs, inner)
+    ctx.checks += inner.checks
+    return value

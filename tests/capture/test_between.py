@@ -1,0 +1,171 @@
+"""Which nodes run between programs, and that no fallback takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives
+import torch.distributed._symmetric_memory
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+
+import dynaxla
+from dynaxla.capture.between import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, between_programs
+from dynaxla.config import Options
+from dynaxla.lowering import Context
+from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
+from dynaxla.lowering.fallback import call_kernel
+from dynaxla.observe import ops
+from dynaxla.program import Program, make_program
+
+aten = torch.ops.aten
+
+
+@torch.library.custom_op("dynaxla_test::begin_sum", mutates_args=())
+def begin_sum(x: torch.Tensor) -> torch.Tensor:
+    """As a library's own collective: the result is there once it has been waited for."""
+    return x.clone()
+
+
+begin_sum.register_fake(torch.empty_like)
+
+
+class Builder:
+    """A graph by hand. Every result looks like the first input."""
+
+    def __init__(self) -> None:
+        self.graph = Graph()
+        self.mode = FakeTensorMode()
+
+    def input(self, *shape: int) -> Node:
+        node = self.graph.placeholder(f"x{len(self.graph.nodes)}")
+        node.meta["val"] = self.fake(*shape)
+        return node
+
+    def call(self, op: Any, *args: Any, value: Any = None) -> Node:
+        node = self.graph.call_function(op, args)
+        node.meta["val"] = self.fake(3) if value is None else value
+        return node
+
+    def fake(self, *shape: int) -> torch.Tensor:
+        with self.mode:
+            return torch.empty(shape)
+
+    def module(self, *outputs: Node) -> GraphModule:
+        self.graph.output(outputs)
+        return GraphModule(torch.nn.Module(), self.graph)
+
+
+def test_what_a_wait_reads() -> None:
+    build = Builder()
+    begun = build.call(begin_sum._opoverload, build.input(3))
+    waited = build.call(torch.ops._c10d_functional.wait_tensor.default, begun)
+    plain = build.call(begin_sum._opoverload, waited)
+    assert between_programs(build.module(plain)) == {begun: ASYNCHRONOUS, waited: ASYNCHRONOUS}
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        torch.ops.c10d.allreduce_.default,
+        torch.ops.symm_mem.one_shot_all_reduce.default,
+        torch.ops._c10d_functional.isend.default,
+        torch.ops._dtensor.shard_dim_alltoall.default,
+        torch.ops.quantized.linear_prepack.default,  # it returns an object of a class
+        aten.record_stream.default,
+    ],
+    ids=str,
+)
+def test_ops_known_by_namespace_or_schema(op: Any) -> None:
+    build = Builder()
+    node = build.call(op, build.input(3))
+    assert is_asynchronous(node)
+    assert is_asynchronous(build.call(torch.ops.higher_order.with_effects, build.input(0), op, node))
+
+
+def test_all_collectives_are_known() -> None:
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        if namespace in NAMESPACES:
+            op = getattr(getattr(getattr(torch.ops, namespace), name), schema.overload_name or "default")
+            assert is_asynchronous(Builder().call(op)), op
+
+
+def test_objects_among_the_values() -> None:
+    build = Builder()
+    assert is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1, value=torch.futures.Future()))
+    holder = build.graph.placeholder("work")
+    holder.meta["val"] = torch.futures.Future()
+    assert is_asynchronous(build.call(begin_sum._opoverload, holder))
+    assert not is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1))
+
+
+@pytest.mark.parametrize(
+    "op", [aten.rand.generator, aten.uniform_.default, aten.sort.default, aten.item.default, aten._print.default], ids=str
+)
+def test_ordinary_ops(op: Any) -> None:
+    build = Builder()
+    assert not is_asynchronous(build.call(op, build.input(3)))
+
+
+def test_the_other_reasons() -> None:
+    build = Builder()
+    x, y = build.input(3), build.input(3)
+    number = build.call(aten._local_scalar_dense.default, x, value=5)  # a symbol that is known by now
+    sparse = build.call(aten._to_sparse.default, y, value=torch.eye(2).to_sparse())
+    written = build.call(aten.copy_.default, x, y)
+    assert between_programs(build.module(number, sparse)) == {number: ON_VALUES, sparse: NO_ARRAY, written: WRITES}
+
+
+@pytest.mark.parametrize("op", [torch.ops._c10d_functional.wait_tensor.default, aten.add_.Tensor], ids=str)
+def test_the_fallback_refuses(op: Any) -> None:
+    build = Builder()
+    ctx = Context(
+        "cpu",
+    )
+    ctx.node = build.call(op, build.input(3), build.input(3))
+    with pytest.raises(dynaxla.UnsupportedOp, match="background, or writes"):
+        call_kernel(ctx, (), {})
+
+
+def test_a_collective_under_fallback_error() -> None:
+    build = Builder()
+    waited = build.call(torch.ops._c10d_functional.wait_tensor.default, build.input(3))
+    with pytest.raises(dynaxla.UnsupportedOp, match="collective"):
+        make_program(Program, "refused", build.module(waited), (), Options(fallback="error"))
+
+
+def test_a_write_at_the_end_is_no_fallback() -> None:
+    ops.reset()
+    build = Builder()
+    x = build.input(3)
+    doubled = build.call(aten.mul.Tensor, x, 2)
+    build.call(aten.copy_.default, x, doubled)
+    program = make_program(Program, "writes", build.module(doubled), (), Options(fallback="error"))
+    for _ in range(2):
+        given = torch.ones(3)
+        version = given._version
+        (result,) = program([given])
+        assert torch.equal(given, torch.full((3,), 2.0))
+        assert torch.equal(result, given)
+        assert given._version > version, "autograd must see the write"
+    assert not any(counts["fallback"] for counts in ops.snapshot().values())
+
+
+def test_nothing_is_written_when_the_program_fails() -> None:
+    build = Builder()
+    x = build.input(3)
+    doubled = build.call(aten.mul.Tensor, x, 2)
+    condition = build.call(aten.all.default, build.call(aten.gt.Scalar, x, 0))
+    for node in (condition, condition.args[0]):
+        node.meta["val"] = node.meta["val"].bool()
+    condition.meta["val"] = build.fake().bool()
+    build.call(aten._assert_async.msg, condition, "not positive").meta["val"] = None
+    build.call(aten.copy_.default, x, doubled)
+    program = make_program(Program, "fails", build.module(doubled), (), Options())
+    given = torch.tensor([1.0, -1.0, 2.0])
+    with pytest.raises(RuntimeError, match="not positive"):
+        program([given])
+    assert torch.equal(given, torch.tensor([1.0, -1.0, 2.0]))

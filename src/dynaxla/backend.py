@@ -6,26 +6,29 @@ XLA executable; every later call is that executable's.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .capture.decompositions import decompositions
-from .capture.partition import partition
+from .capture.overlap import overlooked
+from .capture.partition import WrittenInBothPasses, partition
 from .capture.signature import check_tensor
 from .capture.wrapper import is_idle
 from .config import Options
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
-from .observe import dump, metrics
+from .observe import dump, metrics, ops
 from .program import AnyProgram, Phase, Program, RetracedProgram, make_program
-from .runtime import devices
+from .runtime import devices, transfer
 
 _graph_numbers = itertools.count()
 
@@ -52,20 +55,27 @@ def dynaxla_retrace(
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
-    """A graph of ATen ops, which may write to its inputs, as a program. Call it under `torch.no_grad()`."""
-    return _compile(Program, module, example_inputs, options)
+    """A graph of ATen ops, which may write to its inputs, as a program. Call it under `torch.no_grad()`.
+
+    Raises: as `dynaxla`; CaptureError for a graph with collectives, or with other work in the background.
+    """
+    return _compile(Program, module, example_inputs, options, collectives=False)
 
 
-def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
+def _compile(
+    kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options, *, collectives: bool = True
+) -> Callable[..., Any]:
     check_forced(options.forms)
     options.store("programs")  # a directory that cannot be used is refused now
     if options.dump is not None:
         dump.prepare(options.dump)
     tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]
     for tensor in tensors:
-        check_tensor(tensor, "an input")
+        if not is_traceable_wrapper_subclass(tensor):  # the graph has what such a tensor wraps
+            check_tensor(tensor, "an input")
     platform = devices.platform_of(_device_of(tensors))
     number = next(_graph_numbers)
+    overlapping = overlooked(example_inputs)
     bare: list[AnyProgram] = []
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], AnyProgram]:
@@ -74,32 +84,54 @@ def _compile(kind: type[Program], module: GraphModule, example_inputs: Sequence[
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
-            program = make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options, phase)
+            program = make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options, phase, collectives=collectives)
             metadata = _metadata()
-            if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, example_inputs):
+            if overlapping and metadata is not None and _writes(metadata, overlapping, len(example_inputs)):
+                raise _Overlap
+            if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, module, example_inputs):
                 bare.append(program)
             return program
 
         return compile_graph
 
-    capture = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        partition_fn=partition,
-        decompositions=decompositions(platform),
-    )
+    def capture(**settings: Any) -> Callable[..., Any]:
+        return aot_autograd(
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partition_fn=functools.partial(partition, platform=platform, exact_rng=options.exact_rng),
+            decompositions=decompositions(platform),
+            **settings,
+        )(module, example_inputs)
+
     try:
-        with metrics.timed("capture"):
-            compiled = capture(module, example_inputs)
+        with transfer.capturing(), metrics.timed("capture"):
+            try:
+                compiled = capture()
+            except WrittenInBothPasses:
+                compiled = capture(keep_inference_input_mutations=True)
         if bare:
             (program,) = bare
             return lambda *args: program(list(args))
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+    except _Overlap:
+        ops.fell_back("a graph", "it writes to an input that lies in another one's memory, which AOTAutograd overlooks", "")
+        return lambda *args: module(*args)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise
+
+
+class _Overlap(Exception):
+    """AOTAutograd has overlooked that an input which is written to lies in another one's memory."""
+
+
+def _writes(metadata: Any, positions: Collection[int], count: int) -> bool:
+    """Whether a graph writes to one of these inputs. count: of TorchDynamo's inputs; where AOTAutograd has others, to any."""
+    infos = metadata.input_info
+    written = {position for position, info in enumerate(infos) if info.mutates_data}
+    return bool(written & set(positions)) if len(infos) == count else bool(written)
 
 
 def _static_inputs() -> Sequence[int]:

@@ -39,6 +39,8 @@ class Options:
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
             of oneDNN, which XLA cannot write to a file), and measurements. "": none. Default: the variable DYNAXLA_CACHE, or
             dynaxla in the user's directory of caches.
+        heap: "keep": once a program needs much memory, glibc is told, for the whole process, to keep what is freed; see runtime/heap.py.
+            "leave": glibc's settings stay as they are. Default: the variable DYNAXLA_HEAP, or "keep".
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
     """
 
@@ -50,6 +52,7 @@ class Options:
     tune: bool = False
     exact_rng: bool = False
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
+    heap: str = field(default_factory=lambda: _heap(os.environ.get("DYNAXLA_HEAP", "keep")))
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
     @staticmethod
@@ -107,6 +110,13 @@ def _pairs(text: str) -> dict[str, str]:
     return {op.strip(): form.strip() for op, _, form in pairs}
 
 
+def _heap(setting: str) -> str:
+    """Raises: OptionError."""
+    if setting not in ("keep", "leave"):
+        raise OptionError(f"DYNAXLA_HEAP={setting!r}", hint='DYNAXLA_HEAP is "keep" or "leave"')
+    return setting
+
+
 def _check(name: str, value: Any) -> None:
     if name in ("dump", "cache"):
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
@@ -116,6 +126,8 @@ def _check(name: str, value: Any) -> None:
         good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
+    elif name == "heap":
+        good, wanted = value in ("keep", "leave"), "'keep' or 'leave'"
     elif name == "forms":
         good = isinstance(value, Mapping) and all(isinstance(item, str) for pair in value.items() for item in pair)
         wanted = "a dict of op names and names of forms"

@@ -57,5 +57,9 @@ class ExecutionError(DynaxlaError):
     """The compiled program failed while it ran. Inputs are unchanged."""
 
 
+class ForkError(DynaxlaError):
+    """XLA is needed in a process that was forked from one that had used it."""
+
+
 class OutOfMemory(ExecutionError):
     """The device had too little memory for the program. Inputs are unchanged."""

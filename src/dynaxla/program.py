@@ -10,9 +10,11 @@ PackedProgram   such a graph with its weights in the order in which oneDNN reads
 from __future__ import annotations
 
 import dataclasses
-import threading
+import functools
+import itertools
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal, cast
 
@@ -21,20 +23,21 @@ import numpy as np
 import torch
 from jax import lax
 
+from .capture.between import ASYNCHRONOUS, between_programs, is_array, last_writes
 from .capture.freeze import Frozen, freeze
 from .capture.packing import pack_weights
 from .capture.randomness import hoist
 from .capture.signature import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Sizes, check_tensor, only_saved, plan_outputs
-from .capture.split import Part, depends_on_data, split
+from .capture.split import Part, split
 from .config import Options
-from .errors import UnsupportedOp
+from .errors import CaptureError, DynaxlaError, UnsupportedOp
 from .lowering import Check, Context, Interpreter, Settings, SymbolValues, TensorSpec, dtypes, fallback, packing
 from .lowering.forms import Choice
 from .lowering.halves import with_few_roundings
 from .lowering.interpreter import describe_inputs, is_computable, user_line
 from .lowering.layouts import Orders, without_transposes
 from .observe import dump, metrics, ops
-from .runtime import devices, heap, random, transfer, xla_options
+from .runtime import by_torch, devices, forks, heap, random, transfer, xla_options
 from .runtime.arguments import Arguments, Parameter
 from .runtime.cache import LeastRecentlyUsed
 from .runtime.executable import Executable, compilation_error, execution_error
@@ -66,8 +69,6 @@ class Program:
         self.phase = phase
         self.device = graph_device(module)
         self.platform = devices.platform_of(self.device)
-        self.jax_device = devices.jax_device(self.device)
-        self.choose = self._choice()
         self.interpreter = Interpreter(module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(static_inputs)
         placeholders = self.interpreter.placeholders
@@ -77,16 +78,23 @@ class Program:
         self.tensor_positions = [i for i, node in enumerate(placeholders) if isinstance(node.meta["val"], torch.Tensor)]
         self.sizes = Sizes(placeholders)
         self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
-        self._lock = threading.Lock()
-        self._dumps = 0
+        forks.renew(self)
+        if not forks.is_cut_off():
+            _ = self.jax_device  # whether there is one is known now
+        self._lock = forks.lock()
+        self._dumps = itertools.count(1)
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if by_torch.is_looked_at():
+            return self.run_by_torch(args)
         key: Any = () if self.sizes.is_static else self.sizes.key(args)
         if self.platform == "cuda":
             key = (*key, Settings.current(self.platform))
         executable = self._executables.get(key)
         if executable is None:
+            if by_torch.is_needed(args):
+                return self.run_by_torch(args)
             with self._lock:
                 executable = self._executables.get(key)
                 if executable is None:
@@ -94,11 +102,28 @@ class Program:
                     self._executables.put(key, executable)
         return executable(executable.take(args))
 
-    def _choice(self) -> Choice:
+    def run_by_torch(self, args: list[Any]) -> list[Any]:
+        """Without XLA. Raises: ForkError with options.fallback "error", where XLA cannot be used."""
+        if self.options.fallback == "error" and forks.is_cut_off():
+            raise forks.cut_off()
+        return by_torch.run(self.interpreter.module, args)
+
+    def after_fork(self) -> None:
+        """Programs of the parent's are not called, and not freed either."""
+        if len(self._executables):
+            forks.leave(self._executables)
+            self._executables = LeastRecentlyUsed(self.options.executables)
+
+    @functools.cached_property
+    def jax_device(self) -> jax.Device:
+        return devices.jax_device(self.device)
+
+    @functools.cached_property
+    def choose(self) -> Choice:
         """How a form is chosen for a problem."""
         if self.options.tune:
             options = {**xla_options.default_options(self.platform), **self.options.xla}
-            return Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning")).choose
+            return Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning"), self.options.heap == "keep").choose
         return lambda forms, problem: forms.choose(problem, self.options.forms)
 
     def executables(self) -> list[Executable]:
@@ -110,7 +135,7 @@ class Program:
         start = time.perf_counter()
         with transfer.below_caller():
             executable = self._build(args)
-        if time.perf_counter() - start > LONG:
+        if time.perf_counter() - start > LONG and self.options.heap == "keep":
             heap.return_freed_memory()
         return executable
 
@@ -127,8 +152,8 @@ class Program:
 
     def dump_name(self) -> str:
         """The graph's name; with a number behind it for every executable after the first."""
-        self._dumps += 1
-        return self.name if self._dumps == 1 else f"{self.name}_{self._dumps}"
+        number = next(self._dumps)
+        return self.name if number == 1 else f"{self.name}_{number}"
 
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:
         """The traced program as StableHLO."""
@@ -140,7 +165,9 @@ class Program:
         options = {**xla_options.options_for(self.platform, traced.jaxpr), **self.options.xla}
         with metrics.timed("compile"):
             try:
-                return transfer.compile_lowered(lowered, self.jax_device, options, self.options.store("programs"))
+                return transfer.compile_lowered(
+                    lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
+                )
             except Exception as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error
@@ -151,6 +178,8 @@ class RetracedProgram(Program):
     """The same graph as lazy tensors would run it: traced and lowered at every call, only XLA's work is found again."""
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if by_torch.is_looked_at() or by_torch.is_needed(args):
+            return self.run_by_torch(args)
         with transfer.below_caller():
             return self._trace_and_run(args)
 
@@ -181,42 +210,55 @@ def make_program(
     static_inputs: Sequence[int],
     options: Options,
     phase: Phase = "inference",
+    *,
+    collectives: bool = True,
 ) -> AnyProgram:
     """A program of this kind for a graph; or several, if there are ops in it that no XLA program can hold, or with options.freeze.
 
-    Raises: UnsupportedOp for such an op if options.fallback is "error".
+    collectives: whether there may be any, and other work in the background, between the programs.
+    Raises: UnsupportedOp for an op between programs if options.fallback is "error"; CaptureError for a collective that may not be.
     """
     if options.freeze:
         return _freeze(kind, name, module, static_inputs, dataclasses.replace(options, freeze=False))
     drawn: set[torch.fx.Node] = set()
     if options.exact_rng:
         module, drawn = hoist(module)
-    uncompiled = depends_on_data(module)
-    if options.fallback == "error":
-        for node in module.graph.nodes:
-            if node in uncompiled:
-                raise UnsupportedOp(
-                    f"a size or number that {node.target} gives depends on the values of a tensor",
-                    op=str(node.target),
-                    inputs=describe_inputs(node),
-                    where=user_line(node),
-                    hint="options={'fallback': 'kernel'} splits the graph here; or use a form of fixed size, e.g. torch.where",
-                )
-    platform = devices.platform_of(graph_device(module))
+    found = between_programs(module)
+    platform = devices.platform_of(graph_device(module, found))
     if options.fallback == "kernel" and platform not in fallback.PLATFORMS:
-        uncompiled |= {node for node in module.graph.nodes if node.op == "call_function" and not is_computable(node, platform)}
-    if not uncompiled and not drawn:
+        for node in module.graph.nodes:
+            if node.op == "call_function" and node not in found and not is_computable(node, platform):
+                found[node] = "it has no lowering"
+    unseen = last_writes(module, found) | drawn
+    for node, reason in found.items():
+        if reason == ASYNCHRONOUS and not collectives:
+            raise _refused(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
+        if node in unseen:
+            continue
+        if options.fallback == "error":
+            raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
+        ops.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
+    if not found and not drawn:
         return kind(name, module, static_inputs, options, phase)
-    for node in uncompiled:
-        ops.fell_back(str(node.target), "no XLA program can hold it, so the graph is split around it", user_line(node))
-    return SplitProgram(kind, name, module, static_inputs, options, split(module, (uncompiled | drawn).__contains__))
+    return SplitProgram(kind, name, module, static_inputs, options, split(module, (found.keys() | drawn).__contains__), phase)
+
+
+_INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use a form of fixed size, e.g. torch.where"
+_INSTEAD_OF_COLLECTIVES = (
+    "compile the model alone with torch.compile(model, backend='dynaxla'), and let backward, collectives and optimizer run as usual"
+)
+
+
+def _refused(kind: type[DynaxlaError], node: torch.fx.Node, reason: str, hint: str) -> DynaxlaError:
+    message = f"{node.target} cannot be part of an XLA program: {reason}"
+    return kind(message, op=str(node.target), inputs=describe_inputs(node), where=user_line(node), hint=hint)
 
 
 def _freeze(kind: type[Program], name: str, module: torch.fx.GraphModule, static_inputs: Sequence[int], options: Options) -> AnyProgram:
-    device = graph_device(module)
+    device = graph_device(module, between_programs(module))
 
     def pack(graph: torch.fx.Graph, fixed: Collection[torch.fx.Node]) -> bool:
-        return device.type == "cpu" and pack_weights(graph, fixed, devices.jax_device(device), options.forms)
+        return device.type == "cpu" and not forks.is_cut_off() and pack_weights(graph, fixed, devices.jax_device(device), options.forms)
 
     def plain() -> AnyProgram:
         frozen = freeze(module, static_inputs)
@@ -233,7 +275,7 @@ def _freeze(kind: type[Program], name: str, module: torch.fx.GraphModule, static
 
 
 class SplitProgram:
-    """A graph with ops whose results' sizes depend on values: parts in between are programs, those ops torch runs itself.
+    """A graph with ops that no program can hold (`between_programs`): torch runs them itself, and the parts in between are programs.
 
     kind: of the programs. The rest as for `Program`.
     """
@@ -246,6 +288,7 @@ class SplitProgram:
         static_inputs: Sequence[int],
         options: Options,
         parts: list[Part],
+        phase: Phase = "inference",
     ) -> None:
         self._boxed_call = True
         self.name = name
@@ -255,7 +298,12 @@ class SplitProgram:
         self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
         for part in parts:
             positions = [index for index, node in enumerate(part.inputs) if node in static]
-            run = kind(f"{name}_part{len(self.parts)}", part.module, positions, options) if part.compiled else _Uncompiled(part.module)
+            run: Callable[[list[Any]], Sequence[Any]]
+            if part.compiled:
+                # What a forward part gives has the strides of the graph: it may be read by torch.
+                run = kind(f"{name}_part{len(self.parts)}", part.module, positions, options, "inference" if phase == "forward" else phase)
+            else:
+                run = functools.partial(by_torch.run, part.module)
             self.parts.append((part, run))
         last_use = {node: index for index, part in enumerate(parts) for node in part.inputs}
         kept = {node for node in self.outputs if isinstance(node, torch.fx.Node)}
@@ -282,6 +330,7 @@ class FrozenProgram:
         self._boxed_call = True
         self.name = name
         module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
+        self.by_torch: Callable[[list[Any]], Sequence[Any]] = functools.partial(by_torch.run, module)
         self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
         self.output_values = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
         static = {self.placeholders[position] for position in static_inputs} | set(prepared.outputs)
@@ -292,16 +341,22 @@ class FrozenProgram:
         self._derived = prepared.outputs
         self._rest = rest
         self._kept: _Prepared | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
-    def __call__(self, args: list[Any]) -> list[Any]:
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if by_torch.is_looked_at():
+            return self.by_torch(args)
         sources = [args[index] for index in self._sources]
         kept = self._kept
         if kept is None or not kept.is_of(sources):
+            if by_torch.is_needed(args):
+                return self.by_torch(args)
             with self._lock:
-                metrics.add("preparations")
-                forget = weakref.WeakMethod(self._forget)
-                kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
+                kept = self._kept
+                if kept is None or not kept.is_of(sources):
+                    metrics.add("preparations")
+                    forget = weakref.WeakMethod(self._forget)
+                    kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
         values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
         values.update(zip(self._derived, kept.results, strict=True))
         args.clear()
@@ -321,13 +376,15 @@ class PackedProgram:
         self._boxed_call = True
         self.name = packed.name
         self._packed = packed
+        self._packed.by_torch = self._run_plain  # torch has no kernels for packed weights
         self._make_plain = plain
         self._plain: AnyProgram | None = None
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        if packing.holds():
-            return self._packed(args)
+        return self._packed(args) if packing.holds() else self._run_plain(args)
+
+    def _run_plain(self, args: list[Any]) -> Sequence[Any]:
         with self._lock:
             if self._plain is None:
                 self._plain = self._make_plain()
@@ -358,17 +415,6 @@ class _Prepared:
 
 def _state(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
     return [(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
-
-
-class _Uncompiled:
-    """Nodes that torch runs one by one."""
-
-    def __init__(self, module: torch.fx.GraphModule) -> None:
-        self.module = module
-
-    def __call__(self, args: list[Any]) -> Sequence[Any]:
-        with transfer.below_autograd():
-            return self.module(*args)
 
 
 class Specialised:
@@ -492,7 +538,6 @@ class Specialised:
             program.device,
             self.positions,
             checks,
-            self.context.kernel_errors,
         )
 
     def _assembler(self) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
@@ -505,6 +550,9 @@ class Specialised:
         first_place: dict[torch.fx.Node, int] = {}
         nodes = cast("Sequence[Any]", self.interpreter.output_node.args[0])
         may_differ = self.program.phase == "backward"
+        uses = Counter(
+            output.buffer for node, output in dict(zip(nodes, self.outputs, strict=True)).items() if isinstance(output, FromBuffer)
+        )
         for node, output in zip(nodes, self.outputs, strict=True):
             if isinstance(node, torch.fx.Node):
                 places.append(first_place.setdefault(node, len(makers)))
@@ -513,7 +561,8 @@ class Specialised:
             else:
                 places.append(len(makers))
             again = isinstance(output, FromBuffer) and output.buffer in given
-            makers.append(_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device, again, may_differ))
+            shared = self.program.phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not may_differ else None
+            makers.append(_maker(output, buffer_specs, index_of, self.numbers, self.specs, self.program.device, again, shared, may_differ))
             if isinstance(output, FromBuffer):
                 given.add(output.buffer)
 
@@ -562,9 +611,10 @@ def _maker(
     specs: dict[int, TensorSpec],
     device: torch.device,
     again: bool,
+    shared: Phase | None,
     may_differ: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
-    """may_differ: whether inputs may have other strides than in the graph, as saved tensors may."""
+    """again, shared: as for `_buffer_maker`. may_differ: whether inputs may have other strides than in the graph, as saved tensors may."""
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
@@ -585,19 +635,26 @@ def _maker(
             base = _unflagged(_laid_out(tensors[index], source))
             if base.dtype != dtype:
                 return _flagged(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
-            return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
+            if may_differ:
+                return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
+            # A view also for autograd, which otherwise would not see that a write to one is a write to the other.
+            return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
 
         return view
-    make = _buffer_maker(output, buffers[output.buffer], again)
+    make = _buffer_maker(output, buffers[output.buffer], again, shared)
     if output.device.type == device.type:
         return make
     return lambda results, tensors: make(results, tensors).to(output.device)
 
 
 def _buffer_maker(
-    output: FromBuffer, view: _BufferView, again: bool
+    output: FromBuffer, view: _BufferView, again: bool, shared: Phase | None
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
-    """again: whether an earlier output is the buffer's own tensor; this one is then another tensor on the same memory."""
+    """again: whether an earlier output is the buffer's own tensor; this one is then another tensor on the same memory.
+
+    shared: the phase, if others are on that memory, too, so that autograd should see that a write to one is a write to all. What a forward
+    graph gives, autograd takes for views of one another only where AOTAutograd says so.
+    """
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
     is_whole = view.whole == (shape, stride) and offset == 0 and view.dtype == dtype and not output.is_conj and not output.is_neg
     if is_whole and not again:
@@ -607,6 +664,9 @@ def _buffer_maker(
         base = buffers[index]
         if base.dtype != dtype:
             base = base.view(-1).view(dtype)
+        if shared is not None:
+            base = base.detach() if shared == "forward" else base
+            return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), output.is_conj, output.is_neg)
         return _flagged(transfer.reinterpret(base, shape, stride, offset), output.is_conj, output.is_neg)
 
     return make
@@ -623,17 +683,20 @@ def _unflagged(tensor: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(tensor) if tensor.is_neg() else tensor
 
 
-def graph_device(module: torch.fx.GraphModule) -> torch.device:
+def graph_device(module: torch.fx.GraphModule, between: Collection[torch.fx.Node] = ()) -> torch.device:
     """The device of a graph. Rank-0 CPU tensors may stand beside tensors of another device, as in eager mode.
 
+    between: the nodes that run between programs; what only they read or give may be anything.
     Raises: DeviceMismatch; UnsupportedTensor.
     """
     found: set[torch.device] = set()
     scalars: set[torch.device] = set()
     for node in module.graph.nodes:
         value = node.meta.get("val")
+        anything = node in between or (between and node.users and all(user in between or user.op == "output" for user in node.users))
         for tensor in value if isinstance(value, (tuple, list)) else [value]:
             if isinstance(tensor, torch.Tensor):
-                check_tensor(tensor, "a tensor of the graph")
+                if not anything or is_array(tensor):
+                    check_tensor(tensor, "a tensor of the graph")
                 (found if tensor.dim() or tensor.device.type != "cpu" else scalars).add(tensor.device)
     return devices.common_device(found or scalars)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
+
+from dynaxla.observe import dump
 
 
 def test_dump_writes_every_stage(tmp_path: Path) -> None:
@@ -36,10 +40,31 @@ def test_torch_logs() -> None:
     )
     for part in ("aten.mul", "stablehlo.multiply", "HloModule"):
         assert part in result.stderr, part
+    for part in ("FileNames", "StackFrames", "stack_frame_id", "function_name_id", "metadata=", "program.py"):
+        assert part not in result.stderr, part
     without = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
     quiet = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=without)
     assert "stablehlo" not in quiet.stderr
     assert quiet.stderr == "", "nothing is printed unless it is asked for"
+
+
+def test_the_log_is_for_reading_and_the_files_are_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG, "dynaxla"):
+        torch.compile(lambda x: (x.sin() @ x).cos(), backend="dynaxla", options={"dump": str(tmp_path)})(torch.randn(10, 10))
+    (whole,) = [path.read_text() for path in tmp_path.glob("*.hlo.txt")]
+    (logged,) = [record.getMessage() for record in caplog.records if "hlo.txt" in record.getMessage()]
+    assert "FileNames" in whole
+    assert "stack_frame_id" in whole
+    mine, xlas = ([line.partition(" = ")[0] for line in text.splitlines() if " = " in line] for text in (logged, whole))
+    assert mine == xlas, "no instruction is left out"
+    assert "HloModule" in logged
+    assert "\nENTRY" in logged
+
+
+def test_what_is_left_out_of_the_log() -> None:
+    assert dump.readable('a = f32[] add(b, c), metadata={op_name="x{y}\\"z}" stack_frame_id=3}, calls=d') == "a = f32[] add(b, c), calls=d"
+    assert dump.readable('HloModule m\n\nFileNames\n1 "a"\n\nStackFrames\n1 {b}\n\n\n%f (x)') == "HloModule m\n\n%f (x)"
+    assert dump.readable('dense<"0x' + "0A" * 1000 + '">') == 'dense<"0x' + "0A" * 16 + '...">'
 
 
 def test_profiler_names_the_compiled_region() -> None:

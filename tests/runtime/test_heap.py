@@ -9,6 +9,10 @@ import sys
 
 import pytest
 
+from dynaxla import OptionError
+from dynaxla.config import Options
+from dynaxla.runtime import heap
+
 PROGRAM = """
 import resource, torch
 torch.set_num_threads(1)
@@ -26,10 +30,48 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's heap")
 @pytest.mark.parametrize(
     "setting",
-    [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}],
-    ids=["dynaxla's", "the user's", "the user's tunables"],
+    [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, {"DYNAXLA_HEAP": "leave"}],
+    ids=["dynaxla's", "the user's", "the user's tunables", "left alone"],
 )
 def test_memory_is_used_again(setting: dict[str, str]) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))} | setting
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES", "DYNAXLA_HEAP"))
+    } | setting
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 15 * 60_000_000) == bool(setting), f"{done.stdout} bytes of new pages in 20 calls"
+
+
+@pytest.mark.parametrize(
+    ("variables", "calls"),
+    [
+        ({}, ["mallopt", "mallopt", "mallopt", "malloc_trim"]),
+        ({"MALLOC_TRIM_THRESHOLD_": "131072"}, []),
+        ({"MALLOC_TOP_PAD_": "0"}, []),
+        ({"MALLOC_ARENA_MAX": "2"}, []),
+        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2:glibc.malloc.tcache_count=0"}, []),
+        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2"}, ["mallopt", "mallopt", "mallopt", "malloc_trim"]),
+    ],
+    ids=str,
+)
+def test_variables_of_the_users_win(variables: dict[str, str], calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(heap, "_function", lambda name: lambda *_: made.append(name))
+    heap.keep_freed_memory.__wrapped__()
+    heap.return_freed_memory()
+    assert made == calls
+
+
+def test_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Options().heap == "keep"
+    assert Options.parse({"heap": "leave"}, None).heap == "leave"
+    monkeypatch.setenv("DYNAXLA_HEAP", "leave")
+    assert Options().heap == "leave"
+    monkeypatch.setenv("DYNAXLA_HEAP", "yes")
+    with pytest.raises(OptionError, match="keep"):
+        Options()
+    with pytest.raises(OptionError, match="heap=True"):
+        Options.parse({"heap": True}, None)

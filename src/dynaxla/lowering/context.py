@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +120,8 @@ class Context:
 
     Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; choose (the form for a problem: see forms.py); node (the FX node
     being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
-    torch's: node and arguments that are no tensors); kernel_errors (exceptions that these raised); claimed (see `claim`); reorders
+    torch's: node and arguments that are no tensors); claimed (see `claim`); turn
+    (what the next kernel with an effect waits for); reorders
     (whether layouts.py will see the traced program, and change how arrays lie in memory).
     """
 
@@ -142,8 +142,8 @@ class Context:
         self.values: dict[torch.fx.Node, Any] = {}
         self.checks: list[Check] = []
         self.kernels: list[tuple[str, Any]] = []
-        self.kernel_errors: deque[Exception] = deque()
         self.claimed: dict[torch.fx.Node, jax.Array | None] = {}
+        self.turn: jax.Array | None = None
         self._symbols = symbols or SymbolValues()
         self._key = None if seed is None else jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
         self._keys_given = 0
@@ -161,7 +161,7 @@ class Context:
     def nested(self, key: jax.Array | None) -> Context:
         """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""
         inner = copy.copy(self)
-        inner.values, inner.checks, inner.claimed = {}, [], {}
+        inner.values, inner.checks, inner.claimed, inner.turn = {}, [], {}, None
         inner._key, inner._keys_given = key, 0
         return inner
 

@@ -1,4 +1,9 @@
-"""Ops without a lowering: the program calls torch's own kernel on its own buffers, through XLA's foreign function interface."""
+"""Ops without a lowering: the program calls torch's own kernel on its own buffers, through XLA's foreign function interface.
+
+Two kinds of op never go this way, but run between programs (`dynaxla.capture.between`): what works in the background or with handles
+(`asynchronous.py` says how such ops are known), since its result would be read before it has arrived; and what writes to an operand, since
+a buffer of the program would be written.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,14 @@ from typing import Any
 
 import jax
 import torch
+from jax import numpy as jnp
 from jax.experimental.buffer_callback import buffer_callback
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedOp
 from ..runtime.kernels import Kernel
 from ..runtime.layout import Layout
+from .asynchronous import is_asynchronous
 from .context import Context, TensorSpec
 
 # XLA can call back into this process on these platforms.
@@ -27,39 +34,74 @@ def can_stand_in(op: Any) -> bool:
     return not isinstance(op, torch._ops.OpOverload) or op._schema.name not in _READS_STORAGE
 
 
-def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def writes(op: Any) -> bool:
+    """Whether an op changes one of its operands."""
+    return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
+
+
+# The namespaces of torch's own kernels, which keep nothing of what they are called with.
+_KEEPS_NOTHING = ("aten", "prims")
+
+
+def may_keep(op: Any) -> bool:
+    """Whether an op may keep its operands, or what shares their memory, when it has returned: anybody's may, to log or to cache them."""
+    return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _KEEPS_NOTHING
+
+
+def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False) -> Any:
     """The current node's results, computed by the op's own kernel when the program runs.
 
-    args, kwargs: the node's, with arrays for tensors; tensors reach the kernel with the strides that they have in eager mode.
-    Raises: UnsupportedOp if a result is neither a tensor nor None.
+    args, kwargs: the node's, with arrays for tensors; tensors reach the kernel with the strides that they have in eager mode. A kernel
+    that is not ATen's gets them in memory of its own. must_run: also where nothing is to be computed, as the kernel will raise.
+    Raises: UnsupportedOp if a result is neither a tensor nor None, or for an op that must not go this way.
     """
     function: Any = ctx.node.target
-    leaves, tree = pytree.tree_flatten((list(args), dict(kwargs)))
+    if is_asynchronous(ctx.node) or writes(function):
+        raise UnsupportedOp(f"{function} works in the background, or writes to an operand, which a program's buffers do not allow")
+    given, tree = pytree.tree_flatten((list(args), dict(kwargs)))
     specs = [ctx.spec_of(leaf) for leaf in pytree.tree_leaves((list(ctx.node.args), dict(ctx.node.kwargs)))]
-    positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+    positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
+    # What the kernel holds lives as long as the program: no tracers, which hold the whole trace.
+    leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in given]
     arrays, views = [], []
     for index in positions:
         spec = specs[index]
         layout = Layout.of(spec.shape, spec.stride)
         if layout.dense and not layout.is_row_major:
-            arrays.append(layout.pack(leaves[index]))
+            arrays.append(layout.pack(given[index]))
             views.append((spec.shape, spec.stride))
         else:
-            arrays.append(leaves[index])
+            arrays.append(given[index])
             views.append((spec.shape, torch.empty(spec.shape, device="meta").stride()))
     outputs, output_tree = pytree.tree_flatten(_as_list(ctx.output))
     tensor_outputs = [spec for spec in outputs if isinstance(spec, TensorSpec)]
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
         raise UnsupportedOp(f"{function} returns numbers, which a program cannot", op=str(function))
 
+    # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.
+    draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
+    has_effect = must_run or draws or not tensor_outputs
+    shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in tensor_outputs]
+    if has_effect:
+        # A turn is handed on from one to the next, since XLA knows no order among them. AOTAutograd's tokens say it, but have no elements,
+        # and XLA takes what has none for known.
+        arrays.append(jnp.zeros(1, jnp.uint8) if ctx.turn is None else ctx.turn)
+        views.append(((1,), (1,)))
+        shapes.append(jax.ShapeDtypeStruct((1,), jnp.uint8))
+
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        if has_effect:
+            buffers[-1].zero_()
+            buffers, tensors = buffers[:-1], tensors[:-1]
         values = list(leaves)
         for index, tensor in zip(positions, tensors, strict=True):
             values[index] = tensor
         real_args, real_kwargs = pytree.tree_unflatten(values, tree)
         results = pytree.tree_leaves(function(*real_args, **real_kwargs))
-        tensors = [result for result in results if isinstance(result, torch.Tensor)]
-        for buffer, result, spec in zip(buffers, tensors, tensor_outputs, strict=True):
+        found = [result for result in results if isinstance(result, torch.Tensor)]
+        if len(found) != len(tensor_outputs):
+            raise RuntimeError(f"{function} returned {len(found)} tensors, its fake (meta) implementation promised {len(tensor_outputs)}")
+        for buffer, result, spec in zip(buffers, found, tensor_outputs, strict=True):
             if result.shape != spec.shape or result.dtype != spec.dtype:
                 raise RuntimeError(
                     f"{function} returned {result.dtype} of shape {list(result.shape)}, "
@@ -67,12 +109,12 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
                 )
             buffer.copy_(result)
 
-    kernel = Kernel(write, views, ctx.kernel_errors)
+    kernel = Kernel(write, views, copies=may_keep(function))
     ctx.kernels.append((ctx.node.name, tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)))
-    shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in tensor_outputs]
-    # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.
-    has_effect = not tensor_outputs or not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
-    found = iter(buffer_callback(kernel, shapes, has_side_effect=has_effect)(*arrays))
+    results = buffer_callback(kernel, shapes, has_side_effect=has_effect)(*arrays)
+    if has_effect:
+        ctx.turn = results[-1]
+    found = iter(results)
     values = [next(found) if isinstance(spec, TensorSpec) else None for spec in outputs]
     return pytree.tree_unflatten(values, output_tree)
 

@@ -11,26 +11,32 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import ops
-from . import dtypes, fallback, packing
+from . import dtypes, fallback, packing, refusals
 from .context import Context, TensorSpec
+from .keyed import alone, draw, keyed, operands, random_key
 from .memory import in_memory
 from .ops.control_flow import CONTROL_FLOW, Subgraph
+from .promotion import casting_as
 from .registry import Registry, Rule
 from .registry import registry as default_registry
 
 with_effects = torch.ops.higher_order.with_effects
+
+# Where among their arguments nodes that call another op have it.
+_OP_PLACES: dict[Any, int] = {with_effects: 1, keyed: 0}
 
 
 @dataclass(frozen=True)
 class _Step:
     """One node, ready to run: its function (None: torch's kernel), and its arguments with nodes in the places of values.
 
-    reason: why it is torch's kernel.
+    reason: why it is torch's kernel. refused: whether that will raise, so that it must run even if nobody wants its result.
     """
 
     node: Node
@@ -40,6 +46,11 @@ class _Step:
     takes_context: bool = False
     checked: bool = False
     reason: str = ""
+    refused: bool = False
+
+    @property
+    def acts(self) -> bool:
+        return self.refused or _acts(self.node)
 
 
 aten = torch.ops.aten
@@ -73,6 +84,10 @@ class Interpreter:
                 rule = find_rule(node, platform, registry)
                 if node.target in CONTROL_FLOW:
                     self._steps.append(self._control_flow_step(node, registry))
+                elif rule is not None and (refusal := refusals.reason(node)):
+                    self._steps.append(self._refused_step(node, refusal))
+                elif node.target is keyed:
+                    self._steps.append(self._keyed_step(node, registry))
                 elif rule is not None or is_plain_python(node):
                     self._steps.append(_step(node, rule, self.kernels))
                 elif self.kernels:
@@ -85,7 +100,7 @@ class Interpreter:
     @property
     def acts(self) -> bool:
         """Whether the graph does anything besides computing its outputs: checks, or ops that are called for their effect."""
-        return any(_acts(step.node) for step in self._steps)
+        return any(step.acts for step in self._steps)
 
     def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         """Evaluate the graph.
@@ -93,6 +108,10 @@ class Interpreter:
         inputs: one array or int per placeholder. wanted: the nodes whose values are returned.
         Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
         """
+        with casting_as(self.platform):
+            return self._run(inputs, ctx, wanted)
+
+    def _run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         ctx.values = values
         needed = self._needed(wanted)
@@ -118,7 +137,7 @@ class Interpreter:
         """The nodes that the wanted ones are computed from, and those that act. A view of an input that only an output needs is neither."""
         needed = set(wanted)
         for step in reversed(self._steps):
-            if step.node in needed or _acts(step.node):
+            if step.node in needed or step.acts:
                 needed.add(step.node)
                 needed.update(step.node.all_input_nodes)
         return needed
@@ -136,6 +155,19 @@ class Interpreter:
             args[position] = Subgraph(interpreter.run_whole, interpreter.draws_random)
         return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, checked=True)
 
+    def _refused_step(self, node: Node, refusal: str) -> _Step:
+        """torch's kernel raises it again when the program runs, as in eager mode."""
+        message = f"torch's kernel refuses it: {refusal}"
+        if not self.kernels:
+            raise _located(UnsupportedOp(message, op=str(node.target)), node)
+        return _Step(node, None, list(node.args), dict(node.kwargs), reason=message, refused=True)
+
+    def _keyed_step(self, node: Node, registry: Registry) -> _Step:
+        """An op that draws with a key of its own. No kernel of torch's may stand in: it would draw from torch's generator."""
+        interpreter = Interpreter(alone(node), self.platform, registry, kernels=False)
+        graph = Subgraph(interpreter.run_whole, True)
+        return _Step(node, functools.partial(draw, graph), [node.args[1], operands(node)], {}, takes_context=True, checked=True)
+
     def run_whole(self, inputs: Sequence[Any], ctx: Context) -> list[Any]:
         """Evaluate the graph, and return its outputs; constants among them as they are."""
         outputs = self.output_node.args[0]
@@ -146,7 +178,7 @@ class Interpreter:
     def _evaluate(self, step: _Step, values: dict[Node, Any], ctx: Context) -> Any:
         node = step.node
         if step.function is None:
-            return _by_kernel(node, values, ctx, step.reason)
+            return _by_kernel(node, values, ctx, step.reason, step.refused)
         args = [_substitute(arg, values) for arg in step.args]
         kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
         if step.takes_context:
@@ -213,16 +245,16 @@ def _dtypes(node: Node) -> set[torch.dtype]:
     return {item.dtype for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor)}
 
 
-def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str) -> Any:
+def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
     ops.fell_back(str(node.target), reason, user_line(node))
     args = [_substitute(arg, values) for arg in node.args]
     kwargs = {name: _substitute(arg, values) for name, arg in node.kwargs.items()}
-    return fallback.call_kernel(ctx, args, kwargs)
+    return fallback.call_kernel(ctx, args, kwargs, must_run)
 
 
 def find_rule(node: Node, platform: str, registry: Registry = default_registry) -> Rule | None:
     """The lowering of a node's op, if there is one."""
-    op = node.args[1] if node.target is with_effects else node.target
+    op = node.args[_OP_PLACES[node.target]] if node.target in _OP_PLACES else node.target
     return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
 
 
@@ -260,7 +292,10 @@ def _inner_graphs(module: GraphModule) -> list[GraphModule]:
 
 
 def draws_random(node: Node) -> bool:
-    """Whether the node uses random numbers. Attention carries the tag even without dropout: then it must leave torch's generator alone."""
+    """Whether the node takes random numbers from torch's generator. Attention carries the tag even without dropout: then it must leave the
+    generator alone."""
+    if node.target is random_key or node.target is run_and_save_rng_state:
+        return True
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
         return False
     for index, argument in enumerate(node.target._schema.arguments):

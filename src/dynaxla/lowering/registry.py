@@ -100,40 +100,100 @@ def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str]
     return positional, frozenset(keywords), takes_context
 
 
+@dataclass(frozen=True)
+class _Named:
+    """A lowering of an op that is known by its name alone. Attributes: function; platforms (as in `Rule`); where."""
+
+    function: Lowering
+    platforms: tuple[str, ...]
+    where: str
+
+
 class Registry:
-    """Lowerings by overload and platform. A platform's own lowering goes before the general one."""
+    """Lowerings by overload and platform. A platform's own lowering goes before the general one, an overload's before its name's."""
 
     def __init__(self) -> None:
         self._rules: dict[tuple[OpOverload, str | None], Rule] = {}
-        self._awaited: dict[str, tuple[Lowering, tuple[str, ...]]] = {}
+        self._named: dict[tuple[str, str | None], _Named] = {}
+        self._bound: dict[tuple[OpOverload, _Named], Rule | None] = {}
 
     def register(self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None) -> None:
         """Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema."""
         platforms = tuple(platforms)
-        code = inspect.unwrap(source or function)
-        where = f"{inspect.getmodule(code).__name__}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"  # type: ignore[union-attr]
-        positional, keywords, takes_context = _parameters(op, function)
-        rule = Rule(op, function, platforms, takes_context, where, positional, keywords)
+        rule = _rule(op, function, platforms, _place(source or function))
         for platform in platforms or (None,):
             if earlier := self._rules.get((op, platform)):
-                raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {where}")
+                raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {rule.where}")
             self._rules[op, platform] = rule
 
     def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = ()) -> None:
-        """For an op of another library, as "namespace::name": its lowering is registered when the op is first met."""
-        self._awaited[name] = (function, tuple(platforms))
+        """For an op of another library, which may not exist yet, as "namespace::name": for all its overloads whose schema it fits.
+
+        Raises: ValueError if the name has such a lowering already.
+        """
+        named = _Named(function, tuple(platforms), _place(function))
+        for platform in named.platforms or (None,):
+            if earlier := self._named.get((name, platform)):
+                raise ValueError(f"{name} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {named.where}")
+            self._named[name, platform] = named
 
     def find(self, op: OpOverload, platform: str | None = None) -> Rule | None:
-        if op._schema.name in self._awaited:
-            self.register(op, *self._awaited.pop(op._schema.name))
-        return self._rules.get((op, platform)) or self._rules.get((op, None))
+        """Raises: TypeError if the op has a lowering by its name, which fits none of its overloads."""
+        if rule := self._rules.get((op, platform)) or self._rules.get((op, None)):
+            return rule
+        for place in (platform, None):
+            named = self._named.get((op._schema.name, place))
+            if named is not None and (rule := self._bind(op, named)) is not None:
+                return rule
+        return None
+
+    def _bind(self, op: OpOverload, named: _Named) -> Rule | None:
+        """The rule for one of the overloads of a name; None if the lowering does not fit this one, but another."""
+        key = op, named
+        if key not in self._bound:
+            rule, refusal = _try_rule(op, named)
+            if refusal is not None and not any(_try_rule(other, named)[0] for other in _overloads(op)):
+                raise refusal
+            self._bound[key] = rule  # whoever else comes here at the same time puts an equal one
+        return self._bound[key]
 
     def __len__(self) -> int:
-        return len(self._rules)
+        return len(self._rules) + len(self._named)
 
     def ops(self) -> set[OpOverload]:
-        """Every overload that has a lowering on some platform."""
-        return {op for op, _ in self._rules}
+        """Every overload that has a lowering on some platform, of those ops that exist."""
+        named = {op for (name, _), lowering in list(self._named.items()) for op in _existing(name) if self._bind(op, lowering) is not None}
+        return {op for op, _ in list(self._rules)} | named
+
+
+def _rule(op: OpOverload, function: Lowering, platforms: tuple[str, ...], where: str) -> Rule:
+    positional, keywords, takes_context = _parameters(op, function)
+    return Rule(op, function, platforms, takes_context, where, positional, keywords)
+
+
+def _try_rule(op: OpOverload, named: _Named) -> tuple[Rule | None, TypeError | None]:
+    try:
+        return _rule(op, named.function, named.platforms, named.where), None
+    except TypeError as error:
+        return None, error
+
+
+def _place(function: Lowering) -> str:
+    """Where a function is written, as module:line."""
+    code = inspect.unwrap(function)
+    return f"{inspect.getmodule(code).__name__}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"  # type: ignore[union-attr]
+
+
+def _overloads(op: OpOverload) -> list[OpOverload]:
+    packet = op.overloadpacket
+    return [getattr(packet, overload) for overload in packet.overloads()]
+
+
+def _existing(name: str) -> list[OpOverload]:
+    """The overloads of an op that is known by its name; none if it does not exist (yet)."""
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    return [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
 
 
 registry = Registry()
@@ -141,6 +201,8 @@ registry = Registry()
 
 def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Function], Function]:
     """Register a function as the lowering of `ops`: overloads, or names ("namespace::name") of ops that another library may define later.
+
+    A name stands for all the op's overloads whose schema the function fits, and that have no lowering of their own.
 
     With `promote`, every positional argument is an operand: the function gets arrays of one dtype and one shape (ATen's promotion and
     broadcasting), and its result is cast to the promoted result dtype.

@@ -1,9 +1,14 @@
-"""Writes what each compiled graph looked like on its way, and logs it to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`)."""
+"""Writes what each compiled graph looked like on its way, and logs it to the logger `dynaxla` (`TORCH_LOGS="+dynaxla"`).
+
+The files hold all that XLA tells. The log is for reading: it lacks the tables of files, functions and stack frames that stand before an HLO
+module, longer than the module itself, what each instruction says of them, and the bytes of large constants.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +39,17 @@ def record(
         return
     texts = {"aten.txt": graph_text(module), "stablehlo.mlir": lowered.as_text(), "hlo.txt": optimized()}
     for kind, text in texts.items():
-        log.debug("%s.%s\n%s", name, kind, text)
+        log.debug("%s.%s\n%s", name, kind, readable(text))
         if directory is not None:
             (directory / f"{name}.{kind}").write_text(text)
+
+
+# Each goes on to the next empty line.
+_TABLES = re.compile(r"^(?:FileNames|FunctionNames|FileLocations|StackFrames)\n(?:.+\n)*\n*", re.MULTILINE)
+_METADATA = re.compile(r', metadata=\{(?:"(?:[^"\\]|\\.)*"|[^"{}])*\}')
+_LARGE_CONSTANT = re.compile(r'(dense<"0x[0-9A-F]{32})[0-9A-F]{64,}(?=">)')
+
+
+def readable(text: str) -> str:
+    """StableHLO or HLO without what is of use to a machine only."""
+    return _LARGE_CONSTANT.sub(r"\1...", _METADATA.sub("", _TABLES.sub("", text)))

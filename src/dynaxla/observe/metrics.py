@@ -6,9 +6,12 @@ import contextlib
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-_lock = threading.Lock()
+from ..runtime import forks
+
+_lock = forks.lock()
+_clock: Callable[[], float] = time.perf_counter
 _counts: Counter[str] = Counter()
 _seconds: defaultdict[str, float] = defaultdict(float)
 _thread = threading.local()  # inside: seconds of the phases that have ended within the present one
@@ -19,15 +22,21 @@ def add(name: str, amount: int = 1) -> None:
         _counts[name] += amount
 
 
+def use_clock(clock: Callable[[], float]) -> None:
+    """From now on phases are timed by another clock than `time.perf_counter`, e.g. `time.process_time`."""
+    global _clock
+    _clock = clock
+
+
 @contextlib.contextmanager
 def timed(phase: str) -> Iterator[None]:
-    """Add the wall time of the block to `phase`, and one to its count. What other phases take inside of the block is theirs alone."""
-    start, outer = time.perf_counter(), getattr(_thread, "inside", 0.0)
+    """Add the time of the block to `phase`, and one to its count. What other phases take inside of the block is theirs alone."""
+    start, outer = _clock(), getattr(_thread, "inside", 0.0)
     _thread.inside = 0.0
     try:
         yield
     finally:
-        passed = time.perf_counter() - start
+        passed = _clock() - start
         with _lock:
             _seconds[phase] += passed - _thread.inside
             _counts[phase] += 1
@@ -41,14 +50,14 @@ def snapshot() -> dict[str, int]:
     directory; lookup: executables found again by their program's
     hash (dynaxla_retrace); evictions: executables dropped from a full cache; calls: compiled programs run;
     imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
-    copied to be handed over.
+    copied to be handed over; by_torch: graphs (or parts of them) that torch ran op by op.
     """
     with _lock:
         return dict(_counts)
 
 
 def seconds() -> dict[str, float]:
-    """Wall seconds by phase: capture, trace, lower, compile, lookup."""
+    """Seconds by phase (capture, trace, lower, compile, lookup), of wall time unless another clock is used."""
     with _lock:
         return dict(_seconds)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import defaultdict
 
+from ..runtime import forks
 from .dump import log
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _lowered: defaultdict[str, int] = defaultdict(int)
 _fallbacks: defaultdict[str, int] = defaultdict(int)
 _logged: set[str] = set()

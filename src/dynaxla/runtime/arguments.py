@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import jax
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
-from ..errors import DynaxlaError
+from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import metrics
 from . import transfer
 from .layout import Layout, row_major
@@ -96,6 +97,8 @@ class Arguments:
     def _prepare(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it is what the executable expects, otherwise a copy that is."""
         expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
+        if isinstance(tensor, FakeTensor):
+            raise UnsupportedTensor("a fake tensor was given to a program that was compiled for real ones", hint="compile it for fake ones")
         same = tensor.shape == parameter.shape and tensor.dtype == parameter.dtype
         if not same or any(tensor.stride(dim) for dim in expanded):
             raise DynaxlaError(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from ..observe import metrics
+from . import forks
 
 V = TypeVar("V")
 
@@ -18,7 +18,7 @@ class LeastRecentlyUsed(Generic[V]):
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._entries: OrderedDict[Hashable, V] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
 
     def get(self, key: Hashable) -> V | None:
         with self._lock:
@@ -27,12 +27,14 @@ class LeastRecentlyUsed(Generic[V]):
             return self._entries.get(key)
 
     def put(self, key: Hashable, value: V) -> None:
+        dropped = []  # freed without the lock
         with self._lock:
             self._entries[key] = value
             self._entries.move_to_end(key)
             while len(self._entries) > self.capacity:
-                self._entries.popitem(last=False)
-                metrics.add("evictions")
+                dropped.append(self._entries.popitem(last=False))
+        if dropped:
+            metrics.add("evictions", len(dropped))
 
     def values(self) -> list[V]:
         """The entry not used for the longest time first."""

@@ -74,10 +74,11 @@ def _accelerator(platform: str, device: torch.device) -> jax.Device:
 def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.Device]:
     """Let JAX's GPU client, if `start` makes it, allocate as it needs instead of taking most of the memory at once.
 
-    XLA reads these variables when it makes the client: they are set for that moment only, and never where the user has set one.
+    JAX reads these variables when it makes the client: one is set for that moment only, and never where the user has set any. The client is
+    JAX's own, for the user's JAX too, and from then on JAX warns at every fork.
     """
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):
-        return transfer.start_jax_quietly(start)
+        return start()
     with transfer.environment("XLA_PYTHON_CLIENT_PREALLOCATE", "false"):
-        return transfer.start_jax_quietly(start)
+        return start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from ..errors import CompilationError, ExecutionError, OutOfMemory
 from ..observe import metrics
-from . import affinity, heap, transfer
+from . import affinity, heap, kernels, transfer
 from .arguments import Arguments
 
 Assemble = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]
@@ -34,7 +35,6 @@ class Executable:
         torch_device: torch.device,
         positions: Sequence[int],
         checks: Sequence[tuple[type[Exception], str]] = (),
-        kernel_errors: deque[Exception] | None = None,
     ) -> None:
         self.name = name
         self.program = program
@@ -45,8 +45,8 @@ class Executable:
         self._torch_device = torch_device
         self.positions = list(positions)
         self._checks = checks
-        self._kernel_errors = kernel_errors
-        self._last_code: torch.Tensor | None = None
+        self._kernels = kernels.call if program is not None and program.calls_back else contextlib.nullcontext
+        self._codes: deque[torch.Tensor | None] = deque([None])
         # The first calls take what the heap has left between the holes that compiling made; later ones find what those gave back.
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
         self._takes_all = self.positions == list(range(len(self.positions)))
@@ -75,14 +75,12 @@ class Executable:
         count = len(self.arguments.parameters)
         affinity.processors()
         try:
-            with transfer.below_caller():
+            with transfer.below_caller(), self._kernels():
                 arrays = self.arguments.arrays(tensors if len(tensors) == count else tensors[:count])
                 results = self._call(arrays if self._seed is None else (self._seed(), *arrays))
                 stream = _torch_stream(self._torch_device) if self._torch_device.type == "cuda" else None
                 buffers = [transfer.export_array(result, stream) for result in results]
         except jax.errors.JaxRuntimeError as error:
-            if self._kernel_errors:
-                raise self._kernel_errors.popleft() from None
             raise execution_error(self.name, error) from error
         if self._checks:
             self._raise_failed(buffers.pop())
@@ -99,9 +97,11 @@ class Executable:
     def _raise_failed(self, code: torch.Tensor) -> None:
         """code: the index of the first check that failed, or the number of checks. A GPU's is read at the next call: it is done by then."""
         if self._torch_device.type != "cpu":
-            self._last_code, code = code, self._last_code
-            if code is None:
+            self._codes.append(code)
+            earlier = self._codes.popleft()  # every code is looked at once, whatever threads call at the same time
+            if earlier is None:
                 return
+            code = earlier
         index = int(code)
         if index < len(self._checks):
             error, message = self._checks[index]

@@ -1,17 +1,23 @@
-"""torch's own kernels inside an XLA program: what XLA calls back."""
+"""torch's own kernels inside an XLA program: what XLA calls back, and what becomes of an exception there."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import itertools
+import os
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
+import jax
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..observe import metrics
-from . import transfer
+from . import forks, transfer
 
 Strided = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
@@ -23,22 +29,97 @@ class Kernel:
     Attributes:
         write: gets the results' buffers and the operands, as tensors; it writes the former and leaves the latter alone.
         operands: the shape and strides with which each operand's buffer is read.
-        errors: where an exception is left for the caller of the program; XLA hands on only its text.
+        copies: whether the operands are copies in torch's memory, which `write` may keep. XLA's own memory is freed, or holds something
+            else, as soon as the kernel returns.
     """
 
     write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
     operands: Sequence[Strided]
-    errors: deque[Exception] = field(default_factory=deque)
+    copies: bool = False
 
     def __call__(self, context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
         """context, outputs, inputs: XLA's (`jax.experimental.buffer_callback`)."""
         try:
             with _disable_current_modes(), transfer.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
-                tensors = [
-                    transfer.reinterpret(torch.from_dlpack(buffer), *view) for buffer, view in zip(inputs, self.operands, strict=True)
-                ]
+                operands = [torch.from_dlpack(buffer) for buffer in inputs]
+                if self.copies:
+                    operands = [operand.clone() for operand in operands]
+                tensors = [transfer.reinterpret(operand, *view) for operand, view in zip(operands, self.operands, strict=True)]
                 self.write([torch.from_dlpack(buffer) for buffer in outputs], tensors)
-        except Exception as error:
-            self.errors.append(error)
-            raise
+        except BaseException as error:
+            raise KernelFailed(_failures.keep(error)) from None
         metrics.add("kernels")
+
+
+class KernelFailed(Exception):
+    """What XLA gets in place of a kernel's exception. XLA hands on nothing but its text, which says where the exception is kept."""
+
+
+class _Failures:
+    """Exceptions of kernels, from where they were raised to the call of the program that they belong to."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._kept: OrderedDict[int, tuple[BaseException, TracebackType | None]] = OrderedDict()
+        self._calls = 0
+        self._lock = forks.lock()
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """Inside, a program runs that may call kernels. Raises what its kernel raised; of two that fail in one call, one.
+
+        The others are dropped when no program runs any more.
+        """
+        with self._lock:
+            self._calls += 1
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            original = self._take(str(error))
+            if original is None:
+                raise
+            raise original from None
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if not self._calls:
+                    self._kept.clear()
+
+    def keep(self, error: BaseException) -> str:
+        number = next(self._numbers)
+        with self._lock:
+            self._kept[number] = error, error.__traceback__
+            while len(self._kept) > _MOST_FAILURES:
+                self._kept.popitem(last=False)
+        return f"{type(error).__name__}: {error} [dynaxla: failure {os.getpid()}.{number}]"
+
+    def _take(self, text: str) -> BaseException | None:
+        """The exception that XLA's message is about."""
+        for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text):
+            with self._lock:
+                found = self._kept.pop(int(number), None) if int(process) == os.getpid() else None
+            if found is not None:
+                error, trace = found
+                _release(trace)
+                return error
+        return None
+
+
+# Programs that run without a pause have no end at which to drop what nobody took.
+_MOST_FAILURES = 100
+
+_failures = _Failures()
+call = _failures.call
+
+# Frames of these files hold tensors on XLA's memory, which is gone when the exception is seen.
+_HERE = os.path.dirname(os.path.dirname(__file__))
+_OPS = torch._ops.__file__
+
+
+def _release(trace: TracebackType | None) -> None:
+    """Let an exception's frames forget XLA's memory, so that no debugger reads it."""
+    while trace is not None:
+        if trace.tb_frame.f_code.co_filename.startswith((_HERE, _OPS)):
+            with suppress(RuntimeError):  # an exception that was raised before, with frames that run
+                trace.tb_frame.clear()
+        trace = trace.tb_next

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import io
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from platform import machine, processor
@@ -20,9 +22,10 @@ from typing import Any
 
 import jax
 import torch
+from torch._dynamo import convert_frame
 
 from ..observe import metrics
-from . import affinity, heap
+from . import affinity, forks, heap
 from .layout import row_major
 from .store import Store
 
@@ -183,54 +186,133 @@ def cpu_device() -> jax.Device:
     JAX's own CPU client hands every program to another thread, which costs more than a small program itself, and only a global setting
     of the user's can tell it not to. Its pool has a thread for every core, whatever torch was told. And as long as nobody starts JAX's
     clients, JAX does not warn at every fork, as a DataLoader's workers would make it.
+
+    Raises: ForkError in a child of a process that had used XLA.
     """
+    if forks.is_cut_off():
+        raise forks.cut_off()
     if not _public_only and (own := _own_cpu_device(torch.get_num_threads())):
         return own
     return jax.local_devices(backend="cpu")[0]
 
 
-@functools.cache
 def _own_cpu_device(threads: int) -> jax.Device | None:
+    """The device of our client with so many threads; it is made at the first call. None where jaxlib lacks the means."""
+    own = _own_clients.get(threads)
+    if own is None:
+        with _making:
+            own = _own_clients.get(threads) or _own_clients.setdefault(threads, _make_client(threads))
+    return own.device
+
+
+@dataclass(frozen=True)
+class _OwnClient:
+    """A PJRT client of our own. Attributes: device (None: jaxlib lacks the means); threads (of its pool)."""
+
+    device: jax.Device | None
+    threads: str = ""
+
+
+# By torch's number of threads.
+_own_clients: dict[int, _OwnClient] = {}
+# Held while a client is made, and while an environment variable is set for that.
+_making = forks.lock()
+
+
+def _make_client(threads: int) -> _OwnClient:
     with contextlib.suppress(ImportError, AttributeError, TypeError):
         from jaxlib import xla_client
 
         if hasattr(xla_client, "CompileOptions") and hasattr(xla_client, "DeviceList"):
-            # The client reads the size of its pool here, when it is made, and nowhere else.
-            with environment("PJRT_NPROC", str(threads)):
-                device = xla_client.make_cpu_client(asynchronous=False).local_devices()[0]
-                _own_devices.append((device, os.environ["PJRT_NPROC"]))
-            return device
-    return None
+            # A client has no other argument for the size of its pool than this variable, which is read (by C) when it is made.
+            with _no_other_client(), c_environment("PJRT_NPROC", str(threads)) as value:
+                return _OwnClient(xla_client.make_cpu_client(asynchronous=False).local_devices()[0], value)
+    return _OwnClient(None)
 
 
-# Each with the number of threads of its pool.
-_own_devices: list[tuple[jax.Device, str]] = []
+def _no_other_client() -> contextlib.AbstractContextManager[Any]:
+    """Inside, JAX makes no client of its own in another thread, where it would find our variable."""
+    with contextlib.suppress(ImportError):
+        from jax._src import xla_bridge
+
+        return getattr(xla_bridge, "_backend_lock", None) or contextlib.nullcontext()
+    return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def c_environment(name: str, value: str) -> Iterator[str]:
+    """Set an environment variable for what C reads, unless the user has set it. Gives what the variable says inside.
+
+    Other threads do not see it in `os.environ`. Only a program that another thread starts in this moment, without saying what its
+    environment is to be, gets it.
+    """
+    if name in os.environ:
+        yield os.environ[name]
+        return
+    os.putenv(name, value)
+    try:
+        yield value
+    finally:
+        os.unsetenv(name)
 
 
 @contextlib.contextmanager
 def environment(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable for a moment, unless the user has set it."""
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
+    """Set an environment variable for a moment, unless the user has set it. Other threads see it; two do not set variables at once."""
+    with _making:
+        if name in os.environ:
+            yield
+            return
+        os.environ[name] = value
+        try:
+            yield
+        finally:
+            os.environ.pop(name, None)
 
 
-def start_jax_quietly(start: Callable[[], Any]) -> Any:
-    """Call a function that starts JAX's clients, so that JAX does not warn at every later fork of this process.
+def _had_used_xla() -> bool:
+    """In a child: whether there were clients of ours in the parent.
 
-    The warning is meant for children that go on using JAX; a DataLoader's workers never do.
+    Ours, and MLIR's pool, are never freed: that would be to wait for their threads.
     """
-    bridge = None
-    with contextlib.suppress(ImportError):
-        from jax._src import xla_bridge as bridge  # type: ignore[no-redef]
-    if bridge is not None and not getattr(bridge, "_backends", True) and hasattr(bridge, "_at_fork_handler_installed"):
-        bridge._at_fork_handler_installed = True
-    return start()
+    devices = [own.device for own in _own_clients.values() if own.device is not None]
+    for device in devices:
+        forks.leave(device.client)
+    if pool := getattr(sys.modules.get("jax._src.interpreters.mlir"), "global_thread_pool", None):
+        forks.leave(pool)
+    return bool(devices)
+
+
+forks.uses_xla(_had_used_xla)
+
+
+def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no other thread records or captures a graph: torch's tracers keep their state in globals.
+
+    The lock is TorchDynamo's own, which a thread may take again while it has it.
+    """
+    return _compile_lock
+
+
+@contextlib.contextmanager
+def capturing() -> Iterator[None]:
+    """Inside, this thread alone captures a graph: torch's tracers keep their state in globals.
+
+    The lock is TorchDynamo's own, which a thread may take again while it has it: graphs that TorchDynamo captures and others exclude each
+    other. And as in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads: if it were not, torch would take a call
+    of any compiled function, in whatever thread, for one that is to be traced, and refuse it.
+    """
+    with _compile_lock:
+        before = torch.compiler._is_compiling_flag
+        torch.compiler._is_compiling_flag = True
+        try:
+            yield
+        finally:
+            torch.compiler._is_compiling_flag = before
+
+
+_compile_lock: Any = getattr(convert_frame, "compile_lock", None) or forks.lock()
+forks.adopt(_compile_lock)
 
 
 @dataclass(frozen=True)
@@ -238,18 +320,23 @@ class XlaProgram:
     """A compiled program.
 
     Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
-    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap).
+    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
+    calls_back (whether it may call torch's kernels).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     text: Callable[[], str]
     is_large: bool = False
+    calls_back: bool = True
 
 
-def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Store | None = None) -> XlaProgram:
+def compile_lowered(
+    lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Store | None = None, keep_heap: bool = True
+) -> XlaProgram:
     """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`), unless the store has it compiled already.
 
-    options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file.
+    options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file. keep_heap: whether glibc may be
+    told to keep memory for a program that needs much.
     Raises: jax.errors.JaxRuntimeError.
     """
     affinity.processors()
@@ -278,11 +365,11 @@ def compile_lowered(lowered: jax.stages.Lowered, device: jax.Device, options: Ma
         if store is not None and key:
             store.put(key, client.serialize_executable(executable))
     needed = executable.get_compiled_memory_stats()
-    is_large = needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
+    is_large = keep_heap and needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
     if is_large:
         heap.keep_freed_memory()
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
-    return XlaProgram(_fast_call(executable), text, is_large)
+    return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
 
 
 def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:
@@ -299,20 +386,27 @@ def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> s
     code = _bytecode(copy, module.context)
     if code is None or b"__onednn$" in code:
         return ""
-    import jaxlib
-
-    facts = (jaxlib.__version__, _threads_of(device), _processor(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
+    facts = (jaxlib_version(), _threads_of(device), _processor(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
     return hashlib.blake2b(code + repr(facts).encode(), digest_size=32).hexdigest()
 
 
-def machine_name(device: jax.Device) -> str:
-    """What speed hangs on: the device, its number of threads on a CPU, and the version of jaxlib."""
+def jaxlib_version() -> str:
     import jaxlib
 
+    return jaxlib.__version__
+
+
+def versions() -> tuple[str, ...]:
+    """Of all that makes a program: dynaxla, whose forms it has, torch, whose kernels it may call, jax and jaxlib."""
+    return importlib.import_module("dynaxla").__version__, torch.__version__, jax.__version__, jaxlib_version()
+
+
+def machine_name(device: jax.Device) -> str:
+    """What speed depends on: the device, its number of threads on a CPU, and the version of jaxlib."""
     if device.platform != "cpu":
-        return f"{device.device_kind}, jaxlib {jaxlib.__version__}"
+        return f"{device.device_kind}, jaxlib {jaxlib_version()}"
     name = next((line.partition(":")[2].strip() for line in _processor().splitlines() if line.startswith("model name")), processor())
-    return f"{name or machine()}, {_threads_of(device)} threads, jaxlib {jaxlib.__version__}"
+    return f"{name or machine()}, {_threads_of(device)} threads, jaxlib {jaxlib_version()}"
 
 
 @functools.cache
@@ -350,11 +444,11 @@ def _bytecode(operation: Any, context: Any) -> bytes | None:
 
 
 def _is_own(device: jax.Device) -> bool:
-    return any(device is own for own, _ in _own_devices)
+    return any(device is own.device for own in list(_own_clients.values()))
 
 
 def _threads_of(device: jax.Device) -> str:
-    return next((threads for own, threads in _own_devices if device is own), str(os.cpu_count()))
+    return next((own.threads for own in list(_own_clients.values()) if device is own.device), str(os.cpu_count()))
 
 
 def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:

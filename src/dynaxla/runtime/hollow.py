@@ -1,0 +1,73 @@
+"""Tensors whose memory comes later: ordinary tensors on a storage that has a size, but no memory yet.
+
+Views of such a tensor, and what autograd saves of it, share the storage, and have the memory as soon as that has. Until then nothing may
+read it: what asks for its address gets an exception, but a kernel that only reads would crash.
+
+Where torch cannot exchange the memory of storages, there is memory from the start, with nothing in it, and results are copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+# Whether a storage can be given another one's memory.
+_SWAPS = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and hasattr(torch._C, "_construct_storage_from_data_pointer")
+# Has whoever asks for a tensor's address get an exception.
+_THROWS = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)
+
+
+def make(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, nbytes: int
+) -> tuple[torch.Tensor, StorageWeakRef]:
+    """A tensor without memory, and a reference to its storage that does not keep it alive. nbytes: of the storage."""
+    storage = torch._C._construct_storage_from_data_pointer(0, device, nbytes) if _SWAPS else torch.UntypedStorage(nbytes, device=device)
+    tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape, stride)
+    if _SWAPS and _THROWS is not None:
+        _THROWS(tensor)  # until the storage gets memory
+    return tensor, StorageWeakRef(storage)
+
+
+def fill(reference: StorageWeakRef, result: torch.Tensor, nbytes: int, taken: dict[int, torch.UntypedStorage | None]) -> None:
+    """Give a storage, if it is alive, the memory of a result.
+
+    taken: the ids of storages whose memory is somebody's already, so that what is in it is copied; with the storage that has it now, if it
+    was given away. The result's is added.
+    """
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    if storage is None or not nbytes:
+        return
+    source, given = torch._C._storage_id(result), result.untyped_storage()
+    if _SWAPS and source not in taken and given.nbytes() == nbytes and not result.storage_offset():
+        taken[source] = storage
+        storage._swap_data_ptr_(given)
+        return
+    holder = taken.get(source)
+    if holder is not None:
+        result = _on(holder, result.dtype, result.shape, result.stride(), result.storage_offset())
+    memory = _memory(storage, nbytes)
+    _on(memory, result.dtype, result.shape, result.stride()).copy_(result)
+    if memory is not storage:
+        storage._swap_data_ptr_(memory)
+
+
+def spoil(reference: StorageWeakRef, nbytes: int) -> None:
+    """Give a storage, if it is alive, memory in which floats are NaN: its contents could not be computed."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    if storage is None or not nbytes:
+        return
+    memory = _memory(storage, nbytes)
+    _on(memory, torch.uint8, (nbytes,), (1,)).fill_(255)
+    if memory is not storage:
+        storage._swap_data_ptr_(memory)
+
+
+def _memory(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:
+    """Memory of that size: the storage's own, or such as can be given to it."""
+    return torch.UntypedStorage(nbytes, device=storage.device) if _SWAPS else storage
+
+
+def _on(storage: torch.UntypedStorage, dtype: torch.dtype, shape: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
+    return torch.empty(0, dtype=dtype, device=storage.device).set_(storage, offset, shape, stride)

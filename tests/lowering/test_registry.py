@@ -1,0 +1,88 @@
+"""Lowerings registered by name: every overload that they fit, and nothing changes by looking."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import dynaxla
+from dynaxla.lowering.registry import Registry
+
+library = torch.library.Library("dynaxla_registry_test", "FRAGMENT")
+for schema in (
+    "several(Tensor x) -> Tensor",
+    "several.number(Tensor x, float by) -> Tensor",
+    "several.tensor(Tensor x, Tensor by) -> Tensor",
+    "several.bare() -> Tensor",
+    "single(Tensor x) -> Tensor",
+):
+    library.define(schema)
+    library.impl(
+        schema.partition("(")[0],
+        lambda *args: args[0] * 2 if len(args) < 2 else args[0] + args[1],
+        "CompositeExplicitAutograd",
+    )
+ops: Any = torch.ops.dynaxla_registry_test
+
+
+def several(x: Any, by: Any = 7) -> Any:
+    return x * 100
+
+
+def test_every_overload_gets_the_lowering() -> None:
+    dynaxla.lowers("dynaxla_registry_test::several")(several)
+    x = torch.ones(3)
+    for call in (lambda x: ops.several.number(x, 2.0), lambda x: ops.several.tensor(x, x), lambda x: ops.several.number(x, 3.0)):
+        torch._dynamo.reset()
+        assert torch.equal(torch.compile(call, backend="dynaxla", options={"fallback": "error"})(x), x * 100)
+
+
+def test_an_overload_that_it_does_not_fit_has_no_lowering() -> None:
+    registry = Registry()
+    registry.register_name("dynaxla_registry_test::several", lambda x, by: x)
+    assert registry.find(ops.several.bare) is None
+    assert registry.find(ops.several.default) is None
+    assert registry.find(ops.several.number) is not None
+    assert registry.ops() == {ops.several.number, ops.several.tensor}
+
+
+def test_one_that_fits_no_overload_is_refused() -> None:
+    registry = Registry()
+    registry.register_name("dynaxla_registry_test::single", lambda x, by, too_many: x)
+    for _ in range(2):
+        with pytest.raises(TypeError, match="takes 3 positional arguments"):
+            registry.find(ops.single.default)
+
+
+def test_an_overloads_own_lowering_goes_first_whichever_came_first() -> None:
+    for own_first in (False, True):
+        registry = Registry()
+        if own_first:
+            registry.register(ops.several.number, lambda x, by: x)
+        registry.register_name("dynaxla_registry_test::several", several)
+        if not own_first:
+            assert registry.find(ops.several.number).function is several  # type: ignore[union-attr]
+            registry.register(ops.several.number, lambda x, by: x)
+        assert registry.find(ops.several.number).function is not several  # type: ignore[union-attr]
+        assert registry.find(ops.several.tensor).function is several  # type: ignore[union-attr]
+
+
+def test_a_name_has_one_lowering_per_platform() -> None:
+    registry = Registry()
+    registry.register_name("dynaxla_registry_test::single", lambda x: x)
+    registry.register_name("dynaxla_registry_test::single", several, platforms=("cuda",))
+    assert registry.find(ops.single.default, "cpu").function is not several  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="two lowerings"):
+        registry.register_name("dynaxla_registry_test::single", lambda x: x)
+
+
+def test_looking_changes_nothing() -> None:
+    registry = Registry()
+    registry.register_name("dynaxla_registry_test::several", several)
+    registry.register_name("dynaxla_registry_test::of_tomorrow", several)
+    count, known = len(registry), registry.ops()
+    for op in (ops.several.default, ops.several.tensor, ops.single.default):
+        registry.find(op)
+    assert (len(registry), registry.ops()) == (count, known)

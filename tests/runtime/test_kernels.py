@@ -1,0 +1,194 @@
+"""What torch's kernels inside a program may keep, and what becomes of their exceptions."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.lowering import kernels as lowering_kernels
+from dynaxla.runtime import kernels
+
+kept: list[Any] = []
+
+
+@torch.library.custom_op("dynaxla_test::keep", mutates_args=())
+def keep(x: torch.Tensor, kind: str) -> torch.Tensor:
+    out = x * 2
+    kept.append({"tensor": x, "view": x[1:], "numpy": x.numpy(), "result": out}[kind])
+    return out
+
+
+@keep.register_fake
+def _(x: torch.Tensor, kind: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("dynaxla_test::keep_and_write", mutates_args=("y",))
+def keep_and_write(x: torch.Tensor, y: torch.Tensor) -> None:
+    kept.append(x)
+    y.add_(x)
+
+
+@torch.library.custom_op("dynaxla_test::refuse", mutates_args=())
+def refuse(x: torch.Tensor, number: int) -> torch.Tensor:
+    raise ArithmeticError(f"caller {number}")
+
+
+@refuse.register_fake
+def _(x: torch.Tensor, number: int) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@torch.library.custom_op("dynaxla_test::refuse_negative", mutates_args=())
+def refuse_negative(x: torch.Tensor) -> torch.Tensor:
+    if x[0] < 0:
+        raise ArithmeticError(f"caller {-int(x[0])}")
+    return x.clone()
+
+
+refuse_negative.register_fake(torch.empty_like)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    kept.clear()
+    yield
+    kept.clear()
+
+
+def compile_whole(function: Any) -> Any:
+    return torch.compile(function, backend="dynaxla", fullgraph=True)
+
+
+def overwrite_freed_memory() -> None:
+    junk = [torch.full((4096,), -7.0) for _ in range(16)]
+    del junk
+
+
+@pytest.mark.parametrize("kind", ["tensor", "view", "numpy", "result"])
+def test_what_a_custom_op_keeps_stays_as_it_was(kind: str) -> None:
+    compiled = compile_whole(lambda x: keep(x + 1, kind) + 1)
+    for number in range(4):
+        compiled(torch.full((4096,), float(number)))
+        overwrite_freed_memory()
+    for number, item in enumerate(kept):
+        wanted = float(number + 1) * (2 if kind == "result" else 1)
+        assert np.array_equal(np.asarray(item), np.full(len(item), wanted, np.float32)), f"what call {number} kept has changed"
+
+
+def test_strides_of_what_is_kept_are_eagers() -> None:
+    for x in (torch.arange(12.0).view(3, 4).t(), torch.arange(3.0).expand(4, 3)):
+        torch._dynamo.reset()
+        kept.clear()
+        compile_whole(lambda x: keep(x, "tensor") + 1)(x)
+        assert kept[0].stride() == x.stride()
+        assert torch.equal(kept[0], x)
+
+
+def test_a_custom_op_that_writes_keeps_its_other_argument() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        keep_and_write(x * 3, y)
+        return y + 1
+
+    compiled = compile_whole(function)
+    for number in range(3):
+        y = torch.ones(4096)
+        compiled(torch.full((4096,), float(number)), y)
+        assert torch.equal(y, torch.full((4096,), 3.0 * number + 1))
+        overwrite_freed_memory()
+    for number, item in enumerate(kept):
+        assert torch.equal(item, torch.full((4096,), 3.0 * number))
+
+
+def test_an_exception_belongs_to_its_call() -> None:
+    """Each thread asks the same program for another error at the same time."""
+    compiled = compile_whole(lambda x: refuse_negative(x * 1.0) + 1)
+    compiled(torch.ones(8))
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    barrier = threading.Barrier(8)
+
+    def call(number: int) -> None:
+        barrier.wait()
+        for _ in range(50):
+            with pytest.raises(ArithmeticError) as caught:
+                compiled(torch.full((8,), -float(number)))
+            assert str(caught.value) == f"caller {number}"
+
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(call, range(1, 9)))
+    finally:
+        sys.setswitchinterval(before)
+    assert not kernels._failures._kept
+
+
+def test_of_two_kernels_that_fail_in_one_call_one_is_raised_and_none_kept() -> None:
+    compiled = compile_whole(lambda x: refuse(x, 1) + refuse(x, 2))
+    for _ in range(3):
+        with pytest.raises(ArithmeticError, match=r"caller [12]"):
+            compiled(torch.ones(3))
+        assert not kernels._failures._kept
+
+
+def test_a_kernel_of_a_form_raises_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dynaxla.lowering.ops import matmul
+
+    def by_failing(problem: Any, x: Any, y: Any, *rest: Any) -> Any:
+        def write(outputs: Any, operands: Any) -> None:
+            raise KeyError("a form's own")
+
+        return lowering_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
+
+    form = next(iter(matmul.CONTRACTION.forms.values()))
+    failing = type(form)(form.name, by_failing, lambda _: True, lambda _: True)
+    monkeypatch.setattr(matmul.CONTRACTION, "forms", {form.name: failing})
+    compiled = compile_whole(lambda x: x @ x)
+    with pytest.raises(KeyError, match="a form's own"):
+        compiled(torch.ones(4, 4))
+    assert not kernels._failures._kept
+
+
+def test_what_is_no_exception_of_users_reaches_the_caller_too() -> None:
+    @torch.library.custom_op("dynaxla_test::interrupted", mutates_args=())
+    def interrupted(x: torch.Tensor) -> torch.Tensor:
+        raise KeyboardInterrupt
+
+    interrupted.register_fake(torch.empty_like)
+    with pytest.raises(KeyboardInterrupt):
+        compile_whole(lambda x: interrupted(x))(torch.ones(3))
+
+
+def test_a_traceback_leads_to_no_memory_of_xlas() -> None:
+    """A debugger that looks at an exception's frames would read memory that is gone."""
+    compiled = compile_whole(lambda x: refuse(x * 2, 5))
+    with pytest.raises(ArithmeticError) as caught:
+        compiled(torch.ones(3))
+    trace, ours = caught.value.__traceback__, []
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename.endswith(("runtime/kernels.py", "lowering/fallback.py")) and code.co_name in ("__call__", "write"):
+            ours.append(trace.tb_frame.f_locals)
+        trace = trace.tb_next
+    assert ours
+    assert not any(isinstance(value, (torch.Tensor, list)) for names in ours for value in names.values())
+
+
+def test_no_tracers_live_on() -> None:
+    def tracers() -> list[Any]:
+        gc.collect()
+        return [thing for thing in gc.get_objects() if issubclass(type(thing), jax.core.Tracer)]
+
+    before = len(tracers())
+    compiled = compile_whole(lambda x: keep(x.sin(), "tensor") @ x)
+    compiled(torch.ones(3, 3))
+    assert len(tracers()) == before

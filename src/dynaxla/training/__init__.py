@@ -1,10 +1,18 @@
-"""Training: a whole step (forward, backward, optimizer) as one XLA program.
+"""Training: a whole step (forward, backward, optimizer) as XLA programs.
 
-step.py          `compile_step`: which program fits what a function reads, and what it leaves behind
-recorder.py      runs the function once on fake tensors and writes down every ATen op below autograd
+step.py          `compile_step`: which way a call goes
+watched.py       recorded: a program runs, and no Python, while nothing that the step could look at has changed
+lazy.py          lazily: Python runs at every call, and its ops are compared with recorded ones (traces.py)
+parts.py         a recorded graph to run: a program, and the updates that torch does after it (updates.py, optimizers.py)
+
+Of the recorded way:
+recorder.py      runs the function once on fake tensors and writes down every ATen op below autograd; recordings.py: what that gave
+observation.py   what the function does besides computing (purity.py), and which code runs (names.py)
+surroundings.py  what the function can read besides its arguments (visiting.py, holders.py), as contents (contents.py, trust.py), and how
+                 it has changed (watching.py); torch_state.py: torch's own settings
 scalars.py       Python numbers that become inputs of the program, such as learning rates
-adam.py          Adam's step for such a learning rate, as one op
-surroundings.py  what the function can read besides its arguments, and how it has changed
+draws.py         random draws that a step makes again
+shadows.py       what a step sees while it is recorded, and other threads do not see
 """
 
 from .step import compile_step as compile_step

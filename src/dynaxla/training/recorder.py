@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -20,16 +21,18 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.fx import Graph, GraphModule, Node
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.fx import Graph, Node
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from ..errors import CaptureError
+from ..lowering.asynchronous import NAMESPACES
 from . import scalars
+from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .optimizers import Fused, fused_step
 from .scalars import Numbers, TracedFloat
+from .shadows import as_written
 
 aten = torch.ops.aten
 
@@ -65,7 +68,8 @@ class Recorder:
         self._fakes: dict[int, FakeTensor] = {}
         self._keep: list[Any] = []
         self._number_fakes: dict[float, FakeTensor] = {}
-        self._in_optimizer = False
+        self._draws = Draws()
+        self._again: dict[Node, Node] = {}
         self._dispatch = _Dispatch(self)
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -79,7 +83,7 @@ class Recorder:
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             hint = "return the tensor from the step and look at it outside"
             raise CaptureError(
-                f"a step's course or sizes hang on a tensor's values ({error.func})", where=user_line(error), hint=hint
+                f"a step's course or sizes depend on a tensor's values ({error.func})", where=user_line(error), hint=hint
             ) from error
         except UnsupportedOperatorException as error:
             raise CaptureError(f"an op that cannot be run without values: {error}", where=user_line(error)) from error
@@ -90,36 +94,8 @@ class Recorder:
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        flag, thread = torch.compiler._is_compiling_flag, threading.get_ident()
-
-        def stepping(is_stepping: bool) -> Callable[..., None]:
-            def hook(*_: Any) -> None:
-                if threading.get_ident() == thread:
-                    self._in_optimizer = is_stepping
-
-            return hook
-
-        handles = [register_optimizer_step_pre_hook(stepping(True)), register_optimizer_step_post_hook(stepping(False))]
-        with (
-            torch.compiler.set_stance("force_eager"),
-            torch.autograd.set_multithreading_enabled(False),
-            self.mode,
-            self._dispatch,
-            _Functions(self),
-        ):
-            torch.compiler._is_compiling_flag = True  # torch.optim then keeps its step counts in tensors
-            try:
-                yield
-            finally:
-                torch.compiler._is_compiling_flag = flag
-                for handle in handles:
-                    handle.remove()
-
-    def module(self, outputs: Sequence[Node]) -> GraphModule:
-        """The graph with what these nodes give as its results."""
-        self.graph.output(list(outputs))
-        self.graph.lint()
-        return GraphModule(self.constants, self.graph)
+        with kept_generators(), torch.autograd.set_multithreading_enabled(False), as_written(), self.mode, self._dispatch, _Functions(self):
+            yield
 
     def node(self, tensor: torch.Tensor) -> Node:
         """The node whose result a tensor is."""
@@ -138,6 +114,9 @@ class Recorder:
         """Run an op on fake tensors and note it."""
         if op.namespace == "profiler":
             return op(*args, **kwargs)
+        if op.namespace in NAMESPACES:
+            hint = "compile the model alone with torch.compile(model, backend='dynaxla'); backward, collectives and optimizer run as usual"
+            raise CaptureError(f"a step calls {op}, a collective or other work in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:
             return self._number_of(args[0])
         if (step := fused_step(op)) is not None:
@@ -149,16 +128,48 @@ class Recorder:
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return self._constant(args[0])
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
-        if self._in_optimizer and op is aten.pow.Scalar and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
+        if op is aten.pow.Scalar and _in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
             # Eager mode computes decay ** step count with Python's numbers; 1 - 0.999 ** 1 has but three digits in float32.
             with self._dispatch:
                 return torch.pow(args[0], args[1].to(torch.float64))
         result = op(*faked_args, **faked_kwargs)
+        if draws(op, faked_args, faked_kwargs):
+            return self._draw(op, faked_args, faked_kwargs, result)
+        if not op._schema.is_mutable:
+            result = _distinct(result)
         if not op._schema.is_mutable and not any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0]):
             return result  # a question, such as on which device a tensor is
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
         node = self.graph.call_function(op, *inputs)
         return self._note(node, result)
+
+    def _draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
+        """Note an op that draws random numbers. result: as fake tensors."""
+        tensors = [item for item in tree_flatten(result)[0] if isinstance(item, torch.Tensor)]
+        place = self._draws.place(op, args, kwargs, tensors[0].device)
+        inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (args, kwargs))
+        first = self._draws.first(place)
+        if first is None:
+            node = self.graph.call_function(op, *inputs)
+            self._draws.keep(place, node, result)
+            return self._note(node, result)
+        node, given = first
+        if depends_on_values(op) and not is_same(
+            (node.args, tuple(node.kwargs.values())), (inputs[0], tuple(inputs[1].values())), self._again
+        ):
+            hint = "draw the numbers with torch.rand, whose results depend on nothing else"
+            raise CaptureError(f"a step restores the state of torch's generator, and calls {op} with other values", op=str(op), hint=hint)
+        # What it gave is copied where it was given: the step may have written to it since.
+        copies = []
+        for index, fake in enumerate(tree_flatten(given)[0]):
+            value = node if isinstance(given, torch.Tensor) else self._nodes[id(fake)]
+            with self.graph.inserting_after(value):
+                copy = self.graph.call_function(aten.clone.default, (value,))
+            self._again[copy] = value
+            copies.append(self._note(copy, aten.clone.default(tensors[index])))
+        if op._schema.is_mutable:
+            return self.call(aten.copy_.default, (args[0], copies[0]), {})
+        return copies[0] if isinstance(result, torch.Tensor) else type(result)(copies)
 
     def _numbers(self, values: Any) -> list[TracedFloat]:
         return [number for item in tree_flatten(values)[0] if (number := self.table.find(item)) is not None]
@@ -294,8 +305,33 @@ class Recorder:
         return self._number_fakes[key]
 
 
+_OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
+
+
+def _in_optimizer() -> bool:
+    """Whether one of torch's optimizers is at work."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _getitem(values: Any, index: int) -> Any:
     return values[index]
+
+
+def _distinct(results: Any) -> Any:
+    """An op's results. Some fake implementations give one tensor twice, but not when their answer comes out of the cache of fake tensors:
+    then it has to be two tensors at first, too, or two recordings of a step would differ."""
+    if not isinstance(results, (tuple, list)):
+        return results
+    items = [
+        item.clone() if isinstance(item, FakeTensor) and any(item is other for other in results[:at]) else item
+        for at, item in enumerate(results)
+    ]
+    return type(results)(items) if type(results) in (tuple, list) else results
 
 
 class _Dispatch(TorchDispatchMode):
@@ -328,6 +364,9 @@ class _Functions(TorchFunctionMode):
             )
         return function(*args, **(kwargs or {}))
 
+
+# What runs inside of these is not the step's.
+HANDLERS = (_Dispatch.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, Numbers.add.__code__)
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _TORCH = os.path.dirname(torch.__file__)

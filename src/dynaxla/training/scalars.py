@@ -171,7 +171,13 @@ def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
         def written(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return x.copy_(function(x, *args, **kwargs))
 
-    return _for_each(written) if each else written
+    found: Any = _for_each(written) if each else _of_its_own(written)
+    found.stands_for = op
+    return found
+
+
+def _of_its_own(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    return lambda *args, **kwargs: function(*args, **kwargs)
 
 
 def _for_each(function: Callable[..., torch.Tensor]) -> Callable[..., list[torch.Tensor]]:

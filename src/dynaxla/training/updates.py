@@ -119,7 +119,8 @@ def _has_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
 
 
 def _op(node: Node) -> Any:
-    return node.target.op if isinstance(node.target, Fused) else node.target
+    """The op of ATen that a node is, or stands for."""
+    return node.target.op if isinstance(node.target, Fused) else getattr(node.target, "stands_for", node.target)
 
 
 def _is_one_pass(node: Node) -> bool:

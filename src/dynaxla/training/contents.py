@@ -1,0 +1,320 @@
+"""What a thing is, by its content: numbers of every kind, slices of them, code, dates.
+
+What has no such content is known by what it holds, or by its identity, or cannot be compared.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
+import functools
+import gc
+import inspect
+import logging
+import operator
+import pathlib
+import re
+import threading
+import types
+import uuid
+import weakref
+import zoneinfo
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .trust import is_own, is_trusted_class, is_trusted_function, is_trusted_module
+
+PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
+NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()
+
+# What is always what it is: its identity, which a fact holds, is all that there is to know.
+_BY_IDENTITY = (
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.GenericAlias,
+    types.UnionType,
+    logging.Logger,  # what is logged is seen where it is called
+    torch.Generator,  # which one, never its state
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+    np.ufunc,
+    type(np.reshape),
+    type(inspect.Attribute.name),  # a named tuple's field
+)
+# Classes of C whose instances have no state that a walk does not see.
+_TRANSPARENT = (
+    object,
+    type,
+    dict,
+    list,
+    tuple,
+    set,
+    frozenset,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    collections.OrderedDict,
+    collections.deque,
+    functools.partial,
+    property,
+    staticmethod,
+    classmethod,
+    super,
+    types.ModuleType,
+    types.SimpleNamespace,
+    torch.Tensor,
+    torch._C.TensorBase,
+    torch.Size,
+    torch.Generator,
+    np.ndarray,
+    np.generic,
+)
+# Their constructors' arguments say all.
+_REDUCED = (
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.tzinfo,
+    decimal.Decimal,
+    decimal.Context,
+    operator.attrgetter,
+    operator.itemgetter,
+    operator.methodcaller,
+    zoneinfo.ZoneInfo,
+)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Same:
+    """A thing as a fact: equal to itself alone. It is held, so that its identity cannot come again."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.value).__qualname__}>"
+
+
+_known: weakref.WeakValueDictionary[int, Same] = weakref.WeakValueDictionary()
+
+
+def same(value: Any) -> Same:
+    """The fact that it is this thing: one object, however many walks meet it."""
+    found = _known.get(id(value))
+    if found is None or found.value is not value:
+        found = _known[id(value)] = Same(value)
+    return found
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _range(value: range) -> Any:
+    return tuple(map(content, (value.start, value.stop, value.step)))
+
+
+def _reduced(value: Any) -> Any:
+    return _all_contents(value.__reduce__()[:2])
+
+
+def _all_contents(values: Any) -> Any:
+    """The contents of everything in nested tuples and dicts; `NO_CONTENT` if something has none."""
+    if isinstance(values, tuple):
+        found = tuple(map(_all_contents, values))
+        return NO_CONTENT if any(item is NO_CONTENT for item in found) else found
+    if isinstance(values, dict):
+        return _all_contents(tuple(values.items()))
+    if isinstance(values, (type, types.BuiltinFunctionType)):
+        return same(values)
+    if isinstance(values, types.FunctionType) and is_trusted_function(values):
+        return same(values)
+    return content(values)
+
+
+def _scalar(value: np.generic) -> Any:
+    return NO_CONTENT if value.dtype.hasobject else (repr(value.dtype), value.tobytes())
+
+
+_CONTENTS: dict[type, Callable[[Any], Any]] = {
+    **dict.fromkeys((type(None), bool, int, str, bytes, type(...), type(NotImplemented)), _itself),
+    **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, types.CodeType), _itself),
+    float: float.__repr__,
+    complex: lambda value: (repr(value.real), repr(value.imag)),
+    range: _range,
+    fractions.Fraction: lambda value: (value.numerator, value.denominator),
+    uuid.UUID: lambda value: value.int,
+    re.Pattern: lambda value: (type(value.pattern), value.pattern, value.flags),
+    torch.finfo: lambda value: value.dtype,
+    torch.iinfo: lambda value: value.dtype,
+    np.finfo: lambda value: value.dtype,
+    np.iinfo: lambda value: value.dtype,
+}
+
+
+def content(value: Any) -> Any:
+    """What is always equal for the same, hashable, and different for what is not; `NO_CONTENT` if it has none that cannot change."""
+    kind: Any = type(value)
+    find = _finder(kind)
+    found = NO_CONTENT if find is None else find(value)
+    return NO_CONTENT if found is NO_CONTENT else (kind, found)
+
+
+@functools.lru_cache(4096)
+def _finder(kind: Any) -> Callable[[Any], Any] | None:
+    if kind in _CONTENTS or not is_trusted_class(kind):
+        return _CONTENTS.get(kind)
+    if issubclass(kind, np.generic):
+        return _scalar
+    if issubclass(kind, np.dtype):
+        return repr
+    if issubclass(kind, pathlib.PurePath):
+        return str
+    return _reduced if issubclass(kind, _REDUCED) else None
+
+
+def is_record(owner: Any) -> bool:
+    """Whether it is what pybind11 binds its functions to."""
+    return type(owner).__module__.startswith("pybind11") or type(owner).__name__ == "PyCapsule"
+
+
+def is_known_by_identity(value: Any) -> bool:
+    """Whether it is trusted not to change, so that which one it is says all."""
+    if isinstance(value, (types.BuiltinFunctionType, types.MethodWrapperType)):
+        owner = value.__self__
+        return (
+            owner is None
+            or isinstance(owner, types.ModuleType)
+            or is_record(owner)
+            or (isinstance(owner, type) and is_trusted_class(owner))
+        )
+    if isinstance(value, types.FunctionType):
+        # A decorator of torch's gives a function of torch's, which calls what it was given.
+        return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
+    if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value).__name__ in _COMPILED_FUNCTIONS:
+        return True
+    wrapped = getattr(value, "__wrapped__", None)
+    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):  # arrays never change; a jitted function is its function
+        return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
+    return type(value) is _CACHED_FUNCTION and is_known_by_identity(wrapped)
+
+
+_COMPILED_FUNCTIONS = ("nb_func", "nb_method", "cython_function_or_method", "fused_cython_function")
+_CACHED_FUNCTION = type(functools.lru_cache(lambda: None))
+
+
+@functools.lru_cache(4096)
+def _hides_state(kind: Any) -> bool:
+    """Whether instances have state in C: a class of C beside those that are known, or more memory than its declared fields take."""
+    if issubclass(kind, (threading.Thread, BaseException, weakref.ref)):
+        return True
+    if kind.__flags__ & _DISALLOWS_INSTANCES:
+        return True
+    for part in kind.__mro__:
+        if part in _TRANSPARENT:
+            continue
+        fields = vars(part)
+        declared = sum(isinstance(item, types.MemberDescriptorType) for item in fields.values())
+        declared += ("__weakref__" in fields) + ("__dict__" in fields)
+        base = part.__base__ or object
+        if part.__basicsize__ - base.__basicsize__ > 8 * declared:
+            return True
+    return False
+
+
+_DISALLOWS_INSTANCES = 1 << 7  # Py_TPFLAGS_DISALLOW_INSTANTIATION: iterators, and others that only C makes
+
+
+def hides_state(value: Any) -> bool:
+    kind: Any = type(value)
+    return _hides_state(kind)
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """What an array holds: compared in full."""
+
+    kind: Any
+    data: bytes
+
+
+def values_of(value: Any, with_data: bool = True) -> Values | None:
+    """The contents of something whose values can change inside: an array, a bytearray. None: its elements are objects, or it is closed."""
+    if isinstance(value, np.ndarray):
+        kind: Any = (type(value), repr(value.dtype), value.shape, value.strides)
+        if value.dtype.hasobject:
+            return None
+    elif isinstance(value, array.array):
+        kind = (type(value), value.typecode, len(value))
+    elif isinstance(value, memoryview):
+        try:
+            kind = (memoryview, value.format, value.shape, value.strides)
+        except ValueError:
+            return None
+    else:
+        kind = (type(value),)
+    return Values(kind, bytes(value) if isinstance(value, bytearray) else value.tobytes()) if with_data else Values(kind, b"")
+
+
+HOLDS_VALUES = (np.ndarray, array.array, bytearray, memoryview)
+
+
+def parts_of(value: Any) -> dict[str, Any] | None:
+    """What an immutable thing consists of, by name; None for what has no parts."""
+    if isinstance(value, (types.MethodType, types.BuiltinFunctionType, types.MethodWrapperType)):
+        if isinstance(value, types.MethodType):
+            return {"__self__": value.__self__, "__func__": value.__func__}
+        return {"__self__": value.__self__, "__name__": value.__name__}
+    if isinstance(value, functools.partial):
+        return {"func": value.func, "args": value.args, "keywords": value.keywords}
+    if isinstance(value, property):
+        return {"fget": value.fget, "fset": value.fset, "fdel": value.fdel}
+    if isinstance(value, (staticmethod, classmethod)):
+        return {"__func__": value.__func__}
+    if isinstance(value, functools.cached_property):
+        return {"func": value.func, "attrname": value.attrname}
+    if type(value) is slice:
+        return {"start": value.start, "stop": value.stop, "step": value.step}
+    if type(value) is super:
+        return {name: getattr(value, name) for name in ("__thisclass__", "__self__")}
+    if isinstance(value, _VIEWS):
+        return {"mapping": gc.get_referents(value)[0]}
+    return None
+
+
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
+
+
+_BASES: tuple[type, ...] = (int, float, complex, str, bytes)
+
+
+def plain_part(value: Any) -> dict[str, Any]:
+    """What an instance of a class of one's own that is a number or a string is as such, by the name of that."""
+    return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}  # type: ignore[attr-defined]
+
+
+def is_trusted(value: Any) -> bool:
+    """Whether a module, class or function is of trusted code."""
+    if isinstance(value, types.ModuleType):
+        return is_trusted_module(value)
+    if isinstance(value, type):
+        return is_trusted_class(value)
+    return is_known_by_identity(value)

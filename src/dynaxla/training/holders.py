@@ -1,0 +1,170 @@
+"""Places whose entries can change: dicts, lists, cells, attributes, globals; with what stood there."""
+
+from __future__ import annotations
+
+import contextvars
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .contents import NO_CONTENT, PLAIN, content
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda _: "absent"})()
+
+
+class Attributes:
+    """Some attributes of an object: slots, a function's code and defaults."""
+
+    def __init__(self, owner: Any, names: Collection[str]) -> None:
+        self.owner, self.names = owner, names
+
+
+class Namespace:
+    """Those globals of a module that are read. names grows while a walk goes on."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.values: dict[str, Any] = values
+        self.names: set[str] = set()
+
+
+class ClassDict:
+    """What a class holds itself: methods, as they are without being bound, shared objects, its bases."""
+
+    def __init__(self, kind: type, counts: Callable[[str, Any], bool]) -> None:
+        self.kind, self.counts = kind, counts
+
+
+class View:
+    """What another name for a dict shows."""
+
+    def __init__(self, proxy: types.MappingProxyType[Any, Any]) -> None:
+        self.proxy = proxy
+
+
+BASES = "__bases__"
+
+
+@dataclass
+class Holder:
+    """Something whose entries can change.
+
+    Attributes: target (it); items (what it held when it was walked, by key); counts (which keys matter; None: all).
+    """
+
+    target: Any
+    items: dict[Any, Any]
+    counts: Callable[[Any], bool] | None = None
+
+    def is_unchanged(self, free: Collection[Any] = ()) -> bool:
+        """free: keys of numbers that may be others now, of the same kind."""
+        now = self.now()
+        return _are_same(now, self.items) and all(
+            value is before or (key in free and type(value) is type(before) and isinstance(value, (int, float)))
+            for (key, value), before in zip(now.items(), self.items.values(), strict=True)
+        )
+
+    def changes(self) -> dict[Any, Any]:
+        """New values by key; `ABSENT` for what is gone."""
+        now = self.now()
+        changed = {key: ABSENT for key in reversed(self.items) if key not in now}
+        return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
+
+    def now(self) -> dict[Any, Any]:
+        found = entries(self.target)
+        return found if self.counts is None else {key: value for key, value in found.items() if self.counts(key)}
+
+    def put(self, key: Any, value: Any) -> None:
+        """value: `ABSENT` takes the entry away."""
+        target = self.target
+        if isinstance(target, (Attributes, ClassDict)):
+            owner = target.owner if isinstance(target, Attributes) else target.kind
+            if value is ABSENT:
+                delattr(owner, key)
+            else:
+                setattr(owner, key, value)
+        elif isinstance(target, Namespace):
+            if value is ABSENT:
+                del target.values[key]
+            else:
+                target.values[key] = value
+        elif isinstance(target, contextvars.ContextVar):
+            target.set(None if value is ABSENT else value)  # there is no way back to no value
+        elif isinstance(target, types.CellType):
+            target.cell_contents = value
+        elif isinstance(target, torch.Tensor):
+            target.grad = None if value is ABSENT else value
+        elif value is ABSENT:
+            del target[key]
+        elif isinstance(target, (list, deque)) and key == len(target):
+            target.append(value)
+        elif isinstance(target, set):
+            target.add(key)
+        else:
+            target[key] = value
+
+    def restore(self) -> None:
+        """Give it back the entries that it had."""
+        if self.is_unchanged():
+            return
+        if isinstance(self.target, (list, deque)):
+            self.target.clear()
+            self.target.extend(self.items.values())
+        elif isinstance(self.target, set):
+            self.target.clear()
+            self.target.update(self.items)
+        else:
+            for key in self.changes():
+                self.put(key, self.items.get(key, ABSENT))
+            if isinstance(self.target, dict) and self.counts is None and not _are_same(self.now(), self.items):
+                kind = OrderedDict if isinstance(self.target, OrderedDict) else dict  # the entries are there, in another order
+                kind.clear(self.target)
+                kind.update(self.target, self.items)
+
+
+def _are_same(now: Collection[Any], before: Collection[Any]) -> bool:
+    """Whether keys are the same objects in the same order. Keys may be tensors, which are not compared by `==`."""
+    return len(now) == len(before) and all(one is other or _are_equal(one, other) for one, other in zip(now, before, strict=True))
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return type(one) is type(other) and (found := content(one)) is not NO_CONTENT and found == content(other)
+
+
+def entries(target: Any) -> dict[Any, Any]:
+    """What it holds now."""
+    if isinstance(target, OrderedDict):
+        return dict(OrderedDict.items(target))
+    if isinstance(target, dict):
+        return dict(dict.items(target))
+    if isinstance(target, list):
+        return dict(enumerate(list.__iter__(target)))
+    if isinstance(target, deque):
+        return dict(enumerate(deque.__iter__(target)))
+    if isinstance(target, set):
+        return dict.fromkeys(set.__iter__(target))
+    if isinstance(target, contextvars.ContextVar):
+        return {"": value} if (value := target.get(ABSENT)) is not ABSENT else {}
+    if isinstance(target, types.CellType):
+        try:
+            return {"": target.cell_contents}
+        except ValueError:
+            return {}
+    if isinstance(target, torch.Tensor):
+        return {"grad": target.grad} if target.is_leaf else {}
+    if isinstance(target, Namespace):
+        return {name: target.values[name] for name in target.names if name in target.values}
+    if isinstance(target, ClassDict):
+        found = {name: value for name, value in vars(target.kind).items() if target.counts(name, value)}
+        return found | {BASES: target.kind.__bases__}
+    if isinstance(target, View):
+        return dict(target.proxy.items())
+    return {name: getattr(target.owner, name) for name in target.names if hasattr(target.owner, name)}
+
+
+def shown(key: Any, index: int) -> str:
+    """A key as it stands in a path."""
+    return repr(key) if isinstance(key, PLAIN) else f"{type(key).__name__} {index}"

@@ -1,0 +1,552 @@
+"""A step whose Python runs at every call, while its ATen ops wait to be run together, as lazy tensors do.
+
+Each op is compared with what earlier calls have recorded (see traces.py), and is not run. Its results are ordinary tensors without memory;
+they get it when a part of the step is run, as one program: at the end, and wherever Python or an op outside of XLA needs a value. So
+whatever the step does in Python happens once per call, in its order, with the values that it would find in eager mode.
+
+What torch itself runs at once: views (they compute nothing), arithmetic on numbers that it has already (0-dim tensors on the CPU, such as
+step counts), and draws of random numbers (so they are eager mode's).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_map_only
+
+from ..errors import CaptureError
+from ..observe import metrics
+from ..runtime import hollow, transfer
+from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
+from .shadows import as_written
+from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
+
+aten = torch.ops.aten
+
+# Ways by which Python gets at a tensor's memory without asking the dispatcher.
+_EXPOSES = {
+    getattr(torch.Tensor, name)
+    for name in (
+        "numpy", "__array__", "tolist", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
+        "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared", "apply_", "map_", "map2_", "pin_memory", "__setstate__",
+    )
+    if hasattr(torch.Tensor, name)
+}  # fmt: skip
+
+# How many ops may follow the same ops with other sizes or numbers; more of them are run by torch.
+_MOST_VARIANTS = 16
+
+
+class _Outside(Exception):
+    """An op that no program can hold."""
+
+
+class _Conflict(_Outside):
+    """An op that writes to one of two inputs of the part that lie in the same memory, but not in the same way."""
+
+
+def run(traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The function's result, its tensors detached. What it changes it has changed when this returns, or raises.
+
+    Raises: what the function raises, after what it did before; ExecutionError and others of dynaxla's if a program fails: then what that
+    program would have written is as it was, and new tensors that it would have given hold NaN.
+    """
+    session = Session(traces)
+    with torch.autograd.set_multithreading_enabled(False), as_written(), session.waiting():
+        try:
+            result = function(*args, **kwargs)
+            # Detached before the last part is run: what autograd has saved for results alone need not be computed.
+            result = detached(result)
+        except BaseException:
+            session.flush_after_failure()
+            raise
+        session.flush()
+    metrics.add("lazy_steps")
+    return result
+
+
+def detached(result: Any) -> Any:
+    """What a step returns: no tensor in it keeps what autograd has saved."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)
+
+
+class Session(TorchDispatchMode):
+    """One call of a step. What is known of storages holds for one part."""
+
+    def __init__(self, traces: Traces) -> None:
+        super().__init__()
+        self._traces = traces
+        self._failed: BaseException | None = None
+        self._functions = _Functions(self)
+        self._start()
+
+    def _start(self) -> None:
+        self._node: OpNode = self._traces.root
+        self._version = 0
+        self._slots: dict[int, int] = {}
+        self._geometries: list[set[Geometry]] = []
+        # For each slot: a weak reference to the storage of a tensor without memory, or None for one that was there before.
+        self._lazy: list[StorageWeakRef | None] = []
+        self._sizes: dict[int, int] = {}
+        self._inputs: list[torch.Tensor] = []
+        self._roots: set[tuple[int, Geometry]] = set()
+        self._written: set[int] = set()
+        self._numbers: list[float] = []
+        self._views: dict[tuple[int, Geometry], tuple[View, torch.Tensor | None]] = {}
+        self._undo: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._device: torch.device | None = None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        with self._functions, self:
+            yield
+
+    # What ops come to
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if self._failed is not None:
+            raise CaptureError("a step goes on after one of its programs has failed") from self._failed
+        kind = kind_of(op)
+        if kind == Kind.NATIVE:
+            return op(*args, **kwargs)
+        if kind == Kind.VIEW:
+            return self._view(op, args, kwargs)
+        if kind == Kind.RANDOM:
+            return self._random(op, args, kwargs)
+        if kind == Kind.RECORD and not self._is_at_hand(op, args, kwargs):
+            try:
+                return self._attempt(op, args, kwargs)
+            except _Conflict:
+                self.flush()
+                with contextlib.suppress(_Outside):
+                    return self._attempt(op, args, kwargs)
+            except _Outside:
+                pass
+        return self._outside(op, args, kwargs)
+
+    def _attempt(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Record an op. Raises: _Outside, with all as it was."""
+        mark = len(self._lazy)
+        new_roots: list[tuple[int, Geometry, torch.Tensor]] = []
+        try:
+            return self._record(op, args, kwargs, new_roots)
+        except _Outside:
+            self._forget(mark, new_roots)
+            raise
+
+    def _view(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        source = args[0]
+        if not isinstance(source, torch.Tensor) or source.layout != torch.strided:
+            return self._outside(op, args, kwargs)
+        storage, before = torch._C._storage_id(source), geometry(source)
+        result = op(*args, **kwargs)
+        if op is aten.as_strided.default or op is aten.as_strided_.default or op is aten.lift_fresh.default:
+            return result  # it may leave what the source reads; resolved by its geometry
+        kept = None if self._is_lazy(storage) else source
+        name, rest = op, tuple(args[1:])
+        if result is source:
+            if (functional := functional_of(op)) is None:
+                return result
+            name, kept = functional, None if kept is None else op_before(source, before)
+        items = result if isinstance(result, (list, tuple)) else [result]
+        for index, item in enumerate(items):
+            after = geometry(item)
+            if torch._C._storage_id(item) == storage and not self._comes_from(storage, before, after):
+                place = index if isinstance(result, (list, tuple)) else None
+                self._views.setdefault((storage, after), (View(name, rest, kwargs, before, place), kept))
+        return result
+
+    def _comes_from(self, storage: int, view: Geometry, source: Geometry) -> bool:
+        """Whether a view is the source, or was made of it by way of others."""
+        while view != source:
+            entry = self._views.get((storage, view))
+            if entry is None:
+                return False
+            view = entry[0].source
+        return True
+
+    def _random(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Numbers that torch draws, into memory of their own; what they are to be written to, or be like, need not be computed."""
+        target = args[0] if args else None
+        if op._schema.is_mutable and isinstance(target, torch.Tensor) and self._is_pending(target):
+            if any(isinstance(item, torch.Tensor) for item in [*args[1:], *kwargs.values()]):
+                return self._outside(op, args, kwargs)
+            drawn = op(torch.empty_like(_hollow(target)), *args[1:], **kwargs)
+            return self._attempt(aten.copy_.default, (target, drawn), {})
+        if op._schema.name.endswith("_like") and isinstance(target, torch.Tensor) and self._is_pending(target):
+            return op(_hollow(target), *args[1:], **kwargs)
+        return self._outside(op, args, kwargs)
+
+    def _is_at_hand(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+        """Whether an op computes with nothing but 0-dim tensors on the CPU whose values are known."""
+        found = False
+        for value in (*args, *kwargs.values()):
+            if isinstance(value, torch.Tensor):
+                if value.dim() or value.device.type != "cpu" or self._is_pending(value):
+                    return False
+                found = True
+            elif isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+                return False
+        if found and op._schema.is_mutable:
+            written = written_by(op, args, kwargs)
+            if any(torch._C._storage_id(tensor) in self._slots for tensor in written):
+                return False
+            self._undo += [(tensor, tensor.clone()) for tensor in written]
+        return found
+
+    def _outside(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Let torch run an op now, and before it all that it depends on."""
+        if op in NEEDS_OWN_FORWARD:
+            raise CaptureError("a step takes a backward pass apart", op=str(op), hint="please report this, with the step")
+        tensors = list(tensors_in((args, kwargs)))
+        written = written_by(op, args, kwargs) if isinstance(op, torch._ops.OpOverload) else tensors
+        used = any(torch._C._storage_id(tensor) in self._slots for tensor in written if tensor.layout == torch.strided)
+        if used or any(self._is_pending(tensor) for tensor in tensors):
+            self.flush()
+        metrics.add("outside_ops")
+        return op(*args, **kwargs)
+
+    def _is_lazy(self, storage: int) -> bool:
+        slot = self._slots.get(storage)
+        return slot is not None and self._lazy[slot] is not None
+
+    def _is_pending(self, tensor: torch.Tensor) -> bool:
+        """Whether its values are not in its memory yet."""
+        if tensor.layout != torch.strided:
+            return False
+        slot = self._slots.get(torch._C._storage_id(tensor))
+        return slot is not None and (self._lazy[slot] is not None or slot in self._written)
+
+    # Recording, and finding what was recorded
+
+    def _record(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], new_roots: list[tuple[int, Geometry, torch.Tensor]]) -> Any:
+        """new_roots: is filled with the inputs that the part meets here. Raises: _Outside; then these are to be forgotten."""
+        tensors: list[torch.Tensor] = []
+        numbers: list[float] = []
+        kinds = number_arguments(op)
+        self._check_devices(args, kwargs)
+        for tensor in tensors_in((args, kwargs)):
+            if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+                raise _Outside
+        if op._schema.name.startswith("aten::_scaled_dot_product") and drops(op, args, kwargs):
+            raise _Outside
+        key_args = tuple([self._key(value, index in kinds, tensors, numbers, new_roots) for index, value in enumerate(args)])
+        key_kwargs = tuple([(name, self._key(value, name in kinds, tensors, numbers, new_roots)) for name, value in kwargs.items()])
+        self._check_overlap(op, args, kwargs, new_roots)
+        alike = (op, key_args, key_kwargs)
+        key = (alike, tuple([(type(number), number if number == number and number else repr(number)) for number in numbers]))
+        child = self._node.children.get(key)
+        if child is None:
+            child = self._generalised(alike, numbers, op, tensors)
+        if child is None:
+            child = self._new_node(op, args, kwargs, key, alike, tensors, tuple(numbers), new_roots)
+        if child.is_loose:
+            raise _Outside
+        for slot, shape, root in new_roots:
+            self._roots.add((slot, shape))
+            self._inputs.append(root)
+        self._node = child
+        self._version += len(child.free)
+        self._numbers += [numbers[position] for position in sorted(child.free)]
+        if op._schema.is_mutable:
+            self._written.update(self._slots[torch._C._storage_id(tensor)] for tensor in written_by(op, args, kwargs))
+        return self._results(child.result, tensors)
+
+    def _check_overlap(
+        self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], new_roots: Sequence[tuple[int, Geometry, torch.Tensor]]
+    ) -> None:
+        """Raises: _Conflict. AOTAutograd misses some such inputs (torch 2.13: a block of rows and columns, beside the whole)."""
+        written = {self._slots[torch._C._storage_id(tensor)] for tensor in written_by(op, args, kwargs)}
+        for slot in written | ({slot for slot, _, _ in new_roots} & self._written):
+            found = [shape for known, shape in self._roots if known == slot] + [shape for known, shape, _ in new_roots if known == slot]
+            if len(found) > 1:
+                extents = sorted(map(extent, found))
+                if any(after < before for (_, before), (after, _) in itertools.pairwise(extents)):
+                    raise _Conflict
+
+    def _forget(self, mark: int, new_roots: Sequence[tuple[int, Geometry, torch.Tensor]]) -> None:
+        """mark: the number of slots before those of an op that was not recorded."""
+        for slot, shape, root in new_roots:
+            if slot >= mark:
+                self._slots.pop(torch._C._storage_id(root), None)
+            else:
+                self._geometries[slot].discard(shape)
+        del self._lazy[mark:], self._geometries[mark:]
+
+    def _key(self, value: Any, is_number: bool, tensors: list[torch.Tensor], numbers: list[float], new_roots: list[Any]) -> Any:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+            return self._place(value, new_roots)
+        if isinstance(value, (list, tuple)):
+            return tuple([self._key(item, is_number, tensors, numbers, new_roots) for item in value])
+        if is_number and is_free_kind(value):
+            numbers.append(value)
+            return type(value)
+        if isinstance(value, (float, complex)):
+            return type(value), repr(value)
+        if value is None or isinstance(value, (bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
+            return type(value), value
+        raise _Outside
+
+    def _place(self, tensor: torch.Tensor, new_roots: list[Any]) -> Any:
+        """A tensor's slot and geometry; for an input of the part, also what it is like."""
+        storage, shape = torch._C._storage_id(tensor), geometry(tensor)
+        slot = self._slots.get(storage)
+        if slot is not None and shape in self._geometries[slot]:
+            return slot, shape
+        root_shape, root = self._root(storage, shape, tensor)
+        if slot is None:
+            slot = self._slots[storage] = len(self._lazy)
+            self._lazy.append(None)
+            self._geometries.append(set())
+        self._geometries[slot].add(shape)
+        if self._lazy[slot] is not None or (slot, root_shape) in self._roots or any(item[:2] == (slot, root_shape) for item in new_roots):
+            return slot, shape
+        self._geometries[slot].add(root_shape)
+        new_roots.append((slot, root_shape, _bare(root)))
+        return slot, shape, root_shape, root.device
+
+    def _root(self, storage: int, shape: Geometry, tensor: torch.Tensor) -> tuple[Geometry, torch.Tensor]:
+        """The tensor that another one is a view of, as far as the step has made the view."""
+        while (entry := self._views.get((storage, shape))) is not None:
+            view, source = entry
+            if source is None:
+                break
+            shape, tensor = view.source, source
+        return shape, tensor
+
+    def _generalised(self, alike: Any, numbers: Sequence[float], op: Any, tensors: Sequence[torch.Tensor]) -> OpNode | None:
+        """A recorded op that differs in nothing but numbers, which become inputs."""
+        child = self._node.alike.get(alike)
+        if child is None:
+            return None
+        differing = {
+            index
+            for index, (now, before) in enumerate(zip(numbers, child.numbers, strict=True))
+            if index not in child.free
+            and not (type(now) is type(before) and ((now == before and str(now) == str(before)) or now != now != before))
+        }
+        if differing and not all(tensor.is_floating_point() for tensor in tensors):
+            return None
+        child.free |= differing
+        return child
+
+    def _new_node(
+        self,
+        op: Any,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        key: Any,
+        alike: Any,
+        tensors: Sequence[torch.Tensor],
+        numbers: tuple[float, ...],
+        new_roots: Sequence[tuple[int, Geometry, torch.Tensor]],
+    ) -> OpNode:
+        node = self._node
+        node.variants[op] = node.variants.get(op, 0) + 1
+        child = OpNode(node, op, numbers=numbers)
+        if node.variants[op] > _MOST_VARIANTS:
+            child.is_loose = True
+        else:
+            child.args, child.kwargs = with_tensors((tuple(args), dict(kwargs)), self._reference)
+            child.roots = [(slot, shape) for slot, shape, _ in new_roots]
+            child.views = self._views_of(tensors)
+            child.result, made = self._meta(op, args, kwargs, tensors)
+            child.made = list(range(len(self._lazy), len(self._lazy) + made))
+        node.children[key] = child
+        if not child.is_loose:
+            node.alike.setdefault(alike, child)
+        self._traces.add(child)
+        return child
+
+    def _reference(self, tensor: torch.Tensor) -> Ref:
+        return Ref(self._slots[torch._C._storage_id(tensor)], geometry(tensor))
+
+    def _views_of(self, tensors: Sequence[torch.Tensor]) -> dict[tuple[int, Geometry], View]:
+        found = {}
+        for tensor in tensors:
+            storage, shape = torch._C._storage_id(tensor), geometry(tensor)
+            slot = self._slots[storage]
+            while (entry := self._views.get((storage, shape))) is not None:
+                if (slot, shape) in self._roots or (slot, shape) in found:
+                    break
+                found[slot, shape] = entry[0]
+                shape = entry[0].source
+        return found
+
+    def _meta(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, int]:
+        """What an op gives, by running it on fake tensors; and how many of these are new."""
+        mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fakes: dict[int, torch.Tensor] = {}
+        positions: dict[int, int] = {}
+        with mode:
+            for position, tensor in enumerate(tensors):
+                positions.setdefault(id(tensor), position)
+                if id(tensor) not in fakes:
+                    fakes[id(tensor)] = _fake_like(tensor)
+        storages = {torch._C._storage_id(fake) for fake in fakes.values()}
+        back = {id(fake): Given(positions[key]) for key, fake in fakes.items()}
+        fake_args, fake_kwargs = with_tensors((tuple(args), dict(kwargs)), lambda tensor: fakes[id(tensor)])
+        try:
+            with mode:
+                result = op(*fake_args, **fake_kwargs)
+        except Exception as error:  # torch's own kernel says what is wrong, if anything is
+            raise _Outside from error
+        count = 0
+        new: dict[int, torch.Tensor] = {}
+
+        def leaf(value: Any) -> Any:
+            nonlocal count
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) in back:
+                return back[id(value)]
+            if id(value) in new:  # some fake implementations give one tensor for two results
+                value = value.clone()
+            new[id(value)] = value
+            if not isinstance(value, FakeTensor) or value.layout != torch.strided or torch._C._storage_id(value) in storages:
+                raise _Outside
+            storages.add(torch._C._storage_id(value))
+            count += 1
+            if value.storage_offset() or value.is_conj() or value.is_neg():
+                raise _Outside
+            return New(geometry(value), value.device, value.untyped_storage().nbytes())
+
+        if isinstance(result, (list, tuple)):
+            return [leaf(item) for item in result], count
+        return leaf(result), count
+
+    def _results(self, result: Any, tensors: Sequence[torch.Tensor]) -> Any:
+        if isinstance(result, New):
+            return self._make(result)
+        if isinstance(result, Given):
+            return tensors[result.position]
+        if isinstance(result, list):
+            return [self._results(item, tensors) for item in result]
+        return result
+
+    def _make(self, new: New) -> torch.Tensor:
+        """A tensor without memory."""
+        shape, stride, _, dtype, *_ = new.geometry
+        tensor, reference = hollow.make(shape, stride, dtype, new.device, new.nbytes)
+        slot = len(self._lazy)
+        self._slots[reference.cdata] = slot
+        self._lazy.append(reference)
+        self._sizes[slot] = new.nbytes
+        self._geometries.append({new.geometry})
+        return tensor
+
+    def _check_devices(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A part has one device; 0-dim tensors on the CPU may stand beside it."""
+        for tensor in tensors_in((args, kwargs)):
+            if tensor.device.type == "cpu" and not tensor.dim():
+                continue
+            if tensor.device.type not in ("cpu", "cuda"):
+                raise _Outside
+            if self._device is None:
+                self._device = tensor.device
+            if tensor.device != self._device:
+                raise _Outside
+        wanted = kwargs.get("device")
+        if wanted is not None:
+            device = torch.device(wanted)
+            if self._device is None:
+                self._device = device
+            elif device.type != self._device.type:
+                raise _Outside
+
+    # Running what was recorded
+
+    def flush(self) -> None:
+        """Run what waits. Tensors that are still alive then have their values."""
+        if self._failed is not None:
+            raise self._failed
+        node = self._node
+        if node is self._traces.root:
+            self._start()
+            return
+        live = [slot for slot, reference in enumerate(self._lazy) if reference is not None and not reference.expired()]
+        references, sizes = self._lazy, self._sizes
+        try:
+            with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), _no_autocast(), torch._guards.tracing(None):
+                part = node.program(live, self._version)
+                if part is None:
+                    part = node.compile(live, self._version, self._inputs, self._numbers, self._traces.options)
+                results = part.run([*self._inputs, *self._numbers])
+                taken: dict[int, torch.UntypedStorage | None] = {torch._C._storage_id(tensor): None for tensor in self._inputs}
+                for slot, result in zip(part.slots, results, strict=True):
+                    reference = references[slot]
+                    if reference is not None and not reference.expired():
+                        hollow.fill(reference, result, sizes[slot], taken)
+        except BaseException as error:
+            self._failed = error
+            with _disable_current_modes(), torch.no_grad():
+                for tensor, before in reversed(self._undo):
+                    tensor.copy_(before)
+                for slot in live:
+                    if (reference := references[slot]) is not None:
+                        hollow.spoil(reference, sizes[slot])
+            raise
+        metrics.add("parts")
+        self._traces.used(node)
+        self._start()
+
+    def flush_after_failure(self) -> None:
+        """The step has raised: what it did before is done, as in eager mode."""
+        if self._failed is None:
+            self.flush()
+
+
+def op_before(tensor: torch.Tensor, before: Geometry) -> torch.Tensor:
+    """The tensor as it was before an op changed what it reads of its memory."""
+    shape, stride, offset, *_ = before
+    return torch.as_strided(tensor.detach(), shape, stride, offset)
+
+
+@contextlib.contextmanager
+def _no_autocast() -> Iterator[None]:
+    with torch._C._DisableAutocast():
+        yield
+
+
+def _bare(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor on the same memory, of which autograd knows nothing: that it was written to has counted when the op was recorded."""
+    plain = transfer.reinterpret(tensor, tensor.shape, tensor.stride())
+    plain = torch._conj(plain) if tensor.is_conj() and not plain.is_conj() else plain
+    return torch._neg_view(plain) if tensor.is_neg() and not plain.is_neg() else plain
+
+
+def _hollow(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory like a tensor's, with nothing in it."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Under a FakeTensorMode: a tensor like it."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    fake = torch._conj(fake) if tensor.is_conj() else fake
+    return torch._neg_view(fake) if tensor.is_neg() else fake
+
+
+class _Functions(TorchFunctionMode):
+    """Runs what waits before Python reads memory."""
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if function in _EXPOSES:
+            self._session.flush()
+            with _disable_current_modes():
+                return function(*args, **(kwargs or {}))
+        return function(*args, **(kwargs or {}))

@@ -1,0 +1,231 @@
+"""Watches one run of a function: which code runs, and what it may do to the world, or ask it, besides computing.
+
+Python shows a thread's calls to its profile function (`sys.setprofile`), those of functions of C among them. What does not show itself is
+what types do when they are called or iterated over, and functions of Cython: objects with such state cannot be compared, and a walk that
+is told what has run says so (`Walk.incomparable`).
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from .names import Touched, names_of
+from .purity import acts
+from .torch_state import global_state
+from .trust import is_trusted_namespace
+
+_IMPORTING = ("_find_and_load", "_handle_fromlist")
+_IMPORTLIB = "<frozen importlib._bootstrap>"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Something that a program would not repeat. Attributes: what; where (the user's file, line and function)."""
+
+    what: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.where}" if self.where else self.what
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What a run has shown.
+
+    Attributes: codes (each code object that ran, with the globals that it ran in); effects (in their order, the same ones once);
+    changes_settings (whether the run has left other settings of torch behind).
+    """
+
+    codes: Mapping[types.CodeType, Sequence[dict[str, Any]]] = field(repr=False)
+    effects: Sequence[Effect]
+    changes_settings: bool
+
+    @functools.cached_property
+    def touched(self) -> Touched:
+        return Touched.of(self.codes)
+
+    @property
+    def is_pure(self) -> bool:
+        return not self.effects and not self.changes_settings
+
+
+class Refused(BaseException):
+    """The effect that a function was about to have: it was stopped before. No handler of the function's own should take it for its own."""
+
+    def __init__(self, effect: Effect) -> None:
+        super().__init__(str(effect))
+        self.effect = effect
+
+
+def observe(
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    refuse: bool = False,
+    ignore: Collection[types.CodeType] = (),
+) -> tuple[Any, Observation]:
+    """Run it, for real, in this thread, its backward passes too.
+
+    refuse: stop it before its first effect that shows itself. ignore: what runs inside calls of this code is not looked at.
+    Raises: what the function raises; Refused. The thread's profile function is then what it was.
+    """
+    observer = _Observer(refuse, ignore)
+    before = global_state()
+    with torch.autograd.set_multithreading_enabled(False):
+        result = observer.run(function, args, kwargs)
+    return result, observer.observation(global_state() != before)
+
+
+class _Observer:
+    def __init__(self, refuse: bool, ignore: Collection[types.CodeType]) -> None:
+        self._refuse = refuse
+        # What runs when Python collects garbage may run anywhere.
+        collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
+        self._ignored = frozenset(map(id, [*ignore, *collecting]))
+        self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
+        self._effects: dict[Effect, None] = {}
+        self._within: dict[int, bool] = {}
+        self._kept: list[Any] = []
+        self._known: dict[Any, str] = {}
+        # Imports, and calls of ignored code: nothing is looked at inside of them.
+        self._aside: list[types.FrameType] = []
+        self._earlier: Any = None
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        self._earlier = sys.getprofile()
+        mine = self._event
+        sys.setprofile(mine)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if sys.getprofile() == mine:
+                sys.setprofile(None)
+                if callable(self._earlier):
+                    sys.setprofile(self._earlier)
+                elif self._earlier is not None:
+                    self._earlier.enable()  # a profiler of C is no function
+            else:
+                self._effects[Effect("another profile function", "")] = None
+            self._aside.clear()
+
+    def observation(self, changes_settings: bool) -> Observation:
+        codes = {code: list(places.values()) for code, places in self._codes.values()}
+        effects = [*self._effects, *_unseen(codes)]
+        return Observation(codes, effects, changes_settings)
+
+    def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
+        if callable(self._earlier):
+            self._earlier(frame, event, argument)
+        if event == "c_call":
+            if not self._aside:
+                self._c_call(frame, argument)
+        elif event == "call":
+            self._call(frame)
+        elif event == "return" and self._aside and self._aside[-1] is frame:
+            self._aside.pop()
+            if not self._aside and id(frame.f_code) not in self._ignored:
+                self._imported(frame)
+
+    def _call(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        if (code.co_filename == _IMPORTLIB and code.co_name in _IMPORTING) or id(code) in self._ignored:
+            self._aside.append(frame)
+        if self._aside or frame.f_globals is _OWN_GLOBALS:
+            return
+        known = self._codes.get(id(code))
+        if known is None:
+            self._codes[id(code)] = code, {id(frame.f_globals): frame.f_globals}
+        elif id(frame.f_globals) not in known[1]:
+            known[1][id(frame.f_globals)] = frame.f_globals
+
+    def _imported(self, frame: types.FrameType) -> None:
+        """A module of one's own does something when it is first imported; what a trusted one does changes nothing here."""
+        name = frame.f_locals.get("name")
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if isinstance(module, types.ModuleType) and not is_trusted_namespace(vars(module)):
+            self._effects[Effect(f"import {name}", _where(frame))] = None
+
+    def _c_call(self, frame: types.FrameType, function: Any) -> None:
+        within = self._within.get(id(frame.f_globals))
+        if within is None:
+            within = self._within[id(frame.f_globals)] = frame.f_globals is not _OWN_GLOBALS and _is_torchs(frame.f_globals)
+            self._kept.append(frame.f_globals)
+        if frame.f_globals is _OWN_GLOBALS and function in (sys.setprofile, sys.getprofile):
+            return
+        owner = getattr(function, "__self__", None)
+        if owner is None or isinstance(owner, (types.ModuleType, type)):
+            key: Any = (id(function), within) if isinstance(owner, types.ModuleType) else None
+        else:
+            key = type(owner), function.__name__, getattr(function, "__module__", None), within
+        what = self._known.get(key) if key is not None else None
+        if what is None:
+            what = acts(function, within)
+            if key is not None:
+                self._known[key] = what
+                self._kept.append(function if isinstance(owner, types.ModuleType) else None)
+        if what and not _is_checkpoints(function, frame):
+            effect = Effect(what, _where(frame))
+            self._effects[effect] = None
+            if self._refuse:
+                raise Refused(effect)
+
+
+_OWN_GLOBALS = globals()
+
+
+def _is_torchs(values: Mapping[str, Any]) -> bool:
+    """Whether it is torch's own code, or ours, that runs in these globals."""
+    return str(values.get("__name__")).partition(".")[0] in ("torch", "functorch", "dynaxla") and is_trusted_namespace(values)
+
+
+def _is_checkpoints(function: Any, frame: types.FrameType | None) -> bool:
+    """Whether it is a checkpoint that keeps the state of random numbers, and gives it back."""
+    if not isinstance(getattr(function, "__self__", None), torch.Generator) or function.__name__ not in ("get_state", "set_state"):
+        return False
+    while frame is not None and is_trusted_namespace(frame.f_globals):
+        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _where(frame: types.FrameType | None) -> str:
+    """The innermost line that is not of trusted code."""
+    while frame is not None:
+        if not is_trusted_namespace(frame.f_globals):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def _unseen(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Effect]:
+    """Effects that do not show themselves: NumPy's random functions, where untrusted code names them."""
+    found = []
+    for code, places in codes.items():
+        names = names_of(code)
+        for values in places:
+            if is_trusted_namespace(values):
+                continue
+            read = {name: values.get(name) for name in names.read}
+            draws = any(_is_of_numpy_random(value) for value in read.values())
+            numpy = any(value is np for value in read.values()) or any(name.partition(".")[0] == "numpy" for name in names.imports)
+            if draws or (numpy and "random" in names.all):
+                found.append(Effect("numpy.random", f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"))
+    return found
+
+
+def _is_of_numpy_random(value: Any) -> bool:
+    owner = getattr(value, "__self__", value) if callable(value) else value
+    homes = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None), type(owner).__module__
+    return any(isinstance(name, str) and name.startswith("numpy.random") for name in homes)

@@ -1,0 +1,103 @@
+"""A recorded graph as something to run: a program of XLA, and the updates that torch does after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..backend import compile_graph
+from ..config import Options
+from .scalars import is_number
+from .surroundings import meta, storage_of
+from .updates import take_updates
+
+
+class Part:
+    """A graph of ATen ops that may write to its inputs.
+
+    graph: without an output node; it is changed. placeholders: its inputs, tensors and traced numbers (see `scalars.mark_number`).
+    outputs: the nodes whose values it gives. constants: tensors that the graph knows by name. slots: what the outputs are for.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        placeholders: Sequence[Node],
+        outputs: Sequence[Node],
+        constants: Mapping[str, torch.Tensor],
+        slots: Sequence[int] = (),
+    ) -> None:
+        self.slots = list(slots)
+        self._outputs = list(outputs)
+        self._updates = take_updates(graph, self._outputs)
+        made = {update.node for update in self._updates}
+        read = dict.fromkeys(node for update in self._updates for node in update.nodes() if node not in made)
+        self._computed = list(
+            dict.fromkeys([node for node in self._outputs if node not in made] + [node for node in read if node.op != "placeholder"])
+        )
+        positions = {node: index for index, node in enumerate(placeholders)}
+        self._sources = [(node, positions[node]) for node in read if node.op == "placeholder"]
+        kept = [node for node in placeholders if node.users or node in self._computed]
+        for node in placeholders:
+            if node not in kept:
+                graph.erase_node(node)
+        self._kept = [(positions[node], is_number(node)) for node in kept]
+        # Positions of the placeholders that are read at all, by the program or by the updates.
+        self.read = sorted({position for position, _ in self._kept} | {position for _, position in self._sources})
+        graph.output(self._computed)
+        graph.lint()
+        self._module = GraphModule(dict(constants), graph)
+        self._layouts: list[Any] = []
+        self._compiled: Callable[..., Sequence[torch.Tensor]] | None = None
+
+    def compile(self, options: Options, values: Sequence[Any]) -> None:
+        """values: tensors and floats for the placeholders, like those of later calls."""
+        examples = self._tensors(values)
+        self.describe(values)
+        with torch.no_grad():
+            self._compiled = compile_graph(self._module, examples, options)
+
+    def interpret(self) -> None:
+        """Let torch run the graph, op by op."""
+        self._compiled = self._module
+
+    def describe(self, values: Sequence[Any]) -> None:
+        """Note what the program's inputs are like, for `share`."""
+        examples = self._tensors(values)
+        storages = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(examples)))}
+        self._layouts = [(meta(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
+
+    def share(self, other: Part) -> bool:
+        """Run the other's program of XLA if it is the same: two parts may differ in their updates alone."""
+        mine, theirs = dict(self._module.named_buffers()), dict(other._module.named_buffers())
+        same = (
+            self._module.code == other._module.code
+            and self._layouts == other._layouts
+            and mine.keys() == theirs.keys()
+            and all(tensor.dtype == theirs[name].dtype and torch.equal(tensor, theirs[name]) for name, tensor in mine.items())
+        )
+        if same:
+            self._compiled = other._compiled
+        return same
+
+    def _tensors(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        return [
+            torch.tensor(values[position], dtype=torch.float64) if is_traced else values[position] for position, is_traced in self._kept
+        ]
+
+    def run(self, values: Sequence[Any]) -> list[torch.Tensor]:
+        """values: tensors and floats for the placeholders; None for those that are not `read`.
+
+        Returns: the outputs. Inputs that the graph writes to are written after the program has succeeded.
+        """
+        assert self._compiled is not None
+        with torch.no_grad():
+            found: dict[Node, Any] = dict(zip(self._computed, self._compiled(*self._tensors(values)), strict=True))
+            for node, position in self._sources:
+                found.setdefault(node, values[position])
+            for update in self._updates:
+                found[update.node] = update.run(found.__getitem__)
+        return [found[node] for node in self._outputs]

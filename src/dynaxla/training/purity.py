@@ -1,0 +1,217 @@
+"""Which functions of C do nothing but compute: a list by where they come from; what is not on it may act on the world, or read it."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextvars
+import datetime
+import decimal
+import functools
+import re
+import types
+from typing import Any
+
+import numpy as np
+import torch
+
+from .contents import is_record
+
+# Of these modules every function computes, but for those named.
+_MODULES: dict[str, frozenset[str]] = {
+    "builtins": frozenset(("print", "open", "input", "exec", "eval", "__import__", "breakpoint", "exit", "quit")),
+    "math": frozenset(),
+    "cmath": frozenset(),
+    "_operator": frozenset(),
+    "_functools": frozenset(),
+    "functools": frozenset(),
+    "itertools": frozenset(),
+    "_collections": frozenset(),
+    "collections": frozenset(),
+    "_collections_abc": frozenset(),
+    "_bisect": frozenset(),
+    "_heapq": frozenset(),
+    "_struct": frozenset(),
+    "_abc": frozenset(),
+    "_weakref": frozenset(),
+    "_sre": frozenset(),
+    "_string": frozenset(),
+    "_statistics": frozenset(),
+    "_typing": frozenset(),
+    "unicodedata": frozenset(),
+    "binascii": frozenset(),
+    "_json": frozenset(),
+    "_opcode": frozenset(),
+    "_copy": frozenset(),
+}
+# torch makes functions of text when some of its own are first used.
+_MAKE_CODE = frozenset(("exec", "eval", "__import__"))
+_SYS = frozenset(("getrefcount", "getsizeof", "intern", "exc_info", "exception", "_getframe", "getrecursionlimit", "is_finalizing"))
+# What torch's own modules may use without an effect that anybody sees: locks, thread's names, clocks for profilers.
+_WITHIN_TORCH = frozenset(("_thread", "time", "_contextvars", "atexit", "gc", "sys", "_weakref", "_imp", "posix", "_warnings_filters"))
+_WITHIN_TORCH_KINDS = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset.", "_abc.")
+# torch's functions of C with effects outside tensors: files, the state of generators, threads, other processes. Its settings are not among
+# them: they are compared before and after.
+_TORCH_ACTS = re.compile(
+    r"seed|rng|random|_file|file_|save|load|import_ir|num_threads|num_interop|distributed|_rpc|profiler|kineto|_jit_|crash|"
+    r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr"
+)
+_TORCH_MAY = frozenset(
+    # They contain one of the words above, and compute.
+    (
+        "_is_default_generator",
+        "_register_hook",
+        "bernoulli",
+        "_jit_get_operation",
+        "_get_operation_overload",
+        "_profiler_enabled",
+        "_is_autograd_profiler_enabled",
+        "_record_function_with_args_enter",
+        "_record_function_with_args_exit",
+        "random_",
+        "register_hook",
+        "register_prehook",
+        "_shape_as_tensor",
+        "_register_post_accumulate_grad_hooks",
+    )
+)
+_NUMPY_ACTS = frozenset(
+    ("fromfile", "tofile", "dump", "save", "load", "seterr", "seterrobj", "_seterrobj", "setbufsize", "set_string_function")
+)
+# Methods of these compute, or change what the walk sees.
+_KINDS: tuple[type, ...] = (
+    str,
+    int,
+    float,
+    complex,
+    bytes,
+    bytearray,
+    tuple,
+    list,
+    dict,
+    set,
+    frozenset,
+    range,
+    slice,
+    memoryview,
+    collections.deque,
+    collections.OrderedDict,
+    collections.defaultdict,
+    types.MappingProxyType,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+    type((lambda: (yield))()),
+    types.FunctionType,
+    types.MethodType,
+    types.CodeType,
+    types.GenericAlias,
+    property,
+    array.array,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    contextvars.ContextVar,  # the walk sees its value
+    contextvars.Token,
+    re.Pattern,
+    re.Match,
+    BaseException,
+    functools.partial,
+    type(functools.lru_cache(lambda: None)),
+    np.ndarray,
+    np.generic,
+    np.dtype,
+    np.ufunc,
+    torch.Tensor,
+    torch._C.TensorBase,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+    torch.UntypedStorage,
+    torch.SymInt,
+    torch.SymFloat,
+    torch.SymBool,
+)
+_KIND_ACTS = frozenset(
+    ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
+)
+# Class methods that ask the world: datetime.now, date.today, and others are not here.
+_CLASS_METHODS = frozenset(
+    (
+        "__new__",
+        "fromkeys",
+        "maketrans",
+        "from_bytes",
+        "fromhex",
+        "mro",
+        "__subclasses__",
+        "__subclasshook__",
+        "__init_subclass__",
+        "__prepare__",
+        "__instancecheck__",
+        "__subclasscheck__",
+        "__class_getitem__",
+        "__dir__",
+        "__sizeof__",
+        "_make_subclass",
+        "_make_wrapper_subclass",
+        "_make_dtensor",
+        "from_iterable",
+    )
+)
+
+
+def acts(function: Any, within_torch: bool) -> str:
+    """What a function of C may do besides computing, or "".
+
+    function: as `sys.setprofile` shows it; within_torch: it is torch's own Python code that calls it.
+    """
+    owner = getattr(function, "__self__", None)
+    name = getattr(function, "__name__", "?")
+    if owner is None or isinstance(owner, types.ModuleType) or is_record(owner):
+        module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
+        return "" if _computes(str(module), name, within_torch) else f"{module}.{name}"
+    if isinstance(owner, type):
+        if name in _CLASS_METHODS or name.startswith("__"):
+            return ""
+        if issubclass(owner, torch._C._VariableFunctionsClass) or owner.__module__.startswith("torch"):
+            return "" if _torch_computes(name) else f"{owner.__module__}.{owner.__qualname__}.{name}"
+        return f"{owner.__module__}.{owner.__qualname__}.{name}"
+    kind = type(owner)
+    shown = f"{kind.__module__}.{kind.__qualname__}.{name}"
+    if isinstance(owner, _KINDS) or (kind.__module__.partition(".")[0] == "numpy" and ".random" not in kind.__module__):
+        return shown if name in _KIND_ACTS else ""
+    if within_torch and f"{kind.__module__}.".startswith(_WITHIN_TORCH_KINDS):
+        return ""
+    if isinstance(owner, torch.Generator):
+        return shown
+    if kind.__module__.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in kind.__module__:
+        return "" if _torch_computes(name) else shown
+    return "" if name in _OBJECT_METHODS else shown
+
+
+_OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(object, name)))
+
+
+def _computes(module: str, name: str, within_torch: bool) -> bool:
+    if module in _MODULES:
+        return name not in _MODULES[module] or (within_torch and name in _MAKE_CODE)
+    if module == "sys":
+        return name in _SYS or within_torch
+    if module == "_thread":
+        return name == "get_ident" or within_torch
+    if module.partition(".")[0] in ("torch", "functorch") or module in ("", "_VariableFunctions"):
+        return "distributed" not in module and _torch_computes(name)
+    if module.partition(".")[0] == "numpy":
+        return ".random" not in module and name not in _NUMPY_ACTS
+    return within_torch and module in _WITHIN_TORCH
+
+
+def _torch_computes(name: str) -> bool:
+    return (
+        name in _TORCH_MAY
+        or "saved_tensor" in name
+        or _TORCH_ACTS.search(name) is None
+        or name.startswith(("rand", "_random", "bernoulli", "_fused", "_foreach"))
+    )

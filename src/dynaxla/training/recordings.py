@@ -1,0 +1,248 @@
+"""What one run of a step on fake tensors gave: a graph, a result, and what it changed in Python.
+
+Results and changes are kept as *templates*: what is not there yet (a tensor that the program gives, a thing found by its path, a number
+that follows from learning rates) has a stand-in, and `build` fills it in after the program has run.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+from torch.utils._pytree import tree_flatten
+
+from ..errors import CaptureError
+from .recorder import Recorder
+from .scalars import Place, TracedFloat
+from .surroundings import ABSENT, PLAIN, Walk
+from .updates import written
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the program gives."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class Known:
+    """A thing that is found by its path."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Computed:
+    """A number that Python computes from learning rates."""
+
+    number: TracedFloat
+
+
+class Recording:
+    """What a run of the function gave: its graph, its result, and what it changed in Python.
+
+    Attributes: outputs (fake tensors that the program must give); changes (place -> template of the new value).
+    """
+
+    def __init__(self, recorder: Recorder, result: Any, changes: Mapping[Place, Any], given: Walk) -> None:
+        self.recorder = recorder
+        self.outputs: list[torch.Tensor] = []
+        self._indices: dict[int, int] = {}
+        self._given = given
+        leaves, self.spec = tree_flatten(result)
+        self.result = [self._template(leaf, "its result") for leaf in leaves]
+        self.changes = {place: self._template(value, f"{place[0]}[{place[1]!r}]") for place, value in changes.items()}
+
+    def _template(self, value: Any, where: str) -> Any:
+        """The value with `Output`, `Known` and `Computed` for what is not yet there."""
+        if isinstance(value, TracedFloat):
+            return Computed(value)
+        if value is ABSENT or isinstance(value, PLAIN):
+            return value
+        if isinstance(value, torch.Tensor):
+            known = self.recorder.original(value)
+            value = value if known is None else known
+        path = self._given.path_of(value)
+        if path is not None:
+            return Known(path)
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._indices:
+                self._indices[id(value)] = len(self.outputs)
+                self.outputs.append(value)
+            return Output(self._indices[id(value)])
+        if isinstance(value, dict):
+            items = [(self._template(key, where), self._template(item, f"{where}[{key!r}]")) for key, item in value.items()]
+            like = value.copy()
+            like.clear()
+            return Built(lambda made: _filled(like, dict(made)), items)
+        if type(value) in (list, tuple, set, frozenset, deque):
+            kind = type(value)
+            return Built(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
+        if callable(value) or not hasattr(value, "__dict__"):
+            return value
+        raise CaptureError(f"a step leaves a new {type(value).__qualname__} behind in {where}", hint="make such objects outside the step")
+
+    def initial_values(self, around: Walk) -> dict[Place, Any]:
+        """New state that the step makes of nothing but what is there already, as it is before the step changes it."""
+        made = self._evaluate([self.recorder.node(output) for output in self.outputs], around)
+        found: dict[Place, Any] = {}
+        for place, template in self.changes.items():
+            values = {output: made.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
+            if values and all(value is not None for value in values.values()):
+                found[place] = build(template, values.__getitem__, around)
+        return found
+
+    def _evaluate(self, outputs: Sequence[Node], around: Walk) -> dict[Node, torch.Tensor]:
+        """What nodes give: those that hang on tensors around the step only, not on its arguments, chance, or what it has changed before."""
+        wanted = set(outputs)
+        for node in reversed(self.recorder.graph.nodes):
+            if node in wanted:
+                wanted.update(node.all_input_nodes)
+        known: dict[Node, Any] = {}
+        overwritten: set[Node] = set()
+        paths = {placeholder: path for path, placeholder in self.recorder.leaves.items()}
+        for node in self.recorder.graph.nodes:
+            if node.op == "placeholder" and paths.get(node) in around.tensors:
+                known[node] = around.tensors[paths[node]]
+            elif node.op == "get_attr":
+                known[node] = self.recorder.constants[node.target]
+            elif (
+                node.op == "call_function"
+                and node in wanted
+                and _is_pure(node)
+                and all(source in known and source not in overwritten for source in node.all_input_nodes)
+            ):
+                args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+                with torch.no_grad():
+                    known[node] = node.target(*args, **kwargs)
+            overwritten.update(written(node))
+        taken = {tensor.untyped_storage()._cdata for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
+        found = {node: known[node] for node in outputs if node in known}
+        return {node: value.clone() if value.untyped_storage()._cdata in taken else value for node, value in found.items()}
+
+    def left(self, around: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+        """What stands in the changed places after a step; new tensors not of `initial` have no values."""
+
+        @functools.cache
+        def empty(output: Output) -> torch.Tensor:
+            fake = self.outputs[output.index]
+            return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
+
+        return {place: initial[place] if place in initial else build(template, empty, around) for place, template in self.changes.items()}
+
+    def is_like(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
+        """Whether the other's program is the same, with those of its inputs for this one's new state that are `initial`."""
+        made = {}
+        for place in initial:
+            for output in outputs_of(self.changes[place]):
+                made[self.recorder.node(self.outputs[output.index])] = output
+        skipped = set(made)
+        users = [node for node in reversed(list(self.recorder.graph.nodes)) if node.op != "placeholder"]
+        for node in users:  # what is used for nothing but making new state
+            if node not in skipped and node.users and all(user in skipped for user in node.users) and not written(node):
+                skipped.add(node)
+        mine = [node for node in self.recorder.graph.nodes if node.op != "placeholder" and node not in skipped]
+        others = [node for node in other.recorder.graph.nodes if node.op != "placeholder"]
+        if len(mine) != len(others):
+            return False
+        pairs: dict[Node, Node] = {}
+        theirs = {node: path for path, node in other.recorder.leaves.items()}
+        paths = {node: path for path, node in self.recorder.leaves.items()}
+
+        def same(one: Any, two: Any) -> bool:
+            if isinstance(one, Node) and isinstance(two, Node):
+                if one in pairs:
+                    return pairs[one] is two
+                if one in made:
+                    pairs[one] = two
+                    return two in theirs
+                if one.op == two.op == "placeholder":
+                    pairs[one] = two
+                    return paths.get(one) == theirs.get(two) and self.recorder.key_of(one) == other.recorder.key_of(two)
+                return False
+            if isinstance(one, (list, tuple)) and isinstance(two, (list, tuple)):
+                return len(one) == len(two) and all(map(same, one, two))
+            return type(one) is type(two) and (one == two or (one != one and two != two))
+
+        for one, two in zip(mine, others, strict=True):
+            if one.op != two.op or (one.op == "call_function" and one.target is not two.target):
+                return False
+            if one.op == "get_attr":
+                left, right = self.recorder.constants[one.target], other.recorder.constants[two.target]
+                if left.dtype != right.dtype or not torch.equal(left, right):
+                    return False
+            elif not same(one.args, two.args) or not same(tuple(sorted(one.kwargs.items())), tuple(sorted(two.kwargs.items()))):
+                return False
+            pairs[one] = two
+        for place, template in self.changes.items():
+            found = other.changes.get(place)
+            if place not in initial and outputs_of(template) and not self._gives(template, other, found, pairs):
+                return False
+        return len(self.result) == len(other.result) and all(
+            self._gives(one, other, two, pairs) for one, two in zip(self.result, other.result, strict=True)
+        )
+
+    def _gives(self, template: Any, other: Recording, found: Any, pairs: Mapping[Node, Node]) -> bool:
+        """Whether a result of this recording is that of the other one."""
+        one, two = outputs_of(template), outputs_of(found)
+        return type(template) is type(found) and [pairs.get(self.recorder.node(self.outputs[item.index])) for item in one] == [
+            other.recorder.node(other.outputs[item.index]) for item in two
+        ]
+
+
+def _is_pure(node: Node) -> bool:
+    """Whether a node gives the same each time, and does nothing else."""
+    op = node.target
+    if not isinstance(op, torch._ops.OpOverload):
+        return not written(node)
+    return not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
+
+
+@dataclass(frozen=True)
+class Built:
+    """A container that is made anew: of (key, item) templates."""
+
+    make: Callable[[list[tuple[Any, Any]]], Any]
+    items: Sequence[tuple[Any, Any]]
+
+
+def _filled(empty: Any, items: dict[Any, Any]) -> Any:
+    """A dict of the kind of `empty` (an OrderedDict, a defaultdict) with these items."""
+    made = empty.copy()
+    made.update(items)
+    return made
+
+
+def outputs_of(template: Any) -> list[Output]:
+    if isinstance(template, Output):
+        return [template]
+    if isinstance(template, Built):
+        return [output for pair in template.items for item in pair for output in outputs_of(item)]
+    return []
+
+
+def known_of(template: Any) -> list[str]:
+    """The paths of what a template finds by its path."""
+    if isinstance(template, Known):
+        return [template.path]
+    if isinstance(template, Built):
+        return [path for pair in template.items for item in pair for path in known_of(item)]
+    return []
+
+
+def build(template: Any, output: Callable[[Output], torch.Tensor], around: Walk) -> Any:
+    if isinstance(template, Output):
+        return output(template)
+    if isinstance(template, Known):
+        return around.object_at(template.path)
+    if isinstance(template, Computed):
+        return template.number.compute(around.number_at)
+    if isinstance(template, Built):
+        return template.make([(build(key, output, around), build(item, output, around)) for key, item in template.items])
+    return template

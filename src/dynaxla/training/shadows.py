@@ -1,0 +1,129 @@
+"""What a step sees while it is recorded or runs lazily, and other threads do not see.
+
+During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are asked for. These settings are not
+written into the optimizer, which a thread that logs learning rates may be reading: the recording thread alone gets other groups.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+
+_seen = threading.local()
+
+
+@functools.cache
+def _shadowed(kind: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """The class, with groups of parameters that may be others in one thread."""
+
+    def get(self: torch.optim.Optimizer) -> Any:
+        shadows = getattr(_seen, "groups", {})
+        return shadows.get(id(self)) or self.__dict__["param_groups"]
+
+    def put(self: torch.optim.Optimizer, groups: Any) -> None:
+        self.__dict__["param_groups"] = groups
+
+    made: Any = type(kind.__name__, (kind,), {"param_groups": property(get, put), "__module__": kind.__module__, "__doc__": kind.__doc__})
+    made.__qualname__ = kind.__qualname__
+    return made
+
+
+_lock = threading.Lock()
+_users: dict[int, int] = {}
+
+
+@contextlib.contextmanager
+def other_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[str, Any]]]]) -> Iterator[None]:
+    """Inside, and in this thread only, these optimizers have these groups."""
+    before = getattr(_seen, "groups", {})
+    with _lock:
+        for optimizer, _ in groups:
+            _users[id(optimizer)] = _users.get(id(optimizer), 0) + 1
+            if _users[id(optimizer)] == 1:
+                optimizer.__class__ = _shadowed(cast("Any", type(optimizer)))
+    _seen.groups = {**before, **{id(optimizer): shadows for optimizer, shadows in groups}}
+    try:
+        yield
+    finally:
+        _seen.groups = before
+        with _lock:
+            for optimizer, _ in groups:
+                _users[id(optimizer)] -= 1
+                if not _users[id(optimizer)]:
+                    del _users[id(optimizer)]
+                    optimizer.__class__ = type(optimizer).__mro__[1]
+
+
+class _InKernel:
+    """What a fake mode is like inside an op: compiled functions then run as they were written."""
+
+    in_kernel_invocation = True
+    shape_env = None
+
+
+@contextlib.contextmanager
+def as_written() -> Iterator[None]:
+    """Inside, and in this thread only, what `torch.compile` has compiled runs as it was written."""
+    with torch._guards.tracing(torch._guards.TracingContext(cast("Any", _InKernel()))):
+        yield
+
+
+class _Compiling:
+    """True in the threads that record, False in all others."""
+
+    def __init__(self, elsewhere: Any) -> None:
+        self.elsewhere = elsewhere
+        self.threads: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        return threading.get_ident() in self.threads or bool(self.elsewhere)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self) == other
+
+    def __or__(self, other: Any) -> Any:
+        return bool(self) | other
+
+    def __and__(self, other: Any) -> Any:
+        return bool(self) & other
+
+    def __xor__(self, other: Any) -> Any:
+        return bool(self) ^ other
+
+    __ror__, __rand__, __rxor__ = __or__, __and__, __xor__
+
+    def __int__(self) -> int:
+        return int(bool(self))
+
+    __index__ = __int__
+
+    def __hash__(self) -> int:
+        return hash(bool(self))
+
+    def __repr__(self) -> str:
+        return repr(bool(self))
+
+
+@contextlib.contextmanager
+def compiling() -> Iterator[None]:
+    """Inside, `torch.compiler.is_compiling()` holds in this thread only: torch.optim then keeps its step counts in tensors."""
+    thread = threading.get_ident()
+    with _lock:
+        flag = torch.compiler._is_compiling_flag
+        if not isinstance(flag, _Compiling):
+            torch.compiler._is_compiling_flag = flag = _Compiling(flag)
+        flag.threads[thread] = flag.threads.get(thread, 0) + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            flag.threads[thread] -= 1
+            if not flag.threads[thread]:
+                del flag.threads[thread]
+            if not flag.threads and torch.compiler._is_compiling_flag is flag:
+                torch.compiler._is_compiling_flag = flag.elsewhere

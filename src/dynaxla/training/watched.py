@@ -1,0 +1,450 @@
+"""A step without its Python: a recorded program runs for as long as nothing that the step could read has changed.
+
+The function is run on fake tensors (see recorder.py), once in the state that it finds and once in the state that it would leave behind:
+where the two give the same program, as they do for most optimizers once their state exists, that one program serves all steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._pytree import tree_unflatten
+
+from ..config import Options
+from ..errors import CaptureError
+from ..observe import metrics
+from ..runtime import transfer
+from ..runtime.cache import LeastRecentlyUsed
+from .observation import observe
+from .parts import Part
+from .recorder import HANDLERS, Recorder
+from .recordings import Output, Recording, build, known_of
+from .scalars import Compared, Place, TracedFloat
+from .shadows import compiling, other_groups
+from .surroundings import ABSENT, Holder, Touched, Walk, global_state, storage_of, walk
+from .traces import extent, geometry
+from .updates import written
+
+# How often a step is recorded anew because it ran code that earlier recordings did not run.
+_MOST_ATTEMPTS = 6
+_seeds = itertools.count(1)
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class _State:
+    """What a step found around it: the walk, the places in it that are inputs of the program, and what stands for its facts."""
+
+    around: Walk
+    inputs: frozenset[Place]
+    number: int
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a call finds. Attributes: around (all that the function can read); given (its arguments); key (equal where a program fits)."""
+
+    around: Walk
+    given: Walk
+    key: Any
+
+
+class Watched:
+    """The programs of a function, one per combination of what it reads."""
+
+    def __init__(self, function: Callable[..., Any], options: Options) -> None:
+        self._function = function
+        self._options = options
+        self._programs: LeastRecentlyUsed[_Program] = LeastRecentlyUsed(options.executables)
+        self._baked: set[Place] = set()
+        self._known: _State | None = None
+        self._numbers: LeastRecentlyUsed[int] = LeastRecentlyUsed(options.executables)
+        # The code that recordings have run, with the globals that it ran in, and what it can therefore look at.
+        self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
+        self._touched: Touched | None = None
+
+    def situation(self, args: Any, kwargs: Any) -> Situation:
+        """Raises: CaptureError for what cannot be watched."""
+        around = self._around()
+        given = self._walk({"args": args, "kwargs": kwargs}, around)
+        return Situation(around, given, self._key(around, given))
+
+    def _walk(self, roots: Mapping[str, Any], base: Walk | None = None) -> Walk:
+        """Raises: CaptureError for something that the step has looked at, and that cannot be compared with what it was."""
+        found = walk(roots, base, self._touched)
+        if self._touched is not None and found.incomparable:
+            path, kind = next(iter(found.incomparable.items()))
+            hint = "give the step what it needs of it as an argument"
+            raise CaptureError(f"a step looks at {path}, a {kind}, of which nothing tells whether it has changed", hint=hint)
+        return found
+
+    def run(self, found: Situation) -> tuple[bool, Any]:
+        """Whether there is a program for the situation, and if so, what it gives."""
+        program = self._programs.get(found.key)
+        return (False, None) if program is None else (True, program.run(found.around, found.given))
+
+    def capture(self, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
+        """Record the step, and compile it, for the situation as it is.
+
+        Returns: the program, and what must be put in place before it runs (see `run_first`).
+        Raises: CaptureError; scalars.Compared; what the function raises. All is as it was before then.
+        """
+        with transfer.one_at_a_time(), metrics.timed("capture"):
+            for _ in range(_MOST_ATTEMPTS):
+                self._known = None  # learning rates may have changed since
+                around = self._around()
+                given = self._walk({"args": args, "kwargs": kwargs}, around)
+                self._check_reached(around, given)
+                try:
+                    return self._settled(around, given, args, kwargs)
+                except Compared:
+                    self._bake(around)
+                except _Wider:
+                    continue
+        raise CaptureError("each recording of a step runs other code")
+
+    def _check_reached(self, around: Walk, given: Walk) -> None:
+        """Raises: CaptureError if code ran that is of no function that was found: it cannot be watched."""
+        if self._touched is not None:
+            unreached = set(around.unreached(self._touched)) & set(given.unreached(self._touched))
+            if unreached:
+                code = unreached.pop()
+                raise CaptureError(
+                    f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
+                )
+
+    def run_first(self, program: _Program, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
+        """Run what `capture` has given."""
+        around = self._around()
+        given = self._walk({"args": args, "kwargs": kwargs}, around)
+        if not initial:
+            return program.run(around, given)
+        try:
+            _put(around, given, initial)
+            later = self._around()
+            return program.run(later, self._walk({"args": args, "kwargs": kwargs}, later))
+        except BaseException:
+            around.restore()
+            given.restore()
+            raise
+
+    def _around(self) -> Walk:
+        """What the function can read now."""
+        if self._known is None or not self._known.around.is_unchanged(self._known.inputs):
+            found = self._walk({"step": self._function})
+            inputs = self._inputs(found)
+            self._known = _State(found, frozenset(inputs), self._number_of(found, inputs))
+        return self._known.around
+
+    def _number_of(self, around: Walk, inputs: Collection[Place]) -> int:
+        """What stands for the facts about surroundings: the same for equal ones, and quicker to compare."""
+        facts = _frozen(around.facts(inputs))
+        number = self._numbers.get(facts)
+        if number is None:
+            number = next(_numbers)
+            self._numbers.put(facts, number)
+        return number
+
+    def _inputs(self, around: Walk) -> dict[Place, float]:
+        """The numbers that are inputs of the program: learning rates."""
+        return {
+            place: group["lr"]
+            for path, optimizer in around.optimizers.items()
+            for index, group in enumerate(optimizer.param_groups)
+            if isinstance(group.get("lr"), float)
+            and id(group) not in around.repeated
+            and (place := (f"{path}.param_groups[{index}]", "lr")) not in self._baked
+        }
+
+    def _key(self, around: Walk, given: Walk) -> Any:
+        known = self._known
+        number = known.number if known is not None and known.around is around else self._number_of(around, self._inputs(around))
+        return number, _frozen(given.facts()), global_state()
+
+    # What follows happens once per combination.
+
+    def _bake(self, around: Walk) -> None:
+        """Learning rates become constants: Python looks at them, or computes with them in ways that cannot be followed."""
+        self._baked.update(self._inputs(around))
+        self._known = None
+
+    def _settled(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
+        """The program for this state, and what must be put in place before it runs."""
+        own = self._key(around, given)
+        first = self._record(around, given, args, kwargs)
+        initial = first.initial_values(around)
+        try:
+            _put(around, given, first.left(around, initial))  # in shapes, if not in numbers
+            later = self._walk({"step": self._function})
+            later_given = self._walk({"args": args, "kwargs": kwargs}, later)
+            second = self._record(later, later_given, args, kwargs)
+            self._check_settled(later, later_given, second)
+            if first.is_like(second, initial):
+                program = _Program(second, later, later_given)
+                program.compile(self._options, later, later_given)
+                self._programs.put(self._key(later, later_given), program)
+                if not first.changes.keys() - second.changes.keys():
+                    self._programs.put(own, program)
+                    return program, {}
+                return program, {place: value for place, value in first.left(around, initial).items() if place not in second.changes}
+            following, following_key = _Program(second, later, later_given), self._key(later, later_given)
+            following.describe(later, later_given)
+        finally:
+            around.restore()
+            given.restore()
+        again = self._record(around, given, args, kwargs)
+        if not first.is_like(again, {}):
+            if self._inputs(around):
+                raise Compared
+            hint = "compute with tensors, and give the step what changes as an argument"
+            raise CaptureError(
+                "a step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
+            )
+        program = _Program(again, around, given)
+        program.compile(self._options, around, given)
+        self._programs.put(own, program)
+        if following.share(program):
+            self._programs.put(following_key, following)
+        return program, {}
+
+    def _check_settled(self, around: Walk, given: Walk, recording: Recording) -> None:
+        """Raises: CaptureError if the step would find another state each time."""
+        try:
+            _put(around, given, recording.left(around, {}))
+            after = self._walk({"step": self._function})
+            differing = _difference(around.facts(self._inputs(around)), after.facts(self._inputs(after)))
+        finally:
+            around.restore()
+            given.restore()
+        if differing:
+            hint = "do that outside the step, or keep the number in a tensor"
+            raise CaptureError(f"a step changes {differing} in Python every time that it runs, which a program cannot", hint=hint)
+
+    def _record(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> Recording:
+        """Run the function on fake tensors; everything that it changes is as before afterwards."""
+        tensors = around.tensors | given.tensors
+        # The recording may run code that earlier ones did not, and change what does not count for these.
+        everything = walk({"step": self._function, "args": args, "kwargs": kwargs})
+        _refuse_sources(everything)
+        recorder = Recorder(tensors, next(_seeds))
+        flags = {path: tensor.requires_grad for path, tensor in everything.tensors.items()}
+        # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
+        groups = _Groups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
+        try:
+            with compiling(), other_groups(groups.shadows):
+                result = recorder.run(self._observed, args, kwargs)
+            walks = {path: holder for walked in (around, given) for path, holder in walked.holders.items()}
+            changes = {(path, key): value for path, holder in walks.items() for key, value in holder.changes().items()}
+            changes |= groups.changes()
+            changed = [path for path, tensor in everything.tensors.items() if tensor.requires_grad != flags[path]]
+            if changed:
+                hint = "detach what is written to it, or set requires_grad outside the step"
+                raise CaptureError(f"a step changes whether {changed[0]} requires gradients", hint=hint)
+            return Recording(recorder, result, {place: value for place, value in changes.items() if place[1] != _CHECKED}, given)
+        finally:
+            around.restore()
+            given.restore()
+            everything.restore()
+            for path, tensor in everything.tensors.items():
+                if tensor.requires_grad != flags[path]:
+                    if tensor.grad_fn is not None:
+                        tensor.detach_()
+                    tensor.requires_grad_(flags[path])
+
+    def _observed(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function. Raises: Refused before it does what a program would not repeat; _Wider if it has run code that no earlier
+        recording has run."""
+        result, observation = observe(self._function, args, kwargs, refuse=True, ignore=HANDLERS)
+        if not observation.is_pure:
+            raise CaptureError(f"a step does what a program would not: {next(iter(observation.effects), 'it changes settings of torch')}")
+        if self._widen(observation.codes):
+            raise _Wider
+        return result
+
+    def _widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+        """Note what has run. Returns: whether any of it is new; then what was known of the surroundings may be too little."""
+        is_new = self._touched is None
+        for code, places in codes.items():
+            known = self._executed.setdefault(code, [])
+            added = [place for place in places if all(place is not other for other in known)]
+            known += added
+            is_new = is_new or bool(added)
+        if is_new:
+            self._touched = Touched.of(self._executed)
+            self._programs = LeastRecentlyUsed(self._options.executables)
+            self._known = None
+        return is_new
+
+
+class _Wider(Exception):
+    """A recording has run code that no earlier one had."""
+
+
+class _Groups:
+    """Optimizers' groups of parameters as a recording sees them.
+
+    Attributes: shadows (optimizers with their groups).
+    """
+
+    def __init__(self, around: Walk, numbers: Mapping[Place, TracedFloat]) -> None:
+        self.shadows: list[tuple[torch.optim.Optimizer, list[dict[str, Any]]]] = []
+        self._given: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        self._counts: list[tuple[list[Any], int]] = []
+        for path, optimizer in around.optimizers.items():
+            made = []
+            for index, group in enumerate(optimizer.param_groups):
+                place = f"{path}.param_groups[{index}]"
+                shadow = dict(group) | _switches(group, optimizer.state)
+                if (place, "lr") in numbers:
+                    shadow["lr"] = numbers[place, "lr"]
+                self._given.append((place, shadow, dict(shadow)))
+                made.append(shadow)
+            self.shadows.append((optimizer, made))
+            self._counts.append((made, len(made)))
+
+    def changes(self) -> dict[Place, Any]:
+        """What the step has put into groups, by place.
+
+        Raises: CaptureError for a new group.
+        """
+        if any(len(made) != count for made, count in self._counts):
+            raise CaptureError("a step adds a group of parameters to an optimizer", hint="do that outside the step")
+        found: dict[Place, Any] = {}
+        for place, shadow, before in self._given:
+            found |= {(place, key): value for key, value in shadow.items() if before.get(key, ABSENT) is not value}
+            found |= {(place, key): ABSENT for key in before if key not in shadow}
+        return found
+
+
+# An optimizer's note that its parameters suit fused steps. The recording leaves none: it asked for such a step, not the user.
+_CHECKED = "_need_device_dtype_check_for_fused"
+
+
+def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, bool]:
+    """What a group of parameters is told during the recording.
+
+    Adam's capturable step divides by the learning rate: of 0, as a warmup starts with, and second moments of 0 it makes NaNs. Its fused one
+    does not. Fused steps can be done in torch's own memory (see updates.py).
+
+    state: the optimizer's.
+    """
+    found = {"capturable": True} if "capturable" in group else {}
+    if "fused" in group and not group.get("differentiable") and all(parameter.is_floating_point() for parameter in group["params"]):
+        if "capturable" in group:
+            found["fused"] = True
+        elif "nesterov" in group:
+            learning = [parameter for parameter in group["params"] if parameter.requires_grad or parameter.grad is not None]
+            if len({"momentum_buffer" in state.get(parameter, ()) for parameter in learning}) == 1:  # SGD's needs all of them, or none
+                found |= {"fused": True, "foreach": False}
+    return found
+
+
+def _put(around: Walk, given: Walk, values: Mapping[Place, Any]) -> None:
+    for (path, key), value in values.items():
+        _holder(around, given, path).put(key, value)
+
+
+def _holder(around: Walk, given: Walk, path: str) -> Holder:
+    return around.holders.get(path) or given.holders[path]
+
+
+def _frozen(facts: Mapping[str, Any]) -> Any:
+    return tuple((path, tuple(value) if isinstance(value, list) else value) for path, value in facts.items())
+
+
+def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The path of something that differs, or ""."""
+    for path in [*before, *after]:
+        old, new = before.get(path), after.get(path)
+        if old != new:
+            if isinstance(old, list) and isinstance(new, list):
+                known = dict(old)
+                keys = [key for key, value in new if known.get(key, ABSENT) != value]
+                return f"{path}[{keys[0]!r}]" if keys else path
+            return path
+    return ""
+
+
+# What gives something else each time that it is asked, and cannot be put back.
+_SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+
+def _refuse_sources(everything: Walk) -> None:
+    """Raises: CaptureError for something that a recording could move on."""
+    for path, kind in everything.incomparable.items():
+        owner = everything.objects.get(path.rpartition(".")[0])
+        # A decorator made by contextlib holds a generator that never runs: each call makes another.
+        if isinstance(everything.object_at(path), _SOURCES) and not isinstance(owner, contextlib.ContextDecorator):
+            hint = "give it to the step item by item"
+            raise CaptureError(f"a step can reach {path}, a {kind}, which each recording would move on", hint=hint)
+
+
+def _refuse_overlapping(recorder: Recorder) -> None:
+    """AOTAutograd misses some inputs that lie in the same memory (torch 2.13: a block of rows and columns, beside the whole).
+
+    Raises: CaptureError if the step writes to one of two such tensors.
+    """
+    fakes = {path: node.meta["val"] for path, node in recorder.leaves.items()}
+    changed = {storage_of(node.meta["val"]) for item in recorder.graph.nodes for node in written(item) if "val" in node.meta}
+    found: dict[int, list[tuple[tuple[int, int], str]]] = {}
+    for path, fake in fakes.items():
+        if storage_of(fake) in changed:
+            found.setdefault(storage_of(fake), []).append((extent(geometry(fake)), path))
+    for places in found.values():
+        for (before, one), (after, other) in itertools.pairwise(sorted(places)):
+            if after[0] < before[1]:
+                raise CaptureError(f"a step writes to memory in which {one} and {other} overlap", hint="clone one of them")
+
+
+class _Program:
+    """A recording as a program of XLA, and the updates that torch does after it."""
+
+    def __init__(self, recording: Recording, around: Walk, given: Walk) -> None:
+        self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
+        recorder = recording.recorder
+        paths = {node: path for path, node in recorder.leaves.items()}
+        placeholders = [node for node in recorder.graph.nodes if node.op == "placeholder"]
+        self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.numbers[node] for node in placeholders]
+        outputs = [recorder.node(output) for output in recording.outputs]
+        _refuse_overlapping(recorder)
+        self._part = Part(recorder.graph, placeholders, outputs, recorder.constants)
+        self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and isinstance(template, Output)]
+        templates = [*self._result, *self._changes.values()]
+        self._used = {
+            *(item for position in self._part.read if isinstance(item := self._inputs[position], str)),
+            *(path for template in templates for path in known_of(template)),
+        }
+
+    def compile(self, options: Options, around: Walk, given: Walk) -> None:
+        self._part.compile(options, self._values(around, given))
+
+    def describe(self, around: Walk, given: Walk) -> None:
+        self._part.describe(self._values(around, given))
+
+    def share(self, other: _Program) -> bool:
+        return self._part.share(other._part)
+
+    def _values(self, around: Walk, given: Walk) -> list[Any]:
+        values: list[Any] = [None] * len(self._inputs)
+        for position in self._part.read:
+            item = self._inputs[position]
+            values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.tensor_at(item)
+        return values
+
+    def run(self, around: Walk, given: Walk) -> Any:
+        values = self._values(around, given)
+        released = around.release_gradients(self._new_gradients, self._used)
+        outputs = self._part.run(values)
+        metrics.add("steps")
+        for (path, key), template in self._changes.items():
+            _holder(around, given, path).put(key, build(template, lambda output: outputs[output.index], given))
+        around.accept_gradients(released)
+        leaves = [build(template, lambda output: outputs[output.index], given) for template in self._result]
+        return tree_unflatten(leaves, self._spec)

@@ -1,0 +1,223 @@
+"""Whether thousands of things are as they were, within microseconds: by what they refer to, compared at once.
+
+CPython can list what objects refer to (`gc.get_referents`), and a tuple of that is compared by its pointers: identity, entry by entry.
+Where that finds a difference the entries that matter are compared one by one: others may have changed.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import ctypes
+import gc
+import operator
+import sys
+import types
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..runtime.transfer import ArgumentCheck
+from .contents import Values, values_of
+from .holders import Attributes, ClassDict, Holder, Namespace
+from .scalars import Place
+
+if TYPE_CHECKING:
+    from .surroundings import Walk
+
+_grad, _is_leaf = operator.attrgetter("grad"), operator.attrgetter("is_leaf")
+_data_ptr = torch.Tensor.data_ptr
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+
+
+def _pointers(values: list[Any]) -> Any:
+    """Which objects these are: comparable while those of the one before are alive."""
+    return ctypes.string_at(ctypes.c_void_p.from_address(id(values) + _ITEMS).value or 0, 8 * len(values)) if values else b""
+
+
+def _ids(values: list[Any]) -> Any:
+    return list(map(id, values))
+
+
+# Where a list of CPython keeps the address of its items: behind its length. Elsewhere each has to be asked.
+_ITEMS = object.__basicsize__ + 8
+_PROBE = [object(), None, object()]
+_IS_CPYTHON = sys.implementation.name == "cpython" and list.__basicsize__ == _ITEMS + 16
+if not _IS_CPYTHON or b"".join(id(item).to_bytes(8, sys.byteorder) for item in _PROBE) != _pointers(_PROBE):
+    _pointers = _ids
+
+
+class Identities:
+    """Of what classes things are, which dicts hold their attributes, and which hooks tensors have: as when a walk found them."""
+
+    def __init__(self, walk: Walk) -> None:
+        gradients = {id(walk.tensors[path]) for path in walk.gradients if path in walk.tensors}
+        self._targets = [value for value in walk.objects.values() if _has_class_of_python(value) and not _holds_itself(value)]
+        self._targets += [tensor for tensor in walk.tensors.values() if id(tensor) not in gradients]
+        self._others = [value for value in walk.objects.values() if _has_class_of_python(value) and _holds_itself(value)]
+        self._empty = walk.empty
+        self._found = self._now()
+
+    def _now(self) -> Any:
+        others = [(type(value), getattr(value, "__dict__", None)) for value in self._others]
+        return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(others)))
+
+    def are_unchanged(self) -> bool:
+        return not any(self._empty) and bool(self._found == self._now())
+
+
+def _holds_itself(value: Any) -> bool:
+    """Whether entries that may change are what it refers to itself, besides its class and its dict of attributes."""
+    return isinstance(value, (dict, list, set, deque))
+
+
+class Watch:
+    """What a walk found, gathered so that it can be compared quickly.
+
+    inputs: places whose numbers may become others; arrays: paths of arrays whose values may (not their shapes).
+    """
+
+    def __init__(self, walk: Walk, inputs: Collection[Place], arrays: Collection[str]) -> None:
+        self.inputs, self.arrays = inputs, arrays
+        self._walk = walk
+        self._free = {path: [key for place, key in inputs if place == path] for path, _ in inputs}
+        self._gradients = [holder for holder in walk.holders.values() if isinstance(holder.target, torch.Tensor) and holder.items]
+        self._expected_gradients: Any = None
+        self._owners: list[torch.Tensor] = []
+        self._holders = [
+            (holder, self._free.get(path, ()))
+            for path, holder in walk.holders.items()
+            if not isinstance(holder.target, (torch.Tensor, Namespace))
+        ]
+        self._always = [(holder, free) for holder, free in self._holders if free or not _is_listed(holder)]
+        self._always += [(holder, ()) for holder in walk.views.values()]
+        listed = [holder for holder, free in self._holders if not free and _is_listed(holder)]
+        self._targets = [item for holder in listed for item in _listed(holder)]
+        self._keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, dict) and holder.items]
+        self._noted = self._referents()
+        self._fits = all(holder.is_unchanged(free) for holder, free in self._holders)  # what is noted here is what the walk found
+        self._gather_namespaces([holder for holder in walk.holders.values() if isinstance(holder.target, Namespace)])
+        self._gather_tensors()
+
+    def is_unchanged(self) -> bool:
+        return (
+            self._fits
+            and self._walk.identities.are_unchanged()
+            and self._are_places_unchanged()
+            and self._are_namespaces_unchanged()
+            and all(holder.is_unchanged(free) for holder, free in self._always)
+            and self._are_tensors_unchanged()
+            and all(reference() is target for reference, target in self._walk.references.values())
+            and all(map(self._has_values, self._walk.values))
+        )
+
+    def _has_values(self, path: str) -> bool:
+        value, values = self._walk.values[path]
+        if path in self.arrays:
+            return values_of(value, with_data=False) == Values(values.kind, b"")
+        return values_of(value) == values
+
+    # Containers and objects.
+
+    def _referents(self) -> Any:
+        return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(self._keys)))
+
+    def _are_places_unchanged(self) -> bool:
+        now = self._referents()
+        if now == self._noted:
+            return True
+        if not all(holder.is_unchanged(free) for holder, free in self._holders):
+            return False
+        self._noted = now  # something that does not matter has changed
+        return True
+
+    # Globals.
+
+    def _gather_namespaces(self, holders: Sequence[Holder]) -> None:
+        filled = [holder for holder in holders if holder.items]
+        self._namespaces = [holder.target.values for holder in filled]
+        self._getters = [operator.itemgetter(*holder.items, next(iter(holder.items))) for holder in filled]
+        absent = [(holder.target.values, holder.target.names - holder.items.keys()) for holder in holders]
+        self._disjoint: list[Callable[..., bool]] = [values.keys().isdisjoint for values, names in absent if names]
+        self._absent = [names for _, names in absent if names]
+        self._globals = _pointers([item for holder in filled for item in (*holder.items.values(), next(iter(holder.items.values())))])
+
+    def _read_globals(self) -> list[Any]:
+        return list(chain.from_iterable(map(operator.call, self._getters, self._namespaces)))
+
+    def _are_namespaces_unchanged(self) -> bool:
+        try:
+            return _pointers(self._read_globals()) == self._globals and all(map(operator.call, self._disjoint, self._absent))
+        except KeyError:
+            return False
+
+    # Tensors.
+
+    def _gather_tensors(self) -> None:
+        tensors = self._walk.tensors
+        plain = {path for path, tensor in tensors.items() if _is_plain(tensor)}
+        self._plain = list(plain) if len(plain) < len(tensors) else None
+        self._check: Any = None
+        self._leaves = [facts[-1] for facts in self._walk.metas]
+        self._addresses: Any = None
+
+    def _are_tensors_unchanged(self) -> bool:
+        tensors = list(self._walk.tensors.values())
+        plain = tensors if self._plain is None else [self._walk.tensors[path] for path in self._plain]
+        if list(map(_is_leaf, tensors)) != self._leaves:
+            return False
+        if self._expected_gradients is None:
+            self._owners = [holder.target for holder in self._gradients]
+            self._expected_gradients = _pointers([holder.items["grad"] for holder in self._gradients])
+        if _pointers(list(map(_grad, self._owners))) != self._expected_gradients:
+            return False
+        if self._plain is not None or self._check is None or (plain and not self._check.matches(*plain)):
+            if self._walk.metas != self._walk.metas_now():
+                return False
+            self._check = ArgumentCheck(plain)
+        addresses = list(map(_data_ptr, plain))
+        if addresses != self._addresses:
+            if self._walk.sharing_now() != self._walk.sharing:
+                return False
+            self._addresses = addresses
+        return True
+
+    def renew_gradients(self) -> None:
+        """Others stand in the places of some, or will, and the walk has noted that. None is held here then."""
+        self._expected_gradients = self._addresses = None
+        self._owners = []
+
+
+def _listed(holder: Holder) -> list[Any]:
+    """What refers to a holder's entries."""
+    target = holder.target
+    if isinstance(target, Attributes):
+        return [target.owner]
+    if isinstance(target, ClassDict):
+        return [*gc.get_referents(vars(target.kind)), target.kind]
+    return [target]
+
+
+def _is_listed(holder: Holder) -> bool:
+    """Whether CPython lists all that it holds."""
+    if isinstance(holder.target, (dict, types.CellType)) or type(holder.target) in (list, set, deque):
+        return True
+    if isinstance(holder.target, Attributes) and isinstance(holder.target.owner, types.FunctionType):
+        return True
+    if isinstance(holder.target, contextvars.ContextVar):
+        return False
+    return {id(value) for value in holder.items.values()} <= set(map(id, gc.get_referents(*_listed(holder))))
+
+
+def _keys(target: dict[Any, Any]) -> Any:
+    return OrderedDict.keys(target) if isinstance(target, OrderedDict) else dict.keys(target)
+
+
+def _has_class_of_python(value: Any) -> bool:
+    return bool(type(value).__flags__ & _HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout == torch.strided

@@ -1,0 +1,245 @@
+"""Ways in which the watch could be blind, planted one at a time: a generator is as good as the blindnesses that it finds."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from dynaxla.training import contents, holders, surroundings, trust, visiting, watching
+from dynaxla.training.visiting import Visitor
+
+from .cases import Verdict, draw_case, judge
+from .choices import SeededChoices
+
+Fault = Callable[[], AbstractContextManager[Any]]
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(function: Callable[[], AbstractContextManager[Any]]) -> Fault:
+    FAULTS[function.__name__] = function
+    return function
+
+
+def _contents(name: str, blind: Callable[[type], bool]) -> None:
+    """All values of such types are the same."""
+
+    def planted() -> AbstractContextManager[Any]:
+        right = contents._finder
+
+        def finder(kind: type) -> Any:
+            return (lambda value: "same") if blind(kind) else right(kind)
+
+        return patch.object(contents, "_finder", finder)
+
+    FAULTS[name] = planted
+
+
+def _named(*names: str) -> Callable[[type], bool]:
+    return lambda kind: kind.__name__ in names
+
+
+_contents("code_is_not_looked_at", _named("code"))
+_contents(
+    "numpy_scalars_are_known_by_their_path", lambda kind: kind.__module__ == "numpy" and kind.__name__ in ("float32", "int64", "float64")
+)
+_contents("decimals_are_alike", _named("Decimal"))
+_contents("fractions_are_alike", _named("Fraction"))
+_contents("dates_are_alike", _named("datetime", "timedelta"))
+_contents("ranges_are_alike", _named("range"))
+_contents("dtypes_are_alike", _named("dtype"))
+_contents("strings_are_alike", _named("str", "bytes"))
+
+
+@fault
+def numbers_are_compared_without_their_types() -> AbstractContextManager[Any]:
+    right = contents.content
+
+    def content(value: Any) -> Any:
+        return (None, value) if type(value) in (int, bool, float) else right(value)
+
+    return patch.object(surroundings, "content", content)
+
+
+def _parts(name: str, kind: type | tuple[type, ...], kept: Sequence[str]) -> None:
+    def planted() -> AbstractContextManager[Any]:
+        right = contents.parts_of
+
+        def parts_of(value: Any) -> Any:
+            found = right(value)
+            return {key: found[key] for key in kept} if isinstance(value, kind) else found
+
+        return patch.object(visiting, "parts_of", parts_of)
+
+    FAULTS[name] = planted
+
+
+_parts("partials_are_known_by_nothing", functools.partial, ())
+_parts("functions_of_partials_are_not_looked_at", functools.partial, ("args", "keywords"))
+_parts("slices_are_known_by_their_path", slice, ())
+_parts("objects_of_bound_methods_are_not_looked_at", types.MethodType, ("__func__",))
+_parts("properties_are_not_looked_into", property, ())
+_parts("static_and_class_methods_are_not_looked_into", (staticmethod, classmethod), ())
+
+
+def _unheld(name: str, skip: Callable[[Any, str], bool]) -> None:
+    """Places of a kind are not held."""
+
+    def planted() -> AbstractContextManager[Any]:
+        right = Visitor._hold
+
+        def hold(self: Visitor, path: str, target: Any, counts: Any = None) -> dict[Any, Any]:
+            items = right(self, path, target, counts)
+            if skip(target, path):
+                del self._found.holders[path]
+            return items
+
+        return patch.object(Visitor, "_hold", hold)
+
+    FAULTS[name] = planted
+
+
+def _is_attributes(target: Any, name: str) -> bool:
+    return isinstance(target, holders.Attributes) and name in target.names
+
+
+_unheld("closure_cells_are_not_held", lambda target, _: isinstance(target, types.CellType))
+_unheld("functions_are_known_by_nothing", lambda target, _: _is_attributes(target, "__defaults__"))
+_unheld("slots_are_not_held", lambda target, path: path.endswith(" slots"))
+_unheld("default_factories_are_not_held", lambda target, path: path.endswith("default_factory"))
+_unheld("attributes_of_functions_are_not_held", lambda target, path: path.endswith(" attributes"))
+_unheld("lists_are_not_held", lambda target, _: isinstance(target, list))
+_unheld("sets_are_not_held", lambda target, _: isinstance(target, set))
+
+
+def _class_items(name: str, skip: Callable[[str, Any], bool]) -> None:
+    def planted() -> AbstractContextManager[Any]:
+        right = visiting.ClassDict
+
+        def made(kind: type, counts: Callable[[str, Any], bool]) -> Any:
+            return right(kind, lambda key, value: counts(key, value) and not skip(key, value))
+
+        return patch.object(visiting, "ClassDict", made)
+
+    FAULTS[name] = planted
+
+
+_class_items("methods_are_not_looked_at", lambda _, value: isinstance(value, types.FunctionType))
+_class_items("attributes_of_classes_are_not_looked_at", lambda _, value: isinstance(value, tuple))
+_class_items("special_methods_are_not_looked_at", lambda key, _: key.startswith("__"))
+
+
+@fault
+def code_without_a_file_is_trusted() -> AbstractContextManager[Any]:
+    return _trusting()
+
+
+@contextmanager
+def _trusting() -> Iterator[None]:
+    right = trust.is_trusted_namespace
+
+    def trusted(values: Any) -> bool:
+        return values.get("__file__") is None or right(values)
+
+    with patch.object(trust, "is_trusted_namespace", trusted), patch.object(visiting, "is_trusted_namespace", trusted):
+        yield
+
+
+@fault
+def globals_are_not_read() -> AbstractContextManager[Any]:
+    return patch.object(Visitor, "_globals", lambda self, *_: None)
+
+
+@fault
+def modules_are_not_looked_into() -> AbstractContextManager[Any]:
+    return patch.object(Visitor, "_module", lambda self, *_, **__: None)
+
+
+@fault
+def metaclasses_are_not_looked_at() -> AbstractContextManager[Any]:
+    right = Visitor._inside
+
+    def inside(self: Visitor, path: str, value: Any) -> Iterator[tuple[str, Any]]:
+        for suffix, item in right(self, path, value):
+            if not (isinstance(value, type) and isinstance(item, type) and issubclass(item, type)):
+                yield suffix, item
+
+    return patch.object(Visitor, "_inside", inside)
+
+
+@contextmanager
+def _values(change: Callable[[Any], Any]) -> Iterator[None]:
+    right = contents.values_of
+
+    def values_of(value: Any, with_data: bool = True) -> Any:
+        return change(right(value, with_data))
+
+    with patch.object(visiting, "values_of", values_of), patch.object(watching, "values_of", values_of):
+        yield
+
+
+@fault
+def values_of_arrays_are_not_compared() -> AbstractContextManager[Any]:
+    return _values(lambda found: contents.Values(found.kind, b""))
+
+
+@fault
+def shapes_are_not_compared() -> AbstractContextManager[Any]:
+    right = surroundings.meta
+    return patch.object(surroundings, "meta", lambda tensor: (*right(tensor)[:1], None, None, *right(tensor)[3:]))
+
+
+@fault
+def required_gradients_are_not_compared() -> AbstractContextManager[Any]:
+    right = surroundings.meta
+    return patch.object(surroundings, "meta", lambda tensor: (*right(tensor)[:5], False, right(tensor)[-1]))
+
+
+@fault
+def the_watch_does_not_look_at_globals() -> AbstractContextManager[Any]:
+    return patch.object(watching.Watch, "_are_namespaces_unchanged", lambda self: True)
+
+
+@fault
+def the_watch_does_not_look_at_containers() -> AbstractContextManager[Any]:
+    return patch.object(watching.Watch, "_are_places_unchanged", lambda self: True)
+
+
+@fault
+def the_watch_does_not_look_at_keys() -> AbstractContextManager[Any]:
+    return patch.object(watching, "_keys", lambda target: ())
+
+
+@fault
+def the_watch_does_not_look_at_classes() -> AbstractContextManager[Any]:
+    return patch.object(watching.Identities, "are_unchanged", lambda self: True)
+
+
+@fault
+def the_watch_compares_by_equality() -> AbstractContextManager[Any]:
+    return patch.object(watching, "_pointers", lambda values: list(map(repr, map(type, values))))
+
+
+def find(planted: Fault, seeds: Sequence[int]) -> tuple[int, int, Verdict] | None:
+    """How many cases it takes until one goes wrong because of the fault, that case's seed, and what goes wrong."""
+    for count, seed in enumerate(seeds, start=1):
+        case = draw_case(SeededChoices(seed))
+        with planted():
+            verdict = judge(case, bool(seed % 2))
+        if verdict.problem and not judge(draw_case(SeededChoices(seed)), bool(seed % 2)).problem:
+            return count, seed, verdict
+    return None
+
+
+def main(names: Sequence[str], seeds: Sequence[int]) -> int:
+    """Print for every fault after how many cases it is found."""
+    missed = 0
+    for name in names or FAULTS:
+        found = find(FAULTS[name], seeds)
+        missed += found is None
+        print(f"{name:50}", "not found" if found is None else f"{found[0]:5}  seed {found[1]}  {found[2].problem}", flush=True)
+    print(f"{len(names or FAULTS) - missed} of {len(names or FAULTS)} blindnesses found")
+    return int(bool(missed))

@@ -1,0 +1,90 @@
+"""Checkpointed regions in a compiled step: what is computed again has the random numbers of the first time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import dynaxla
+
+# Each gives scale * w ** 2, element by element, for random numbers `scale`. The gradient is then known: 2 * result / w.
+REGIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda w: F.dropout(w, 0.5).square(),
+    "two dropouts": lambda w: F.dropout(w, 0.5) * F.dropout(w, 0.3),
+    "rand": lambda w: torch.rand(w.shape) * w * w,
+    "written after it was drawn": lambda w: torch.rand(w.shape).mul_(2) * w * w,
+    "bernoulli of values": lambda w: torch.bernoulli(w.detach().sigmoid()) * w * w,
+    "attention": lambda w: (
+        F.scaled_dot_product_attention(
+            w.detach().view(1, 1, 8, 8), w.detach().view(1, 1, 8, 8), torch.ones(1, 1, 8, 8), dropout_p=0.4
+        ).flatten()
+        * w
+        * w
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "reentrant"), [*((name, False) for name in REGIONS), ("dropout", True), ("bernoulli of values", True)])
+def test_the_same_numbers_again(name: str, reentrant: bool) -> None:
+    w = torch.nn.Parameter(torch.rand(64) + 0.5)
+
+    def step() -> torch.Tensor:
+        w.grad = None
+        outside = torch.rand(64)
+        result = checkpoint(REGIONS[name], w, use_reentrant=reentrant)
+        (result.sum() + outside.sum() * 0).backward()
+        return result.detach()
+
+    state = torch.get_rng_state()
+    compiled = dynaxla.compile_step(step)
+    results = []
+    for _ in range(3):
+        results.append(compiled())
+        torch.testing.assert_close(w.grad * w.detach(), 2 * results[-1])
+    assert not torch.equal(results[0], results[1])
+    torch.set_rng_state(state)
+    torch.testing.assert_close(dynaxla.compile_step(step)(), results[0])
+
+
+def test_exact_numbers() -> None:
+    w = torch.nn.Parameter(torch.rand(64) + 0.5)
+
+    def step() -> torch.Tensor:
+        w.grad = None
+        result = checkpoint(REGIONS["two dropouts"], w, use_reentrant=False)
+        result.sum().backward()
+        return torch.cat([result.detach(), w.grad])
+
+    found = []
+    for call in (step, dynaxla.compile_step(step, options={"exact_rng": True})):
+        torch.manual_seed(0)
+        found.append([call() for _ in range(3)])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_other_values_with_the_numbers_of_before() -> None:
+    """A draw whose result depends on values, made again with other ones."""
+    x = torch.full((8,), 0.5)
+
+    def step() -> torch.Tensor:
+        state = torch.get_rng_state()
+        first = torch.bernoulli(x)
+        torch.set_rng_state(state)
+        return first + torch.bernoulli(x * 0.5)
+
+    with pytest.raises(dynaxla.CaptureError, match=r"restores the state|Generator.get_state"):
+        dynaxla.compile_step(step, fullgraph=True)()
+
+
+def test_recording_leaves_the_generator_alone() -> None:
+    def step() -> torch.Tensor:
+        raise KeyError("after a draw", torch.rand(3))
+
+    state = torch.get_rng_state()
+    with pytest.raises(KeyError):
+        dynaxla.compile_step(step, fullgraph=True)()
+    assert torch.equal(torch.get_rng_state(), state)

@@ -1,0 +1,111 @@
+"""Recurrent networks in compiled training steps, against eager."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import dynaxla
+from dynaxla.errors import CaptureError
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "lstm": lambda: nn.LSTM(4, 6),
+    "two layers, batch first": lambda: nn.LSTM(4, 6, 2, batch_first=True),
+    "bidirectional": lambda: nn.LSTM(4, 6, 2, bidirectional=True),
+    "no bias": lambda: nn.LSTM(4, 6, bias=False),
+    "projection": lambda: nn.LSTM(4, 6, proj_size=3, batch_first=True),
+    "float64": lambda: nn.LSTM(4, 6).double(),
+    "evaluation": lambda: nn.LSTM(4, 6).eval(),
+    "gru": lambda: nn.GRU(4, 6, 2, bidirectional=True, batch_first=True),
+    "rnn": lambda: nn.RNN(4, 6, nonlinearity="relu"),
+}
+
+
+def losses(step: Callable[..., torch.Tensor], *args: Any) -> list[torch.Tensor]:
+    return [step(*args).detach().clone() for _ in range(4)]
+
+
+def compared(net: nn.Module, forward: Callable[..., torch.Tensor], *args: Any) -> None:
+    """Losses and parameters of four steps."""
+    found = []
+    for compiled in (False, True):
+        mine = copy.deepcopy(net)
+        optimizer = torch.optim.SGD(mine.parameters(), lr=0.5)
+
+        def step(*args: Any, mine: nn.Module = mine, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = forward(mine, *args)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        result = losses(dynaxla.compile_step(step) if compiled else step, *args)
+        found.append((result, [parameter.detach() for parameter in mine.parameters()]))
+    assert_equal(found[1], found[0], tolerance=(1e-4, 1e-5))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", NETS)
+def test_layers(name: str) -> None:
+    torch.manual_seed(0)
+    net = NETS[name]()
+
+    def forward(net: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        out, state = net(x)
+        return out.square().mean() + sum(item.sin().mean() for item in ((state,) if isinstance(state, torch.Tensor) else state))
+
+    compared(net, forward, torch.randn(3, 5, 4, dtype=next(net.parameters()).dtype))
+
+
+def test_states_that_are_given() -> None:
+    torch.manual_seed(0)
+
+    def forward(net: nn.Module, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        out, (_, last) = net(x, (h.tanh(), c))
+        return out.sum() + last.square().sum()
+
+    compared(nn.LSTM(4, 6, batch_first=True), forward, torch.randn(2, 7, 4), torch.randn(1, 2, 6), torch.randn(1, 2, 6))
+
+
+def test_gradients_of_inputs_and_states() -> None:
+    torch.manual_seed(0)
+    net = nn.LSTM(4, 6, bidirectional=True)
+
+    def function(x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [item.detach().requires_grad_() for item in (x, h, c)]
+        out, (_, cell) = net(leaves[0], (leaves[1], leaves[2]))
+        return torch.autograd.grad(out.sin().sum() + cell.cos().sum(), [*leaves, *net.parameters()])
+
+    args = torch.randn(5, 3, 4), torch.randn(2, 3, 6), torch.randn(2, 3, 6)
+    step = dynaxla.compile_step(function)
+    for _ in range(2):
+        assert_equal(step(*args), function(*args), tolerance=(1e-4, 1e-5))
+
+
+def test_packed_sequences() -> None:
+    """How many rows each step has, Python must know: they are packed outside of the step, or not at all."""
+    net = nn.LSTM(4, 6, batch_first=True)
+    lengths = torch.tensor([5, 3, 2])
+    step = dynaxla.compile_step(lambda x: net(pack_padded_sequence(x, lengths, batch_first=True))[0].data.sum())
+    with pytest.raises(CaptureError, match="_pack_padded_sequence"):
+        step(torch.randn(3, 5, 4))
+
+
+def test_dropout_between_layers() -> None:
+    """It draws other numbers than eager mode; it drops all the same, and the seed rules."""
+    torch.manual_seed(0)
+    net = nn.LSTM(4, 6, 2, dropout=0.5)
+    x = torch.randn(3, 5, 4)
+    step = dynaxla.compile_step(lambda x: net(x)[0].sum())
+    torch.manual_seed(1)
+    first, other = step(x).item(), step(x).item()
+    assert first != other
+    torch.manual_seed(1)
+    assert step(x).item() == first

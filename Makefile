@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test conformance random-programs lint format
+.PHONY: install bench test conformance random-programs surroundings stress lint format
 
 install: $(INSTALLED)
 
@@ -27,6 +27,14 @@ conformance: install
 # Random programs compared with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2", or ARGS=--faults
 random-programs: install
 	PYTHONPATH=tests $(VENV)/bin/python -m random_programs $(ARGS)
+
+# Random surroundings of a step, one change in each, e.g. make surroundings ARGS="--count 20000 --seed 3", or ARGS=--faults
+surroundings: install
+	PYTHONPATH=tests $(VENV)/bin/python -m surroundings_cases $(ARGS)
+
+# Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
+stress: install
+	PYTHONPATH=tests $(VENV)/bin/python -m stress $(ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check

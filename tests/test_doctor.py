@@ -11,6 +11,8 @@ from typer.testing import CliRunner
 
 from dynaxla import cli, doctor
 from dynaxla.doctor import State
+from dynaxla.lowering import onednn
+from dynaxla.runtime import transfer
 
 
 def states(findings: list[doctor.Finding]) -> list[State]:
@@ -45,10 +47,19 @@ def test_versions_of_torch(version: str | None, state: State) -> None:
 def test_other_versions() -> None:
     assert doctor.judge_version("jax", "0.9.2").state is State.BROKEN
     assert doctor.judge_version("jax", "0.10.2").state is State.GOOD
+    for release in onednn.KNOWN:
+        assert doctor.judge_version("jax", ".".join(map(str, release))).state is State.GOOD
     assert doctor.judge_jaxlib("0.10.2", "0.10.1").state is State.GOOD
     assert doctor.judge_jaxlib("0.10.2", "0.9.0").state is State.DOUBT
     assert doctor.judge_jaxlib("0.10.2", None).state is State.BROKEN
     assert doctor.judge_python((3, 9)).state is State.BROKEN
+
+
+def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "is_available", lambda: True)
+    assert states(doctor.examine_kernels()) == [State.GOOD]
+    monkeypatch.setattr(transfer, "jaxlib_version", lambda: "0.10.9")
+    assert states(doctor.examine_kernels()) == [State.GOOD, State.NOTE]
 
 
 def test_a_missing_entry_point() -> None:

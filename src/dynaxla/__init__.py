@@ -1,18 +1,63 @@
-"""dynaxla: XLA as a compiler for PyTorch. `torch.compile(model, backend="dynaxla")`."""
+"""dynaxla: XLA as a compiler for PyTorch. `torch.compile(model, backend="dynaxla")`.
 
-from .backend import dynaxla as dynaxla
-from .backend import dynaxla_retrace as dynaxla_retrace
-from .errors import CaptureError as CaptureError
-from .errors import CompilationError as CompilationError
-from .errors import DeviceMismatch as DeviceMismatch
-from .errors import DynaxlaError as DynaxlaError
-from .errors import ExecutionError as ExecutionError
-from .errors import LoweringError as LoweringError
-from .errors import OptionError as OptionError
-from .errors import OutOfMemory as OutOfMemory
-from .errors import UnsupportedOp as UnsupportedOp
-from .errors import UnsupportedTensor as UnsupportedTensor
-from .lowering import lowers as lowers
-from .training import compile_step as compile_step
+The names below are imported when the first of them is used: torch and JAX take seconds, and `dynaxla --help` needs neither.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .backend import dynaxla as dynaxla
+    from .backend import dynaxla_retrace as dynaxla_retrace
+    from .errors import CaptureError as CaptureError
+    from .errors import CompilationError as CompilationError
+    from .errors import DeviceMismatch as DeviceMismatch
+    from .errors import DynaxlaError as DynaxlaError
+    from .errors import ExecutionError as ExecutionError
+    from .errors import ForkError as ForkError
+    from .errors import LoweringError as LoweringError
+    from .errors import OptionError as OptionError
+    from .errors import OutOfMemory as OutOfMemory
+    from .errors import UnsupportedOp as UnsupportedOp
+    from .errors import UnsupportedTensor as UnsupportedTensor
+    from .lowering import lowers as lowers
+    from .training import compile_step as compile_step
 
 __version__ = "0.1.0"
+
+# It must know of every fork, and needs neither torch nor JAX. The package that it is in is to be asked for as before (see below).
+importlib.import_module(".runtime.forks", __name__)
+globals().pop("runtime")
+
+# The public names by the module that has them. A test compares them with the list above.
+_PUBLIC = {
+    "backend": ("dynaxla", "dynaxla_retrace"),
+    "errors": (
+        "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError", "LoweringError",
+        "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor",
+    ),
+    "lowering": ("lowers",),
+    "training": ("compile_step",),
+}  # fmt: skip
+__all__ = [name for names in _PUBLIC.values() for name in names]
+# What these modules import in their turn can be reached without an import of its own too, e.g. dynaxla.observe.metrics.
+_REACHED = ("capture", "config", "observe", "program", "runtime", "tuning")
+
+
+def __getattr__(name: str) -> Any:
+    """A public name at its first use, or a module; from then on it is an ordinary attribute."""
+    if name in _REACHED or name in _PUBLIC or name in __all__:
+        for module, names in _PUBLIC.items():
+            loaded = importlib.import_module(f".{module}", __name__)
+            globals().update({public: getattr(loaded, public) for public in names})
+        if name in _REACHED:
+            globals()[name] = importlib.import_module(f".{name}", __name__)
+        if name in globals():
+            return globals()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_PUBLIC, *_REACHED, *(name for name in globals() if name.startswith("__"))})

@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import torch
-import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +24,7 @@ from .observe import metrics
 from .runtime import devices, transfer
 
 # With newer releases than these dynaxla has not been tried.
-TESTED = {"torch": "2.13", "jax": "0.10"}
+TESTED = {"torch": "2.13", "jax": ".".join(map(str, max(onednn.KNOWN)))}
 OLDEST = {"torch": "2.11", "jax": "0.10"}
 OLDEST_PYTHON = (3, 11)
 _OPTIONAL = ("torchvision", "timm", "transformers", "matplotlib")
@@ -198,8 +197,13 @@ def examine_fast_paths(live: Mapping[str, bool] | None = None) -> list[Finding]:
 
 def examine_kernels() -> list[Finding]:
     if onednn.is_available():
-        return [Finding("kernels", "oneDNN inside XLA:CPU", "computes convolutions and matrix products", State.GOOD)]
-    mend = "on x86-64, jaxlib 0.10 and 0.11 have it; without it XLA's own kernels run, most of them slower"
+        found = [Finding("kernels", "oneDNN inside XLA:CPU", "computes convolutions and matrix products", State.GOOD)]
+        if not onednn.takes_packed():
+            value = f"left as they are: tried with jaxlib {', '.join(sorted(onednn.PACKED))} only"
+            found.append(Finding("kernels", "frozen weights for oneDNN", value, State.NOTE))
+        return found
+    known = " and ".join(".".join(map(str, release)) for release in onednn.KNOWN)
+    mend = f"on x86-64, jaxlib {known} have it; without it XLA's own kernels run, most of them slower"
     return [Finding("kernels", "oneDNN inside XLA:CPU", "not there", State.DOUBT, mend)]
 
 
@@ -310,15 +314,3 @@ def show(findings: Iterable[Finding], console: Console) -> None:
     for finding in mendable:
         console.print(Text(f"{finding.state.value:>6}  {finding.what}: {finding.value}"), style=_STYLES[finding.state])
         console.print(Text(f"        {finding.mend}"))
-
-
-def doctor() -> None:
-    """Show versions, devices and fast paths, what is wrong with this environment, and how to mend it.
-
-    The exit code is 1 if something is broken.
-    """
-    console = Console()
-    findings = examine()
-    show(findings, console if console.is_terminal else Console(width=160))
-    if any(finding.state is State.BROKEN for finding in findings):
-        raise typer.Exit(1)

@@ -1,19 +1,19 @@
-"""`dynaxla ops`: which way each ATen op goes, and which way the ops of a user's own script went."""
+"""What `dynaxla ops` shows: which way each ATen op goes, and which way the ops of a user's own script went."""
 
 from __future__ import annotations
 
+import builtins
 import fnmatch
-import runpy
 import sys
+import tokenize
+import types
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
-from rich.console import Console
 from rich.table import Table
 from torch._ops import OpOverload
 
@@ -66,55 +66,30 @@ def _functional_overloads() -> Iterator[OpOverload]:
             yield op
 
 
-def ops(
-    patterns: Annotated[list[str] | None, typer.Argument(help="Show the ops whose names match, e.g. 'linalg*' or cumsum.")] = None,
-    platform: Annotated[str, typer.Option(help="JAX's name of the platform: cpu, cuda, rocm, tpu.")] = "cpu",
-    run: Annotated[Path | None, typer.Option(help="Run this Python script, then show which way the ops of its graphs went.")] = None,
-) -> None:
-    """Which way each op goes: by a lowering, a decomposition, or torch's own kernel."""
-    console = Console()
-    if run is not None:
-        _run(run)
-        console.print(_observed_table())
-        return
+def totals_table(platform: str) -> Table:
+    """How many ops go which way."""
     every = ways(platform)
-    if patterns:
-        table = Table("op", "way", "where")
-        shown = [way for way in every if any(_matches(way.op, pattern) for pattern in patterns)]
-        if not shown:
-            raise typer.BadParameter(f"no op matches {' or '.join(patterns)}")
-        for way in shown:
-            table.add_row(str(way.op), way.kind, way.where)
-        console.print(table)
-        return
     core = [way for way in every if torch.Tag.core in way.op.tags]
     table = Table("way", "ops", "of PyTorch's core set")
     totals, core_totals = Counter(way.kind for way in every), Counter(way.kind for way in core)
     for kind in ("lowering", "decomposition", "kernel"):
         table.add_row(kind, str(totals[kind]), str(core_totals[kind]))
     table.add_row("together", str(len(every)), str(len(core)))
-    console.print(table)
-    console.print("dynaxla ops PATTERN lists ops by name; dynaxla ops --run SCRIPT shows which way a script's own ops went")
+    return table
 
 
-def _matches(op: OpOverload, pattern: str) -> bool:
-    name = str(op)
-    return any(fnmatch.fnmatchcase(part, pattern) for part in (name, name.partition(".")[2], name.split(".")[1]))
+def table_of_ops(platform: str, patterns: Sequence[str]) -> Table:
+    """The ops whose names match one of the patterns."""
+    table = Table("op", "way", "where")
+    for way in ways(platform):
+        if _matches(str(way.op), patterns):
+            table.add_row(str(way.op), way.kind, way.where)
+    return table
 
 
-def _run(script: Path) -> None:
-    if not script.is_file():
-        raise typer.BadParameter(f"{script} is not a file")
-    saved = sys.argv, sys.path[:]
-    sys.argv, sys.path[0:0] = [str(script)], [str(script.parent)]
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    finally:
-        sys.argv, sys.path[:] = saved
-
-
-def _observed_table() -> Table:
-    counts = observed.snapshot()
+def observed_table(patterns: Sequence[str] | None = None) -> Table:
+    """What the graphs traced so far held, the ops that match one of the patterns, if there are any."""
+    counts = {op: count for op, count in observed.snapshot().items() if not patterns or _matches(op, patterns)}
     caption = "nodes of the graphs that were traced, one trace per executable"
     table = Table("op", "nodes lowered", "nodes by torch's kernel", caption=caption)
     for name, count in sorted(counts.items(), key=lambda item: (-item[1]["fallback"], -item[1]["lowered"], item[0])):
@@ -122,3 +97,38 @@ def _observed_table() -> Table:
     table.add_section()
     table.add_row("together", *(str(sum(count[kind] for count in counts.values())) for kind in ("lowered", "fallback")))
     return table
+
+
+def _matches(name: str, patterns: Sequence[str]) -> bool:
+    parts = (name, name.partition(".")[2], name.split(".")[1])
+    return any(fnmatch.fnmatchcase(part, pattern) for part in parts for pattern in patterns)
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> int | str | None:
+    """Run a Python script as `python script arguments...` does. Returns what it exits with, as SystemExit has it.
+
+    An exception of the script's is shown as Python shows it, and the code is 1 (of Ctrl-C: 130).
+    """
+    path = script.absolute()
+    module = types.ModuleType("__main__")
+    loader = SourceFileLoader("__main__", str(path))
+    module.__dict__.update(__file__=str(path), __builtins__=builtins, __cached__=None, __loader__=loader)
+    saved = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv = [str(script), *arguments]
+    if not sys.flags.safe_path:
+        sys.path[:1] = [str(path.resolve().parent)]
+    sys.modules["__main__"] = module
+    try:
+        with tokenize.open(path) as file:  # in the encoding that the script declares
+            source = file.read()
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except SystemExit as error:
+        return error.code
+    except BaseException as error:
+        trace = error.__traceback__
+        trace = trace.tb_next if trace is not None else None  # without this function's frame
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = saved
+    return 0

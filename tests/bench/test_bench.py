@@ -15,11 +15,12 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from dynaxla.bench import agreement, capture, engines, report, suites
-from dynaxla.bench.__main__ import bench, run
 from dynaxla.bench.engines import Engine
 from dynaxla.bench.errors import BenchmarkError
 from dynaxla.bench.measure import Row, Settings, Spread, measure, prepared_process
 from dynaxla.bench.runner import Placement, Remote, RemoteError, first_line
+from dynaxla.bench.session import run
+from dynaxla.cli.bench import bench
 
 
 class Tiny(nn.Module):
@@ -349,7 +350,7 @@ def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, 
     ],
 )
 def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("dynaxla.bench.__main__.run")
+    monkeypatch.setattr("dynaxla.bench.session.run", None)
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert known in result.output

@@ -8,20 +8,20 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
-from rich.console import Console
 
 from . import engines as engine_table
 from . import report, suites
-from .__main__ import check_writable, run, split
 from .errors import BenchmarkError
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .memory import step_memory
+from .names import FIRST_CALL, MEMORY
+from .requests import check_writable
 from .runner import Placement
+from .session import run
 
 PLAIN = ("eager", "inductor", "dynaxla")
 FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
@@ -64,50 +64,35 @@ PARTS = {
     "xla-options": Part("XLA's options, float32, batch 1, one thread", engines=XLA_OPTIONS),
     "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }
-FIRST_CALL = "first-call"
-MEMORY, MEMORY_BATCH, MEMORY_OPTIMIZER = "training-memory", 4, "adamw"
+MEMORY_BATCH, MEMORY_OPTIMIZER = 4, "adamw"
 MEMORY_ENGINES = ("eager", "dynaxla", "dynaxla_step")
 
-_NAMES = [*PARTS, FIRST_CALL, MEMORY]
-_PARTS = typer.Argument(help=f"Of: {', '.join(_NAMES)}. Default: all.", show_default=False)
 
+def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float) -> bool:
+    """Measure these parts (all, if none are named), and write the tables. Whether no model failed or disagreed with eager.
 
-def bench_cpu(
-    parts: Annotated[list[str] | None, _PARTS] = None,
-    output: Annotated[Path, typer.Option(help="The directory of cpu.md and cpu.json. Parts that are there already are kept.")] = Path("."),
-    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
-) -> None:
-    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md. All of it takes about two hours.
-
-    The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
+    Raises: BenchmarkError.
     """
-    bad = False
-    try:
-        wanted = split(parts) or _NAMES
-        unknown = [name for name in wanted if name not in _NAMES]
-        if unknown:
-            raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(_NAMES)}")
-        check_writable(output)
-        file = output / "cpu.json"
-        found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-        for name in wanted:
-            if name == FIRST_CALL:
-                found[name] = {"environment": report.environment(), **measure_first_calls(split(models))}
-            elif name == MEMORY:
-                found[name] = {"environment": report.environment(), **measure_memory(split(models))}
-            else:
-                result = measure_part(PARTS[name], split(models), seconds)
-                bad = bad or bool(result.bad_rows)
-                found[name] = as_part(result)
-            file.write_text(json.dumps(found, indent=1) + "\n")
-            (output / "cpu.md").write_text(as_markdown(found))
-    except BenchmarkError as error:
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
-    Console().print((output / "cpu.md").read_text(), markup=False, highlight=False)
-    if bad:
-        raise typer.Exit(1)
+    known = [*PARTS, FIRST_CALL, MEMORY]
+    unknown = [name for name in parts if name not in known]
+    if unknown:
+        raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
+    check_writable(output)
+    good = True
+    file = output / "cpu.json"
+    found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    for name in parts or known:
+        if name == FIRST_CALL:
+            found[name] = {"environment": report.environment(), **measure_first_calls(models)}
+        elif name == MEMORY:
+            found[name] = {"environment": report.environment(), **measure_memory(models)}
+        else:
+            result = measure_part(PARTS[name], models, seconds)
+            good = good and not result.bad_rows
+            found[name] = as_part(result)
+        file.write_text(json.dumps(found, indent=1) + "\n")
+        (output / "cpu.md").write_text(as_markdown(found))
+    return good
 
 
 def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Report:

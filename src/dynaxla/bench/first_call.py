@@ -10,6 +10,7 @@ import os
 import resource
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 
 import torch
@@ -23,7 +24,7 @@ PHASES = ("trace", "lower", "compile")
 
 
 def first_calls(engine: str, models: Sequence[str], cache: str) -> dict[str, dict[str, float]]:
-    """By model: "cpu", the seconds of the whole first call, and of dynaxla's phases `PHASES`. cache: the directory of all caches."""
+    """CPU seconds by model: "cpu", of the whole first call, and of dynaxla's phases `PHASES`. cache: the directory of all caches."""
     environment = {
         **os.environ,
         "DYNAXLA_CACHE": cache,
@@ -43,6 +44,7 @@ def _cpu_seconds() -> float:
 
 def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
+    metrics.use_clock(time.process_time)
     placement = Placement()
     found = {}
     rehearse([engines.ENGINES[engine]], placement)

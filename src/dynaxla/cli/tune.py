@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import torch
 import typer
 from rich.console import Console
 
-from .bench import suites
-from .bench.__main__ import Batch, Device, Dtype, Threads, check_device, check_dtype, split
-from .bench.errors import BenchmarkError
-from .bench.runner import Placement
-from .config import Options
-from .errors import DynaxlaError
-from .tuning import kept, show, tried
+from ..bench import names as known
+from .bench import Batch, Device, Dtype, Threads, bad_requests_shown
 
-_MODELS = typer.Argument(help="Models of `dynaxla bench`, to measure now. None: show what the cache holds.", show_default=False)
+_WHAT_TO_GIVE = (
+    f"dynaxla tune MODEL... measures models of `dynaxla bench`: {', '.join(known.MODELS)}. "
+    'torch.compile(model, backend="dynaxla", options={"tune": True}) measures a model of yours.'
+)
+_MODELS = typer.Argument(
+    help=f"Models to measure now: {', '.join(known.MODELS)}. None: show what the cache holds.", show_default=False, metavar="MODEL"
+)
 
 
 def tune(
@@ -31,9 +31,19 @@ def tune(
 
     torch.compile(..., options={"tune": True}) does the same for any model, and uses the results kept in the cache directory.
     """
+    import torch
+
+    from ..bench import suites
+    from ..bench.requests import check_device, check_dtype, split
+    from ..bench.runner import Placement
+    from ..config import Options
+    from ..errors import DynaxlaError
+    from ..tuning import kept, tried
+    from ..tuning.table import show
+
     console = Console()
     console = console if console.is_terminal else Console(width=160)
-    try:
+    with bad_requests_shown(DynaxlaError):
         placement = Placement(batch, check_dtype(dtype), check_device(device), threads=threads)
         cases = suites.choose("models", split(models)) if models else []
         store = Options().store("tuning")
@@ -46,12 +56,14 @@ def tune(
             with torch.no_grad():
                 compiled(*placement.inputs(case, torch.Generator().manual_seed(placement.seed)))
             torch._dynamo.reset()
-    except (BenchmarkError, DynaxlaError) as error:
-        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
     if cases:
         show(tried(), console)
-    elif store is None:
-        console.print("There is no cache directory: the variable DYNAXLA_CACHE names one.")
+        return
+    found = kept(store) if store is not None else []
+    if found:
+        show(found, console)
+    elif store is not None:
+        console.print(f"Nothing has been measured yet: {store.folder} is empty.", highlight=False, soft_wrap=True)
     else:
-        show(kept(store), console)
+        console.print("There is no cache directory: the variable DYNAXLA_CACHE names one.")
+    console.print(_WHAT_TO_GIVE, highlight=False, markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The command `dynaxla`."""
+"""The command `dynaxla`. What a command needs of torch and JAX is imported when it runs: help and `--version` need neither."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from typing import Annotated
 
 import typer
 
-from . import __version__
-from .bench.__main__ import bench
-from .bench.cpu import bench_cpu
-from .bench.overhead import overhead
+from .. import __version__
+from .bench import bench, bench_cpu, overhead
 from .doctor import doctor
-from .ops import ops
+from .ops import WithScript, ops
 from .tune import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -19,7 +17,7 @@ app.command("bench")(bench)
 app.command("bench-cpu")(bench_cpu)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
-app.command("ops")(ops)
+app.command("ops", cls=WithScript)(ops)
 app.command("tune")(tune)
 
 
@@ -37,4 +35,4 @@ def _options(
 
 
 def main() -> None:
-    app()
+    typer.main.get_command(app)()  # app() would also put a sys.excepthook of Typer's in place, for the scripts of `dynaxla ops --run` too

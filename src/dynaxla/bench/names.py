@@ -1,0 +1,31 @@
+"""The names of what the benchmark knows, for the help of its commands: the tables themselves import torch and JAX.
+
+Tests compare them with the tables: SUITES with suites.SUITES, MODELS with the first of them, ENGINES with engines.ENGINES, OPTIMIZERS with
+training.OPTIMIZERS, PARTS with what cpu.py writes.
+"""
+
+from __future__ import annotations
+
+SUITES = ("models", "small", "functions", "breaks")
+
+MODELS = (
+    "resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16", "bert_base",
+    "vit_base_patch16_224",
+)  # fmt: skip
+
+ENGINES = (
+    "eager", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_tuned", "dynaxla_frozen", "dynaxla_separate",
+    "dynaxla_step", "inductor_frozen", "dynaxla_retrace", "xla_vectors_128", "xla_vectors_256", "xla_old_emitters", "xla_concurrent",
+    "xla_no_library", "xla_reassociated", "torchax", "torch_xla",
+)  # fmt: skip
+
+OPTIMIZERS = ("sgd", "adamw")
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+FIRST_CALL = "first-call"
+MEMORY = "training-memory"
+PARTS = (
+    "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
+    "training-adamw", "small", "functions", "xla-options", "xla-options-small", FIRST_CALL, MEMORY,
+)  # fmt: skip

@@ -1,0 +1,49 @@
+"""What a command's arguments ask for, checked. Each function raises BenchmarkError for what cannot be had, and says what can."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from .errors import BenchmarkError
+from .names import DTYPES
+
+
+def split(names: Iterable[str] | None) -> list[str]:
+    return [name.strip() for part in names or () for name in part.split(",") if name.strip()]
+
+
+def with_more(names: list[str], more: Iterable[str]) -> list[str]:
+    """These names and more; none if there are none, which means the usual ones."""
+    return [*names, *more] if names else []
+
+
+def check_dtype(name: str) -> torch.dtype:
+    if name not in DTYPES:
+        raise BenchmarkError(f"no dtype {name!r}; there are: {', '.join(DTYPES)}")
+    return getattr(torch, name)
+
+
+def check_device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise BenchmarkError(f"no device {name!r}; there are: cpu, cuda, cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise BenchmarkError(f"dynaxla does not run on the device {name!r}; there are: cpu, cuda, cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise BenchmarkError(f"torch finds no device {name!r} here: it sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def check_writable(directory: Path) -> None:
+    """Before the measurements, not after them."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        probe = directory / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise BenchmarkError(f"cannot write to {directory}: {error}") from error

@@ -1,0 +1,58 @@
+"""A run of the benchmark over several models, with a progress bar."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from . import engines as engine_table
+from . import report, suites
+from .measure import Settings, measure, prepared_process, rehearse
+
+
+def run(
+    cases: list[suites.Case], chosen: list[engine_table.Engine], settings: Settings, suite: str, notes: list[str] | None = None
+) -> report.Report:
+    """Measure, with a progress bar on stderr. Stopped with Ctrl-C, it reports what it has."""
+    result = report.Report(suite, settings, [engine.name for engine in chosen], list(notes or []))
+    with prepared_process(settings.placement.threads) as more, Bar(len(cases)) as bar:
+        result.notes += more
+        try:
+            bar.say("starting the engines")
+            rehearse(chosen, settings.placement)
+            for case in cases:
+                result.models.append(measure(case, chosen, settings, bar))
+        except KeyboardInterrupt:
+            result.notes.append(f"Interrupted: {len(result.models)} of {len(cases)} models measured.")
+    return result
+
+
+class Bar:
+    """A bar over all models; each counts the same."""
+
+    def __init__(self, models: int) -> None:
+        percentage = TextColumn("{task.percentage:>3.0f}%")
+        columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), percentage, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._progress.add_task("", total=models)
+        self._begun = 0
+        self._model = ""
+        self._steps = 1.0
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        self._progress.update(self._task, description=text)
+
+    def begin(self, model: str, steps: int) -> None:
+        self._progress.update(self._task, completed=self._begun)
+        self._model, self._steps = model, steps
+        self._begun += 1
+
+    def step(self, text: str, steps: float = 1) -> None:
+        self._progress.update(self._task, description=f"{self._model}: {text}", advance=steps / self._steps)

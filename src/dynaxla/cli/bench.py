@@ -1,0 +1,151 @@
+"""`dynaxla bench`, `dynaxla bench-cpu`, `dynaxla overhead`: what they take. The measurements are in dynaxla.bench."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from ..bench import names as known
+from ..bench.errors import BenchmarkError
+
+QUICK_SECONDS = 2.0
+
+
+def _list(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False)
+
+
+_MODELS = _list("Models, by comma or repeated. Default: all of the suite.", "--models", "--only")
+_ENGINES = _list(
+    f"By comma or repeated: {', '.join(known.ENGINES)}. Default: all that work here, without tuned, frozen, step, and the last two."
+)
+_SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Default: 3.", show_default=False)
+Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
+Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(known.DTYPES)}.")]
+Device = Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")]
+_MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")
+
+
+@contextlib.contextmanager
+def bad_requests_shown(*kinds: type[Exception]) -> Iterator[None]:
+    """What cannot be had is said on stderr, and the exit code is 2. kinds: of exceptions that say so, besides BenchmarkError."""
+    shown: tuple[type[Exception], ...] = (BenchmarkError, *kinds)
+    try:
+        yield
+    except shown as error:
+        Console(stderr=True).print(f"error: {error}", style="red", highlight=False, markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+
+
+def bench(
+    models: Annotated[list[str] | None, _MODELS] = None,
+    suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(known.SUITES)} (the last ones break graphs).")] = "models",
+    engines: Annotated[list[str] | None, _ENGINES] = None,
+    training: Annotated[bool, typer.Option("--training", help="Whole training steps instead of inference.")] = False,
+    optimizer: Annotated[str, typer.Option(help=f"With --training: {', '.join(known.OPTIMIZERS)}.")] = "sgd",
+    batch: Annotated[int | None, typer.Option(min=1, help="Batch size. Default: 1, with --training 4.", show_default=False)] = None,
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    iterations_per_run: Annotated[int, typer.Option(min=1, help="Calls timed together, with one wait for the device at their end.")] = 1,
+    randomize_input: Annotated[bool, typer.Option("--randomize-input", help="A fresh random input for each call.")] = False,
+    baseline: Annotated[str, typer.Option(help="The engine whose speed is 1.00.")] = "eager",
+    threads: Threads = 1,
+    quick: Annotated[bool, typer.Option("--quick", help="A few small models, four engines, few rounds: a few minutes.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Timed rounds, instead of --seconds.", show_default=False)] = None,
+    seconds: Annotated[float | None, _SECONDS] = None,
+    memory: Annotated[bool, _MEMORY] = False,
+    tune: Annotated[bool, typer.Option("--tune", help="Also dynaxla with measured forms, and a table of what was tried.")] = False,
+    output: Annotated[Path | None, typer.Option(help="A directory for JSON, Markdown and a plot.", show_default=False)] = None,
+    seed: Annotated[int, typer.Option(help="For weights and inputs.")] = 0,
+    traceback: Annotated[bool, typer.Option("--traceback", help="Print failures in full.")] = False,
+) -> None:
+    """Time models in eager PyTorch, Inductor, TorchScript and dynaxla, and check that all agree.
+
+    The exit code is 1 if a model fails or disagrees with eager in any engine, 2 for a request that cannot be met.
+    """
+    from ..bench import engines as engine_table
+    from ..bench import report, suites
+    from ..bench.measure import Settings
+    from ..bench.requests import check_device, check_dtype, check_writable, split, with_more
+    from ..bench.runner import Placement
+    from ..bench.session import run
+    from ..tuning import tried
+    from ..tuning.table import show
+
+    console = Console()
+    with bad_requests_shown():
+        if optimizer not in known.OPTIMIZERS:
+            raise BenchmarkError(f"no optimizer {optimizer!r}; there are: {', '.join(known.OPTIMIZERS)}")
+        batch = batch or (4 if training else 1)
+        placement = Placement(batch, check_dtype(dtype), check_device(device), seed, threads, optimizer if training else "")
+        names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
+        cases = suites.choose(suite, names)
+        engine_table.choose([baseline], [])
+        usual = (
+            engine_table.TRAINING
+            if training
+            else engine_table.QUICK
+            if quick
+            else engine_table.USUAL.get(suite, list(engine_table.ENGINES))
+        )
+        more = [baseline, "dynaxla_tuned"] if tune else [baseline]
+        chosen, notes = engine_table.choose(with_more(split(engines), more), with_more(usual, more))
+        budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
+        settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, memory, traceback)
+        if output is not None:
+            check_writable(output)
+        result = run(cases, chosen, settings, suite, notes)
+        console = console if console.is_terminal else Console(width=200)
+        report.show(result, console)
+        if tune:
+            show(tried(), console)
+        if output is not None:
+            for file in report.write(result, output):
+                console.print(f"wrote {file}", highlight=False)
+    if result.bad_rows or not result.rows:
+        raise typer.Exit(1)
+
+
+_PARTS = typer.Argument(help=f"Of: {', '.join(known.PARTS)}. Default: all.", show_default=False)
+
+
+def bench_cpu(
+    parts: Annotated[list[str] | None, _PARTS] = None,
+    output: Annotated[Path, typer.Option(help="The directory of cpu.md and cpu.json. Parts that are there already are kept.")] = Path("."),
+    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
+) -> None:
+    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md. All of it takes about two hours.
+
+    The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
+    """
+    from ..bench import cpu
+    from ..bench.requests import split
+
+    with bad_requests_shown():
+        good = cpu.write(split(parts), output, split(models), seconds)
+    Console().print((output / "cpu.md").read_text(), markup=False, highlight=False)
+    if not good:
+        raise typer.Exit(1)
+
+
+def overhead(
+    layers: Annotated[list[int] | None, typer.Option(help="Layers of the perceptron; repeat for several. Default: 2 and 50.")] = None,
+    width: Annotated[int, typer.Option(min=1, help="Its width.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, help="Batch size.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Timed rounds of 100 calls.")] = 60,
+) -> None:
+    """Measure what a call costs beyond XLA's own execution, one thread.
+
+    The exit code is 1 if dynaxla adds more to the bare executable than 30 µs and 0.6 µs for each input.
+    """
+    from ..bench.overhead import show
+
+    if not show(layers or (2, 50), width, batch, rounds):
+        raise typer.Exit(1)

@@ -1,0 +1,20 @@
+"""`dynaxla doctor`."""
+
+from __future__ import annotations
+
+import typer
+from rich.console import Console
+
+
+def doctor() -> None:
+    """Show versions, devices and fast paths, what is wrong with this environment, and how to mend it.
+
+    The exit code is 1 if something is broken.
+    """
+    from .. import doctor as examinations
+
+    console = Console()
+    findings = examinations.examine()
+    examinations.show(findings, console if console.is_terminal else Console(width=160))
+    if any(finding.state is examinations.State.BROKEN for finding in findings):
+        raise typer.Exit(1)

@@ -1,0 +1,61 @@
+"""Run one scenario, and compare all that others can see: before it, meanwhile (from a second thread), afterwards, and at the exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+
+import jax.numpy  # noqa: F401
+import torch
+
+# What TorchDynamo and AOTAutograd let others see while they trace: so it is with backend="aot_eager" too. torch's generator they put back
+# afterwards, as the scenarios do.
+TORCHS_OWN = {
+    "torch.compiler", "torch.fx tracing", "torch.anomaly", "warnings.filters", "names of warnings", "operators", "kernels for Meta",
+    "torch random",
+}  # fmt: skip
+
+# It listens to the log.
+ALLOWED = {"no_dead_ends": {"logger dynaxla"}}
+
+
+def settle() -> None:
+    """Have torch do what it does once per process."""
+    torch.optim.AdamW([torch.zeros(1)])
+    torch.optim.SGD([torch.zeros(1)])
+    function = torch.compile(lambda x: torch.nn.functional.dropout(x.sin() * 2).sum(), backend="aot_eager", dynamic=True)
+    with torch.random.fork_rng(devices=[]):
+        function(torch.ones(3, requires_grad=True)).backward()
+
+
+def main(name: str) -> None:
+    torch.set_num_threads(1)
+    settle()
+    from .visible import Watch, differences, lines, snapshot
+
+    def check(when: str, found: dict[str, tuple[object, object]]) -> None:
+        if found:
+            print(when, *lines(found), sep="\n", file=sys.stderr, flush=True)
+            os._exit(3)
+
+    # What is registered first is called last: after all that dynaxla or JAX may do at the exit.
+    atexit.register(lambda: check("at the exit", differences(before, snapshot())))
+    at_first = snapshot()
+    import dynaxla
+
+    assert dynaxla.compile_step
+    check("after the import", differences(at_first, snapshot()))
+    from .scenarios import SCENARIOS
+
+    before = snapshot()
+    with Watch() as watch:
+        SCENARIOS[name]()
+    allowed = TORCHS_OWN | ALLOWED.get(name, set())
+    check("meanwhile", {key: values for key, values in watch.seen.items() if key not in allowed})
+    check("afterwards", differences(before, snapshot()))
+    assert watch.reads > 3, watch.reads
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,157 @@
+"""Each sentence of the README's "What it promises", in a process of its own where all that another library could see is watched."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+import torch
+from promises import visible
+
+SENTENCES = ["eagers_results", "no_stale_parameters", "nothing_lost", "no_dead_ends", "clear_failure", "no_side_effects"]
+
+
+def run(scenario: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    done = subprocess.run([sys.executable, "-m", "promises", scenario], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_what_the_readme_promises(sentence: str) -> None:
+    run(sentence)
+
+
+def test_others_see_nothing_of_a_recording() -> None:
+    run("recording")
+
+
+@contextlib.contextmanager
+def put(holder: object, name: str, value: object) -> Iterator[None]:
+    before = getattr(holder, name)
+    setattr(holder, name, value)
+    try:
+        yield
+    finally:
+        setattr(holder, name, before)
+
+
+@contextlib.contextmanager
+def called(change: Callable[[], object], back: Callable[[], object]) -> Iterator[None]:
+    change()
+    try:
+        yield
+    finally:
+        back()
+
+
+def hook() -> contextlib.AbstractContextManager[object]:
+    handle = torch.nn.modules.module.register_module_forward_hook(lambda *_: None)
+    return called(lambda: None, handle.remove)
+
+
+LIMIT = sys.getrecursionlimit()
+
+PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
+    "os.environ[PLANTED]": lambda: called(lambda: os.environ.update(PLANTED="1"), lambda: os.environ.pop("PLANTED")),
+    "warnings.filters": lambda: warnings.catch_warnings(action="ignore"),
+    "sys.excepthook": lambda: put(sys, "excepthook", print),
+    "sys.path": lambda: put(sys, "path", ["/nowhere", *sys.path]),
+    "threading.excepthook": lambda: put(threading, "excepthook", print),
+    "switch interval": lambda: called(lambda: sys.setswitchinterval(0.001), lambda: sys.setswitchinterval(0.005)),
+    "recursion limit": lambda: called(lambda: sys.setrecursionlimit(5000), lambda: sys.setrecursionlimit(LIMIT)),
+    "gc": lambda: called(gc.disable, gc.enable),
+    "gc.callbacks": lambda: called(lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print)),
+    "signals": lambda: called(lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN), lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL)),
+    "logger planted": lambda: called(
+        lambda: logging.getLogger("planted").setLevel("INFO"), lambda: logging.getLogger("planted").setLevel("NOTSET")
+    ),
+    "threads": lambda: called((started := threading.Timer(60, print)).start, lambda: (started.cancel(), started.join())),
+    "torch.get_default_dtype": lambda: called(
+        lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32)
+    ),
+    "torch.get_float32_matmul_precision": lambda: called(
+        lambda: torch.set_float32_matmul_precision("high"), lambda: torch.set_float32_matmul_precision("highest")
+    ),
+    "torch.backends": lambda: called(
+        lambda: torch.backends.cuda.enable_flash_sdp(False), lambda: torch.backends.cuda.enable_flash_sdp(True)
+    ),
+    "torch.stance": lambda: torch.compiler.set_stance("force_eager"),
+    "torch._dynamo.config.recompile_limit": lambda: torch._dynamo.config.patch(recompile_limit=77),
+    "torch.nn.modules.module._global_forward_hooks": hook,
+    "grad mode": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu"),
+    "modes": torch.overrides.BaseTorchFunctionMode,
+    "saved tensors' hooks": lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x),
+    "names of SGD": lambda: put(torch.optim.SGD, "step", lambda *_: None),
+    "names of torch": lambda: put(torch, "matmul", torch.mm),
+    "operators": lambda: library("operator"),
+    "kernels for CPU": lambda: library("kernel"),
+    "jax.config.jax_enable_x64": lambda: called(
+        lambda: jax.config.update("jax_enable_x64", True), lambda: jax.config.update("jax_enable_x64", False)
+    ),
+    "jax in this thread": lambda: jax.enable_x64(True),
+    "numpy errors": lambda: np.errstate(divide="ignore"),
+    "numpy random": lambda: called(lambda: np.random.random(), lambda: None),
+    "random": lambda: called(random.random, lambda: None),
+    "torch random": lambda: called(lambda: torch.rand(1), lambda: None),
+    "denormals": lambda: called(lambda: torch.set_flush_denormal(True), lambda: torch.set_flush_denormal(False)),
+}
+
+
+@contextlib.contextmanager
+def library(kind: str) -> Iterator[None]:
+    with torch.library._scoped_library("planted", "FRAGMENT") as planted:
+        planted.define(f"of_{kind}(Tensor x) -> Tensor")
+        if kind == "kernel":
+            planted.impl("of_kernel", lambda x: x, "CPU")
+        yield
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_watch_sees(name: str) -> None:
+    before = visible.snapshot()
+    with PLANTED[name]():
+        assert name in visible.differences(before, visible.snapshot())
+    assert not set(visible.differences(before, visible.snapshot())) - {"torch random", "numpy random", "random"}
+
+
+def test_the_watch_sees_what_passes() -> None:
+    """What another thread does and undoes; settings of a thread's own are not to be seen from another."""
+
+    def change() -> None:
+        with torch.compiler.set_stance("force_eager"), torch.no_grad():
+            while len(watch.seen) == 0:
+                pass
+
+    with visible.Watch() as watch:
+        change()
+    assert set(watch.seen) == {"torch.stance"}
+
+
+def test_the_heaps_probe() -> None:
+    """In a process of its own, which mallopt then changes."""
+    script = """
+import ctypes
+from promises.visible import keeps_freed_memory
+assert keeps_freed_memory() in (False, None)
+ctypes.CDLL(None).mallopt(-3, 2**31 - 1)
+assert keeps_freed_memory() in (True, None)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    subprocess.run([sys.executable, "-c", script], env=environment, check=True)

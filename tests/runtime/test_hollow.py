@@ -14,7 +14,7 @@ def test_memory_comes_later(swaps: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     tensor, reference = hollow.make((2, 3), (1, 2), torch.float32, torch.device("cpu"), 24)
     view = tensor.t()[1:]
     result = torch.arange(6.0).view(3, 2).t()
-    hollow.fill(reference, result, 24, {})
+    hollow.fill(reference, result, (1, 2), 24, {})
     assert tensor.tolist() == [[0, 2, 4], [1, 3, 5]]
     assert view.tolist() == [[2, 3], [4, 5]]
     tensor.add_(1)
@@ -28,7 +28,7 @@ def test_memory_of_others_is_copied(swaps: bool, monkeypatch: pytest.MonkeyPatch
     taken: dict[int, torch.UntypedStorage | None] = {}
     made = [hollow.make((4,), (1,), torch.float32, torch.device("cpu"), 16) for _ in range(2)]
     for _, reference in made:
-        hollow.fill(reference, result, 16, taken)
+        hollow.fill(reference, result, (1,), 16, taken)
     made[0][0].zero_()
     assert made[1][0].tolist() == [0, 1, 2, 3]
 
@@ -42,11 +42,17 @@ def test_what_could_not_be_computed_is_no_number(swaps: bool, monkeypatch: pytes
         assert tensor.isnan().all()
 
 
+def test_other_strides_are_copied() -> None:
+    tensor, reference = hollow.make((2, 3), (3, 1), torch.float32, torch.device("cpu"), 24)
+    hollow.fill(reference, torch.arange(6.0).view(3, 2).t(), (3, 1), 24, {})
+    assert tensor.tolist() == [[0, 2, 4], [1, 3, 5]]
+
+
 def test_its_address_is_not_told() -> None:
     tensor, reference = hollow.make((3,), (1,), torch.float32, torch.device("cpu"), 12)
     with pytest.raises(RuntimeError, match="data pointer"):
         tensor[1:].data_ptr()
-    hollow.fill(reference, torch.ones(3), 12, {})
+    hollow.fill(reference, torch.ones(3), (1,), 12, {})
     assert tensor[1:].data_ptr()
 
 
@@ -54,5 +60,5 @@ def test_a_storage_that_nobody_has_is_left_alone() -> None:
     tensor, reference = hollow.make((3,), (1,), torch.float32, torch.device("cpu"), 12)
     del tensor
     assert reference.expired()
-    hollow.fill(reference, torch.ones(3), 12, {})
+    hollow.fill(reference, torch.ones(3), (1,), 12, {})
     hollow.spoil(reference, 12)

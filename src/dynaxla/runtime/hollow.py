@@ -30,9 +30,12 @@ def make(
     return tensor, StorageWeakRef(storage)
 
 
-def fill(reference: StorageWeakRef, result: torch.Tensor, nbytes: int, taken: dict[int, torch.UntypedStorage | None]) -> None:
+def fill(
+    reference: StorageWeakRef, result: torch.Tensor, stride: Sequence[int], nbytes: int, taken: dict[int, torch.UntypedStorage | None]
+) -> None:
     """Give a storage, if it is alive, the memory of a result.
 
+    stride: with which the storage's tensor reads it; a result with others is copied. nbytes: of the storage.
     taken: the ids of storages whose memory is somebody's already, so that what is in it is copied; with the storage that has it now, if it
     was given away. The result's is added.
     """
@@ -40,7 +43,8 @@ def fill(reference: StorageWeakRef, result: torch.Tensor, nbytes: int, taken: di
     if storage is None or not nbytes:
         return
     source, given = torch._C._storage_id(result), result.untyped_storage()
-    if _SWAPS and source not in taken and given.nbytes() == nbytes and not result.storage_offset():
+    same = all(size <= 1 or one == other for size, one, other in zip(result.shape, result.stride(), stride, strict=True))
+    if _SWAPS and same and source not in taken and given.nbytes() == nbytes and not result.storage_offset():
         taken[source] = storage
         storage._swap_data_ptr_(given)
         return
@@ -48,7 +52,7 @@ def fill(reference: StorageWeakRef, result: torch.Tensor, nbytes: int, taken: di
     if holder is not None:
         result = _on(holder, result.dtype, result.shape, result.stride(), result.storage_offset())
     memory = _memory(storage, nbytes)
-    _on(memory, result.dtype, result.shape, result.stride()).copy_(result)
+    _on(memory, result.dtype, result.shape, stride).copy_(result)
     if memory is not storage:
         storage._swap_data_ptr_(memory)
 

@@ -95,7 +95,7 @@ class Session(TorchDispatchMode):
         self._geometries: list[set[Geometry]] = []
         # For each slot: a weak reference to the storage of a tensor without memory, or None for one that was there before.
         self._lazy: list[StorageWeakRef | None] = []
-        self._sizes: dict[int, int] = {}
+        self._made: dict[int, New] = {}
         self._inputs: list[torch.Tensor] = []
         self._roots: set[tuple[int, Geometry]] = set()
         self._written: set[int] = set()
@@ -441,7 +441,7 @@ class Session(TorchDispatchMode):
         slot = len(self._lazy)
         self._slots[reference.cdata] = slot
         self._lazy.append(reference)
-        self._sizes[slot] = new.nbytes
+        self._made[slot] = new
         self._geometries.append({new.geometry})
         return tensor
 
@@ -475,7 +475,7 @@ class Session(TorchDispatchMode):
             self._start()
             return
         live = [slot for slot, reference in enumerate(self._lazy) if reference is not None and not reference.expired()]
-        references, sizes = self._lazy, self._sizes
+        references, made = self._lazy, self._made
         try:
             with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), _no_autocast(), torch._guards.tracing(None):
                 part = node.program(live, self._version)
@@ -486,7 +486,10 @@ class Session(TorchDispatchMode):
                 for slot, result in zip(part.slots, results, strict=True):
                     reference = references[slot]
                     if reference is not None and not reference.expired():
-                        hollow.fill(reference, result, sizes[slot], taken)
+                        shape, stride, _, dtype, *_ = made[slot].geometry
+                        if (result.shape, result.dtype) != (shape, dtype):
+                            raise CaptureError(f"a program gives {result.dtype}{list(result.shape)} for {dtype}{list(shape)}")
+                        hollow.fill(reference, result, stride, made[slot].nbytes, taken)
         except BaseException as error:
             self._failed = error
             with _disable_current_modes(), torch.no_grad():
@@ -494,7 +497,7 @@ class Session(TorchDispatchMode):
                     tensor.copy_(before)
                 for slot in live:
                     if (reference := references[slot]) is not None:
-                        hollow.spoil(reference, sizes[slot])
+                        hollow.spoil(reference, made[slot].nbytes)
             raise
         metrics.add("parts")
         self._traces.used(node)

@@ -151,7 +151,7 @@ _RULES: dict[str, Callable[..., torch.Tensor]] = {
     "addcdiv": lambda x, y, z, value=1: x + _scaled(y, value) / z,
     "lerp": _lerp,
     "fill": lambda x, value: _like(value, x).expand(x.shape),
-    "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings) + _like(value, x),
+    "full_like": lambda x, value, **settings: torch.zeros_like(x, **settings).fill_(value),
 }
 
 
@@ -162,7 +162,7 @@ def rule(op: torch._ops.OpOverload) -> Callable[..., Any] | None:
     name = name.removeprefix("_foreach_")
     inplace = name.endswith("_")
     function = _RULES.get(name.removesuffix("_"))
-    if function is None or op.namespace != "aten" or "out" in op._overloadname:
+    if function is None or op.namespace != "aten" or "out" in op._overloadname or "mode" in op._overloadname:
         return None
     if not inplace:
         written = function

@@ -64,7 +64,9 @@ def hook() -> contextlib.AbstractContextManager[object]:
     return called(lambda: None, handle.remove)
 
 
-LIMIT = sys.getrecursionlimit()
+def move_limit(by: int) -> None:
+    sys.setrecursionlimit(sys.getrecursionlimit() + by)
+
 
 PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "os.environ[PLANTED]": lambda: called(lambda: os.environ.update(PLANTED="1"), lambda: os.environ.pop("PLANTED")),
@@ -73,7 +75,7 @@ PLANTED: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
     "sys.path": lambda: put(sys, "path", ["/nowhere", *sys.path]),
     "threading.excepthook": lambda: put(threading, "excepthook", print),
     "switch interval": lambda: called(lambda: sys.setswitchinterval(0.001), lambda: sys.setswitchinterval(0.005)),
-    "recursion limit": lambda: called(lambda: sys.setrecursionlimit(5000), lambda: sys.setrecursionlimit(LIMIT)),
+    "recursion limit": lambda: called(lambda: move_limit(1), lambda: move_limit(-1)),
     "gc": lambda: called(gc.disable, gc.enable),
     "gc.callbacks": lambda: called(lambda: gc.callbacks.append(print), lambda: gc.callbacks.remove(print)),
     "signals": lambda: called(lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN), lambda: signal.signal(signal.SIGUSR1, signal.SIG_DFL)),

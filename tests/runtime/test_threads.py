@@ -76,6 +76,7 @@ def test_steps_and_models_are_captured_in_several_threads_at_once() -> None:
     printed = run_script("""
 import copy, sys, threading, torch
 import dynaxla
+dynaxla.compile_step  # two threads that import torch._dynamo at once may meet half of it: that is Python's
 sys.setswitchinterval(1e-6)
 barrier, failed = threading.Barrier(4), []
 

@@ -153,7 +153,7 @@ def plateau() -> tuple[World, Step]:
         loss.backward()
         here.optimizer.step()
         here.optimizer.zero_grad()
-        here.more["scheduler"].step(loss)
+        here.more["scheduler"].step(loss.detach())
         return loss
 
     return here, step

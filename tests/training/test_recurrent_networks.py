@@ -93,7 +93,7 @@ def test_packed_sequences() -> None:
     """How many rows each step has, Python must know: they are packed outside of the step, or not at all."""
     net = nn.LSTM(4, 6, batch_first=True)
     lengths = torch.tensor([5, 3, 2])
-    step = dynaxla.compile_step(lambda x: net(pack_padded_sequence(x, lengths, batch_first=True))[0].data.sum())
+    step = dynaxla.compile_step(lambda x: net(pack_padded_sequence(x, lengths, batch_first=True))[0].data.sum(), fullgraph=True)
     with pytest.raises(CaptureError, match="_pack_padded_sequence"):
         step(torch.randn(3, 5, 4))
 

@@ -218,7 +218,7 @@ def test_settings_in_tensors() -> None:
     parameter = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1, weight_decay=torch.tensor(0.1))  # type: ignore[arg-type]
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step() -> None:
         parameter.sum().backward()
         optimizer.step()

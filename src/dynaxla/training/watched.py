@@ -145,7 +145,7 @@ class Watched:
 
     def _number_of(self, around: Walk, inputs: Collection[Place]) -> int:
         """What stands for the facts about surroundings: the same for equal ones, and quicker to compare."""
-        facts = _frozen(around.facts(inputs))
+        facts = _hashable(_frozen(around.facts(inputs)))
         number = self._numbers.get(facts)
         if number is None:
             number = next(_numbers)
@@ -166,7 +166,7 @@ class Watched:
     def _key(self, around: Walk, given: Walk) -> Any:
         known = self._known
         number = known.number if known is not None and known.around is around else self._number_of(around, self._inputs(around))
-        return number, _frozen(given.facts()), global_state()
+        return number, _hashable(_frozen(given.facts())), global_state()
 
     # What follows happens once per combination.
 
@@ -353,6 +353,15 @@ def _put(around: Walk, given: Walk, values: Mapping[Place, Any]) -> None:
 
 def _holder(around: Walk, given: Walk, path: str) -> Holder:
     return around.holders.get(path) or given.holders[path]
+
+
+def _hashable(facts: Any) -> Any:
+    """Raises: CaptureError for facts that cannot be compared, such as a fake tensor's symbolic sizes."""
+    try:
+        hash(facts)
+    except TypeError as error:
+        raise CaptureError(f"a step can reach something that cannot be compared: {error}") from error
+    return facts
 
 
 def _frozen(facts: Mapping[str, Any]) -> Any:

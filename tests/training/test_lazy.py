@@ -788,3 +788,20 @@ def test_programs_are_bounded() -> None:
         torch.testing.assert_close(step(x), x.roll(size) * size)
     assert len(step._traces._compiled) == 8
     assert metrics.snapshot()["evictions"]
+
+
+def test_the_default_dtype_counts() -> None:
+    seen: list[float] = []
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.sum().item())
+        return torch.ones(3) + torch.arange(3) / 2
+
+    before = torch.get_default_dtype()
+    try:
+        for dtype in (torch.float32, torch.float32, torch.float32, torch.float64):
+            torch.set_default_dtype(dtype)
+            assert step(torch.ones(3)).dtype == dtype
+    finally:
+        torch.set_default_dtype(before)

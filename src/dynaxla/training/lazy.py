@@ -242,7 +242,7 @@ class Session(TorchDispatchMode):
         key_args = tuple([self._key(value, index in kinds, tensors, numbers, new_roots) for index, value in enumerate(args)])
         key_kwargs = tuple([(name, self._key(value, name in kinds, tensors, numbers, new_roots)) for name, value in kwargs.items()])
         self._check_overlap(op, args, kwargs, new_roots)
-        alike = (op, key_args, key_kwargs)
+        alike = (op, key_args, key_kwargs, torch.get_default_dtype())
         key = (alike, tuple([(type(number), number if number == number and number else repr(number)) for number in numbers]))
         child = self._node.children.get(key)
         if child is None:

@@ -103,6 +103,21 @@ def test_refused_draws(case: str) -> None:
     refuses(function, torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False), good, bad)
 
 
+@pytest.mark.parametrize("parameter", [math.nan, math.inf, -1.0, 0.0, 1e-40, 1e300])
+def test_draws_with_odd_parameters_end(parameter: float) -> None:
+    """Where eager mode's do: it draws binomial numbers of nan trials for ever."""
+
+    def draw(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch._standard_gamma(x), torch._sample_dirichlet(x[None].expand(2, 3)), torch.binomial(torch.full_like(x, 50), x)
+
+    x = torch.full((3,), parameter, dtype=torch.float64)
+    gammas, dirichlet, binomial = torch.compile(draw, backend="dynaxla")(x)
+    expected = draw(x)
+    assert_equal(binomial, expected[2])
+    assert_equal(gammas.isfinite() & (gammas > 0), expected[0].isfinite() & (expected[0] > 0))
+    assert ((dirichlet > 0) & (dirichlet <= 1)).all()
+
+
 @pytest.mark.parametrize(
     "function",
     [

@@ -256,13 +256,17 @@ def standard_gamma(concentration: Array, ctx: Context) -> Array:
     """At least the smallest number, also where the concentration is not positive."""
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.gamma(ctx.key(), convert(concentration, wide), concentration.shape, wide)
-    drawn = convert(drawn, np.dtype(concentration.dtype))
-    smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
-    return lax.select(lax.gt(drawn, smallest), drawn, smallest)
+    return _at_least_tiny(convert(drawn, np.dtype(concentration.dtype)))
 
 
 @lowers(aten._sample_dirichlet.default)
 def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.dirichlet(ctx.key(), convert(concentration, wide), concentration.shape[:-1], wide)
-    return convert(drawn, np.dtype(concentration.dtype))
+    return _at_least_tiny(convert(drawn, np.dtype(concentration.dtype)))
+
+
+def _at_least_tiny(drawn: Array) -> Array:
+    """The smallest normal number instead of what is less, or no number."""
+    smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
+    return lax.select(lax.gt(drawn, smallest), drawn, smallest)

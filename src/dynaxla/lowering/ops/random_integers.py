@@ -245,8 +245,10 @@ def geometric(x: Array, p: float, ctx: Context) -> Array:
 
 @lowers(aten.poisson.default)
 def poisson(rate: Array, ctx: Context) -> Array:
-    ctx.require(lax.ge(rate, full_like(rate, 0)), RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
+    valid = lax.ge(rate, full_like(rate, 0))
+    ctx.require(valid, RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
     wide = convert(rate, _FLOAT64)
+    wide = lax.select(valid, wide, full_like(wide, 0))  # with a rate of nan, no number would ever be accepted
     small = lax.lt(wide, full_like(wide, _SMALL_RATE))
     few = _by_inversion(ctx, lax.select(small, wide, full_like(wide, 0)))
     many = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))

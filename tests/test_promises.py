@@ -157,3 +157,20 @@ assert keeps_freed_memory() in (True, None)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     subprocess.run([sys.executable, "-c", script], env=environment, check=True)
+
+
+@pytest.mark.parametrize(
+    "use", ["dynaxla.compile_step", "dynaxla.lowers", "torch.compile(lambda x: x + 1, backend='dynaxla')(torch.ones(2))", "dynaxla.observe"]
+)
+def test_the_first_use_draws_no_random_numbers(use: str) -> None:
+    script = f"""if True:
+        import random, numpy, torch, dynaxla
+
+        def states():
+            return repr(numpy.random.get_state()), random.getstate(), torch.get_rng_state().tolist()
+
+        before = states()
+        {use}
+        assert states() == before
+    """
+    subprocess.run([sys.executable, "-c", script], env={**os.environ, "DYNAXLA_CACHE": ""}, check=True)

@@ -15,4 +15,5 @@ draws.py         random draws that a step makes again
 shadows.py       what a step sees while it is recorded, and other threads do not see
 """
 
+from ..runtime import quiet_jax as quiet_jax  # before anything else imports JAX
 from .step import compile_step as compile_step

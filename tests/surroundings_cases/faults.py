@@ -214,6 +214,11 @@ def the_watch_does_not_look_at_keys() -> AbstractContextManager[Any]:
 
 
 @fault
+def the_watch_does_not_look_at_versions_of_dicts() -> AbstractContextManager[Any]:
+    return patch.object(watching.DictCheck, "are_unchanged", lambda self: True)
+
+
+@fault
 def the_watch_does_not_look_at_classes() -> AbstractContextManager[Any]:
     return patch.object(watching.Identities, "are_unchanged", lambda self: True)
 

@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import torch
 from torch._dynamo import convert_frame
+from torch._dynamo.guards import GuardManagerType
 
 from ..observe import metrics
 from . import affinity, forks, heap
@@ -45,6 +46,7 @@ class _Fast:
     torch_from_capsule: Callable[..., torch.Tensor] | None = None
     storage_at: Callable[..., Any] | None = None
     guards: Callable[..., Any] | None = None
+    guard_tree: Callable[..., Any] | None = None
     reinterpret: Callable[..., torch.Tensor] | None = None
     traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = None
 
@@ -63,6 +65,7 @@ def _find_fast_paths() -> None:
         from torch._C._dynamo import guards
 
         _Fast.guards = guards.TensorGuards
+        _Fast.guard_tree = guards.RootGuardManager
         _Fast.reinterpret = guards._reinterpret_tensor  # type: ignore[attr-defined]
 
 
@@ -77,6 +80,7 @@ def live_fast_paths() -> dict[str, bool]:
         "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(_Fast.storage_at),
         "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": bool(_Fast.reinterpret),
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(_Fast.guards),
+        "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": bool(_Fast.guard_tree),
         "execute in place (jaxlib.xla_client.make_cpu_client)": _is_own(cpu_device()),
         "short tracebacks (jaxlib._jax.TracebackScope)": bool(_Fast.traceback_scope),
     }
@@ -474,6 +478,25 @@ class ArgumentCheck:
         else:
             facts = [_facts(tensor) for tensor in tensors]
             self.matches = lambda *others: all(_facts(other) == fact for other, fact in zip(others, facts, strict=True))
+
+
+class DictCheck:
+    """Whether nothing has been put into dicts, or taken out, since construction: by the version that CPython or torch keeps of each.
+
+    Where nobody keeps one, or after something has changed, the answer is no.
+    """
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._dicts = list(dicts)
+        self._tree = None
+        if _Fast.guard_tree is not None:
+            self._tree = _Fast.guard_tree()
+            for index, each in enumerate(self._dicts):
+                item = self._tree.list_getitem_manager(index, "", each, GuardManagerType.GUARD_MANAGER)
+                item.add_dict_version_guard(each, [""], None)
+
+    def are_unchanged(self) -> bool:
+        return self._tree is not None and bool(self._tree.check(self._dicts))
 
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:

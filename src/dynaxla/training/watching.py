@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..runtime.transfer import ArgumentCheck
+from ..runtime.transfer import ArgumentCheck, DictCheck
 from .contents import Values, values_of
 from .holders import Attributes, ClassDict, Holder, Namespace
 from .scalars import Place
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _grad, _is_leaf = operator.attrgetter("grad"), operator.attrgetter("is_leaf")
 _data_ptr = torch.Tensor.data_ptr
+# Noting the versions of dicts takes as long as so many looks at what they hold.
+_LOOKS = 50
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
@@ -95,8 +97,13 @@ class Watch:
         self._always += [(holder, ()) for holder in walk.views.values()]
         listed = [holder for holder, free in self._holders if not free and _is_listed(holder)]
         self._targets = [item for holder in listed for item in _listed(holder)]
+        # Most of what is watched is attributes of modules, for which one number says that nothing has changed.
+        self._dicts = [holder.target for holder in listed if type(holder.target) is dict and holder.items]
+        numbered = set(map(id, self._dicts))
+        self._others = [item for item in self._targets if id(item) not in numbered]
         self._keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, dict) and holder.items]
-        self._noted = self._referents()
+        self._other_keys = [_keys(holder.target) for holder in listed if isinstance(holder.target, OrderedDict) and holder.items]
+        self._note_places()
         self._fits = all(holder.is_unchanged(free) for holder, free in self._holders)  # what is noted here is what the walk found
         self._gather_namespaces([holder for holder in walk.holders.values() if isinstance(holder.target, Namespace)])
         self._gather_tensors()
@@ -117,20 +124,30 @@ class Watch:
         value, values = self._walk.values[path]
         if path in self.arrays:
             return values_of(value, with_data=False) == Values(values.kind, b"")
-        return values_of(value) == values
+        return values.data is not None and values_of(value) == values
 
     # Containers and objects.
 
-    def _referents(self) -> Any:
-        return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(self._keys)))
+    def _note_places(self) -> None:
+        self._noted = _referents(self._targets, self._keys)
+        self._noted_others = _referents(self._others, self._other_keys)
+        self._note_dicts()
+
+    def _note_dicts(self) -> None:
+        self._check_dicts = DictCheck(self._dicts)
+        self._looks = 0
 
     def _are_places_unchanged(self) -> bool:
-        now = self._referents()
-        if now == self._noted:
+        self._looks += 1
+        if self._check_dicts.are_unchanged() and _referents(self._others, self._other_keys) == self._noted_others:
+            return True
+        if _referents(self._targets, self._keys) == self._noted:
+            if self._looks >= _LOOKS:  # something has been changed, and changed back
+                self._note_dicts()
             return True
         if not all(holder.is_unchanged(free) for holder, free in self._holders):
             return False
-        self._noted = now  # something that does not matter has changed
+        self._note_places()  # something that does not matter has changed
         return True
 
     # Globals.
@@ -188,6 +205,10 @@ class Watch:
         """Others stand in the places of some, or will, and the walk has noted that. None is held here then."""
         self._expected_gradients = self._addresses = None
         self._owners = []
+
+
+def _referents(targets: Sequence[Any], keys: Sequence[Any]) -> Any:
+    return _pointers(gc.get_referents(*targets)), _pointers(list(chain.from_iterable(keys)))
 
 
 def _listed(holder: Holder) -> list[Any]:

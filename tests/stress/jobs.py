@@ -203,6 +203,8 @@ def _new_functions(compile: Function, x: torch.Tensor, number: int) -> Job:
         scale = float(count % 7)
         own = types.FunctionType(function.__code__.replace(co_name=f"function_{count}"), globals(), "new", None, function.__closure__)
         _close(compile(own)(x), (x @ x.t() + scale).relu().sum(0))
+        # torch 2.13 never frees a code object that it has compiled, nor what it has compiled of it, whatever the backend.
+        torch._C._dynamo.eval_frame.reset_code(own.__code__)
 
     return job
 

@@ -15,6 +15,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import torch
 from numpy.random import default_rng
 from torch import nn
 
-from dynaxla.training.observation import Effect, observe
+from dynaxla.training.observation import Effect, Refused, observe
 
 X = torch.arange(6.0)
 generator = torch.Generator()
@@ -73,6 +74,8 @@ def switches_grad_mode() -> None:
 
 IMPURE: dict[str, Callable[[], Any]] = {
     "print": lambda: print("x", file=buffer),
+    "a file made by its class": lambda: io.FileIO(os.devnull, "ab").close(),
+    "a class imported by name": lambda: FileIO(os.devnull, "ab").close(),
     "open": lambda: open(os.devnull).close(),
     "file method": lambda: buffer.write("x"),
     "stdout": lambda: sys.stdout.write(""),
@@ -113,6 +116,8 @@ def test_effects(name: str) -> None:
     logging.getLogger("dynaxla.test").setLevel(logging.CRITICAL)
     found = effects(IMPURE[name])
     assert found, name
+    if "class" in name:
+        assert any(effect.what == "_io.FileIO()" for effect in found)
     if name in ("print", "time", "random", "numpy.random", "logging"):
         assert __file__ in found[0].where
 
@@ -163,6 +168,17 @@ def test_ordinary_steps_are_pure(name: str) -> None:
     assert observation.is_pure, list(map(str, observation.effects))
     assert step.__code__ in observation.codes
     assert Net.forward.__code__ in observation.codes
+
+
+def test_what_shows_no_event_is_refused_before_it_runs(tmp_path: Path) -> None:
+    target = tmp_path / "made"
+
+    def makes() -> None:
+        FileIO(target, "wb").close()
+
+    with pytest.raises(Refused, match="FileIO"):
+        observe(makes, (), {}, refuse=True)
+    assert not target.exists()
 
 
 def test_computing_is_pure() -> None:

@@ -1,8 +1,8 @@
 """Watches one run of a function: which code runs, and what it may do to the world, or ask it, besides computing.
 
 Python shows a thread's calls to its profile function (`sys.setprofile`), those of functions of C among them. What does not show itself is
-what types do when they are called or iterated over, and functions of Cython: objects with such state cannot be compared, and a walk that
-is told what has run says so (`Walk.incomparable`).
+what types do when they are called or iterated over, and functions of Cython: such types are known by their names in the code that ran,
+and objects with such state cannot be compared, which a walk that is told what has run says (`Walk.incomparable`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from .names import Touched, names_of
-from .purity import acts
+from .purity import acts, constructs
 from .torch_state import global_state
 from .trust import is_trusted_namespace
 
@@ -148,6 +148,10 @@ class _Observer:
             self._codes[id(code)] = code, {id(frame.f_globals): frame.f_globals}
         elif id(frame.f_globals) not in known[1]:
             known[1][id(frame.f_globals)] = frame.f_globals
+        else:
+            return
+        if self._refuse and (unseen := _unseen({code: [frame.f_globals]})):
+            raise Refused(unseen[0])
 
     def _imported(self, frame: types.FrameType) -> None:
         """A module of one's own does something when it is first imported; what a trusted one does changes nothing here."""
@@ -210,7 +214,7 @@ def _where(frame: types.FrameType | None) -> str:
 
 
 def _unseen(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Effect]:
-    """Effects that do not show themselves: NumPy's random functions, where untrusted code names them."""
+    """Effects that do not show themselves, where untrusted code names what has them: NumPy's random functions, constructors of C."""
     found = []
     for code, places in codes.items():
         names = names_of(code)
@@ -222,6 +226,11 @@ def _unseen(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Ef
             numpy = any(value is np for value in read.values()) or any(name.partition(".")[0] == "numpy" for name in names.imports)
             if draws or (numpy and "random" in names.all):
                 found.append(Effect("numpy.random", f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"))
+            modules = [value for value in (*read.values(), *map(sys.modules.get, names.imports)) if isinstance(value, types.ModuleType)]
+            named = [vars(module).get(name) for module in modules for name in names.all & vars(module).keys()]
+            for kind in (*read.values(), *named):
+                if isinstance(kind, type) and (what := constructs(kind)):
+                    found.append(Effect(what, f"{code.co_filename}:{code.co_firstlineno}, in {code.co_name}"))
     return found
 
 

@@ -9,6 +9,7 @@ import datetime
 import decimal
 import functools
 import re
+import sys
 import types
 from typing import Any
 
@@ -192,6 +193,15 @@ def acts(function: Any, within_torch: bool) -> str:
 
 
 _OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(object, name)))
+
+
+def constructs(kind: type) -> str:
+    """What making an instance of a class of C may do besides computing, or "": it shows no event."""
+    home = sys.modules.get(kind.__module__)
+    if getattr(home, "__file__", "").endswith(".py") or any(isinstance(item, types.FunctionType) for item in vars(kind).values()):
+        return ""
+    computes = kind.__module__ in _MODULES or kind.__module__.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
+    return "" if computes or issubclass(kind, BaseException) else f"{kind.__module__}.{kind.__qualname__}()"
 
 
 def _computes(module: str, name: str, within_torch: bool) -> bool:

@@ -250,10 +250,10 @@ def hides_state(value: Any) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """What an array holds: compared in full."""
+    """What an array holds: compared in full. data: None if that would take too long."""
 
     kind: Any
-    data: bytes
+    data: bytes | None
 
 
 def values_of(value: Any, with_data: bool = True) -> Values | None:
@@ -271,10 +271,37 @@ def values_of(value: Any, with_data: bool = True) -> Values | None:
             return None
     else:
         kind = (type(value),)
-    return Values(kind, bytes(value) if isinstance(value, bytearray) else value.tobytes()) if with_data else Values(kind, b"")
+    if not with_data:
+        return Values(kind, b"")
+    if size_of(value) > LARGE:
+        return Values(kind, None)
+    return Values(kind, bytes(value) if isinstance(value, bytearray) else value.tobytes())
+
+
+# In bytes: larger arrays than this are not compared.
+LARGE = 1 << 24
+
+
+def size_of(value: Any) -> int:
+    """The bytes that an array takes."""
+    return int(value.nbytes) if hasattr(value, "nbytes") else len(value) * int(getattr(value, "itemsize", 1))
 
 
 HOLDS_VALUES = (np.ndarray, array.array, bytearray, memoryview)
+
+
+def restore_values(value: Any, values: Values) -> bool:
+    """Give something its contents back, if it is known what they were. Returns: whether they were others."""
+    if values.data is None or values_of(value) == values:
+        return False
+    if isinstance(value, bytearray):
+        value[:] = values.data
+    elif isinstance(value, array.array):
+        value[:] = array.array(value.typecode, values.data)
+    elif not isinstance(value, memoryview) or not value.readonly:
+        target = np.asarray(value)
+        np.copyto(target, np.frombuffer(values.data, target.dtype).reshape(target.shape))
+    return True
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:

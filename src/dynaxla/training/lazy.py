@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_map_only
 from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import hollow, transfer
+from .arrays import copied, is_same_data
 from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
 from .shadows import as_written
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
@@ -50,7 +51,8 @@ class _Outside(Exception):
 
 
 class _Conflict(_Outside):
-    """An op that writes to one of two inputs of the part that lie in the same memory, but not in the same way."""
+    """An op that the part cannot hold, but the next one can: it writes to one of two inputs that lie in the same memory, but not in the
+    same way, or it reads memory that Python has written to since the part has read it."""
 
 
 def run(traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -86,6 +88,8 @@ class Session(TorchDispatchMode):
         self._traces = traces
         self._failed: BaseException | None = None
         self._functions = _Functions(self)
+        # By its storage's id: a tensor that the step has made in memory of NumPy's, which Python can write to and read at any time.
+        self._foreign: dict[int, torch.Tensor] = {}
         self._start()
 
     def _start(self) -> None:
@@ -102,6 +106,8 @@ class Session(TorchDispatchMode):
         self._numbers: list[float] = []
         self._views: dict[tuple[int, Geometry], tuple[View, torch.Tensor | None]] = {}
         self._undo: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # What the part reads of foreign memory, as it was: by the storage's id and the geometry.
+        self._copies: dict[tuple[int, Geometry], torch.Tensor] = {}
         self._device: torch.device | None = None
 
     @contextlib.contextmanager
@@ -149,6 +155,8 @@ class Session(TorchDispatchMode):
             return self._outside(op, args, kwargs)
         storage, before = torch._C._storage_id(source), geometry(source)
         result = op(*args, **kwargs)
+        if op is aten.lift_fresh.default and storage not in self._slots and not source.untyped_storage().resizable():
+            self._foreign[storage] = result
         if op is aten.as_strided.default or op is aten.as_strided_.default or op is aten.lift_fresh.default:
             return result  # it may leave what the source reads; resolved by its geometry
         kept = None if self._is_lazy(storage) else source
@@ -234,6 +242,8 @@ class Session(TorchDispatchMode):
         numbers: list[float] = []
         kinds = number_arguments(op)
         self._check_devices(args, kwargs)
+        if self._foreign and any(torch._C._storage_id(tensor) in self._foreign for tensor in written_by(op, args, kwargs)):
+            raise _Outside
         for tensor in tensors_in((args, kwargs)):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
                 raise _Outside
@@ -302,8 +312,12 @@ class Session(TorchDispatchMode):
         storage, shape = torch._C._storage_id(tensor), geometry(tensor)
         slot = self._slots.get(storage)
         if slot is not None and shape in self._geometries[slot]:
+            if storage in self._foreign:
+                self._check_copy(storage, *self._root(storage, shape, tensor))
             return slot, shape
         root_shape, root = self._root(storage, shape, tensor)
+        if storage in self._foreign:
+            self._check_copy(storage, root_shape, root)
         if slot is None:
             slot = self._slots[storage] = len(self._lazy)
             self._lazy.append(None)
@@ -312,8 +326,18 @@ class Session(TorchDispatchMode):
         if self._lazy[slot] is not None or (slot, root_shape) in self._roots or any(item[:2] == (slot, root_shape) for item in new_roots):
             return slot, shape
         self._geometries[slot].add(root_shape)
-        new_roots.append((slot, root_shape, _bare(root)))
+        if storage in self._foreign:
+            root = self._copies[storage, root_shape] = copied(_bare(root))
+            new_roots.append((slot, root_shape, root))
+        else:
+            new_roots.append((slot, root_shape, _bare(root)))
         return slot, shape, root_shape, root.device
+
+    def _check_copy(self, storage: int, shape: Geometry, root: torch.Tensor) -> None:
+        """Raises: _Conflict if foreign memory has changed since the part has read it."""
+        copy = self._copies.get((storage, shape))
+        if copy is not None and not is_same_data(copy, _bare(root)):
+            raise _Conflict
 
     def _root(self, storage: int, shape: Geometry, tensor: torch.Tensor) -> tuple[Geometry, torch.Tensor]:
         """The tensor that another one is a view of, as far as the step has made the view."""

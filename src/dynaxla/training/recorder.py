@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -28,11 +29,13 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from ..errors import CaptureError
 from ..lowering.asynchronous import NAMESPACES
-from . import scalars
+from . import arrays, scalars
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .optimizers import Fused, fused_step
 from .scalars import Numbers, TracedFloat
 from .shadows import as_written
+from .surroundings import storage_of
+from .updates import written
 
 aten = torch.ops.aten
 
@@ -51,18 +54,22 @@ class Recorder:
     """The graph of one run of a function.
 
     Attributes: graph; leaves (the inputs that are real tensors, by path); numbers (the inputs that are traced numbers, float64 tensors
-    without dimensions); constants (tensors that the function makes of Python's numbers, by the name that the graph knows them by).
+    without dimensions); constants (tensors that the function makes of Python's numbers, by the name that the graph knows them by);
+    arrays (tensors in the memory of NumPy arrays that may be inputs, by path); read (the paths of those whose values something has read).
     """
 
-    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int) -> None:
+    def __init__(self, tensors: Mapping[str, torch.Tensor], seed: int, arrays: Mapping[str, torch.Tensor], read: set[str]) -> None:
         self.graph = Graph()
         self.leaves: dict[str, Node] = {}
         self.numbers: dict[Node, TracedFloat] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.table = Numbers(seed)
         self.mode = FakeTensorMode(allow_non_fake_inputs=True)
-        self._paths = {id(tensor): path for path, tensor in tensors.items()}
-        self._tensors = tensors
+        self.arrays, self.read = arrays, read
+        self._tensors = {**tensors, **arrays}
+        self._paths = {id(tensor): path for path, tensor in self._tensors.items()}
+        self._makes_of_numbers = False
+        self._outside: list[tuple[FakeTensor, torch.Tensor, torch.Tensor]] = []
         self._nodes: dict[int, Node] = {}
         self._originals: dict[int, torch.Tensor] = {}
         self._fakes: dict[int, FakeTensor] = {}
@@ -79,7 +86,9 @@ class Recorder:
         """
         try:
             with self._surroundings():
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
+            self._check_outside()
+            return result
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             hint = "return the tensor from the step and look at it outside"
             raise CaptureError(
@@ -126,7 +135,7 @@ class Recorder:
         if any(isinstance(item, torch.Generator) for item in tree_flatten((args, kwargs))[0]):
             raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
-            return self._constant(args[0])
+            return args[0] if self._view_of(args[0]) is not None else self._constant(args[0])
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
         if op is aten.pow.Scalar and _in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
             # Eager mode computes decay ** step count with Python's numbers; 1 - 0.999 ** 1 has but three digits in float32.
@@ -214,18 +223,23 @@ class Recorder:
             return tensor
         fake = self._fakes.get(id(tensor))
         if fake is None:
+            path, source = self._paths.get(id(tensor)), None
+            if path is None and (source := self._view_of(tensor)) is not None:
+                base = self._fake(source)
+                offset = source.storage_offset() + (tensor.data_ptr() - source.data_ptr()) // tensor.itemsize
+                settings = list(tensor.shape), list(tensor.stride()), offset
             with torch.no_grad():
-                fake = self.mode.from_tensor(tensor)
+                if source is not None and storage_of(source) != storage_of(tensor):
+                    fake = aten.as_strided.default(base, *settings)
+                else:
+                    fake = self.mode.from_tensor(tensor)
             self._keep.append(tensor)
             self._fakes[id(tensor)] = fake
             self._originals[id(fake)] = tensor
-            path = self._paths.get(id(tensor))
             if path is not None:
                 self.leaves[path] = self._placeholder(f"leaf_{len(self.leaves)}", fake)
                 self._nodes[id(fake)] = self.leaves[path]
-            elif (source := self._view_of(tensor)) is not None:
-                base = self._fake(source)
-                settings = list(tensor.shape), list(tensor.stride()), tensor.storage_offset()
+            elif source is not None:
                 node = self.graph.call_function(aten.as_strided.default, (self._nodes[id(base)], *settings))
                 self._bind(fake, node)
                 node.meta["val"] = fake
@@ -244,6 +258,11 @@ class Recorder:
         for known in self._tensors.values():
             if known.layout == torch.strided and known.dtype == tensor.dtype and known.untyped_storage()._cdata == storage:
                 return known
+        start, stop = _extent(tensor)
+        for known in self.arrays.values():
+            first, last = _extent(known)
+            if known.dtype == tensor.dtype and first <= start and stop <= last:
+                return known
         return None
 
     def _placeholder(self, name: str, fake: FakeTensor) -> Node:
@@ -254,8 +273,18 @@ class Recorder:
         node.meta["val"] = fake
         return node
 
+    def of_numbers(self, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A tensor that the function makes of Python's numbers, or of what it asks for them."""
+        self._makes_of_numbers = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            self._makes_of_numbers = False
+
     def _constant(self, tensor: torch.Tensor) -> FakeTensor:
         """A tensor that the function has made of numbers."""
+        if not self._makes_of_numbers:  # `torch.Tensor(array)` copies one without asking it
+            self.read |= {path for path, array in self.arrays.items() if array.numel() == tensor.numel()}
         name = f"constant_{len(self.constants)}"
         with _disable_current_modes():
             self.constants[name] = tensor.detach().clone()
@@ -264,7 +293,29 @@ class Recorder:
         node = self.graph.call_function(aten.clone.default, (self.graph.get_attr(name),))
         node.meta["val"] = fake
         self._bind(fake, node)
+        if not tensor.untyped_storage().resizable():  # not torch's own memory
+            self._outside.append((fake, tensor, self.constants[name]))
         return fake
+
+    def _changed(self) -> set[int]:
+        """The storages of fake tensors that the graph writes to."""
+        return {storage_of(node.meta["val"]) for item in self.graph.nodes for node in written(item) if "val" in node.meta}
+
+    def written_arrays(self) -> set[str]:
+        """The paths of NumPy arrays that the graph writes to."""
+        found = {path: storage_of(node.meta["val"]) for path, node in self.leaves.items() if path in self.arrays}
+        return {path for path, storage in found.items() if storage in self._changed()} if found else set()
+
+    def _check_outside(self) -> None:
+        """Raises: CaptureError if memory that is not torch's, such as that of a NumPy array that the step makes, was written to after a
+        tensor was made of it: the program has a copy."""
+        if not self._outside:
+            return
+        changed = self._changed()
+        for fake, tensor, copy in self._outside:
+            if storage_of(fake) in changed or not arrays.is_same_data(tensor, copy):
+                hint = "make the tensor with torch.tensor, which copies, or give the array to the step as an argument"
+                raise CaptureError("a step makes a tensor in the memory of a NumPy array, and writes to that", hint=hint)
 
     def _number_of(self, tensor: torch.Tensor) -> float:
         """A tensor's only value, as C++ wants it for an op that takes a number."""
@@ -303,6 +354,12 @@ class Recorder:
             self._nodes[id(fake)] = node
             self._number_fakes[key] = fake
         return self._number_fakes[key]
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first address of its memory, and that behind its last element."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
@@ -355,7 +412,11 @@ class _Functions(TorchFunctionMode):
             if isinstance(args[0], TracedFloat):
                 settings = {key: value for key, value in (kwargs or {}).items() if key in ("dtype", "device")}
                 return self._recorder.number(args[0]).to(**{"dtype": torch.get_default_dtype(), **settings})
-            return torch.tensor(*args, **(kwargs or {}))  # as_tensor would not show itself to the dispatcher
+            if isinstance(args[0], arrays.Tracked if function is torch.tensor else np.ndarray) and len(args) == 1:
+                return _of_array(function, args[0], **(kwargs or {}))
+            return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not show itself to the dispatcher
+        if self._recorder.arrays:
+            arrays.mark_read((args, kwargs))
         if function in _LOOKS:
             name = getattr(function, "__name__", str(function))
             raise CaptureError(
@@ -363,6 +424,12 @@ class _Functions(TorchFunctionMode):
                 hint="compute with tensors (torch.where instead of if), or return the tensor and look at it outside the step",
             )
         return function(*args, **(kwargs or {}))
+
+
+def _of_array(function: Any, array: np.ndarray[Any, Any], *, requires_grad: bool = False, **settings: Any) -> torch.Tensor:
+    """What `torch.tensor` makes of a tracked array, and `torch.as_tensor` of any."""
+    made = torch.from_numpy(array).to(**settings, copy=function is torch.tensor)
+    return made.requires_grad_() if requires_grad else made
 
 
 # What runs inside of these is not the step's.

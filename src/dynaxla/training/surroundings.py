@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from .contents import NO_CONTENT, PLAIN, Values, content, same
+from .arrays import tensor_of
+from .contents import NO_CONTENT, PLAIN, Values, content, restore_values, same
 from .holders import ABSENT, Holder
 from .names import Touched
 from .scalars import Place
@@ -72,8 +73,11 @@ class Walk:
     def object_at(self, path: str) -> Any:
         return self.objects[path] if path in self.objects or self.base is None else self.base.object_at(path)
 
-    def tensor_at(self, path: str) -> torch.Tensor:
-        return self.tensors[path] if path in self.tensors or self.base is None else self.base.tensor_at(path)
+    def input_at(self, path: str) -> torch.Tensor:
+        """A tensor, or one in the memory of an array."""
+        if path in self.values:
+            return tensor_of(self.values[path][0])
+        return self.tensors[path] if path in self.tensors or self.base is None else self.base.input_at(path)
 
     def number_at(self, place: Place) -> float:
         path, key = place
@@ -121,6 +125,10 @@ class Walk:
     def restore(self) -> None:
         for holder in self.holders.values():
             holder.restore()
+
+    def restore_values(self, quiet: Collection[str]) -> list[str]:
+        """Give arrays their values back, but for those at the paths `quiet`. Returns: the paths of those that were others."""
+        return [path for path, (value, values) in self.values.items() if path not in quiet and restore_values(value, values)]
 
     def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
         """Let go of gradients that are about to be replaced, so that their memory is free before: of those that are found nowhere else,

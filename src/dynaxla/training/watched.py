@@ -22,6 +22,7 @@ from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import transfer
 from ..runtime.cache import LeastRecentlyUsed
+from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .observation import observe
 from .parts import Part
 from .recorder import HANDLERS, Recorder
@@ -40,10 +41,11 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class _State:
-    """What a step found around it: the walk, the places in it that are inputs of the program, and what stands for its facts."""
+    """What a step found around it: the walk, the places and arrays in it that are inputs of the program, and what stands for its facts."""
 
     around: Walk
     inputs: frozenset[Place]
+    arrays: frozenset[str]
     number: int
 
 
@@ -69,6 +71,9 @@ class Watched:
         # The code that recordings have run, with the globals that it ran in, and what it can therefore look at.
         self._executed: dict[types.CodeType, list[dict[str, Any]]] = {}
         self._touched: Touched | None = None
+        # The paths of arrays whose values Python has read; and whether it may read others without being noticed.
+        self._read: set[str] = set()
+        self._reads_unseen = False
 
     def situation(self, args: Any, kwargs: Any) -> Situation:
         """Raises: CaptureError for what cannot be watched."""
@@ -83,6 +88,11 @@ class Watched:
             path, kind = next(iter(found.incomparable.items()))
             hint = "give the step what it needs of it as an argument"
             raise CaptureError(f"a step looks at {path}, a {kind}, of which nothing tells whether it has changed", hint=hint)
+        if self._touched is not None and found.values:
+            inputs = self._arrays(found)
+            if large := [path for path, (_, values) in found.values.items() if values.data is None and path not in inputs]:
+                hint = "give the step the part that it needs as an argument"
+                raise CaptureError(f"a step looks at {large[0]}, an array too large to be compared at every call", hint=hint)
         return found
 
     def run(self, found: Situation) -> tuple[bool, Any]:
@@ -106,6 +116,8 @@ class Watched:
                     return self._settled(around, given, args, kwargs)
                 except Compared:
                     self._bake(around)
+                except ValuesRead as error:
+                    self._read |= error.paths
                 except _Wider:
                     continue
         raise CaptureError("each recording of a step runs other code")
@@ -137,15 +149,15 @@ class Watched:
 
     def _around(self) -> Walk:
         """What the function can read now."""
-        if self._known is None or not self._known.around.is_unchanged(self._known.inputs):
+        if self._known is None or not self._known.around.is_unchanged(self._known.inputs, self._known.arrays):
             found = self._walk({"step": self._function})
-            inputs = self._inputs(found)
-            self._known = _State(found, frozenset(inputs), self._number_of(found, inputs))
+            inputs, arrays = self._inputs(found), self._arrays(found)
+            self._known = _State(found, frozenset(inputs), arrays, self._number_of(found, inputs, arrays))
         return self._known.around
 
-    def _number_of(self, around: Walk, inputs: Collection[Place]) -> int:
+    def _number_of(self, around: Walk, inputs: Collection[Place], arrays: Collection[str]) -> int:
         """What stands for the facts about surroundings: the same for equal ones, and quicker to compare."""
-        facts = _hashable(_frozen(around.facts(inputs)))
+        facts = _hashable(_frozen(around.facts(inputs, arrays)))
         number = self._numbers.get(facts)
         if number is None:
             number = next(_numbers)
@@ -163,10 +175,17 @@ class Watched:
             and (place := (f"{path}.param_groups[{index}]", "lr")) not in self._baked
         }
 
+    def _arrays(self, found: Walk) -> frozenset[str]:
+        """The paths of arrays that are inputs of the program."""
+        return frozenset() if self._reads_unseen or not found.values else inputs_of(found.arrays, self._read)
+
     def _key(self, around: Walk, given: Walk) -> Any:
         known = self._known
-        number = known.number if known is not None and known.around is around else self._number_of(around, self._inputs(around))
-        return number, _hashable(_frozen(given.facts())), global_state()
+        if known is not None and known.around is around:
+            number = known.number
+        else:
+            number = self._number_of(around, self._inputs(around), self._arrays(around))
+        return number, _hashable(_frozen(given.facts(arrays=self._arrays(given)))), global_state()
 
     # What follows happens once per combination.
 
@@ -219,7 +238,7 @@ class Watched:
         try:
             _put(around, given, recording.left(around, {}))
             after = self._walk({"step": self._function})
-            differing = _difference(around.facts(self._inputs(around)), after.facts(self._inputs(after)))
+            differing = _difference(*(found.facts(self._inputs(found), self._arrays(found)) for found in (around, after)))
         finally:
             around.restore()
             given.restore()
@@ -233,22 +252,29 @@ class Watched:
         # The recording may run code that earlier ones did not, and change what does not count for these.
         everything = walk({"step": self._function, "args": args, "kwargs": kwargs})
         _refuse_sources(everything)
-        recorder = Recorder(tensors, next(_seeds))
+        stand_ins = StandIns(self._arrays(around) | self._arrays(given), around, given)
+        recorder = Recorder(tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
         flags = {path: tensor.requires_grad for path, tensor in everything.tensors.items()}
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         groups = _Groups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
         try:
             with compiling(), other_groups(groups.shadows):
-                result = recorder.run(self._observed, args, kwargs)
+                result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
+            if written := stand_ins.restore_values(all_of_them=self._touched is None):
+                hint = "do that outside the step, or keep the numbers in a tensor"
+                raise CaptureError(f"a step writes to {written[0]} in Python, which a program cannot", hint=hint)
+            stand_ins.check(recorder.written_arrays())
             walks = {path: holder for walked in (around, given) for path, holder in walked.holders.items()}
             changes = {(path, key): value for path, holder in walks.items() for key, value in holder.changes().items()}
-            changes |= groups.changes()
+            changes = {place: value for place, value in changes.items() if not stand_ins.is_one(place, value)} | groups.changes()
             changed = [path for path, tensor in everything.tensors.items() if tensor.requires_grad != flags[path]]
             if changed:
                 hint = "detach what is written to it, or set requires_grad outside the step"
                 raise CaptureError(f"a step changes whether {changed[0]} requires gradients", hint=hint)
             return Recording(recorder, result, {place: value for place, value in changes.items() if place[1] != _CHECKED}, given)
         finally:
+            stand_ins.restore_values(all_of_them=self._touched is None)
+            stand_ins.leave()
             around.restore()
             given.restore()
             everything.restore()
@@ -278,6 +304,7 @@ class Watched:
             is_new = is_new or bool(added)
         if is_new:
             self._touched = Touched.of(self._executed)
+            self._reads_unseen = could_read_unseen(self._executed)
             self._programs = LeastRecentlyUsed(self._options.executables)
             self._known = None
         return is_new
@@ -444,7 +471,7 @@ class _Program:
         values: list[Any] = [None] * len(self._inputs)
         for position in self._part.read:
             item = self._inputs[position]
-            values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.tensor_at(item)
+            values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.input_at(item)
         return values
 
     def run(self, around: Walk, given: Walk) -> Any:

@@ -1,0 +1,259 @@
+"""NumPy arrays as inputs of a program: those that a step makes tensors from, and whose values its Python does not read.
+
+A recording meets each array as a `Tracked` one, which notes when its values are asked for. Such an array is compared in full instead.
+"""
+
+from __future__ import annotations
+
+import operator
+import threading
+import types
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import CaptureError
+from .contents import LARGE, size_of
+from .names import names_of
+from .observation import Effect, Refused
+from .trust import is_trusted_namespace
+
+if TYPE_CHECKING:
+    from .surroundings import Walk
+
+# What says nothing about an array's values.
+_METADATA = frozenset(("shape", "dtype", "ndim", "size", "strides", "itemsize", "nbytes", "__class__", "__module__", "__name__", "__len__"))
+_DTYPES = frozenset(map(np.dtype, ("b1", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8", "c8", "c16")))
+# Globals with which code could read an array's memory, or see that a tracked one is none, without that being noted.
+_UNSEEN = frozenset(("type", "memoryview", "bytes", "bytearray", "array", "struct", "ctypes", "numpy", "__class__"))
+
+
+class Tracked(np.ndarray[Any, Any]):
+    """A view of an array. Attributes: dynaxla_path; dynaxla_read (the set to which the path is added when values are read, in the thread
+    dynaxla_thread).
+    """
+
+    def __array_finalize__(self, source: Any) -> None:
+        if isinstance(source, Tracked):  # a view, which nothing follows
+            _note(source)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _METADATA:
+            _note(self)
+        return np.ndarray.__getattribute__(self, name)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        inputs, kwargs = _plain((inputs, kwargs))
+        return getattr(ufunc, method)(*inputs, **kwargs)
+
+    def __array_function__(self, function: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
+        args, kwargs = _plain((args, kwargs))
+        return function(*args, **kwargs)
+
+
+Tracked.__module__, Tracked.__qualname__, Tracked.__name__ = "numpy", "ndarray", "ndarray"
+
+
+def _note(array: Tracked) -> None:
+    """Raises: Refused for a large array, before it is read or written to."""
+    state = np.ndarray.__getattribute__(array, "__dict__")
+    if state.get("dynaxla_thread") == threading.get_ident():
+        state["dynaxla_read"].add(state["dynaxla_path"])
+        if size_of(untracked(array)) > LARGE:
+            raise Refused(Effect(f"values of {state['dynaxla_path']}, a large array", ""))
+
+
+def _plain(value: Any) -> Any:
+    """The arrays themselves, in nested containers: whoever asks reads them."""
+    if isinstance(value, Tracked):
+        _note(value)
+        return untracked(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_plain, value))
+    return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
+
+
+def _reading(name: str) -> Any:
+    method = getattr(np.ndarray, name)
+
+    def read(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(_plain(self), *map(_plain, args), **kwargs)
+
+    return read
+
+
+for _name, _value in vars(np.ndarray).items():  # what Python calls without asking for an attribute
+    if _name.startswith("__") and callable(_value) and _name not in {*vars(Tracked), *vars(object), *_METADATA}:
+        setattr(Tracked, _name, _reading(_name))
+for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"):
+    setattr(Tracked, _name, _reading(_name))
+
+
+def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> Tracked:
+    tracked = array.view(Tracked)
+    np.ndarray.__getattribute__(tracked, "__dict__").update(dynaxla_path=path, dynaxla_read=read, dynaxla_thread=threading.get_ident())
+    return tracked
+
+
+def untracked(array: Tracked) -> np.ndarray[Any, Any]:
+    return np.ndarray.view(array, np.ndarray)
+
+
+def mark_read(values: Any) -> None:
+    """Note that arrays in nested containers are read, by something that does not ask them."""
+    _plain(values)
+
+
+class ValuesRead(Exception):
+    """Something has read the values of arrays. Attributes: paths."""
+
+    def __init__(self, paths: frozenset[str]) -> None:
+        super().__init__(f"values of {', '.join(sorted(paths))} are read")
+        self.paths = paths
+
+
+class StandIns:
+    """What stands for arrays while a step is recorded.
+
+    paths: of those whose values must not be read.
+    Attributes: tensors (in arrays' memory, by path); read (the paths of arrays whose values something has read).
+    """
+
+    def __init__(self, paths: Collection[str], around: Walk, given: Walk) -> None:
+        self.read: set[str] = set()
+        self._around, self._given = around, given
+        arrays = around.arrays | given.arrays
+        self.tensors = {path: tensor_of(arrays[path]) for path in inputs_of(arrays)}
+        wanted = [path for path, array in arrays.items() if path in self.tensors.keys() & paths or size_of(array) > LARGE]
+        self._tracked = {id(arrays[path]): track(arrays[path], path, self.read) for path in wanted}
+        self._paths = frozenset(map(path_of, self._tracked.values()))
+        self._put: dict[tuple[str, Any], Any] = {}
+        self._found: set[str] = set()
+
+    def enter(self, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        """Put them into the arrays' places. Returns: the arguments with them."""
+        if not self._tracked:
+            return (args, kwargs)
+        for walked in (self._around, self._given):
+            for path, holder in walked.holders.items():
+                for key, value in holder.items.items():
+                    other = self._replaced(value)
+                    if other is not value:
+                        holder.put(key, other)
+                        self._put[path, key] = other
+        self._given.paths |= {id(tracked): path_of(tracked) for tracked in self._tracked.values()}
+        return self._replaced(args), {key: self._replaced(value) for key, value in kwargs.items()}
+
+    def leave(self) -> None:
+        """Forget them. What they were put into is given back its entries by the walks."""
+        for tracked in self._tracked.values():
+            self._given.paths.pop(id(tracked), None)
+
+    def is_one(self, place: tuple[str, Any], value: Any) -> bool:
+        return value is not None and self._put.get(place) is value
+
+    def check(self, written: Collection[str]) -> None:
+        """written: the paths of arrays that the graph writes to, after Python has run.
+
+        Raises: ValuesRead for arrays that were read, or could have been where nothing stood for them; CaptureError if one is read that the
+        graph writes to.
+        """
+        repeated = self._around.repeated | self._given.repeated
+        lost = {path_of(tracked) for found, tracked in self._tracked.items() if found in repeated} | (self._paths - self._found)
+        if paths := frozenset((self.read | lost) & self._paths):
+            raise ValuesRead(paths)
+        if unsafe := frozenset(written) - self._paths:
+            hint = "copy the array, or make tensors of it only"
+            raise CaptureError(f"a step writes to {min(unsafe)} through a tensor, and Python reads it", hint=hint)
+
+    def restore_values(self, all_of_them: bool) -> list[str]:
+        """Give arrays their values back, but for those that only other threads can have written to.
+
+        Returns: the paths of those that were others.
+        """
+        quiet = frozenset() if all_of_them else self._paths - self.read
+        return [path for walked in (self._around, self._given) for path in walked.restore_values(quiet)]
+
+    def _replaced(self, value: Any) -> Any:
+        if (tracked := self._tracked.get(id(value))) is not None:
+            self._found.add(path_of(tracked))
+            return tracked
+        if not isinstance(value, tuple) or (type(value).__new__ is not tuple.__new__ and not hasattr(value, "_fields")):
+            return value
+        items = [self._replaced(item) for item in tuple.__iter__(value)]
+        return tuple.__new__(type(value), items) if any(map(operator.is_not, items, tuple.__iter__(value))) else value
+
+
+def path_of(array: Tracked) -> str:
+    return str(np.ndarray.__getattribute__(array, "__dict__")["dynaxla_path"])
+
+
+def inputs_of(arrays: Mapping[str, np.ndarray[Any, Any]], read: Collection[str] = ()) -> frozenset[str]:
+    """The paths of those that can be inputs: torch can take them as they are, none of them lies in another's memory, and no path is in
+    `read`."""
+    found = {path: array for path, array in arrays.items() if path not in read and _is_plain(array)}
+    if len(found) < 2:
+        return frozenset(found)
+    ends: list[tuple[int, int, str]] = sorted((*np.lib.array_utils.byte_bounds(array), path) for path, array in found.items())
+    overlapping: set[str] = set()
+    end, last = -1, ""
+    for start, stop, path in ends:
+        if start < end and stop > start:
+            overlapping |= {last, path}
+        if stop > end:
+            end, last = stop, path
+    return frozenset(found.keys() - overlapping)
+
+
+def _is_plain(array: np.ndarray[Any, Any]) -> bool:
+    return (
+        type(array) is np.ndarray
+        and array.dtype in _DTYPES
+        and array.dtype.isnative
+        and array.flags.writeable
+        and array.flags.aligned
+        and all(stride >= 0 and not stride % array.itemsize for stride in array.strides)
+    )
+
+
+def could_read_unseen(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
+    """Whether code that ran, and is not trusted, names what could read an array without asking it."""
+    return any(
+        not _UNSEEN.isdisjoint(name.partition(".")[0] for name in (*names.read, *names.imports))
+        or "__class__" in names.all
+        or any(_is_of_numpy(place.get(name)) for name in names.read)
+        for code, places in executed.items()
+        if (names := names_of(code))
+        for place in _untrusted(places)
+    )
+
+
+def _untrusted(places: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    return (place for place in places if not is_trusted_namespace(place))
+
+
+def _is_of_numpy(value: Any) -> bool:
+    home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or type(value).__module__
+    return isinstance(home, str) and home.partition(".")[0] == "numpy" and not isinstance(value, np.ndarray)
+
+
+def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor in the array's memory."""
+    return torch.from_numpy(array)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """What it holds now, in memory of torch's, with the same strides and offset."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        size = tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        memory = torch.empty(size if tensor.numel() else 0, dtype=tensor.dtype, device=tensor.device)
+        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() if tensor.numel() else 0).copy_(tensor)
+
+
+def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether every bit is the same."""
+    with _disable_current_modes(), torch._C.DisableTorchFunction():
+        return one.numpy(force=True).tobytes() == other.numpy(force=True).tobytes()

@@ -11,6 +11,7 @@ import functools
 import re
 import sys
 import types
+from importlib.machinery import BuiltinImporter, ExtensionFileLoader
 from typing import Any
 
 import numpy as np
@@ -197,8 +198,8 @@ _OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(obj
 
 def constructs(kind: type) -> str:
     """What making an instance of a class of C may do besides computing, or "": it shows no event."""
-    home = sys.modules.get(kind.__module__)
-    if getattr(home, "__file__", "").endswith(".py") or any(isinstance(item, types.FunctionType) for item in vars(kind).values()):
+    spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
+    if spec is None or not (spec.loader is BuiltinImporter or isinstance(spec.loader, ExtensionFileLoader)):
         return ""
     computes = kind.__module__ in _MODULES or kind.__module__.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
     return "" if computes or issubclass(kind, BaseException) else f"{kind.__module__}.{kind.__qualname__}()"

@@ -19,8 +19,9 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import dynaxla
+from dynaxla.capture.graphs import AtenGraph
 from dynaxla.config import Options
-from dynaxla.program import Program, make_program
+from dynaxla.engine.compositions import engine_for
 
 Case = Callable[[int], None]
 CASES: dict[str, Case] = {}
@@ -156,7 +157,7 @@ def in_place_ops_of_a_graph(rank: int) -> None:
         arriving = note(graph.call_function(torch.ops._c10d_functional.all_reduce_.default, (node, op, group)))
         note(graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (arriving,)))
     graph.output((note(graph.call_function(torch.ops.aten.add.Tensor, (y, x))), y))
-    program = make_program(Program, "in_place", torch.fx.GraphModule(torch.nn.Module(), graph), (), Options())
+    program = engine_for(Options()).runner(AtenGraph("in_place", torch.fx.GraphModule(torch.nn.Module(), graph)))
     for _ in range(2):
         given = real.clone()
         total, sums = program([given])

@@ -10,8 +10,9 @@ from compare import assert_equal
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from dynaxla.capture.graphs import AtenGraph
 from dynaxla.config import Options
-from dynaxla.program import Program
+from dynaxla.engine.xla import Program
 
 
 def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:
@@ -42,7 +43,7 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
         )
     if not isinstance(node.meta["val"], (tuple, list)):
         graph.output((node,))
-        return Program("single_op", torch.fx.GraphModule({}, graph), (), Options(fallback="error"))(tensors)[0]
+        return Program(AtenGraph("single_op", torch.fx.GraphModule({}, graph)), Options(fallback="error"))(tensors)[0]
     results: list[Any] = []
     for index, value in enumerate(node.meta["val"]):
         if isinstance(value, torch.Tensor):
@@ -52,7 +53,7 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
         else:
             results.append(value)
     graph.output(tuple(results))
-    return tuple(Program("single_op", torch.fx.GraphModule({}, graph), (), Options(fallback="error"))(tensors))
+    return tuple(Program(AtenGraph("single_op", torch.fx.GraphModule({}, graph)), Options(fallback="error"))(tensors))
 
 
 def check_op(op: torch._ops.OpOverload, *args: Any, tolerance: tuple[float, float] | None = None, **kwargs: Any) -> None:

@@ -363,13 +363,14 @@ def test_an_input_with_other_strides_than_traced() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from dynaxla import DynaxlaError
+    from dynaxla.capture.graphs import AtenGraph
     from dynaxla.config import Options
-    from dynaxla.program import Program
+    from dynaxla.engine.xla import Program
 
     module = make_fx(lambda x: [x.view(-1), x * 2], tracing_mode="fake")(torch.randn(2, 3))
-    program = Program("other_strides", module, (), Options())
+    program = Program(AtenGraph("other_strides", module), Options())
     expanded = make_fx(lambda x: [x * 2], tracing_mode="fake")(torch.randn(2, 1).expand(2, 3))
-    compiled_for_expanded = Program("expanded", expanded, (), Options())
+    compiled_for_expanded = Program(AtenGraph("expanded", expanded), Options())
     assert compiled_for_expanded([torch.ones(2, 1).expand(2, 3)])[0].sum() == 12
     with pytest.raises(DynaxlaError, match=r"strides \[1, 0\] was called with .* strides \[3, 1\]"):
         compiled_for_expanded([torch.randn(2, 3)])

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
+from dynaxla.engine.compositions import _Prepared
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics
-from dynaxla.program import _Prepared
 
 
 class Net(nn.Module):

@@ -12,10 +12,10 @@ import torch
 from compare import assert_equal
 from torch import nn
 
+from dynaxla.buffers.arguments import Arguments, Parameter
+from dynaxla.engine.xla import Program
 from dynaxla.observe import metrics
-from dynaxla.program import Program
 from dynaxla.runtime import devices
-from dynaxla.runtime.arguments import Arguments, Parameter
 from dynaxla.runtime.layout import Layout
 
 

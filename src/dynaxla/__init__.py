@@ -43,7 +43,7 @@ _PUBLIC = {
 }  # fmt: skip
 __all__ = [name for names in _PUBLIC.values() for name in names]
 # What these modules import in their turn can be reached without an import of its own too, e.g. dynaxla.observe.metrics.
-_REACHED = ("capture", "config", "observe", "program", "runtime", "tuning")
+_REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
 
 
 def __getattr__(name: str) -> Any:

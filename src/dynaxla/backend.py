@@ -20,15 +20,17 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .capture.decompositions import decompositions
+from .capture.graphs import AtenGraph, Phase
+from .capture.inputs import check_tensor
 from .capture.overlap import overlooked
 from .capture.partition import WrittenInBothPasses, partition
-from .capture.signature import check_tensor
 from .capture.wrapper import is_idle
 from .config import Options
+from .engine.compositions import engine_for
+from .engine.protocol import Runner
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
 from .observe import dump, metrics, ops
-from .program import AnyProgram, Phase, Program, RetracedProgram, make_program
 from .runtime import devices, transfer
 
 _graph_numbers = itertools.count()
@@ -42,7 +44,7 @@ def dynaxla(
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
-    return _compile(Program, module, example_inputs, Options.parse(options, mode))
+    return _compile(module, example_inputs, Options.parse(options, mode))
 
 
 def dynaxla_retrace(
@@ -52,7 +54,7 @@ def dynaxla_retrace(
 
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
-    return _compile(RetracedProgram, module, example_inputs, Options.parse(options, mode))
+    return _compile(module, example_inputs, Options.parse(options, mode), retrace=True)
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:
@@ -60,12 +62,13 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: O
 
     Raises: as `dynaxla`; CaptureError for a graph with collectives, or with other work in the background.
     """
-    return _compile(Program, module, example_inputs, options, collectives=False)
+    return _compile(module, example_inputs, options, collectives=False)
 
 
 def _compile(
-    kind: type[Program], module: GraphModule, example_inputs: Sequence[Any], options: Options, *, collectives: bool = True
+    module: GraphModule, example_inputs: Sequence[Any], options: Options, *, retrace: bool = False, collectives: bool = True
 ) -> Callable[..., Any]:
+    """capture -> engine, which makes a function of the graph, and buffers for its tensors."""
     check_forced(options.forms)
     options.store("programs")  # a directory that cannot be used is refused now
     if options.dump is not None:
@@ -77,15 +80,16 @@ def _compile(
     platform = devices.platform_of(_device_of(tensors))
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
-    bare: list[AnyProgram] = []
+    bare: list[Runner] = []
+    engine = engine_for(options, retrace=retrace, collectives=collectives)
 
-    def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], AnyProgram]:
-        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> AnyProgram:
+    def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
+        def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Runner:
             static = _static_inputs() if phase != "backward" else ()
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
-            program = make_program(kind, f"dynaxla_{number}_{phase}", aten_graph, static, options, phase, collectives=collectives)
+            program = engine.runner(AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase))
             metadata = _metadata()
             if overlapping and metadata is not None and _writes(metadata, overlapping, len(example_inputs)):
                 raise _Overlap

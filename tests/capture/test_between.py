@@ -13,12 +13,13 @@ from torch.fx import Graph, GraphModule, Node
 
 import dynaxla
 from dynaxla.capture.between import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, between_programs
+from dynaxla.capture.graphs import AtenGraph
 from dynaxla.config import Options
+from dynaxla.engine.compositions import engine_for
 from dynaxla.lowering import Context
 from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
 from dynaxla.lowering.fallback import call_kernel
 from dynaxla.observe import ops
-from dynaxla.program import Program, make_program
 
 aten = torch.ops.aten
 
@@ -134,7 +135,7 @@ def test_a_collective_under_fallback_error() -> None:
     build = Builder()
     waited = build.call(torch.ops._c10d_functional.wait_tensor.default, build.input(3))
     with pytest.raises(dynaxla.UnsupportedOp, match="collective"):
-        make_program(Program, "refused", build.module(waited), (), Options(fallback="error"))
+        engine_for(Options(fallback="error")).runner(AtenGraph("refused", build.module(waited)))
 
 
 def test_a_write_at_the_end_is_no_fallback() -> None:
@@ -143,7 +144,7 @@ def test_a_write_at_the_end_is_no_fallback() -> None:
     x = build.input(3)
     doubled = build.call(aten.mul.Tensor, x, 2)
     build.call(aten.copy_.default, x, doubled)
-    program = make_program(Program, "writes", build.module(doubled), (), Options(fallback="error"))
+    program = engine_for(Options(fallback="error")).runner(AtenGraph("writes", build.module(doubled)))
     for _ in range(2):
         given = torch.ones(3)
         version = given._version
@@ -164,7 +165,7 @@ def test_nothing_is_written_when_the_program_fails() -> None:
     condition.meta["val"] = build.fake().bool()
     build.call(aten._assert_async.msg, condition, "not positive").meta["val"] = None
     build.call(aten.copy_.default, x, doubled)
-    program = make_program(Program, "fails", build.module(doubled), (), Options())
+    program = engine_for(Options()).runner(AtenGraph("fails", build.module(doubled)))
     given = torch.tensor([1.0, -1.0, 2.0])
     with pytest.raises(RuntimeError, match="not positive"):
         program([given])

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from dynaxla.program import Program
+from dynaxla.engine.xla import Program
 
 
 @pytest.fixture

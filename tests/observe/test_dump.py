@@ -40,7 +40,7 @@ def test_torch_logs() -> None:
     )
     for part in ("aten.mul", "stablehlo.multiply", "HloModule"):
         assert part in result.stderr, part
-    for part in ("FileNames", "StackFrames", "stack_frame_id", "function_name_id", "metadata=", "program.py"):
+    for part in ("FileNames", "StackFrames", "stack_frame_id", "function_name_id", "metadata=", "interpreter.py"):
         assert part not in result.stderr, part
     without = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
     quiet = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=without)

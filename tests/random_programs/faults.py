@@ -16,11 +16,13 @@ from jax import numpy as jnp
 from torch._guards import TracingContext
 
 from dynaxla import backend, program
-from dynaxla.capture.signature import Sizes
+from dynaxla.buffers.arguments import Arguments
+from dynaxla.capture.graphs import AtenGraph
+from dynaxla.capture.inputs import Sizes
+from dynaxla.engine.compositions import Split
 from dynaxla.lowering import dtypes, promotion, registry
 from dynaxla.lowering.ops import elementwise
 from dynaxla.runtime import random
-from dynaxla.runtime.arguments import Arguments
 from dynaxla.runtime.layout import Layout, row_major
 
 from .generator import generate
@@ -72,27 +74,28 @@ def _replaced(functions: dict[torch._ops.OpOverload, Lowering]) -> AbstractConte
 
 @fault
 def mutation_of_an_input_is_lost() -> AbstractContextManager[Any]:
-    right = backend.make_program
+    right = Split.runner
 
-    def make(kind: Any, name: str, graph: torch.fx.GraphModule, *rest: Any) -> Any:
+    def runner(self: Split, aten: AtenGraph) -> Any:
+        graph = aten.module
         context = TracingContext.try_get()
         metadata = context.fw_metadata if context is not None else None
         changed = metadata.mutated_inp_runtime_indices if metadata is not None else []
-        if changed and not name.endswith("backward"):
+        if changed and aten.phase != "backward":
             placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
             output = next(node for node in graph.graph.nodes if node.op == "output")
             output.args = ((placeholders[changed[0]], *output.args[0][1:]),)
-        return right(kind, name, graph, *rest)
+        return right(self, aten)
 
-    return patch.object(backend, "make_program", make)
+    return patch.object(Split, "runner", runner)
 
 
 def _results_through(change: Callable[[Sequence[Any], list[Any]], list[Any]]) -> AbstractContextManager[Any]:
     """What the compiled function returns goes through `change`, with the function's inputs."""
     right = backend._compile
 
-    def compile_wrong(*args: Any) -> Callable[..., Any]:
-        function = right(*args)
+    def compile_wrong(*args: Any, **settings: Any) -> Callable[..., Any]:
+        function = right(*args, **settings)
         return lambda *inputs: change(inputs, list(function(*inputs)))
 
     return patch.object(backend, "_compile", compile_wrong)

@@ -24,8 +24,9 @@ from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
 from ..capture.decompositions import decompositions
+from ..capture.graphs import AtenGraph
 from ..config import Options
-from ..program import Program
+from ..engine.xla import Program
 
 # Allowed for one call beyond the bare executable, in microseconds: a fixed part, and a part for each input.
 ALLOWED_MICROSECONDS = 30.0
@@ -65,7 +66,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
     arguments: list[list[Any]] = []
 
     def remember(module: torch.fx.GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        programs.append(Program("overhead", module, range(1, 2 * layers), Options()))
+        programs.append(Program(AtenGraph("overhead", module, tuple(range(1, 2 * layers))), Options()))
 
         def run(args: list[Any]) -> list[Any]:
             arguments.append(list(args))
@@ -102,7 +103,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
             remembering(x)
         program, args = programs[-1], arguments[-1]
         executable = program.executables()[0]
-        arrays = executable.arguments.arrays([args[position] for position in executable.positions])
+        arrays = executable.binding.arrays(executable.take(list(args)))
         assert executable.program is not None
         call = executable.program.call
         ways["program"] = lambda: program(list(args))

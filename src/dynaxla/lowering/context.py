@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
-import numpy as np
 import torch
 from jax import lax
 from jax import numpy as jnp
@@ -98,9 +98,10 @@ aten = torch.ops.aten
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
 
 
+@partial(jax.tree_util.register_dataclass, data_fields=["condition"], meta_fields=["error", "message"])
 @dataclass(frozen=True)
 class Check:
-    """What must hold while a program runs: condition (bool[]), and the exception that is raised if it does not."""
+    """What must hold while a program runs: condition (bool[]), and the exception that is raised if it does not. A pytree."""
 
     condition: jax.Array
     error: type[Exception]
@@ -130,7 +131,7 @@ class Context:
         platform: str,
         settings: Settings = _EXACT,
         symbols: SymbolValues | None = None,
-        seed: jax.Array | None = None,
+        key: jax.Array | None = None,
         choose: Choice | None = None,
         reorders: bool = False,
     ) -> None:
@@ -145,7 +146,7 @@ class Context:
         self.claimed: dict[torch.fx.Node, jax.Array | None] = {}
         self.turn: jax.Array | None = None
         self._symbols = symbols or SymbolValues()
-        self._key = None if seed is None else jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
+        self._key = key
         self._keys_given = 0
 
     def key(self) -> jax.Array:

@@ -101,6 +101,11 @@ FORMS: dict[str, Forms[Any]] = {}
 Choice = Callable[[Forms[Any], Any], Form[Any]]
 
 
+def generic(forms: Forms[Any], problem: Any) -> Form[Any]:
+    """The form that fits everything, of nothing but JAX's own operations: they can be differentiated and batched."""
+    return list(forms.forms.values())[-1]
+
+
 def check_forced(forced: Mapping[str, str]) -> None:
     """Raises: OptionError for an op without forms, or a form that it does not have."""
     for op, name in forced.items():

@@ -1,1 +1,1 @@
-"""Everything between torch's memory and XLA's executables: devices, DLPack transfers, layouts, and the call itself."""
+"""What all the rest stands on: private entry points of torch and jaxlib, devices, layouts, forks, the heap, callbacks, random seeds."""

@@ -16,10 +16,11 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
+from dynaxla.capture.graphs import AtenGraph
 from dynaxla.config import Options
+from dynaxla.engine.xla import Program
 from dynaxla.errors import UnsupportedOp
 from dynaxla.observe import ops
-from dynaxla.program import Program
 
 aten = torch.ops.aten
 POSITIVE, NEGATIVE = torch.rand(3, 4), -torch.rand(3, 4)
@@ -133,7 +134,7 @@ def test_associative_scan() -> None:
     x, y = torch.rand(6, 3) + 0.5, torch.randn(6, 3)
     graph = make_fx(function, tracing_mode="fake")(x, y)
     graph.graph.output_node().args = (tuple(graph.graph.output_node().args[0]),)
-    found = Program("scan", graph, (), Options(fallback="error"))([x, y])
+    found = Program(AtenGraph("scan", graph), Options(fallback="error"))([x, y])
     expected = [(x[0], y[0])]
     for row in range(1, 6):
         expected.append(combine(*expected[-1], x[row], y[row]))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from jax import Array, lax
 
-from dynaxla.runtime.xla_options import default_options, options_for
+from dynaxla.engine.options import default_options, options_for
 
 VECTORS = "xla_cpu_prefer_vector_width"
 

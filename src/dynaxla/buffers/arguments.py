@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import metrics
-from . import transfer
-from .layout import Layout, row_major
+from ..runtime import transfer
+from ..runtime.layout import Layout, row_major
 
 _data_ptr = torch.Tensor.data_ptr
 

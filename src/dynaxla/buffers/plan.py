@@ -1,4 +1,4 @@
-"""What a graph's inputs and outputs are: sizes that may change, tensors and their layouts, and which results share memory."""
+"""Which of a graph's results lie in whose memory, and what a program must return so that they can."""
 
 from __future__ import annotations
 
@@ -14,56 +14,11 @@ from jax import numpy as jnp
 from torch._functorch._aot_autograd import descriptors
 from torch.fx import Node
 
-from ..errors import UnsupportedTensor
+from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
-from ..lowering.dtypes import is_supported
 from ..runtime.layout import Layout, storage_extent
 
 aten = torch.ops.aten
-
-
-class Sizes:
-    """Where the sizes of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
-
-    def __init__(self, placeholders: Sequence[Node]) -> None:
-        self.numbers = [index for index, node in enumerate(placeholders) if not isinstance(node.meta["val"], torch.Tensor)]
-        # Expressions (mostly single symbols), and where each is read: an input, and for a tensor its dimension.
-        self._sources: dict[Any, tuple[int, int | None]] = {}
-        dims: list[tuple[Any, tuple[int, int]]] = []
-        for index, node in enumerate(placeholders):
-            value = node.meta["val"]
-            if isinstance(value, torch.SymInt):
-                self._sources.setdefault(value.node.expr, (index, None))
-            elif isinstance(value, torch.Tensor):
-                dims += [(size.node.expr, (index, dim)) for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
-        for expression, source in sorted(dims, key=lambda item: not item[0].is_symbol):
-            if not expression.free_symbols <= self._sources.keys():
-                self._sources.setdefault(expression, source)
-        self._dims = [(index, dim) for index, dim in self._sources.values() if dim is not None]
-        self.is_static = not self.numbers and not self._dims
-
-    def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What distinguishes the executables of one graph: every number among the inputs (with its type), and every free size."""
-        numbers = [(type(args[index]), args[index]) for index in self.numbers]
-        return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
-
-    def values(self, args: Sequence[Any]) -> SymbolValues:
-        return SymbolValues(
-            {expression: args[index] if dim is None else args[index].shape[dim] for expression, (index, dim) in self._sources.items()}
-        )
-
-
-def check_tensor(tensor: torch.Tensor, role: str) -> None:
-    """Raises: UnsupportedTensor for what XLA cannot hold."""
-    shown = f"{role}: {tensor.dtype} of shape {list(tensor.shape)}"
-    if tensor.layout != torch.strided:
-        raise UnsupportedTensor(f"{shown} is sparse ({tensor.layout})", hint="make it dense with .to_dense() before the compiled region")
-    if tensor.is_quantized:
-        raise UnsupportedTensor(f"{shown} is quantized", hint="make it a float tensor with .dequantize() before the compiled region")
-    if tensor.device.type == "meta":
-        raise UnsupportedTensor(f"{shown} is on the meta device: it has no data", hint="materialise it with .to_empty(device=...)")
-    if not is_supported(tensor.dtype):
-        raise UnsupportedTensor(f"{shown} has a dtype that JAX does not have", hint="convert it before the compiled region")
 
 
 @dataclass(frozen=True)

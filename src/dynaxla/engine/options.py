@@ -11,7 +11,7 @@ import jax
 import torch
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from .transfer import compile_lowered, cpu_device
+from ..runtime.transfer import compile_lowered, cpu_device
 
 _VECTORS = "xla_cpu_prefer_vector_width"
 

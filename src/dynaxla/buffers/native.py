@@ -1,0 +1,326 @@
+"""torch's own memory, on the CPU or on an NVIDIA GPU: programs read it where it is, and give theirs to torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+from torch.fx import Node
+
+from ..capture.graphs import Phase
+from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
+from ..observe import metrics
+from ..runtime import random, transfer
+from ..runtime.layout import Layout
+from .arguments import Arguments, Parameter
+from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where a graph's tensors are. Attributes: device (torch's); jax_device (the same in JAX's words)."""
+
+    device: torch.device
+    jax_device: jax.Device
+
+
+class NativeBuffers:
+    """See `protocol.Buffers`.
+
+    symbols: the graph's sizes. args: a call's inputs. static: the positions of parameters and buffers, whose addresses hardly ever change.
+    phase: what a forward program gives to a backward program alone may have other strides than in the graph. reorders: whether results
+    that nobody else sees may be given in any order.
+    """
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        symbols: SymbolValues,
+        args: Sequence[Any],
+        static: frozenset[int],
+        phase: Phase,
+        place: Place,
+        reorders: bool,
+    ) -> None:
+        placeholders = interpreter.placeholders
+        self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
+        self._place, self._phase, self._static = place, phase, static
+        self._outputs, self._buffers = plan_outputs(placeholders, self._output_nodes, interpreter.module.graph, symbols)
+        aliased = {output.position for output in self._outputs if isinstance(output, FromInput)}
+        self.specs: dict[int, TensorSpec] = {
+            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
+        }
+        if phase == "backward":
+            for position in self.specs.keys() - aliased:
+                if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
+                    self.specs[position] = _as_given(self.specs[position], args[position])
+        # Results for the backward pass alone may have their dimensions in whatever order they were computed.
+        self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
+        # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
+        self._passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
+        self._positions = self._passed + sorted(aliased - set(self._passed))
+        self._draws_random = interpreter.draws_random
+        self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
+        self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What a binding depends on."""
+        return tuple(self.specs.items()), tuple(buffer.spec.stride for buffer in self._buffers)
+
+    def avals(self) -> list[jax.ShapeDtypeStruct]:
+        seed = [jax.ShapeDtypeStruct((2,), np.int32)] if self._draws_random else []
+        return seed + [jax.ShapeDtypeStruct(item.layout.packed_shape, dtypes.to_jax(item.dtype)) for item in self._parameters()]
+
+    def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
+        key = None
+        if self._draws_random:
+            seed, *arrays = arrays
+            key = jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
+        unread = {position: spec for position, spec in self.specs.items() if position not in self._passed}
+        inputs = {position: lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in unread.items()}
+        for parameter, position, array in zip(self._parameters(), self._passed, arrays, strict=True):
+            inputs[position] = parameter.layout.unpack(array)
+        return [inputs[position] for position in self.specs], key
+
+    def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        return [
+            value if index in self.free else buffer.pack(value)
+            for index, (buffer, value) in enumerate(zip(self._buffers, outputs, strict=True))
+        ]
+
+    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> NativeBuffers:
+        found = object.__new__(NativeBuffers)
+        found.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs))
+        for index in self.free:
+            shape = self._buffers[index].spec.shape
+            found._order(index, Layout.ordered(shape, orders.get(index, tuple(range(len(shape))))))
+        return found
+
+    def _order(self, index: int, layout: Layout) -> None:
+        """Give a buffer, and the outputs that it is for, another layout."""
+        spec = dataclasses.replace(self._buffers[index].spec, stride=layout.strides)
+        self._buffers[index] = dataclasses.replace(self._buffers[index], spec=spec, layout=layout)
+        self._outputs = [
+            dataclasses.replace(output, stride=layout.strides) if isinstance(output, FromBuffer) and output.buffer == index else output
+            for output in self._outputs
+        ]
+
+    def bind(self, numbers: Sequence[Any]) -> NativeBinding:
+        arguments = Arguments(self._parameters(), self._place.device, self._place.jax_device)
+        return NativeBinding(arguments, self._positions, self._assembler(numbers), self._place, self._draws_random)
+
+    def _parameters(self) -> list[Parameter]:
+        result = []
+        for position in self._passed:
+            spec = self.specs[position]
+            layout = Layout.of(spec.shape, spec.stride)
+            result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self._static))
+        return result
+
+    def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
+        """How to make the graph's outputs of the program's buffers and the inputs."""
+        values = dict(zip(self.numbers, numbers, strict=True))
+        buffer_specs = [_BufferView(buffer) for buffer in self._buffers]
+        index_of = {position: index for index, position in enumerate(self._positions)}
+        given: set[int] = set()
+        makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []
+        places: list[int] = []
+        first_place: dict[Node, int] = {}
+        nodes = self._output_nodes
+        may_differ = self._phase == "backward"
+        uses = Counter(
+            output.buffer for node, output in dict(zip(nodes, self._outputs, strict=True)).items() if isinstance(output, FromBuffer)
+        )
+        for node, output in zip(nodes, self._outputs, strict=True):
+            if isinstance(node, Node):
+                places.append(first_place.setdefault(node, len(makers)))
+                if places[-1] < len(makers):
+                    continue
+            else:
+                places.append(len(makers))
+            again = isinstance(output, FromBuffer) and output.buffer in given
+            shared = self._phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not may_differ else None
+            makers.append(_maker(output, buffer_specs, index_of, values, self.specs, self._place.device, again, shared, may_differ))
+            if isinstance(output, FromBuffer):
+                given.add(output.buffer)
+
+        def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+            return [make(buffers, tensors) for make in makers]
+
+        if len(makers) == len(places):
+            return assemble
+
+        def repeat(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+            made = assemble(buffers, tensors)
+            return [made[place] for place in places]
+
+        return repeat
+
+
+class NativeBinding:
+    """See `protocol.Binding`. Owns the aliases of what it was last called with.
+
+    On a GPU torch's current stream waits for XLA's; no call waits.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        positions: Sequence[int],
+        outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
+        place: Place,
+        draws_random: bool,
+    ) -> None:
+        self.arguments = arguments
+        self.positions = list(positions)
+        self.outputs = outputs
+        self._place = place
+        self._on_gpu = place.device.type == "cuda"
+        self._draws_random = draws_random
+        self._count = len(arguments.parameters)
+        self._takes_all = self.positions == list(range(len(self.positions)))
+        self._codes: deque[torch.Tensor | None] = deque([None])
+
+    def take(self, args: list[Any]) -> list[torch.Tensor]:
+        everything = self._takes_all and len(args) == len(self.positions)
+        tensors = args.copy() if everything else [args[position] for position in self.positions]
+        args.clear()
+        return tensors
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        arrays = self.arguments.arrays(tensors if len(tensors) == self._count else tensors[: self._count])
+        return (random.seed(self._place.device, self._place.jax_device), *arrays) if self._draws_random else arrays
+
+    def export(self, results: Sequence[jax.Array]) -> list[torch.Tensor]:
+        stream = _torch_stream(self._place.device) if self._on_gpu else None
+        return [transfer.export_array(result, stream) for result in results]
+
+    def code(self, result: torch.Tensor) -> int | None:
+        """A GPU's is read at the next call: it is done by then."""
+        if self._on_gpu:
+            self._codes.append(result)
+            earlier = self._codes.popleft()  # every code is looked at once, whatever threads call at the same time
+            if earlier is None:
+                return None
+            result = earlier
+        return int(result)
+
+
+def _torch_stream(device: torch.device) -> int:
+    """torch's current stream, as DLPack writes it: CUDA's default stream is 1."""
+    return torch.cuda.current_stream(device).cuda_stream or 1
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _as_given(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
+    """The spec of a backward graph's input, with the strides that it has: what the forward program saves may have its own."""
+    given = tensor.stride()
+    both = Layout.of(spec.shape, spec.stride), Layout.of(spec.shape, given)
+    return dataclasses.replace(spec, stride=given) if all(layout.is_whole for layout in both) else spec
+
+
+class _BufferView:
+    """A buffer as torch sees it: contiguous, packed."""
+
+    def __init__(self, buffer: Buffer) -> None:
+        self.shape = buffer.shape
+        self.dtype = buffer.spec.dtype
+        self.whole = (buffer.spec.shape, buffer.spec.stride) if not buffer.scattered and buffer.layout.is_row_major else None
+
+
+def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
+    """The tensor, or if it has other strides than the graph was traced with (a gradient may), a copy that has those."""
+    if tensor.stride() == spec.stride or Layout.of(tuple(tensor.shape), tensor.stride()) == Layout.of(spec.shape, spec.stride):
+        return tensor
+    metrics.add("input_copies")
+    return torch.empty_strided(spec.shape, spec.stride, dtype=tensor.dtype, device=tensor.device).copy_(tensor.detach())
+
+
+def _maker(
+    output: Output,
+    buffers: Sequence[_BufferView],
+    index_of: dict[int, int],
+    numbers: dict[torch.fx.Node, Any],
+    specs: dict[int, TensorSpec],
+    device: torch.device,
+    again: bool,
+    shared: Phase | None,
+    may_differ: bool,
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
+    """again, shared: as for `_buffer_maker`. may_differ: whether inputs may have other strides than in the graph, as saved tensors may."""
+    if isinstance(output, Constant):
+        value = output.value if output.node is None else numbers[output.node]
+        return lambda _, __: value
+    if isinstance(output, Empty):
+        spec, is_conj, is_neg = output.spec, output.is_conj, output.is_neg
+        return lambda _, __: _flagged(torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=spec.device), is_conj, is_neg)
+    if isinstance(output, FromInput):
+        index = index_of[output.position]
+        source = specs[output.position]
+        if output.whole and may_differ:
+            return lambda _, tensors: _laid_out(tensors[index], source)
+        if output.whole:
+            return lambda _, tensors: tensors[index]
+        shape, stride, offset = output.shape, output.stride, output.offset
+        is_conj, is_neg, dtype = output.is_conj, output.is_neg, output.dtype
+
+        def view(_: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+            base = _unflagged(_laid_out(tensors[index], source))
+            if base.dtype != dtype:
+                return _flagged(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
+            if may_differ:
+                return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
+            # A view also for autograd, which otherwise would not see that a write to one is a write to the other.
+            return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
+
+        return view
+    make = _buffer_maker(output, buffers[output.buffer], again, shared)
+    if output.device.type == device.type:
+        return make
+    return lambda results, tensors: make(results, tensors).to(output.device)
+
+
+def _buffer_maker(
+    output: FromBuffer, view: _BufferView, again: bool, shared: Phase | None
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
+    """again: whether an earlier output is the buffer's own tensor; this one is then another tensor on the same memory.
+
+    shared: the phase, if others are on that memory, too, so that autograd should see that a write to one is a write to all. What a forward
+    graph gives, autograd takes for views of one another only where AOTAutograd says so.
+    """
+    index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
+    is_whole = view.whole == (shape, stride) and offset == 0 and view.dtype == dtype and not output.is_conj and not output.is_neg
+    if is_whole and not again:
+        return lambda buffers, _: buffers[index]
+
+    def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:
+        base = buffers[index]
+        if base.dtype != dtype:
+            base = base.view(-1).view(dtype)
+        if shared is not None:
+            base = base.detach() if shared == "forward" else base
+            return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), output.is_conj, output.is_neg)
+        return _flagged(transfer.reinterpret(base, shape, stride, offset), output.is_conj, output.is_neg)
+
+    return make
+
+
+def _flagged(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
+    tensor = torch._conj(tensor) if is_conj else tensor
+    return torch._neg_view(tensor) if is_neg else tensor
+
+
+def _unflagged(tensor: torch.Tensor) -> torch.Tensor:
+    """What memory holds, whatever the tensor makes of it."""
+    tensor = torch._conj(tensor) if tensor.is_conj() else tensor
+    return torch._neg_view(tensor) if tensor.is_neg() else tensor

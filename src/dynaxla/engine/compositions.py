@@ -1,0 +1,252 @@
+"""Engines made of others: graphs that no single program can hold, and graphs whose parameters seldom change.
+
+Split    ops that no XLA program can hold run between programs
+Freeze   one program for what parameters and buffers alone decide, one for the rest; its weights in the order in which oneDNN reads them, as
+         far as a thread may rely on that
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
+from ..capture.freeze import Frozen, freeze
+from ..capture.graphs import AtenGraph, Phase, graph_device
+from ..capture.packing import pack_weights
+from ..capture.randomness import hoist
+from ..capture.split import Part, split
+from ..config import Options
+from ..errors import CaptureError, DynaxlaError, UnsupportedOp
+from ..lowering import fallback, packing
+from ..lowering.interpreter import describe_inputs, is_computable, user_line
+from ..observe import metrics, ops
+from ..runtime import by_torch, devices, forks
+from .executable import Executable
+from .protocol import Engine, Runner
+from .retrace import Retrace
+from .xla import Xla
+
+
+def engine_for(options: Options, *, retrace: bool = False, collectives: bool = True) -> Engine:
+    """The engine that options ask for. retrace: trace at every call. collectives: see `Split`."""
+    engine: Engine = Split(Retrace(options) if retrace else Xla(options), options, collectives=collectives)
+    return Freeze(engine, options) if options.freeze else engine
+
+
+class Split:
+    """An engine for graphs with ops that no XLA program can hold: these run between programs of another engine.
+
+    collectives: whether there may be any, and other work in the background, between the programs.
+    """
+
+    def __init__(self, inner: Engine, options: Options, *, collectives: bool = True) -> None:
+        self._inner, self._options, self._collectives = inner, options, collectives
+
+    def runner(self, graph: AtenGraph) -> Runner:
+        """Raises: UnsupportedOp for an op between programs with options.fallback "error"; CaptureError for a collective that may not be."""
+        module = graph.module
+        drawn: set[torch.fx.Node] = set()
+        if self._options.exact_rng:
+            module, drawn = hoist(module)
+        found = between_programs(module)
+        platform = devices.platform_of(graph_device(module, found))
+        if self._options.fallback == "kernel" and platform not in fallback.PLATFORMS:
+            for node in module.graph.nodes:
+                if node.op == "call_function" and node not in found and not is_computable(node, platform):
+                    found[node] = "it has no lowering"
+        unseen = last_writes(module, found) | drawn
+        for node, reason in found.items():
+            if reason == ASYNCHRONOUS and not self._collectives:
+                raise _refused(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
+            if node in unseen:
+                continue
+            if self._options.fallback == "error":
+                raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
+            ops.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
+        if not found and not drawn:
+            return self._inner.runner(graph)
+        return SplitProgram(self._inner, dataclasses.replace(graph, module=module), split(module, (found.keys() | drawn).__contains__))
+
+
+_INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use a form of fixed size, e.g. torch.where"
+_INSTEAD_OF_COLLECTIVES = (
+    "compile the model alone with torch.compile(model, backend='dynaxla'), and let backward, collectives and optimizer run as usual"
+)
+
+
+def _refused(kind: type[DynaxlaError], node: torch.fx.Node, reason: str, hint: str) -> DynaxlaError:
+    message = f"{node.target} cannot be part of an XLA program: {reason}"
+    return kind(message, op=str(node.target), inputs=describe_inputs(node), where=user_line(node), hint=hint)
+
+
+class SplitProgram:
+    """A graph with ops that no program can hold (`between_programs`): torch runs them itself, and the parts in between are programs.
+
+    engine: of the programs.
+    """
+
+    def __init__(self, engine: Engine, graph: AtenGraph, parts: list[Part]) -> None:
+        self._boxed_call = True
+        self.name = graph.name
+        nodes = graph.module.graph.nodes
+        self.placeholders = [node for node in nodes if node.op == "placeholder"]
+        self.outputs = next(node for node in reversed(nodes) if node.op == "output").args[0]
+        static = {self.placeholders[position] for position in graph.static}
+        self._runners: list[Runner] = []
+        self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
+        for part in parts:
+            run: Callable[[list[Any]], Sequence[Any]]
+            if part.compiled:
+                positions = tuple(index for index, node in enumerate(part.inputs) if node in static)
+                # What a forward part gives has the strides of the graph: it may be read by torch.
+                phase: Phase = "inference" if graph.phase == "forward" else graph.phase
+                run = engine.runner(AtenGraph(f"{self.name}_part{len(self.parts)}", part.module, positions, phase))
+                self._runners.append(run)
+            else:
+                run = functools.partial(by_torch.run, part.module)
+            self.parts.append((part, run))
+        last_use = {node: index for index, part in enumerate(parts) for node in part.inputs}
+        kept = {node for node in self.outputs if isinstance(node, torch.fx.Node)}
+        self._dead_after = [[node for node, last in last_use.items() if last == index and node not in kept] for index in range(len(parts))]
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
+        args.clear()
+        for (part, run), dead in zip(self.parts, self._dead_after, strict=True):
+            values.update(zip(part.outputs, run([values[node] for node in part.inputs]), strict=True))
+            for node in dead:
+                del values[node]
+        return [values[output] if isinstance(output, torch.fx.Node) else output for output in self.outputs]
+
+    def executables(self) -> list[Executable]:
+        return [executable for runner in self._runners for executable in runner.executables()]
+
+
+class Freeze:
+    """An engine for inference: what parameters and buffers alone decide is computed once, by programs of another engine."""
+
+    def __init__(self, inner: Engine, options: Options) -> None:
+        self._inner, self._options = inner, options
+
+    def runner(self, graph: AtenGraph) -> Runner:
+        device = graph_device(graph.module, between_programs(graph.module))
+        forms = self._options.forms
+
+        def pack(nodes: torch.fx.Graph, fixed: Collection[torch.fx.Node]) -> bool:
+            return device.type == "cpu" and not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
+
+        def plain() -> Runner:
+            frozen = freeze(graph.module, graph.static)
+            return self._inner.runner(graph) if frozen is None else FrozenProgram(self._inner, graph, frozen)
+
+        packed = freeze(graph.module, graph.static, pack)
+        if packed is None or not packed.packed:
+            return plain()
+        return PackedProgram(FrozenProgram(self._inner, graph, packed), plain)
+
+
+class FrozenProgram:
+    """A graph for inference, in two parts: what parameters and buffers alone decide is computed again only after one has changed.
+
+    A change is seen by the tensor itself (another object), its address, or its version counter. Writes that bump no counter of the
+    tensor itself are not: through `tensor.data`, through NumPy or DLPack, and to tensors made in inference mode.
+    """
+
+    def __init__(self, engine: Engine, graph: AtenGraph, frozen: Frozen) -> None:
+        self._boxed_call = True
+        self.name = graph.name
+        module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
+        self.by_torch: Callable[[list[Any]], Sequence[Any]] = functools.partial(by_torch.run, module)
+        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+        self.output_values = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
+        static = {self.placeholders[position] for position in graph.static} | set(prepared.outputs)
+        self._sources = [self.placeholders.index(node) for node in prepared.inputs]
+        self._prepare = engine.runner(AtenGraph(f"{self.name}_prepared", prepared.module, tuple(range(len(prepared.inputs)))))
+        positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
+        self._run = engine.runner(AtenGraph(self.name, rest.module, positions))
+        self._derived = prepared.outputs
+        self._rest = rest
+        self._kept: _Prepared | None = None
+        self._lock = forks.lock()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        if by_torch.is_looked_at():
+            return self.by_torch(args)
+        sources = [args[index] for index in self._sources]
+        kept = self._kept
+        if kept is None or not kept.is_of(sources):
+            if by_torch.is_needed(args):
+                return self.by_torch(args)
+            with self._lock:
+                kept = self._kept
+                if kept is None or not kept.is_of(sources):
+                    metrics.add("preparations")
+                    forget = weakref.WeakMethod(self._forget)
+                    kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
+        values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
+        values.update(zip(self._derived, kept.results, strict=True))
+        args.clear()
+        results = self._run([values[node] for node in self._rest.inputs])
+        values.update(zip(self._rest.outputs, results, strict=True))
+        return [values[output] if isinstance(output, torch.fx.Node) else output for output in self.output_values]
+
+    def _forget(self) -> None:
+        self._kept = None
+
+    def executables(self) -> list[Executable]:
+        return [*self._prepare.executables(), *self._run.executables()]
+
+
+class PackedProgram:
+    """A frozen program whose weights are packed for oneDNN's kernels, and one whose weights are not, for threads in which these kernels
+    take them in another order. plain: makes the second one."""
+
+    def __init__(self, packed: FrozenProgram, plain: Callable[[], Runner]) -> None:
+        self._boxed_call = True
+        self.name = packed.name
+        self._packed = packed
+        self._packed.by_torch = self._run_plain  # torch has no kernels for packed weights
+        self._make_plain = plain
+        self._plain: Runner | None = None
+        self._lock = forks.lock()
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        return self._packed(args) if packing.holds() else self._run_plain(args)
+
+    def _run_plain(self, args: list[Any]) -> Sequence[Any]:
+        with self._lock:
+            if self._plain is None:
+                self._plain = self._make_plain()
+        return self._plain(args)
+
+    def executables(self) -> list[Executable]:
+        return [*self._packed.executables(), *(self._plain.executables() if self._plain is not None else [])]
+
+
+class _Prepared:
+    """What `compute` gives for tensors, and how these were before it. gone: called when one of them is freed.
+
+    It holds the tensors' storages (not the tensors), so that no other can come to lie at their addresses.
+    """
+
+    def __init__(
+        self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], gone: Callable[[Any], object]
+    ) -> None:
+        # First: what another thread changes while the results are computed is seen at the next call.
+        self._state = _state(sources)
+        self.results = compute(list(sources))
+        self._storages = [source.untyped_storage() for source in sources]
+        self._references = [weakref.ref(source, gone) for source in sources]
+
+    def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
+        return self._state == _state(sources)
+
+
+def _state(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
+    return [(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]

@@ -1,0 +1,47 @@
+"""The baseline: what lazy tensors do at every call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..capture.graphs import AtenGraph
+from ..config import Options
+from ..observe import metrics
+from ..runtime import by_torch, transfer
+from .xla import Program
+
+
+class Retrace:
+    """An engine whose runners trace and lower their graph at every call, and find XLA's work again by the lowered program's hash."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def runner(self, graph: AtenGraph) -> RetracedProgram:
+        return RetracedProgram(graph, self.options)
+
+
+class RetracedProgram(Program):
+    """See `Retrace`."""
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if by_torch.is_looked_at() or by_torch.is_needed(args):
+            return self.run_by_torch(args)
+        with transfer.below_caller():
+            return self._trace_and_run(args)
+
+    def _trace_and_run(self, args: list[Any]) -> list[Any]:
+        specialised = self.specialise(args)
+        if specialised.function is None:
+            executable = self.executable(None, specialised.buffers, specialised.facts)
+            return executable(executable.take(args))
+        traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
+        lowered = self.lower(traced)
+        with metrics.timed("lookup"):
+            key = (transfer.fingerprint(lowered), buffers.facts, facts)
+            found = self._executables.get(key)
+        if found is None:
+            found = self.executable(self.compile(lowered, traced), buffers, facts)
+            self._executables.put(key, found)
+        with metrics.timed("run"):
+            return found(found.take(args))

@@ -1,0 +1,229 @@
+"""The engine of every day: a graph is lowered once for each combination of input sizes, compiled, and from then on only run."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import torch
+
+from ..buffers.native import NativeBuffers, Place
+from ..buffers.protocol import Buffers
+from ..capture.graphs import AtenGraph, graph_device
+from ..capture.inputs import Sizes, check_tensor
+from ..config import Options
+from ..lowering import Check, Interpreter, Settings
+from ..lowering.forms import Choice
+from ..lowering.function import Function
+from ..lowering.halves import with_few_roundings
+from ..lowering.layouts import Orders, without_transposes
+from ..observe import dump, metrics
+from ..runtime import by_torch, devices, forks, heap, transfer
+from ..runtime.cache import LeastRecentlyUsed
+from ..tuning import Tuner
+from .executable import Executable, compilation_error, execution_error
+from .options import default_options, options_for
+
+# Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
+LONG = 0.5
+
+
+class Xla:
+    """An engine whose runners keep a compiled program for each combination of input sizes."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+
+    def runner(self, graph: AtenGraph) -> Program:
+        return Program(graph, self.options)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a trace has told besides the program: see `Results`."""
+
+    checks: tuple[tuple[type[Exception], str], ...] = ()
+    numbers: tuple[Any, ...] = ()
+    kernels: tuple[Any, ...] = ()
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["facts"])
+@dataclass(frozen=True)
+class _Returned:
+    arrays: list[jax.Array]
+    facts: Facts
+
+
+@dataclass(frozen=True)
+class Specialised:
+    """A graph with concrete sizes. Attributes: function (None if there is nothing to compute); buffers; facts (of a graph without one)."""
+
+    function: Function | None
+    buffers: Buffers
+    facts: Facts
+
+
+class Program:
+    """A graph's runner: see `protocol.Runner`.
+
+    Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
+    """
+
+    def __init__(self, graph: AtenGraph, options: Options) -> None:
+        # On the instance, not the class: AOTAutograd wraps the backward with functools.wraps, which copies the instance's attributes only.
+        self._boxed_call = True
+        self.name = graph.name
+        self.options = options
+        self.phase = graph.phase
+        self.device = graph_device(graph.module)
+        self.platform = devices.platform_of(self.device)
+        self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel")
+        self.static_inputs = frozenset(graph.static)
+        placeholders = self.interpreter.placeholders
+        for node in placeholders:
+            if isinstance(node.meta["val"], torch.Tensor):
+                check_tensor(node.meta["val"], "an input")
+        self.sizes = Sizes(placeholders)
+        self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
+        forks.renew(self)
+        if not forks.is_cut_off():
+            _ = self.jax_device  # whether there is one is known now
+        self._lock = forks.lock()
+        self._dumps = itertools.count(1)
+        metrics.add("graphs")
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        if by_torch.is_looked_at():
+            return self.run_by_torch(args)
+        key: Any = () if self.sizes.is_static else self.sizes.key(args)
+        if self.platform == "cuda":
+            key = (*key, Settings.current(self.platform))
+        executable = self._executables.get(key)
+        if executable is None:
+            if by_torch.is_needed(args):
+                return self.run_by_torch(args)
+            with self._lock:
+                executable = self._executables.get(key)
+                if executable is None:
+                    executable = self.build(args)
+                    self._executables.put(key, executable)
+        return executable(executable.take(args))
+
+    def run_by_torch(self, args: list[Any]) -> list[Any]:
+        """Without XLA. Raises: ForkError with options.fallback "error", where XLA cannot be used."""
+        if self.options.fallback == "error" and forks.is_cut_off():
+            raise forks.cut_off()
+        return by_torch.run(self.interpreter.module, args)
+
+    def after_fork(self) -> None:
+        """Programs of the parent's are not called, and not freed either."""
+        if len(self._executables):
+            forks.leave(self._executables)
+            self._executables = LeastRecentlyUsed(self.options.executables)
+
+    @functools.cached_property
+    def jax_device(self) -> jax.Device:
+        return devices.jax_device(self.device)
+
+    @functools.cached_property
+    def choose(self) -> Choice:
+        """How a form is chosen for a problem."""
+        if self.options.tune:
+            options = {**default_options(self.platform), **self.options.xla}
+            return Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning"), self.options.heap == "keep").choose
+        return lambda forms, problem: forms.choose(problem, self.options.forms)
+
+    def executables(self) -> list[Executable]:
+        return self._executables.values()
+
+    def build(self, args: Sequence[Any]) -> Executable:
+        """Trace, lower and compile the graph for inputs like these."""
+        start = time.perf_counter()
+        with transfer.below_caller():
+            executable = self._build(args)
+        if time.perf_counter() - start > LONG and self.options.heap == "keep":
+            heap.return_freed_memory()
+        return executable
+
+    def _build(self, args: Sequence[Any]) -> Executable:
+        specialised = self.specialise(args)
+        if specialised.function is None:
+            return self.executable(None, specialised.buffers, specialised.facts)
+        traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
+        lowered = self.lower(traced)
+        return self.executable(self.compile(lowered, traced), buffers, facts)
+
+    # The way of a graph with concrete sizes
+
+    def specialise(self, args: Sequence[Any]) -> Specialised:
+        """The graph for inputs like these."""
+        interpreter, symbols = self.interpreter, self.sizes.values(args)
+        reorders = self.platform == "cpu" and interpreter.has_convolutions
+        place = Place(self.device, self.jax_device)
+        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, reorders)
+        given = {index: args[index] for index in self.sizes.numbers}
+        # A graph without buffers of its own may still check something, or call a kernel for its effect.
+        if not buffers.nodes and not interpreter.acts:
+            values = dict(zip(interpreter.placeholders, args, strict=True))
+            numbers = tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
+            return Specialised(None, buffers, Facts(numbers=numbers))
+        function = Function(
+            interpreter, symbols, given, buffers.nodes, buffers.numbers,
+            settings=Settings.current(self.platform), choose=self.choose, reorders=reorders,
+        )  # fmt: skip
+        return Specialised(function, buffers, Facts())
+
+    def trace(self, function: Function, buffers: Buffers) -> tuple[jax.stages.Traced, Buffers, Facts]:
+        """The function from packed arrays to packed arrays, under jax tracing; the buffers as its results lie."""
+
+        def program(*arrays: jax.Array) -> _Returned:
+            inputs, key = buffers.unpack(arrays)
+            results = function(inputs, key)
+            code = [Check.first_failed(results.checks)] if results.checks else []
+            checks = tuple((check.error, check.message) for check in results.checks)
+            return _Returned([*buffers.pack(results.outputs), *code], Facts(checks, results.numbers, results.kernels))
+
+        program.__name__ = self.name
+        run: Any = program
+        orders: Orders = {}
+        with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
+            if self.platform == "cpu":
+                if self.interpreter.has_convolutions:
+                    run, orders = without_transposes(run, self.platform, buffers.free)
+                if self.interpreter.has_halves:
+                    run = with_few_roundings(run, self.platform)
+            traced = jax.jit(run, keep_unused=True).trace(*buffers.avals())
+        return traced, buffers.ordered(orders), traced.out_info.facts
+
+    def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:
+        """The traced program as StableHLO."""
+        with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
+            return traced.lower()
+
+    def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> transfer.XlaProgram:
+        """Raises: CompilationError; OutOfMemory."""
+        options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
+        with metrics.timed("compile"):
+            try:
+                compiled = transfer.compile_lowered(
+                    lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
+                )
+            except Exception as error:
+                if "RESOURCE_EXHAUSTED" in str(error):
+                    raise execution_error(self.name, error) from error
+                raise compilation_error(self.name, error) from error
+        dump.record(self._dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
+        return compiled
+
+    def _dump_name(self) -> str:
+        """The graph's name; with a number behind it for every executable after the first."""
+        number = next(self._dumps)
+        return self.name if number == 1 else f"{self.name}_{number}"
+
+    def executable(self, compiled: transfer.XlaProgram | None, buffers: Buffers, facts: Facts) -> Executable:
+        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks)

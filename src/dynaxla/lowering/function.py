@@ -1,0 +1,85 @@
+"""An ATen graph with concrete sizes as a pure function of JAX arrays: what `jax.jit`, `jax.grad`, `jax.vmap` and `jax.export` take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import torch
+from torch.fx import Node
+
+from .context import Check, Context, Settings, SymbolValues, TensorSpec
+from .forms import Choice, generic
+from .interpreter import Interpreter
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["outputs", "checks"], meta_fields=["numbers", "kernels"])
+@dataclass(frozen=True)
+class Results:
+    """What a function gives. A pytree, whose arrays are the outputs and the checks' conditions.
+
+    Attributes: outputs (arrays in logical shapes); checks (what must hold, or the call fails); numbers (outputs that are no tensors, but
+    follow from sizes); kernels (of torch's that it calls: the node, and the arguments that are no tensors).
+    """
+
+    outputs: tuple[jax.Array, ...]
+    checks: tuple[Check, ...] = ()
+    numbers: tuple[Any, ...] = ()
+    kernels: tuple[Any, ...] = ()
+
+
+class Function:
+    """A graph with concrete sizes, callable with arrays.
+
+    interpreter: the graph. symbols: its sizes. numbers: the inputs that are no tensors, by position. outputs: the nodes whose arrays it
+    gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders: as for `Context`.
+    Attributes: draws_random (whether it needs a key); specs (what each tensor among the inputs is like, by position); read (those of
+    these positions that something is computed from).
+
+    Without `choose` the forms are generic ones, so that JAX can differentiate the function and batch it.
+    """
+
+    def __init__(
+        self,
+        interpreter: Interpreter,
+        symbols: SymbolValues | None = None,
+        numbers: dict[int, Any] | None = None,
+        outputs: Sequence[Node] | None = None,
+        returned: Sequence[Node] = (),
+        *,
+        settings: Settings | None = None,
+        choose: Choice | None = None,
+        reorders: bool = False,
+    ) -> None:
+        self._interpreter = interpreter
+        self._symbols = symbols or SymbolValues()
+        self._numbers = dict(numbers or {})
+        if outputs is None:
+            outputs = [node for node in interpreter.output_node.args[0] if _is_tensor(node)]
+        self._outputs, self._returned = list(outputs), list(returned)
+        self._settings = settings or Settings.current(interpreter.platform)
+        self._choose, self._reorders = choose or generic, reorders
+        self.draws_random = interpreter.draws_random
+        placeholders = interpreter.placeholders
+        self.specs: dict[int, TensorSpec] = {
+            position: self._symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node)
+        }
+        self.read = [position for position in self.specs if placeholders[position].users]
+
+    def __call__(self, inputs: Sequence[jax.Array], key: jax.Array | None = None) -> Results:
+        """inputs: an array for each tensor among the graph's inputs, in logical shape. key: of jax.random, if it draws random numbers.
+
+        Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
+        """
+        ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders)
+        values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
+        found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
+        count = len(self._outputs)
+        return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels))
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)

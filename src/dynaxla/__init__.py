@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# It must know of every fork, and needs neither torch nor JAX. The package that it is in is to be asked for as before (see below).
-importlib.import_module(".runtime.forks", __name__)
-globals().pop("runtime")
+# It must know of every fork, and needs neither torch nor JAX.
+importlib.import_module(".forks", __name__)
 
 # The public names by the module that has them. A test compares them with the list above.
 _PUBLIC = {

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .. import forks
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.freeze import Frozen, freeze
 from ..capture.graphs import AtenGraph, Phase, graph_device
@@ -26,7 +27,7 @@ from ..errors import CaptureError, DynaxlaError, UnsupportedOp
 from ..lowering import fallback, packing
 from ..lowering.interpreter import describe_inputs, is_computable, user_line
 from ..observe import metrics, ops
-from ..runtime import by_torch, devices, forks
+from ..runtime import by_torch, devices
 from .executable import Executable
 from .protocol import Engine, Runner
 from .retrace import Retrace

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import torch
 
+from .. import forks
 from ..buffers.native import NativeBuffers, Place
 from ..buffers.protocol import Buffers
 from ..capture.graphs import AtenGraph, graph_device
@@ -23,7 +24,7 @@ from ..lowering.function import Function
 from ..lowering.halves import with_few_roundings
 from ..lowering.layouts import Orders, without_transposes
 from ..observe import dump, metrics
-from ..runtime import by_torch, devices, forks, heap, transfer
+from ..runtime import by_torch, devices, heap, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error

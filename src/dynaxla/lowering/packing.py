@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from ..runtime import affinity, forks, transfer
+from .. import forks
+from ..runtime import affinity, transfer
 from . import onednn
 from .dtypes import DType
 

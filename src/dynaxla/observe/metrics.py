@@ -8,7 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
-from ..runtime import forks
+from .. import forks
 
 _lock = forks.lock()
 _clock: Callable[[], float] = time.perf_counter

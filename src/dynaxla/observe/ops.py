@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from ..runtime import forks
+from .. import forks
 from .dump import log
 
 _lock = forks.lock()

@@ -14,8 +14,9 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from .. import forks
 from ..observe import metrics
-from . import forks, transfer
+from . import transfer
 
 log = logging.getLogger("dynaxla")
 

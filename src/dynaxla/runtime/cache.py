@@ -6,8 +6,8 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
+from .. import forks
 from ..observe import metrics
-from . import forks
 
 V = TypeVar("V")
 

@@ -16,8 +16,9 @@ import jax
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import forks
 from ..observe import metrics
-from . import forks, transfer
+from . import transfer
 
 Strided = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 

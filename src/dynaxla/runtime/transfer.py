@@ -25,8 +25,9 @@ import torch
 from torch._dynamo import convert_frame
 from torch._dynamo.guards import GuardManagerType
 
+from .. import forks
 from ..observe import metrics
-from . import affinity, forks, heap
+from . import affinity, heap
 from .layout import row_major
 from .store import Store
 

@@ -17,10 +17,11 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 import torch
 from torch.utils._pytree import tree_leaves
 
+from .. import forks
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
 from ..observe import metrics
-from ..runtime import by_torch, forks
+from ..runtime import by_torch
 from . import lazy
 from .observation import Refused
 from .traces import Traces

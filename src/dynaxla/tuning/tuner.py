@@ -14,10 +14,11 @@ import jax
 import numpy as np
 from jax import Array, lax
 
+from .. import forks
 from ..errors import CompilationError
 from ..lowering.forms import Form, Forms, Measurable, Operand
 from ..observe import metrics
-from ..runtime import forks, transfer
+from ..runtime import transfer
 from ..runtime.store import Store
 
 # Of all forms of a problem together; each is called this often at least.

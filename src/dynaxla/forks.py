@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from ..errors import ForkError
+    from .errors import ForkError
 
 
 class Renewed(Protocol):
@@ -64,7 +64,7 @@ def is_cut_off() -> bool:
 
 
 def cut_off() -> ForkError:
-    from ..errors import ForkError  # it needs torch, which those who only want a lock need not import
+    from .errors import ForkError  # it needs torch, which those who only want a lock need not import
 
     return ForkError(
         "this process was forked from one that had used XLA, whose threads do not live on in it",

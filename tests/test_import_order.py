@@ -1,0 +1,51 @@
+"""Lower layers do not import higher ones, and what each may know of others is written here."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import dynaxla
+
+ROOT = Path(dynaxla.__file__).parent
+# Lowest first. A module imports its own layer and those before it.
+LAYERS = [
+    "errors", "forks", "observe", "runtime", "config", "lowering", "capture", "buffers", "tuning", "engine", "backend", "training",
+    "doctor", "ops", "bench", "cli",
+]  # fmt: skip
+
+
+def imports(path: Path) -> set[str]:
+    """The layers that a module imports, wherever in it."""
+    package = path.relative_to(ROOT.parent).parts[:-1]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = package[: len(package) - node.level + 1]
+            names = [*base, *(node.module or "").split(".")] if node.module else [*base, node.names[0].name]
+            names_of = [names] if node.module else [[*base, alias.name] for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names_of = [(node.module or "").split(".")]
+        elif isinstance(node, ast.Import):
+            names_of = [alias.name.split(".") for alias in node.names]
+        else:
+            continue
+        found.update(names[1] for names in names_of if names[0] == "dynaxla" and len(names) > 1)
+    return {name for name in found if not name.startswith("__")}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_those_below_it(layer: str) -> None:
+    paths = [ROOT / f"{layer}.py"] if (ROOT / f"{layer}.py").exists() else sorted((ROOT / layer).rglob("*.py"))
+    paths = [path for path in paths if path.stem != "__main__"]  # such a module is a command
+    assert paths
+    for path in paths:
+        higher = {name for name in imports(path) if LAYERS.index(name) > LAYERS.index(layer)}
+        assert not higher, f"{path.relative_to(ROOT)} imports {sorted(higher)}"
+
+
+def test_every_module_has_its_layer() -> None:
+    found = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert found - {"__init__"} == set(LAYERS)

@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import dynaxla
 from dynaxla import cli
 from dynaxla.bench import cpu, engines, names, suites, training
+from dynaxla.cli.op_table import ways
 from dynaxla.cli.ops import divided
-from dynaxla.observe import ops as observed
-from dynaxla.ops import ways
+from dynaxla.observe import coverage as observed
 from dynaxla.tuning import Measurement
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from dynaxla import cli, doctor
 from dynaxla.doctor import State
-from dynaxla.lowering import onednn
+from dynaxla.lowering.cpu import onednn
 from dynaxla.runtime import transfer
 
 

@@ -11,7 +11,7 @@ import torch
 from compare import check
 
 import dynaxla
-from dynaxla.observe import metrics, ops
+from dynaxla.observe import coverage, metrics
 
 strided: list[tuple[int, ...]] = []
 
@@ -70,7 +70,7 @@ def _(x: torch.Tensor) -> torch.Tensor:
 def fresh() -> None:
     torch._dynamo.reset()
     metrics.reset()
-    ops.reset()
+    coverage.reset()
 
 
 def compile_whole(function: Any, **options: Any) -> Any:
@@ -106,7 +106,7 @@ def test_gradients_and_counts() -> None:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             (actual,) = torch.autograd.grad(compiled(x), x)
         torch.testing.assert_close(actual, expected)
-    assert ops.snapshot()["dynaxla_test.scale.default"] == {"lowered": 0, "fallback": 2}, "forward and backward"
+    assert coverage.snapshot()["dynaxla_test.scale.default"] == {"lowered": 0, "fallback": 2}, "forward and backward"
     assert metrics.snapshot()["kernels"] == 4, "each called twice"
 
 
@@ -160,7 +160,7 @@ def test_a_use_that_a_lowering_refuses() -> None:
     dynaxla.lowers(torch.ops.dynaxla_test.shift.default)(lambda x: x + 1)
     x = torch.randn(3)
     assert torch.equal(compile_whole(lambda x: shift(x) + shift(x, 5))(x), x + 1 + (x + 5))
-    assert ops.snapshot()["dynaxla_test.shift.default"] == {"lowered": 1, "fallback": 1}
+    assert coverage.snapshot()["dynaxla_test.shift.default"] == {"lowered": 1, "fallback": 1}
     with pytest.raises(dynaxla.UnsupportedOp, match="by=1"):
         compile_whole(lambda x: shift(x, 6), fallback="error")(x)
 
@@ -196,7 +196,7 @@ def test_sizes_that_depend_on_values(backend: str) -> None:
         mine, theirs = y.clone(), y.clone()
         torch.testing.assert_close(compiled(x, mine), function(x, theirs))
         torch.testing.assert_close(mine, theirs)
-    assert ops.snapshot()["aten.nonzero.default"]["fallback"] == 1
+    assert coverage.snapshot()["aten.nonzero.default"]["fallback"] == 1
 
 
 def test_gradients_through_a_split_graph() -> None:

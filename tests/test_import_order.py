@@ -13,7 +13,7 @@ ROOT = Path(dynaxla.__file__).parent
 # Lowest first. A module imports its own layer and those before it.
 LAYERS = [
     "errors", "forks", "observe", "runtime", "config", "lowering", "capture", "buffers", "tuning", "engine", "backend", "training",
-    "doctor", "ops", "bench", "cli",
+    "doctor", "bench", "cli",
 ]  # fmt: skip
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynaxla.errors import LoweringError
-from dynaxla.lowering import onednn, packing
+from dynaxla.lowering.cpu import onednn, weight_orders
 from dynaxla.lowering.dtypes import to_jax
 from dynaxla.runtime import transfer
 
@@ -120,7 +120,7 @@ def test_threads_on_fewer_processors(tmp_path: Path) -> None:
 
     def work(processors: set[int]) -> None:
         os.sched_setaffinity(0, processors)
-        results.append((packing.holds(), compiled(x)))
+        results.append((weight_orders.holds(), compiled(x)))
 
     wanted = [(allowed, True), ({min(allowed)}, len(allowed) == 1)]
     for processors, _ in wanted:
@@ -141,10 +141,10 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 256)
     compiled = frozen(net, tmp_path)
     compiled(x)
-    monkeypatch.setattr(packing, "holds", lambda: False)
+    monkeypatch.setattr(weight_orders, "holds", lambda: False)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[torch.float32])
     monkeypatch.undo()
-    monkeypatch.setattr(packing, "_of_matrices", lambda dtype: [packing.Packing((0, 1), (1,), (40,))])
+    monkeypatch.setattr(weight_orders, "_of_matrices", lambda dtype: [weight_orders.Packing((0, 1), (1,), (40,))])
     other = nn.Linear(256, 201).requires_grad_(False)
     torch._dynamo.reset()
     assert_equal(frozen(other, tmp_path / "other")(x), other(x), tolerance=TOLERANCE[torch.float32])
@@ -160,19 +160,19 @@ def test_only_with_the_versions_that_were_tried(version: str, monkeypatch: pytes
     assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[torch.float32])
     assert packed(tmp_path) == 0
     with pytest.raises(LoweringError, match="another version of jaxlib"):
-        run_packed(256 * 256 + packing.SLACK)
+        run_packed(256 * 256 + weight_orders.SLACK)
 
 
 def run_packed(length: int) -> torch.Tensor:
     expected = torch.empty(4, 256)
-    return run_op(packing.packed_linear, torch.randn(4, 256), torch.zeros(length), None, 256, expected=expected)
+    return run_op(weight_orders.packed_linear, torch.randn(4, 256), torch.zeros(length), None, 256, expected=expected)
 
 
 def test_a_weight_that_is_too_short_is_never_read() -> None:
     """oneDNN would read past its end."""
     with pytest.raises(LoweringError, match="too short"):
-        run_packed(256 * 256 + packing.SLACK - 1)
-    assert run_packed(256 * 256 + packing.SLACK).eq(0).all()
+        run_packed(256 * 256 + weight_orders.SLACK - 1)
+    assert run_packed(256 * 256 + weight_orders.SLACK).eq(0).all()
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_forms_are_obeyed(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
     """Element by element: block after block, with zeros where a block is not full."""
-    for candidates, shape in ((packing._of_matrices, (5, 70)), (packing._of_kernels, (20, 5, 2, 3))):
+    for candidates, shape in ((weight_orders._of_matrices, (5, 70)), (weight_orders._of_kernels, (20, 5, 2, 3))):
         for order in candidates(to_jax(dtype)):
             weight = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
             found = np.asarray(order.pack(jnp.asarray(weight)))
@@ -217,12 +217,12 @@ def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
                 for dim, size, step in zip(order.blocked, order.sizes, place[len(shape) :], strict=True):
                     index[dim] = index[dim] * size + step
                 wanted.append(weight[tuple(index)] if all(at < size for at, size in zip(index, shape, strict=True)) else 0)
-            np.testing.assert_array_equal(found[: -packing.SLACK], wanted)
-            assert not found[-packing.SLACK :].any()
+            np.testing.assert_array_equal(found[: -weight_orders.SLACK], wanted)
+            assert not found[-weight_orders.SLACK :].any()
             assert found.size == order.length(shape)
 
 
-def _blocks(order: packing.Packing, rank: int) -> list[int]:
+def _blocks(order: weight_orders.Packing, rank: int) -> list[int]:
     sizes = [1] * rank
     for dim, size in zip(order.blocked, order.sizes, strict=True):
         sizes[dim] *= size

@@ -30,7 +30,7 @@ from .engine.compositions import engine_for
 from .engine.protocol import Runner
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
-from .observe import dump, metrics, ops
+from .observe import coverage, dump, metrics
 from .runtime import devices, transfer
 
 _graph_numbers = itertools.count()
@@ -121,7 +121,7 @@ def _compile(
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
         return getattr(compiled, "_torchdynamo_orig_callable", compiled)
     except _Overlap:
-        ops.fell_back("a graph", "it writes to an input that lies in another one's memory, which AOTAutograd overlooks", "")
+        coverage.fell_back("a graph", "it writes to an input that lies in another one's memory, which AOTAutograd overlooks", "")
         return lambda *args: module(*args)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback

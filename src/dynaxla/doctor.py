@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .backend import dynaxla
-from .lowering import onednn
+from .lowering.cpu import onednn
 from .observe import metrics
 from .runtime import devices, transfer
 

@@ -19,7 +19,7 @@ from dynaxla.engine.compositions import engine_for
 from dynaxla.lowering import Context
 from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
 from dynaxla.lowering.fallback import call_kernel
-from dynaxla.observe import ops
+from dynaxla.observe import coverage
 
 aten = torch.ops.aten
 
@@ -139,7 +139,7 @@ def test_a_collective_under_fallback_error() -> None:
 
 
 def test_a_write_at_the_end_is_no_fallback() -> None:
-    ops.reset()
+    coverage.reset()
     build = Builder()
     x = build.input(3)
     doubled = build.call(aten.mul.Tensor, x, 2)
@@ -152,7 +152,7 @@ def test_a_write_at_the_end_is_no_fallback() -> None:
         assert torch.equal(given, torch.full((3,), 2.0))
         assert torch.equal(result, given)
         assert given._version > version, "autograd must see the write"
-    assert not any(counts["fallback"] for counts in ops.snapshot().values())
+    assert not any(counts["fallback"] for counts in coverage.snapshot().values())
 
 
 def test_nothing_is_written_when_the_program_fails() -> None:

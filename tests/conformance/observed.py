@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dynaxla.observe import ops
+from dynaxla.observe import coverage
 
 Counts = dict[str, dict[str, int]]
 
 
 def counts() -> Counts:
     """By op: how many of its uses were lowered, and how many went to the fallback, since the process began."""
-    return ops.snapshot()
+    return coverage.snapshot()
 
 
 def since(before: Counts) -> tuple[list[str], list[str]]:

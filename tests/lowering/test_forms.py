@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
-from dynaxla.lowering import onednn
+from dynaxla.lowering.cpu import onednn
 from dynaxla.lowering.forms import Forms
 
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")

@@ -191,7 +191,7 @@ def no_dead_ends() -> None:
         logger.propagate = propagates
     assert sum("promises.scaled" in message for message in messages) == 1, messages
     assert sum("the graph is split around it" in message for message in messages) == 1, messages
-    assert dynaxla.observe.ops.snapshot()["promises.scaled.default"]["fallback"] >= 2
+    assert dynaxla.observe.coverage.snapshot()["promises.scaled.default"]["fallback"] >= 2
     assert metrics.snapshot()["kernels"] > 0
 
 

@@ -22,7 +22,7 @@ from dynaxla.capture.inputs import Sizes
 from dynaxla.engine.compositions import Split
 from dynaxla.lowering import dtypes, promotion, registry
 from dynaxla.lowering.ops import elementwise
-from dynaxla.runtime import random
+from dynaxla.runtime import seeds
 from dynaxla.runtime.layout import Layout, row_major
 
 from .generator import generate
@@ -229,26 +229,26 @@ def program_of_one_size_serves_all() -> AbstractContextManager[Any]:
 
 @fault
 def random_numbers_never_change() -> AbstractContextManager[Any]:
-    right = random.seed
+    right = seeds.seed
     first: list[Any] = []
 
     def seed(*args: Any) -> jax.Array:
         first.append(right(*args))
         return first[0]
 
-    return patch.object(random, "seed", seed)
+    return patch.object(seeds, "seed", seed)
 
 
 @fault
 def manual_seed_is_ignored() -> AbstractContextManager[Any]:
-    right = random.seed
+    right = seeds.seed
 
     def seed(*args: Any) -> jax.Array:
         with torch.random.fork_rng(devices=[]):
             torch.seed()
             return right(*args)
 
-    return patch.object(random, "seed", seed)
+    return patch.object(seeds, "seed", seed)
 
 
 # Writes

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dynaxla.errors import OptionError
-from dynaxla.lowering import onednn
+from dynaxla.lowering.cpu import onednn
 from dynaxla.observe import metrics
 from dynaxla.runtime.store import Store
 

@@ -17,8 +17,8 @@ from . import report, suites
 from .errors import BenchmarkError
 from .first_call import PHASES, first_calls
 from .measure import Settings
-from .memory import step_memory
 from .names import FIRST_CALL, MEMORY
+from .peak_memory import step_memory
 from .requests import check_writable
 from .runner import Placement
 from .session import run

@@ -16,7 +16,7 @@ from torch.fx import Node
 from ..capture.graphs import Phase
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
-from ..runtime import random, transfer
+from ..runtime import seeds, transfer
 from ..runtime.layout import Layout
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
@@ -196,7 +196,7 @@ class NativeBinding:
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         arrays = self.arguments.arrays(tensors if len(tensors) == self._count else tensors[: self._count])
-        return (random.seed(self._place.device, self._place.jax_device), *arrays) if self._draws_random else arrays
+        return (seeds.seed(self._place.device, self._place.jax_device), *arrays) if self._draws_random else arrays
 
     def export(self, results: Sequence[jax.Array]) -> list[torch.Tensor]:
         stream = _torch_stream(self._place.device) if self._on_gpu else None

@@ -14,10 +14,11 @@ import torch
 from jax import lax
 from torch.fx import Graph, Node
 
-from ..lowering import dtypes, onednn, packing
+from ..lowering import dtypes
+from ..lowering.cpu import onednn, weight_orders
+from ..lowering.cpu.weight_orders import Packing
 from ..lowering.epilogue import follow
 from ..lowering.ops.convolution import CONVOLUTION, Convolution
-from ..lowering.packing import Packing
 
 aten = torch.ops.aten
 
@@ -52,9 +53,9 @@ def _pack_product(
         return
     following = follow(node)
     activation = following.name if following is not None and following.name in onednn.ACTIVATIONS else ""
-    found = packing.of_linear(rows, inputs, columns, dtypes.to_jax(dtype), bias is not None, activation, device)
+    found = weight_orders.of_linear(rows, inputs, columns, dtypes.to_jax(dtype), bias is not None, activation, device)
     if found is not None:
-        _replace(graph, node, packing.packed_linear, (x, _packed(graph, node, weight, found, made), bias, columns))
+        _replace(graph, node, weight_orders.packed_linear, (x, _packed(graph, node, weight, found, made), bias, columns))
 
 
 def _pack_convolution(
@@ -76,10 +77,10 @@ def _pack_convolution(
         return
     batch, channels, *places = _shape(x)
     shapes = (batch, *places, channels), _shape(weight), (batch, *space, out)
-    found = packing.of_convolution(*shapes, stride, margins, dilation, dtype, bias is not None, device)
+    found = weight_orders.of_convolution(*shapes, stride, margins, dilation, dtype, bias is not None, device)
     if found is not None:
         arguments = [list(_shape(weight)), list(stride), list(padding), list(dilation)]
-        _replace(graph, node, packing.packed_convolution, (x, _packed(graph, node, weight, found, made), bias, *arguments))
+        _replace(graph, node, weight_orders.packed_convolution, (x, _packed(graph, node, weight, found, made), bias, *arguments))
 
 
 def _shape(node: Node) -> tuple[Any, ...]:
@@ -100,7 +101,7 @@ def _packed(graph: Graph, before: Node, weight: Node, order: Packing, made: dict
     if (weight, order) not in made:
         arguments = (weight, list(order.dims), list(order.blocked), list(order.sizes))
         with graph.inserting_before(before):
-            node = made[weight, order] = graph.call_function(packing.pack, arguments)
+            node = made[weight, order] = graph.call_function(weight_orders.pack, arguments)
         value = weight.meta["val"]
         node.meta["val"] = value.new_empty(order.length(_shape(weight)))
     return made[weight, order]

@@ -55,7 +55,7 @@ def ops(
     """
     if run is not None and not run.is_file():
         raise typer.BadParameter(f"{run} is not a file")
-    from .. import ops as found
+    from . import op_table as found
 
     console = Console()
     if run is not None:

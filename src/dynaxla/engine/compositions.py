@@ -19,14 +19,15 @@ from .. import forks
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.freeze import Frozen, freeze
 from ..capture.graphs import AtenGraph, Phase, graph_device
+from ..capture.hoisting import hoist
 from ..capture.packing import pack_weights
-from ..capture.randomness import hoist
 from ..capture.split import Part, split
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, UnsupportedOp
-from ..lowering import fallback, packing
+from ..lowering import fallback
+from ..lowering.cpu import weight_orders
 from ..lowering.interpreter import describe_inputs, is_computable, user_line
-from ..observe import metrics, ops
+from ..observe import coverage, metrics
 from ..runtime import by_torch, devices
 from .executable import Executable
 from .protocol import Engine, Runner
@@ -69,7 +70,7 @@ class Split:
                 continue
             if self._options.fallback == "error":
                 raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
-            ops.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
+            coverage.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
         if not found and not drawn:
             return self._inner.runner(graph)
         return SplitProgram(self._inner, dataclasses.replace(graph, module=module), split(module, (found.keys() | drawn).__contains__))
@@ -218,7 +219,7 @@ class PackedProgram:
         self._lock = forks.lock()
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
-        return self._packed(args) if packing.holds() else self._run_plain(args)
+        return self._packed(args) if weight_orders.holds() else self._run_plain(args)
 
     def _run_plain(self, args: list[Any]) -> Sequence[Any]:
         with self._lock:

@@ -12,7 +12,7 @@ import torch
 from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory
 from ..observe import metrics
-from ..runtime import affinity, heap, kernels, transfer
+from ..runtime import affinity, callbacks, heap, transfer
 
 
 class Executable:
@@ -31,7 +31,7 @@ class Executable:
         self.take = binding.take
         self._call = program.call if program is not None else None
         self._checks = checks
-        self._kernels = kernels.call if program is not None and program.calls_back else contextlib.nullcontext
+        self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
         # The first calls take what the heap has left between the holes that compiling made; later ones find what those gave back.
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
 

@@ -19,10 +19,10 @@ from ..capture.graphs import AtenGraph, graph_device
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
 from ..lowering import Check, Interpreter, Settings
+from ..lowering.cpu.halves import with_few_roundings
+from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choice
 from ..lowering.function import Function
-from ..lowering.halves import with_few_roundings
-from ..lowering.layouts import Orders, without_transposes
 from ..observe import dump, metrics
 from ..runtime import by_torch, devices, heap, transfer
 from ..runtime.cache import LeastRecentlyUsed

@@ -14,9 +14,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from . import dtypes
+from .cpu.reductions import sum_neighbours
 from .dtypes import DType
 from .forms import Choice
-from .reduce import sum_neighbours
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ class Context:
     being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
     torch's: node and arguments that are no tensors); claimed (see `claim`); turn
     (what the next kernel with an effect waits for); reorders
-    (whether layouts.py will see the traced program, and change how arrays lie in memory).
+    (whether cpu/transposes.py will see the traced program, and change how arrays lie in memory).
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Context:
         return jax.random.fold_in(self._key, self._keys_given)
 
     def sum(self, x: jax.Array, dims: Sequence[int]) -> jax.Array:
-        """The sum over dims, which disappear. Where arrays may come to lie in another order, layouts.py chooses how it is computed."""
+        """The sum over dims, which disappear. Where arrays may lie in another order, cpu/transposes.py chooses how."""
         return lax.reduce_sum(x, tuple(dims)) if self.reorders else sum_neighbours(x, tuple(dims))
 
     def nested(self, key: jax.Array | None) -> Context:

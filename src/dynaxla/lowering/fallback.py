@@ -17,7 +17,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedOp
-from ..runtime.kernels import Kernel
+from ..runtime.callbacks import Kernel
 from ..runtime.layout import Layout
 from .asynchronous import is_asynchronous
 from .context import Context, TensorSpec

@@ -16,11 +16,12 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
-from ..observe import ops
-from . import dtypes, fallback, packing, refusals
+from ..observe import coverage
+from . import dtypes, fallback, refusals
 from .context import Context, TensorSpec
+from .cpu import weight_orders
+from .cpu.in_memory import in_memory
 from .keyed import alone, draw, keyed, operands, random_key
-from .memory import in_memory
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
 from .registry import Registry, Rule
@@ -55,7 +56,7 @@ class _Step:
 
 aten = torch.ops.aten
 
-_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, packing.packed_convolution)
+_CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, weight_orders.packed_convolution)
 
 
 class Interpreter:
@@ -120,7 +121,7 @@ class Interpreter:
                 continue
             ctx.node = step.node
             if step.node in ctx.claimed:
-                ops.lowered(str(step.node.target))
+                coverage.lowered(str(step.node.target))
                 value = ctx.claimed[step.node]
                 if value is None:
                     continue
@@ -200,7 +201,7 @@ class Interpreter:
                 hint="this is a defect of dynaxla: please report it with the lines above",
             ) from error
         if isinstance(node.target, torch._ops.OpOverload) or node.target in CONTROL_FLOW:
-            ops.lowered(str(node.target))
+            coverage.lowered(str(node.target))
         return value
 
 
@@ -214,8 +215,8 @@ _READERS = frozenset(
         aten.convolution_backward.default,
         aten.mm.default,
         aten.native_layer_norm.default,
-        packing.packed_convolution,
-        packing.packed_linear,
+        weight_orders.packed_convolution,
+        weight_orders.packed_linear,
         "output",
     ]
 )
@@ -246,7 +247,7 @@ def _dtypes(node: Node) -> set[torch.dtype]:
 
 
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
-    ops.fell_back(str(node.target), reason, user_line(node))
+    coverage.fell_back(str(node.target), reason, user_line(node))
     args = [_substitute(arg, values) for arg in node.args]
     kwargs = {name: _substitute(arg, values) for name, arg in node.kwargs.items()}
     return fallback.call_kernel(ctx, args, kwargs, must_run)

@@ -20,7 +20,7 @@ from dynaxla.capture.graphs import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 from dynaxla.errors import UnsupportedOp
-from dynaxla.observe import ops
+from dynaxla.observe import coverage
 
 aten = torch.ops.aten
 POSITIVE, NEGATIVE = torch.rand(3, 4), -torch.rand(3, 4)
@@ -199,11 +199,11 @@ def test_kernels_inside_branches_and_loops() -> None:
         chosen = torch.cond(x.sum() > 0, lambda x: numpy_sine(x) + 1, lambda x: x * 2, (x,))
         return chosen, scan(lambda carry, x: (carry + numpy_sine(x), carry * 2), x[0], x)
 
-    ops.reset()
+    coverage.reset()
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
     for x in (POSITIVE, NEGATIVE):
         assert_equal(compiled(x), function(x))
-    assert ops.snapshot()["cond"] == {"lowered": 1, "fallback": 0}
+    assert coverage.snapshot()["cond"] == {"lowered": 1, "fallback": 0}
     with pytest.raises(OverflowError, match="too large"):
         compiled(POSITIVE * 1000)
     with pytest.raises(UnsupportedOp, match="numpy_sine"):

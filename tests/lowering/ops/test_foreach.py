@@ -10,7 +10,7 @@ import pytest
 import torch
 from compare import check
 
-from dynaxla.observe import ops
+from dynaxla.observe import coverage
 
 aten = torch.ops.aten
 
@@ -111,7 +111,7 @@ def test_compiled_optimizers_step_as_eager_ones(name: str, foreach: bool) -> Non
     mine = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 2))
     theirs = copy.deepcopy(mine)
     my_optimizer, their_optimizer = (OPTIMIZERS[name](net.parameters(), foreach=foreach) for net in (mine, theirs))
-    ops.reset()
+    coverage.reset()
     step = torch.compile(my_optimizer.step, backend="dynaxla", options={"fallback": "error"})
     for _ in range(3):
         x = torch.randn(5, 3)
@@ -120,5 +120,5 @@ def test_compiled_optimizers_step_as_eager_ones(name: str, foreach: bool) -> Non
             net(x).square().sum().backward()
         step()
         their_optimizer.step()
-    assert sum(count["lowered"] for count in ops.snapshot().values()) > 0
+    assert sum(count["lowered"] for count in coverage.snapshot().values()) > 0
     torch.testing.assert_close(list(mine.parameters()), list(theirs.parameters()), rtol=2e-5, atol=2e-5)

@@ -19,8 +19,8 @@ from jax import Array, lax
 from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context, TensorSpec
+from ..cpu.reductions import reduce_max, reduce_sum
 from ..promotion import convert, expand
-from ..reduce import reduce_max, reduce_sum
 from ..registry import lowers
 from .matmul import Order, contract
 

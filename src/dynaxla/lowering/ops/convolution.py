@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import torch
 from jax import Array, lax
 
-from .. import dtypes, kernels, onednn
+from .. import dtypes
 from ..context import Context
+from ..cpu import onednn, torch_kernels
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert, number
@@ -82,7 +83,7 @@ def _fits_onednn(problem: Convolution) -> bool:
 
 
 def _channels_last(x: Array) -> Array:
-    """(batch, channel, *space) to (batch, *space, channel). Between two convolutions such transposes cancel out: see layouts.py."""
+    """(batch, channel, *space) to (batch, *space, channel). Between two convolutions such transposes cancel out: see cpu/transposes.py."""
     return lax.transpose(x, (0, *range(2, x.ndim), 1))
 
 
@@ -173,7 +174,7 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     # XLA takes both turns of the weight out again.
-    (out,) = kernels.call(write, [_channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
+    (out,) = torch_kernels.call(write, [_channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
     out = _channels_first(out)
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
@@ -434,7 +435,7 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
             rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
         results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
 
-    (result,) = kernels.call(write, [_channels_last(x), _channels_last(grad)], [(problem.weight, problem.dtype)])
+    (result,) = torch_kernels.call(write, [_channels_last(x), _channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
 
 

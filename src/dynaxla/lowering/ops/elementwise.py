@@ -14,7 +14,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
-from ..exponential import exp
+from ..cpu.exponential import exp
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
 from .bounds import refuse_unless

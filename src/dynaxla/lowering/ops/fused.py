@@ -11,8 +11,8 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
+from ..cpu.reductions import reduce_max, reduce_sum
 from ..promotion import convert, full_like, number
-from ..reduce import reduce_max, reduce_sum
 from ..registry import lowers
 from .activations import gelu
 from .elementwise import add

@@ -13,8 +13,9 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from ...runtime import transfer
-from .. import dtypes, kernels, onednn
+from .. import dtypes
 from ..context import Context
+from ..cpu import onednn, torch_kernels
 from ..dtypes import DType
 from ..epilogue import follow
 from ..forms import Forms, Operand
@@ -104,7 +105,7 @@ def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
         x, y = operands
         torch.mm(x.t() if problem.over[0] == (0,) else x, y.t() if problem.over[1] == (1,) else y, out=results[0])
 
-    return kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
+    return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
 
 def _fits_onednn(problem: Contraction) -> bool:

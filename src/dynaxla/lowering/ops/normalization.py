@@ -12,8 +12,9 @@ import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
-from .. import dtypes, onednn
+from .. import dtypes
 from ..context import Context
+from ..cpu import onednn
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert

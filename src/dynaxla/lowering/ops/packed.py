@@ -1,4 +1,4 @@
-"""Ops with weights that were packed when they were frozen: see dynaxla.lowering.packing, and dynaxla.capture.packing, which makes them."""
+"""Ops with weights that were packed when they were frozen: see cpu/weight_orders.py, and capture/packing.py, which makes them."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from collections.abc import Sequence
 
 from jax import Array, lax
 
-from .. import onednn, packing
 from ..context import Context
+from ..cpu import onednn, weight_orders
 from ..epilogue import follow
 from ..registry import lowers
 
 
-@lowers(packing.pack)
+@lowers(weight_orders.pack)
 def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequence[int]) -> Array:
-    return packing.Packing(tuple(dims), tuple(blocked), tuple(sizes)).pack(weight)
+    return weight_orders.Packing(tuple(dims), tuple(blocked), tuple(sizes)).pack(weight)
 
 
 def _require_length(packed: Array, numbers: int) -> None:
     """oneDNN asks for no size. Raises: ValueError for a packed weight that cannot hold so many numbers and what is read behind them."""
     if not onednn.takes_packed():
         raise ValueError("weights were packed for another version of jaxlib")
-    if packed.size < numbers + packing.SLACK:
+    if packed.size < numbers + weight_orders.SLACK:
         raise ValueError(f"a packed weight of {packed.size} numbers is too short for one of {numbers}")
 
 
-@lowers(packing.packed_linear)
+@lowers(weight_orders.packed_linear)
 def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, ctx: Context) -> Array:
     """x @ weight + bias, and with it the activation that follows."""
     _require_length(packed, x.shape[1] * columns)
@@ -38,7 +38,7 @@ def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, 
     return out
 
 
-@lowers(packing.packed_convolution)
+@lowers(weight_orders.packed_convolution)
 def packed_convolution(
     x: Array,
     packed: Array,

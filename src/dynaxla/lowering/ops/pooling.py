@@ -15,8 +15,9 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from .. import dtypes, kernels
+from .. import dtypes
 from ..context import Context
+from ..cpu import torch_kernels
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert
@@ -263,7 +264,7 @@ def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
             result.copy_(tensor.permute(problem.order))
 
     shape = tuple(problem.out[dim] for dim in problem.order)
-    maxima, positions = kernels.call(write, [problem.packed(x)], [(shape, problem.dtype), (shape, np.dtype(np.int64))])
+    maxima, positions = torch_kernels.call(write, [problem.packed(x)], [(shape, problem.dtype), (shape, np.dtype(np.int64))])
     return problem.unpacked(maxima), problem.unpacked(positions)
 
 
@@ -283,7 +284,7 @@ def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array,
 
     operands = [problem.packed(item) for item in (grad, x, positions)]
     shape = tuple(problem.shape[dim] for dim in problem.order)
-    return problem.unpacked(kernels.call(write, operands, [(shape, problem.dtype)])[0])
+    return problem.unpacked(torch_kernels.call(write, operands, [(shape, problem.dtype)])[0])
 
 
 def _has_few_taps(problem: MaxPoolGradient) -> bool:

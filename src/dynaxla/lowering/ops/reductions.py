@@ -12,10 +12,10 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
+from ..cpu.reductions import reduce_max, reduce_min
 from ..dimensions import reduced, wrap
 from ..dtypes import DType
 from ..promotion import convert, expand
-from ..reduce import reduce_max, reduce_min
 from ..registry import lowers
 
 aten = torch.ops.aten

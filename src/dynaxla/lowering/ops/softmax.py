@@ -6,11 +6,11 @@ import torch
 from jax import Array, lax
 
 from .. import dtypes
+from ..cpu.exponential import exp_nonpositive
+from ..cpu.in_memory import in_memory
+from ..cpu.reductions import reduce_largest, reduce_max, reduce_sum
 from ..dtypes import DType
-from ..exponential import exp_nonpositive
-from ..memory import in_memory
 from ..promotion import convert
-from ..reduce import reduce_largest, reduce_max, reduce_sum
 from ..registry import lowers
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jax import Array, lax
 
-from .promotion import full_like
+from ..promotion import full_like
 
 # Below, results are denormal, which XLA's programs for the CPU flush to zero; above, they are infinite.
 _LOW, _HIGH = -87.33654, 89.0

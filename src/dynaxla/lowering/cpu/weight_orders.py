@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from .. import forks
-from ..runtime import affinity, transfer
+from ... import forks
+from ...runtime import affinity, transfer
+from ..dtypes import DType
 from . import onednn
-from .dtypes import DType
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define("pack(Tensor weight, int[] dims, int[] blocked, int[] sizes) -> Tensor")

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 from jax.extend import core
 
-from . import memory
+from . import in_memory
 
 Value = TypeVar("Value")
 
@@ -75,7 +75,7 @@ class Evaluation(ABC, Generic[Value]):
 
     def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         name, params = equation.primitive.name, equation.params
-        if name in ("jit", "pjit") and params["name"] == memory.NAME:
+        if name in ("jit", "pjit") and params["name"] == in_memory.NAME:
             return [self.in_memory(operands[0])]
         if name in ("jit", "pjit"):
             return self._run(params["jaxpr"].jaxpr, params["jaxpr"].consts, operands)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.lowering import kernels as lowering_kernels
-from dynaxla.runtime import kernels
+from dynaxla.lowering.cpu import torch_kernels as lowering_kernels
+from dynaxla.runtime import callbacks
 
 kept: list[Any] = []
 
@@ -129,7 +129,7 @@ def test_an_exception_belongs_to_its_call() -> None:
             list(pool.map(call, range(1, 9)))
     finally:
         sys.setswitchinterval(before)
-    assert not kernels._failures._kept
+    assert not callbacks._failures._kept
 
 
 def test_of_two_kernels_that_fail_in_one_call_one_is_raised_and_none_kept() -> None:
@@ -137,7 +137,7 @@ def test_of_two_kernels_that_fail_in_one_call_one_is_raised_and_none_kept() -> N
     for _ in range(3):
         with pytest.raises(ArithmeticError, match=r"caller [12]"):
             compiled(torch.ones(3))
-        assert not kernels._failures._kept
+        assert not callbacks._failures._kept
 
 
 def test_a_kernel_of_a_form_raises_its_own_exception(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +155,7 @@ def test_a_kernel_of_a_form_raises_its_own_exception(monkeypatch: pytest.MonkeyP
     compiled = compile_whole(lambda x: x @ x)
     with pytest.raises(KeyError, match="a form's own"):
         compiled(torch.ones(4, 4))
-    assert not kernels._failures._kept
+    assert not callbacks._failures._kept
 
 
 def test_what_is_no_exception_of_users_reaches_the_caller_too() -> None:
@@ -176,7 +176,7 @@ def test_a_traceback_leads_to_no_memory_of_xlas() -> None:
     trace, ours = caught.value.__traceback__, []
     while trace is not None:
         code = trace.tb_frame.f_code
-        if code.co_filename.endswith(("runtime/kernels.py", "lowering/fallback.py")) and code.co_name in ("__call__", "write"):
+        if code.co_filename.endswith(("runtime/callbacks.py", "lowering/fallback.py")) and code.co_name in ("__call__", "write"):
             ours.append(trace.tb_frame.f_locals)
         trace = trace.tb_next
     assert ours

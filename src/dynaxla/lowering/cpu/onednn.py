@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from jax import Array
 
-from ..runtime import transfer
-from .dtypes import DType
+from ...runtime import transfer
+from ..dtypes import DType
 
 # Releases of jaxlib whose reading of the configuration is known. Others may number dimensions from one.
 KNOWN = ((0, 10), (0, 11))
@@ -82,7 +82,7 @@ def matmul(
 ) -> Array:
     """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row; activation: then
     applied to each number. orders: dimensions of x, y and the result from the slowest in memory to the fastest; None: row-major.
-    packed: y's columns, if y is one matrix in oneDNN's own order (see packing.py), and x one too.
+    packed: y's columns, if y is one matrix in oneDNN's own order (see weight_orders.py), and x one too.
 
     Shape: x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
     Dtype: x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
@@ -118,7 +118,7 @@ def convolution(
 
     Shape: x (batch, *space, in), weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`, bias (out,), result `shape`
     (batch, *space, out). margins: at both ends of each spatial dimension, not negative. packed: weight's shape, if it is in oneDNN's own
-    order (see packing.py).
+    order (see weight_orders.py).
     Dtype: x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
     data = {"batch_dim": 0, "feature_dim": x.ndim - 1, "spatial_dims": list(range(1, x.ndim - 1))}

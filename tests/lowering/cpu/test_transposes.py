@@ -11,7 +11,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from dynaxla.lowering.layouts import without_transposes
+from dynaxla.lowering.cpu.transposes import without_transposes
 
 
 def last(x: Array) -> Array:

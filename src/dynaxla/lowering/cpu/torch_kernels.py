@@ -9,8 +9,8 @@ import torch
 from jax import Array
 from jax.experimental.buffer_callback import buffer_callback
 
-from ..runtime.kernels import Kernel
-from .dtypes import DType
+from ...runtime.callbacks import Kernel
+from ..dtypes import DType
 
 Write = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
 

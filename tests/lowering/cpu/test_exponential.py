@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import torch
 
-from dynaxla.lowering.exponential import exp_nonpositive
+from dynaxla.lowering.cpu.exponential import exp_nonpositive
 
 # The largest float32 whose exponential is finite, and the least whose is not denormal.
 HIGHEST, LOWEST = 88.72283172607422, -87.33654022216797

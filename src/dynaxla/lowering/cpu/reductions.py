@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 from jax import Array, lax
 
-from . import dtypes
-from .memory import in_memory
-from .promotion import number
+from .. import dtypes
+from ..promotion import number
+from .in_memory import in_memory
 
 Reduction = Callable[[Array, Sequence[int]], Array]
 

@@ -1,4 +1,4 @@
-"""The most memory that a training step holds: `python -m dynaxla.bench.memory ENGINE MODEL BATCH OPTIMIZER`, in a process of its own.
+"""The most memory that a training step holds: `python -m dynaxla.bench.peak_memory ENGINE MODEL BATCH OPTIMIZER`, in a process of its own.
 
 In bytes, what the process holds besides the libraries: the model, its gradients, the optimizer's state, the programs, and whatever a
 warm step needs on top. Compiling needs more for a while, which is not counted, and leaves pages of the compiler's own code in memory, which
@@ -33,7 +33,7 @@ def step_memory(engine: str, model: str, batch: int, optimizer: str) -> dict[str
     """
     if not REFERENCES.exists():
         raise BenchmarkError("the peak of memory can only be measured on Linux")
-    command = [sys.executable, "-m", "dynaxla.bench.memory", engine, model, str(batch), optimizer]
+    command = [sys.executable, "-m", "dynaxla.bench.peak_memory", engine, model, str(batch), optimizer]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = done.stderr.strip().rpartition("\n")[2]

@@ -15,7 +15,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from .evaluation import Evaluation, bind
-from .memory import in_memory
+from .in_memory import in_memory
 
 
 def with_few_roundings(program: Callable[..., Any], platform: str) -> Callable[..., Any]:

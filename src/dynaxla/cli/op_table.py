@@ -17,9 +17,9 @@ import torch
 from rich.table import Table
 from torch._ops import OpOverload
 
-from .capture.decompositions import decompositions
-from .lowering import registry
-from .observe import ops as observed
+from ..capture.decompositions import decompositions
+from ..lowering import registry
+from ..observe import coverage as observed
 
 
 @dataclass(frozen=True)

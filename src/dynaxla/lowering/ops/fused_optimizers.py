@@ -1,6 +1,6 @@
-"""Fused steps of optimizers, as a recording notes them: one node for each, whatever the learning rate is.
+"""Fused steps of optimizers whose learning rate is a tensor, as ops of their own.
 
-torch's own ops for a learning rate that is a tensor cannot be traced, and their parts make long graphs, so each has an op here.
+torch's own ops for this cannot be traced, and their parts make long graphs.
 """
 
 from __future__ import annotations
@@ -11,47 +11,10 @@ from typing import Any
 import torch
 from jax import Array
 
-from ..lowering.ops import optimizers as lowerings
-from ..lowering.registry import lowers
-
-aten = torch.ops.aten
+from ..registry import lowers
+from . import optimizers as lowerings
 
 Tensors = Sequence[torch.Tensor]
-
-
-class Fused:
-    """What takes the arguments of one of torch's fused steps, and writes what it writes.
-
-    lr may also be a float64 tensor of rank 0.
-
-    Attributes: op (torch's, which does it in place); written (how many of the lists are written: parameters, gradients, and states);
-    takes_halves (whether torch's is right for half types, too).
-    """
-
-    def __init__(self, op: torch._ops.OpOverload, functional: torch._ops.OpOverload, *, takes_halves: bool = True, **settings: Any) -> None:
-        self.op = op
-        self.takes_halves = takes_halves
-        self.written = sum(argument.alias_info is not None for argument in op._schema.arguments)
-        self._functional = functional
-        self._settings = settings
-        self.__name__ = op._schema.name.partition("::")[2]
-
-    def __call__(
-        self,
-        *lists: Tensors,
-        lr: torch.Tensor | float,
-        grad_scale: torch.Tensor | None = None,
-        found_inf: torch.Tensor | None = None,
-        **settings: Any,
-    ) -> None:
-        if not isinstance(lr, torch.Tensor):
-            self.op(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
-            return
-        new = self._functional(*lists, lr, grad_scale, found_inf, **settings, **self._settings)
-        params, grads, *states = lists[: self.written]
-        pairs = list(zip([tensor for tensors in (params, grads, *states) for tensor in tensors], new, strict=True))
-        for old, value in pairs if grad_scale is not None else pairs[: len(params)] + pairs[len(params) + len(grads) :]:
-            old.copy_(value)
 
 
 def _results(op: Callable[..., Any], lists: Sequence[Tensors], written: int, **settings: Any) -> list[torch.Tensor]:
@@ -201,16 +164,3 @@ def _lower_sgd(
         found_inf=found_inf,
     )
     return [array for arrays in lists for array in arrays]
-
-
-_STEPS = [
-    Fused(aten._fused_adam_.default, torch.ops.dynaxla.fused_adam.default, decoupled=False),
-    Fused(aten._fused_adamw_.default, torch.ops.dynaxla.fused_adam.default, decoupled=True),
-    # On the CPU, torch 2.13 is off by 0.1 and more from 48 elements of bfloat16 or float16 on; with 8 it is right.
-    Fused(aten._fused_sgd_.default, torch.ops.dynaxla.fused_sgd.default, takes_halves=False),
-]
-
-
-def fused_step(op: torch._ops.OpOverload) -> Fused | None:
-    """What stands for one of torch's fused steps in a recording."""
-    return next((step for step in _STEPS if op._schema.name == step.op._schema.name), None)

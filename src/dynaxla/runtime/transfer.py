@@ -350,7 +350,7 @@ def compile_lowered(
         executable = None if _public_only else compiled.runtime_executable()
         if hasattr(executable, "execute_sharded"):
             return XlaProgram(_fast_call(executable), lambda: compiled.as_text() or "")
-        return XlaProgram(lambda arrays: compiled(*arrays), lambda: compiled.as_text() or "")
+        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), lambda: compiled.as_text() or "")
     from jaxlib import xla_client
 
     client = device.client

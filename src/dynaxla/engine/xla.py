@@ -53,11 +53,20 @@ class Facts:
     kernels: tuple[Any, ...] = ()
 
 
-@functools.partial(jax.tree_util.register_dataclass, data_fields=["arrays"], meta_fields=["facts"])
+@jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class _Returned:
-    arrays: list[jax.Array]
+    """What a traced program gives: arrays, in the program by their places, and facts, in its tree."""
+
+    arrays: Sequence[jax.Array]
     facts: Facts
+
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, jax.Array]], Facts]:
+        return [(jax.tree_util.SequenceKey(index), array) for index, array in enumerate(self.arrays)], self.facts
+
+    @classmethod
+    def tree_unflatten(cls, facts: Facts, arrays: Sequence[jax.Array]) -> _Returned:
+        return cls(arrays, facts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from compare import assert_equal
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
 
-from dynaxla.capture.graphs import AtenGraph
+from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 

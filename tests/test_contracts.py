@@ -363,7 +363,7 @@ def test_an_input_with_other_strides_than_traced() -> None:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     from dynaxla import DynaxlaError
-    from dynaxla.capture.graphs import AtenGraph
+    from dynaxla.capture.aten_graph import AtenGraph
     from dynaxla.config import Options
     from dynaxla.engine.xla import Program
 

@@ -19,8 +19,8 @@ from torch._guards import TracingContext
 from torch.fx import GraphModule
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
-from .capture.graphs import AtenGraph, Phase
 from .capture.inputs import check_tensor
 from .capture.overlap import overlooked
 from .capture.partition import WrittenInBothPasses, partition

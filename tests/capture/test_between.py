@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
 import dynaxla
+from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.capture.between import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, between_programs
-from dynaxla.capture.graphs import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.compositions import engine_for
 from dynaxla.lowering import Context

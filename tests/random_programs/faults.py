@@ -17,7 +17,7 @@ from torch._guards import TracingContext
 
 from dynaxla import backend, program
 from dynaxla.buffers.arguments import Arguments
-from dynaxla.capture.graphs import AtenGraph
+from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.capture.inputs import Sizes
 from dynaxla.engine.compositions import Split
 from dynaxla.lowering import dtypes, promotion, registry

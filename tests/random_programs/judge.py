@@ -112,7 +112,7 @@ def judge(program: Program, expected: Expected) -> Verdict:
         return verdict
     reference, reference_seen = _against_eager(program, expected, REFERENCE)
     if reference.outcome == "agrees" and not seen:
-        # Which tensors are kept for the backward, and then found changed, hangs on the partitioner.
+        # Which tensors are kept for the backward, and then found changed, depends on the partitioner.
         reference, reference_seen = _against_eager(program, expected, MIN_CUT_REFERENCE)
         reference_seen = [] if reference.kind == verdict.kind else reference_seen
     if reference.outcome == "agrees":

@@ -158,7 +158,7 @@ def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
 def expect(program: Program, disturbed: int = 3) -> Expected:
     """What eager mode does.
 
-    Raises: Rejected if eager mode refuses the program, leaves its results undefined, or if they hang on how numbers are rounded.
+    Raises: Rejected if eager mode refuses the program, leaves its results undefined, or if they depend on how numbers are rounded.
     """
     with strict_warnings():
         return _expect(program, disturbed)
@@ -222,11 +222,11 @@ def _widen_bounds(call: Observation, moved: Observation, bounds: dict[str, float
             continue
         if not (value.is_floating_point() or value.is_complex()):
             if not torch.equal(value, other):
-                raise Rejected(f"{name} hangs on how numbers are rounded")
+                raise Rejected(f"{name} depends on how numbers are rounded")
             continue
         parts, others = _parts(value), _parts(other)
         if not torch.equal(parts.isfinite(), others.isfinite()):
-            raise Rejected(f"{name} hangs on how numbers are rounded")
+            raise Rejected(f"{name} depends on how numbers are rounded")
         finite = parts.isfinite()
         if finite.any():
             deviation = float((parts - others)[finite].abs().max())

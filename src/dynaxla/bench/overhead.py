@@ -23,8 +23,8 @@ from rich.table import Table
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
 
+from ..capture.aten_graph import AtenGraph
 from ..capture.decompositions import decompositions
-from ..capture.graphs import AtenGraph
 from ..config import Options
 from ..engine.xla import Program
 

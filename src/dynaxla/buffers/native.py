@@ -13,7 +13,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from ..capture.graphs import Phase
+from ..capture.aten_graph import Phase
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import seeds, transfer

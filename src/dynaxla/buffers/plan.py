@@ -16,6 +16,7 @@ from torch.fx import Node
 
 from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
+from ..lowering.graphs import viewed
 from ..runtime.layout import Layout, storage_extent
 
 aten = torch.ops.aten
@@ -227,14 +228,10 @@ def _lost_offset(node: Node, symbols: SymbolValues) -> int:
         return 0
     spec, source = symbols.spec(node.meta["val"]), symbols.spec(node.args[0].meta["val"])
     origin = node.args[0]
-    while (viewed := _viewed(origin)) is not None:
-        origin = viewed
+    while (source_node := viewed(origin)) is not None:
+        origin = source_node
     is_expanded = any(step == 0 and size > 1 for step, size in zip(source.stride, source.shape, strict=True))
     return 0 if is_expanded else source.offset + _lost_offset(origin, symbols) - spec.offset
-
-
-# Their results are views of their operand, but their schemas keep that from autograd.
-_UNDECLARED_VIEWS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 
 
 def _storage(node: Node) -> int:
@@ -244,15 +241,6 @@ def _storage(node: Node) -> int:
     that real ones do not.
     """
     origin = node
-    while (source := _viewed(origin)) is not None:
+    while (source := viewed(origin)) is not None:
         origin = source
     return id(origin) if origin.target is operator.getitem else node.meta["val"].untyped_storage()._cdata
-
-
-def _viewed(node: Node) -> Node | None:
-    """The node of whose value this one's is a view, if it is one."""
-    maker = node.args[0] if node.target is operator.getitem else node
-    if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
-        return None
-    is_view = maker.target in _UNDECLARED_VIEWS or any(result.alias_info is not None for result in maker.target._schema.returns)
-    return maker.args[0] if is_view and isinstance(maker.args[0], Node) else None

@@ -1,4 +1,4 @@
-"""Takes out of a graph for inference what hangs on parameters and buffers alone, so that it is computed once and not at every call."""
+"""Takes out of a graph for inference what depends on parameters and buffers alone, so that it is computed once and not at every call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from ..lowering.asynchronous import is_asynchronous
+from ..lowering.graphs import is_view
 from .split import Part, part_of
 
 aten = torch.ops.aten
@@ -44,14 +45,14 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     copies: dict[Node, Node] = {}
     graph.output(graph.graph_copy(module.graph, copies))
     module = GraphModule(module, graph)
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    placeholders = graph.find_nodes(op="placeholder")
     static = {placeholders[position] for position in static_inputs}
     fold_batch_norms(graph, static)
     packed = pack(graph, static | _decided(graph, static))
     returned = _returned(graph)
     decided = _decided(graph, static) - returned
     # A view is prepared only on the way to something that is computed.
-    wanted = {node for node in decided if not _is_view(node)}
+    wanted = {node for node in decided if not is_view(node)}
     for node in reversed(graph.nodes):
         if node in wanted:
             wanted.update(source for source in node.all_input_nodes if source.op == "call_function")
@@ -59,7 +60,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
         return None
     nodes = [node for node in graph.nodes if node.op == "call_function"]
     # What is returned, and views, both parts make if both need them.
-    shared = {node for node in wanted if node in returned or _is_view(node)}
+    shared = {node for node in wanted if node in returned or is_view(node)}
     rest = part_of(module, _needed([node for node in nodes if node not in wanted or node in shared], shared - returned))
     read = set(rest.inputs)
     prepared = part_of(module, [node for node in nodes if node in wanted], [node for node in nodes if node in wanted & read])
@@ -102,19 +103,12 @@ def _is_tensor(node: Node) -> bool:
     return all(isinstance(item, torch.Tensor) for item in (value if isinstance(value, (tuple, list)) else [value]))
 
 
-def _is_view(node: Node) -> bool:
-    """Whether the node's result lies in its argument's memory."""
-    if node.target is operator.getitem:
-        return _is_view(node.args[0])
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
-
-
 def _returned(graph: Graph) -> set[Node]:
     """What the graph returns, or may share memory with that."""
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
+    output = graph.output_node()
     found = set(output.all_input_nodes)
     for node in reversed(graph.nodes):
-        if node in found and (node.target is operator.getitem or _is_view(node)):
+        if node in found and (node.target is operator.getitem or is_view(node)):
             found.update(node.all_input_nodes)
     return found
 

@@ -33,9 +33,9 @@ _OF_SHAPES = (
 
 
 def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
-    """The graph with its draws before everything else where they hang on no values, and the nodes that torch is to run.
+    """The graph with its draws before everything else where they depend on no values, and the nodes that torch is to run.
 
-    The draws keep their order, on which the numbers depend; what hangs on values, as `multinomial` does, stays in its place.
+    The draws keep their order, on which the numbers depend; what depends on values, as `multinomial` does, stays in its place.
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -56,7 +56,7 @@ class _Place:
     """Where draws go: behind those that are there already. last: the node before that place."""
 
     def __init__(self, graph: Graph) -> None:
-        inputs = [node for node in graph.nodes if node.op == "placeholder"]
+        inputs = graph.find_nodes(op="placeholder")
         self.last: Node = inputs[-1] if inputs else graph._root
         self._graph = graph
 
@@ -72,7 +72,7 @@ class _Place:
 
 
 def _hoisted(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
-    """The same draws made earlier; None if they hang on values, or on sizes that are not known there."""
+    """The same draws made earlier; None if they depend on values, or on sizes that are not known there."""
     if node.target is aten.native_dropout.default:
         return _dropout(graph, node, place)
     tensors = node.all_input_nodes

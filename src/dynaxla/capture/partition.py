@@ -67,11 +67,11 @@ def _has_late_writes(joint: GraphModule, forward_outputs: int) -> bool:
 
 def _mutated(joint: GraphModule) -> list[Node]:
     """The inputs whose new values are among the outputs, as AOTAutograd describes these."""
-    output = next(node for node in reversed(joint.graph.nodes) if node.op == "output")
+    output = joint.graph.output_node()
     changed = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
-    placeholders = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    placeholders = joint.graph.find_nodes(op="placeholder")
     return [node for node in placeholders if node.meta.get("desc") is not None and node.meta["desc"] in changed]
 
 
 def _last_placeholder(joint: GraphModule) -> Node:
-    return [node for node in joint.graph.nodes if node.op == "placeholder"][-1]
+    return joint.graph.find_nodes(op="placeholder")[-1]

@@ -22,7 +22,7 @@ def is_idle(metadata: Any, module: GraphModule, captured: GraphModule, example_i
     metadata: AOTAutograd's (ViewAndMutationMeta), which describes what subclasses wrap and not the subclasses. module: the graph for
     inference. captured, example_inputs: TorchDynamo's graph and its inputs, where the subclasses are.
     """
-    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    placeholders = module.graph.find_nodes(op="placeholder")
     return (
         len(placeholders) == len(example_inputs)
         and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
@@ -38,7 +38,7 @@ def is_idle(metadata: Any, module: GraphModule, captured: GraphModule, example_i
 
 def _returns_plain_tensors(captured: GraphModule) -> bool:
     """Whether all that TorchDynamo's graph returns is known to be tensors that wrap no others."""
-    outputs = pytree.tree_leaves(next(node for node in reversed(captured.graph.nodes) if node.op == "output").args)
+    outputs = pytree.tree_leaves(captured.graph.output_node().args)
     values = [output.meta.get("example_value", output.meta.get("val")) for output in outputs if isinstance(output, torch.fx.Node)]
     return len(values) == len(outputs) and all(
         isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value) for value in values

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from .. import forks
+from ..capture.aten_graph import AtenGraph, Phase, graph_device
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.freeze import Frozen, freeze
-from ..capture.graphs import AtenGraph, Phase, graph_device
 from ..capture.hoisting import hoist
 from ..capture.packing import pack_weights
 from ..capture.split import Part, split
@@ -26,7 +26,8 @@ from ..config import Options
 from ..errors import CaptureError, DynaxlaError, UnsupportedOp
 from ..lowering import fallback
 from ..lowering.cpu import weight_orders
-from ..lowering.interpreter import describe_inputs, is_computable, user_line
+from ..lowering.graphs import describe_inputs, user_line
+from ..lowering.interpreter import is_computable
 from ..observe import coverage, metrics
 from ..runtime import by_torch, devices
 from .executable import Executable
@@ -96,9 +97,8 @@ class SplitProgram:
     def __init__(self, engine: Engine, graph: AtenGraph, parts: list[Part]) -> None:
         self._boxed_call = True
         self.name = graph.name
-        nodes = graph.module.graph.nodes
-        self.placeholders = [node for node in nodes if node.op == "placeholder"]
-        self.outputs = next(node for node in reversed(nodes) if node.op == "output").args[0]
+        self.placeholders = graph.module.graph.find_nodes(op="placeholder")
+        self.outputs = graph.module.graph.output_node().args[0]
         static = {self.placeholders[position] for position in graph.static}
         self._runners: list[Runner] = []
         self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
@@ -165,8 +165,8 @@ class FrozenProgram:
         self.name = graph.name
         module, prepared, rest = frozen.module, frozen.prepared, frozen.rest
         self.by_torch: Callable[[list[Any]], Sequence[Any]] = functools.partial(by_torch.run, module)
-        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.output_values = next(node for node in reversed(module.graph.nodes) if node.op == "output").args[0]
+        self.placeholders = module.graph.find_nodes(op="placeholder")
+        self.output_values = module.graph.output_node().args[0]
         static = {self.placeholders[position] for position in graph.static} | set(prepared.outputs)
         self._sources = [self.placeholders.index(node) for node in prepared.inputs]
         self._prepare = engine.runner(AtenGraph(f"{self.name}_prepared", prepared.module, tuple(range(len(prepared.inputs)))))

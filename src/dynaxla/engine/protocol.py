@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ..capture.graphs import AtenGraph
+from ..capture.aten_graph import AtenGraph
 from .executable import Executable
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..capture.graphs import AtenGraph
+from ..capture.aten_graph import AtenGraph
 from ..config import Options
 from ..observe import metrics
 from ..runtime import by_torch, transfer

@@ -15,7 +15,7 @@ import torch
 from .. import forks
 from ..buffers.native import NativeBuffers, Place
 from ..buffers.protocol import Buffers
-from ..capture.graphs import AtenGraph, graph_device
+from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
 from ..lowering import Check, Interpreter, Settings

@@ -1,4 +1,4 @@
-"""Forms: one op, computed in one of several ways. Which is fastest hangs on the platform and the shapes.
+"""Forms: one op, computed in one of several ways. Which is fastest depends on the platform and the shapes.
 
     @CONVOLUTION.form("onednn", fits=..., suits=...)
     def by_onednn(problem, x, weight, bias): ...

@@ -1,4 +1,4 @@
-"""Walks an ATen graph and calls the lowering of each node, under jax tracing. What has none is torch's own kernel's work."""
+"""Walks an ATen graph and calls the lowering of each node, under jax tracing. An op without one is computed by torch's own kernel."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from . import dtypes, fallback, refusals
 from .context import Context, TensorSpec
 from .cpu import weight_orders
 from .cpu.in_memory import in_memory
+from .graphs import describe_inputs, is_view, user_line
 from .keyed import alone, draw, keyed, operands, random_key
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
@@ -70,8 +71,8 @@ class Interpreter:
         self.module = module
         self.platform = platform
         self.kernels = kernels and platform in fallback.PLATFORMS
-        self.placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
-        self.output_node: Node = next(node for node in reversed(module.graph.nodes) if node.op == "output")
+        self.placeholders = module.graph.find_nodes(op="placeholder")
+        self.output_node: Node = module.graph.output_node()
         self.draws_random = any(draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
         self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
@@ -225,7 +226,7 @@ _READERS = frozenset(
 def _is_shared(node: Node) -> bool:
     """Whether a computed tensor must be in memory for one of its readers, and has others: those should read it there, too. XLA computes
     it for each of them again, and so all sums of a network's residual path before it."""
-    if node.op != "call_function" or not _is_tensor(node.meta.get("val")) or _is_view(node):
+    if node.op != "call_function" or not _is_tensor(node.meta.get("val")) or is_view(node):
         return False
     readers = _readers(node)
     return any(reader.target in _READERS for reader in readers) and any(reader.target not in _READERS for reader in readers)
@@ -233,11 +234,7 @@ def _is_shared(node: Node) -> bool:
 
 def _readers(node: Node) -> list[Node]:
     """What reads a node's numbers, also by way of views."""
-    return [reader for user in node.users for reader in (_readers(user) if _is_view(user) else [user])]
-
-
-def _is_view(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]
 
 
 def _dtypes(node: Node) -> set[torch.dtype]:
@@ -414,38 +411,6 @@ def _check(node: Node, value: Any, expected: Any) -> None:
         for item, item_expected in zip(value, expected, strict=True):
             if item_expected is not None and item is not None:
                 _check(node, item, item_expected)
-
-
-def describe_inputs(node: Node) -> str:
-    """The node's arguments, tensors as `f32[8, 1024]`, other values under their schema's names."""
-    parts: list[str] = []
-    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
-    for index, arg in enumerate(node.args):
-        text = _describe(arg)
-        is_tensor = isinstance(arg, Node) and _is_tensor(arg.meta.get("val"))
-        parts.append(text if is_tensor or index >= len(arguments) else f"{arguments[index].name}={text}")
-    parts += [f"{name}={_describe(arg)}" for name, arg in node.kwargs.items()]
-    return ", ".join(parts)
-
-
-def _describe(arg: Any) -> str:
-    if isinstance(arg, Node):
-        value = arg.meta.get("val")
-        return dtypes.describe(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else str(value)
-    if isinstance(arg, (list, tuple)):
-        return f"[{', '.join(map(_describe, arg))}]"
-    return str(arg)
-
-
-def user_line(node: Node) -> str:
-    """`model.py:41, in forward`: the innermost line of the user's own code that made this node."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    for line in reversed(lines):
-        if "/torch/" not in line:
-            path, number, function = line.removeprefix("File ").split(", ", 2)
-            return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
-    return lines[-1] if lines else ""
 
 
 def _unsupported(missing: list[Node]) -> UnsupportedOp:

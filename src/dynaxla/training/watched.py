@@ -446,7 +446,7 @@ class _Program:
         self._result, self._spec, self._changes = recording.result, recording.spec, recording.changes
         recorder = recording.recorder
         paths = {node: path for path, node in recorder.leaves.items()}
-        placeholders = [node for node in recorder.graph.nodes if node.op == "placeholder"]
+        placeholders = recorder.graph.find_nodes(op="placeholder")
         self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.numbers[node] for node in placeholders]
         outputs = [recorder.node(output) for output in recording.outputs]
         _refuse_overlapping(recorder)

@@ -23,7 +23,7 @@ Reduction = Callable[[Array, Sequence[int]], Array]
 # Slices that are combined at once, and the numbers that are left for a plain reduction.
 _RADIX = 8
 _LANES = 16
-# XLA:CPU computes the operand of a sum over so many rows anew inside its loop, and with it, again and again, what that hangs on.
+# XLA:CPU computes the operand of a sum over so many rows anew inside its loop, and with it, again and again, what that depends on.
 _FEW_ROWS = 32
 # Of a sum over rows, at most so many are left for the second step.
 _LEFT = 128

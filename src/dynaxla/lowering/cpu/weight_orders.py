@@ -1,10 +1,10 @@
 """Weights that lie in memory as oneDNN's kernels read them.
 
-oneDNN brings a weight into an order of its own before it computes with it: blocks of some tens of outputs, whose size hangs on processor,
+oneDNN brings a weight into an order of its own before it computes with it: blocks of some tens of outputs, whose size depends on processor,
 shapes and dtype. XLA's calls take a weight that is in this order already, but there is no asking which it is. So it is found by trial: a
 weight is packed in each of the orders that occur, and where the result is that of the plain weight, it was the right one.
 
-The order also hangs on how many processors the calling thread may run on: oneDNN asks when a thread first computes with it. A packed
+The order also depends on how many processors the calling thread may run on: oneDNN asks when a thread first computes with it. A packed
 weight must be used only where `holds` says so.
 
 Source: oneDNN's developer guide, Memory Format Propagation; openxla/xla, xla/service/cpu/onednn_convolution.cc and onednn_matmul.cc

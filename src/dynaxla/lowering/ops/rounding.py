@@ -1,4 +1,4 @@
-"""Half-type arithmetic rounded after every step, where ATen computes in the half type itself and a result hangs on the last bit."""
+"""Half-type arithmetic rounded after every step, where ATen computes in the half type itself and a result depends on the last bit."""
 
 from __future__ import annotations
 

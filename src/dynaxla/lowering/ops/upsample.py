@@ -2,7 +2,7 @@
 
 Under torch.compile PyTorch decomposes most of these before they reach a graph, whatever a backend wants; the antialiased ones arrive.
 Places and weights are known when the program is traced. They are computed in the precision in which ATen computes them, since the nearest
-place can hang on the last bit.
+place can depend on the last bit.
 """
 
 from __future__ import annotations

@@ -1,0 +1,64 @@
+"""What every part of a graph's way asks of its nodes. (Their lists fx has: `graph.find_nodes(op="placeholder")`, `graph.output_node()`.)"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from . import dtypes
+
+aten = torch.ops.aten
+
+# Their results are views of their operand, but their schemas keep that from autograd.
+_UNDECLARED_VIEWS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node's results lie in its argument's memory, by its op's schema."""
+    if node.target is operator.getitem:
+        return isinstance(node.args[0], Node) and is_view(node.args[0])
+    return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
+
+
+def viewed(node: Node) -> Node | None:
+    """The node in whose memory this one's value lies, if it is made as a view of it, declared or not, or by writing to it."""
+    maker = node.args[0] if node.target is operator.getitem else node
+    if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
+        return None
+    shares = maker.target in _UNDECLARED_VIEWS or any(result.alias_info is not None for result in maker.target._schema.returns)
+    return maker.args[0] if shares and isinstance(maker.args[0], Node) else None
+
+
+def describe_inputs(node: Node) -> str:
+    """The node's arguments, tensors as `f32[8, 1024]`, other values under their schema's names."""
+    parts: list[str] = []
+    arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
+    for index, arg in enumerate(node.args):
+        text = _describe(arg)
+        is_tensor = isinstance(arg, Node) and isinstance(arg.meta.get("val"), torch.Tensor)
+        parts.append(text if is_tensor or index >= len(arguments) else f"{arguments[index].name}={text}")
+    parts += [f"{name}={_describe(arg)}" for name, arg in node.kwargs.items()]
+    return ", ".join(parts)
+
+
+def _describe(arg: Any) -> str:
+    if isinstance(arg, Node):
+        value = arg.meta.get("val")
+        return dtypes.describe(value.dtype, tuple(value.shape)) if isinstance(value, torch.Tensor) else str(value)
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_describe, arg))}]"
+    return str(arg)
+
+
+def user_line(node: Node) -> str:
+    """`model.py:41, in forward`: the innermost line of the user's own code that made this node."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
+    for line in reversed(lines):
+        if "/torch/" not in line:
+            path, number, function = line.removeprefix("File ").split(", ", 2)
+            return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
+    return lines[-1] if lines else ""

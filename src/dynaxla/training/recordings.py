@@ -99,7 +99,7 @@ class Recording:
         return found
 
     def _evaluate(self, outputs: Sequence[Node], around: Walk) -> dict[Node, torch.Tensor]:
-        """What nodes give: those that depend on tensors around the step only, not on its arguments, chance, or what it has changed before."""
+        """What nodes give: those that depend on nothing but tensors around the step, as they were before it changed them."""
         wanted = set(outputs)
         for node in reversed(self.recorder.graph.nodes):
             if node in wanted:

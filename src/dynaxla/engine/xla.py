@@ -61,12 +61,14 @@ class _Returned:
     arrays: Sequence[jax.Array]
     facts: Facts
 
-    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, jax.Array]], Facts]:
-        return [(jax.tree_util.SequenceKey(index), array) for index, array in enumerate(self.arrays)], self.facts
+    def tree_flatten_with_keys(self) -> tuple[list[tuple[Any, jax.Array]], Any]:
+        # Plain tuples: JAX's caches, which are bounded, keep the trees of what has been traced.
+        facts = self.facts.checks, self.facts.numbers, self.facts.kernels
+        return [(jax.tree_util.SequenceKey(index), array) for index, array in enumerate(self.arrays)], facts
 
     @classmethod
-    def tree_unflatten(cls, facts: Facts, arrays: Sequence[jax.Array]) -> _Returned:
-        return cls(arrays, facts)
+    def tree_unflatten(cls, facts: Any, arrays: Sequence[jax.Array]) -> _Returned:
+        return cls(arrays, Facts(*facts))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch
 from jax import numpy as jnp
 from torch._guards import TracingContext
 
-from dynaxla import backend, program
+from dynaxla import backend
+from dynaxla.buffers import native
 from dynaxla.buffers.arguments import Arguments
 from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.capture.inputs import Sizes
@@ -131,23 +132,23 @@ def results_do_not_share_memory() -> AbstractContextManager[Any]:
 @fault
 def result_is_contiguous() -> AbstractContextManager[Any]:
     """A permuted result comes with the strides of a contiguous one."""
-    right = program._buffer_maker
+    right = native._buffer_maker
 
     def maker(*args: Any) -> Callable[..., torch.Tensor]:
         make = right(*args)
         return lambda *given: make(*given).contiguous()
 
-    return patch.object(program, "_buffer_maker", maker)
+    return patch.object(native, "_buffer_maker", maker)
 
 
 @fault
 def view_of_a_result_starts_at_its_beginning() -> AbstractContextManager[Any]:
-    right = program._buffer_maker
+    right = native._buffer_maker
 
     def maker(output: Any, *rest: Any) -> Callable[..., torch.Tensor]:
         return right(dataclasses.replace(output, offset=0), *rest)
 
-    return patch.object(program, "_buffer_maker", maker)
+    return patch.object(native, "_buffer_maker", maker)
 
 
 @fault

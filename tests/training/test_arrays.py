@@ -277,3 +277,56 @@ def test_other_threads_may_read_what_a_step_makes_tensors_of() -> None:
         stop.set()
         thread.join()
     assert not errors
+
+
+def _turned(x: Any) -> None:
+    x.shape = (3, 4) if x.shape == (4, 3) else (4, 3)
+
+
+def _reinterpreted(x: Any) -> None:
+    x.dtype = np.int32 if x.dtype == np.float32 else np.float32
+
+
+def _locked(x: Any) -> None:
+    x.flags.writeable = not x.flags.writeable
+
+
+def _written_while_unlocked(x: Any) -> None:
+    x.flags.writeable = True
+    x[0] += 1
+    x.flags.writeable = False
+
+
+@pytest.mark.parametrize("reads", [False, True], ids=["made a tensor of", "read"])
+@pytest.mark.parametrize("change", [_turned, _reinterpreted, _locked, _written_while_unlocked], ids=lambda change: change.__name__)
+def test_a_step_changes_how_an_array_lies_in_memory(change: Callable[[Any], None], reads: bool) -> None:
+    results = []
+    for compiled in (False, True):
+        around, given = (np.round(4 * array) for array in _arrays(2))  # sums of whole numbers are exact
+
+        def function(x: Any, around: Any = around) -> torch.Tensor:
+            factor = float(x.ravel()[1]) + float(around.ravel()[1]) if reads else 1
+            for each in (x, around):
+                change(each)
+            return factor * torch.tensor(x).double().sum(0) + torch.tensor(around).double().sum(0)
+
+        step = dynaxla.compile_step(function) if compiled else function
+        sums = [step(given).tolist() for _ in range(3)]
+        results.append((sums, [(x.dtype, x.shape, x.flags.writeable, x.tolist()) for x in (around, given)]))
+    assert repr(results[0]) == repr(results[1])
+
+
+def test_elements_that_share_memory() -> None:
+    results = []
+    for compiled in (False, True):
+        row = np.zeros(3, np.float32)
+        rows = np.broadcast_to(row, (2, 3))
+
+        def function(row: Any = row, rows: Any = rows) -> torch.Tensor:
+            before = float(rows[1, 0])
+            row[0] += 1
+            return torch.tensor(rows) * 2 + before
+
+        step = dynaxla.compile_step(function) if compiled else function
+        results.append([*(step().tolist() for _ in range(3)), row.tolist()])
+    assert results[0] == results[1]

@@ -45,6 +45,11 @@ class Tracked(np.ndarray[Any, Any]):
             _note(self)
         return np.ndarray.__getattribute__(self, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _METADATA:  # it would be that of this view, not of the array
+            _refuse(self, f"{name} of")
+        np.ndarray.__setattr__(self, name, value)
+
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = _plain((inputs, kwargs))
         return getattr(ufunc, method)(*inputs, **kwargs)
@@ -63,7 +68,11 @@ def _note(array: Tracked) -> None:
     if state.get("dynaxla_thread") == threading.get_ident():
         state["dynaxla_read"].add(state["dynaxla_path"])
         if size_of(untracked(array)) > LARGE:
-            raise Refused(Effect(f"values of {state['dynaxla_path']}, a large array", ""))
+            _refuse(array, "values of", ", a large array")
+
+
+def _refuse(array: Tracked, what: str, kind: str = "") -> None:
+    raise Refused(Effect(f"{what} {path_of(array)}{kind}", ""))
 
 
 def _plain(value: Any) -> Any:
@@ -248,9 +257,12 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """What it holds now, in memory of torch's, with the same strides and offset."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
-        size = tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        memory = torch.empty(size if tensor.numel() else 0, dtype=tensor.dtype, device=tensor.device)
-        return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset() if tensor.numel() else 0).copy_(tensor)
+        offset, last = tensor.storage_offset(), sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        span = last + 1 if tensor.numel() else 0
+        memory = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
+        # Elements may share memory (np.broadcast_to), so the memory is copied, not the elements.
+        memory[offset:].copy_(tensor.as_strided((span,), (1,), offset))
+        return memory.as_strided(tensor.shape, tensor.stride(), offset)
 
 
 def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:

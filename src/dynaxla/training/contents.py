@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import dataclasses
 import datetime
 import decimal
@@ -259,7 +260,7 @@ class Values:
 def values_of(value: Any, with_data: bool = True) -> Values | None:
     """The contents of something whose values can change inside: an array, a bytearray. None: its elements are objects, or it is closed."""
     if isinstance(value, np.ndarray):
-        kind: Any = (type(value), repr(value.dtype), value.shape, value.strides)
+        kind: Any = (type(value), repr(value.dtype), value.dtype, value.shape, value.strides, value.flags.writeable)
         if value.dtype.hasobject:
             return None
     elif isinstance(value, array.array):
@@ -298,10 +299,26 @@ def restore_values(value: Any, values: Values) -> bool:
         value[:] = values.data
     elif isinstance(value, array.array):
         value[:] = array.array(value.typecode, values.data)
-    elif not isinstance(value, memoryview) or not value.readonly:
+    elif isinstance(value, np.ndarray):
+        _restore_array(value, values)
+    elif not value.readonly:
         target = np.asarray(value)
         np.copyto(target, np.frombuffer(values.data, target.dtype).reshape(target.shape))
     return True
+
+
+def _restore_array(array: np.ndarray[Any, Any], values: Values) -> None:
+    """Where the memory is another array's, which does not let it be written to, that array is given its values back, not this one."""
+    _, _, dtype, shape, strides, writeable = values.kind
+    if not array.flags.writeable:
+        with contextlib.suppress(ValueError):
+            array.flags.writeable = True
+    for name, value in {"dtype": dtype, "shape": shape, "strides": strides}.items():
+        if getattr(array, name) != value:
+            setattr(array, name, value)
+    if array.flags.writeable:
+        np.copyto(array, np.frombuffer(values.data or b"", dtype).reshape(shape))
+        array.flags.writeable = writeable
 
 
 def parts_of(value: Any) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -86,3 +87,14 @@ def test_looking_changes_nothing() -> None:
     for op in (ops.several.default, ops.several.tensor, ops.single.default):
         registry.find(op)
     assert (len(registry), registry.ops()) == (count, known)
+
+
+def test_a_lowering_takes_whatever_arguments_there_are() -> None:
+    def lowering(*args: Any, **kwargs: Any) -> Any:
+        return args, kwargs
+
+    registry = Registry()
+    registry.register(torch.ops.aten.sum.dim_IntList, lowering)
+    rule = registry.find(torch.ops.aten.sum.dim_IntList)
+    assert rule is not None
+    assert rule.bind(("x", [0]), {"dtype": torch.float32}) == (["x", [0], False], {"dtype": np.dtype("float32")})

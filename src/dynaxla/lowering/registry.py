@@ -89,6 +89,8 @@ def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str]
             takes_context = True
         elif parameter.kind is parameter.VAR_POSITIONAL:
             positional = available
+        elif parameter.kind is parameter.VAR_KEYWORD:
+            keywords |= keyword_only
         elif parameter.kind is parameter.KEYWORD_ONLY:
             if parameter.name not in keyword_only:
                 raise TypeError(f"lowering of {op}: the schema has no keyword-only argument {parameter.name!r}: {op._schema}")

@@ -12,7 +12,7 @@ import torch
 from jax import Array
 
 from ..registry import lowers
-from . import optimizers as lowerings
+from . import optimizers
 
 Tensors = Sequence[torch.Tensor]
 
@@ -67,43 +67,8 @@ def _(
 
 
 @lowers(torch.ops.dynaxla.fused_adam.default)
-def _lower_adam(
-    params: Sequence[Array],
-    grads: Sequence[Array],
-    exp_avgs: Sequence[Array],
-    exp_avg_sqs: Sequence[Array],
-    max_exp_avg_sqs: Sequence[Array],
-    state_steps: Sequence[Array],
-    lr: Array,
-    grad_scale: Array | None,
-    found_inf: Array | None,
-    *,
-    beta1: float,
-    beta2: float,
-    weight_decay: float,
-    eps: float,
-    amsgrad: bool,
-    maximize: bool,
-    decoupled: bool,
-) -> list[Array]:
-    lists = lowerings.adam(decoupled=decoupled)(
-        params,
-        grads,
-        exp_avgs,
-        exp_avg_sqs,
-        max_exp_avg_sqs,
-        state_steps,
-        lr=lr,
-        beta1=beta1,
-        beta2=beta2,
-        weight_decay=weight_decay,
-        eps=eps,
-        amsgrad=amsgrad,
-        maximize=maximize,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
-    return [array for arrays in lists for array in arrays]
+def _lower_adam(*arguments: Any, decoupled: bool, **settings: Any) -> list[Array]:
+    return _lower(optimizers.adam(decoupled), *arguments, **settings)
 
 
 @torch.library.custom_op(
@@ -134,33 +99,16 @@ def _(params: Tensors, grads: Tensors, momentum_buffer_list: Tensors, *_: Any, *
 
 
 @lowers(torch.ops.dynaxla.fused_sgd.default)
-def _lower_sgd(
-    params: Sequence[Array],
-    grads: Sequence[Array],
-    momentum_buffer_list: Sequence[Array],
-    lr: Array,
-    grad_scale: Array | None,
-    found_inf: Array | None,
-    *,
-    weight_decay: float,
-    momentum: float,
-    dampening: float,
-    nesterov: bool,
-    maximize: bool,
-    is_first_step: bool,
+def _lower_sgd(*arguments: Any, **settings: Any) -> list[Array]:
+    return _lower(optimizers.fused_sgd, *arguments, **settings)
+
+
+def _lower(
+    lowering: Callable[..., Sequence[Sequence[Array]]],
+    *arguments: Any,
+    **settings: Any,
 ) -> list[Array]:
-    lists = lowerings.fused_sgd(
-        params,
-        grads,
-        momentum_buffer_list,
-        weight_decay=weight_decay,
-        momentum=momentum,
-        lr=lr,
-        dampening=dampening,
-        nesterov=nesterov,
-        maximize=maximize,
-        is_first_step=is_first_step,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
-    return [array for arrays in lists for array in arrays]
+    """What the lowering of torch's op gives, as one list. Of the arguments, the last three are keywords there."""
+    *lists, lr, grad_scale, found_inf = arguments
+    results = lowering(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
+    return [array for arrays in results for array in arrays]

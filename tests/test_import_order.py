@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,12 @@ def test_a_layer_imports_those_below_it(layer: str) -> None:
 def test_every_module_has_its_layer() -> None:
     found = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     assert found - {"__init__"} == set(LAYERS)
+
+
+# `protocol` says in more than one package what its modules offer.
+SHARED_NAMES = {"__init__", "protocol", "reductions"}
+
+
+def test_no_two_modules_share_a_name() -> None:
+    names = Counter(path.stem for path in ROOT.rglob("*.py"))
+    assert not {name for name, count in names.items() if count > 1} - SHARED_NAMES

@@ -15,8 +15,8 @@ from typer import Typer
 from typer.testing import CliRunner, Result
 
 from dynaxla.bench import agreement, capture, engines, report, suites
+from dynaxla.bench.benchmark_error import BenchmarkError
 from dynaxla.bench.engines import Engine
-from dynaxla.bench.errors import BenchmarkError
 from dynaxla.bench.measure import Row, Settings, Spread, measure, prepared_process
 from dynaxla.bench.runner import Placement, Remote, RemoteError, first_line
 from dynaxla.bench.session import run

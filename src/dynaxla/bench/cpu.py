@@ -14,10 +14,10 @@ import torch
 
 from . import engines as engine_table
 from . import report, suites
-from .errors import BenchmarkError
+from .benchmark_error import BenchmarkError
+from .choices import FIRST_CALL, MEMORY
 from .first_call import PHASES, first_calls
 from .measure import Settings
-from .names import FIRST_CALL, MEMORY
 from .peak_memory import step_memory
 from .requests import check_writable
 from .runner import Placement

@@ -40,7 +40,7 @@ from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
 from ..training import compile_step
-from .errors import BenchmarkError
+from .benchmark_error import BenchmarkError
 from .training import Training
 
 Call = Callable[..., Any]

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from . import engines, suites
-from .errors import BenchmarkError
+from .benchmark_error import BenchmarkError
 from .measure import rehearse
 from .runner import Placement
 from .training import Training

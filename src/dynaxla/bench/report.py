@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from .errors import BenchmarkError
+from .benchmark_error import BenchmarkError
 from .measure import ModelResult, Row, Settings, Spread
 
 MEBIBYTE = 1 << 20

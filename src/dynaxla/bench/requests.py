@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from .errors import BenchmarkError
-from .names import DTYPES
+from .benchmark_error import BenchmarkError
+from .choices import DTYPES
 
 
 def split(names: Iterable[str] | None) -> list[str]:

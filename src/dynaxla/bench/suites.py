@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from . import breaks, functions, small
-from .errors import BenchmarkError
+from .benchmark_error import BenchmarkError
 
 Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
 

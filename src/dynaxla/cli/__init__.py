@@ -8,7 +8,7 @@ import typer
 
 from .. import __version__
 from .bench import bench, bench_cpu, overhead
-from .doctor import doctor
+from .examination import doctor
 from .ops import WithScript, ops
 from .tune import tune
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..bench import names as known
-from ..bench.errors import BenchmarkError
+from ..bench import choices as known
+from ..bench.benchmark_error import BenchmarkError
 
 QUICK_SECONDS = 2.0
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ..bench import names as known
+from ..bench import choices as known
 from .bench import Batch, Device, Dtype, Threads, bad_requests_shown
 
 _WHAT_TO_GIVE = (

@@ -31,7 +31,7 @@ from ..errors import CaptureError
 from ..lowering.asynchronous import NAMESPACES
 from . import arrays, scalars
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
-from .fused import Fused, fused_step
+from .fused_steps import Fused, fused_step
 from .scalars import Numbers, TracedFloat
 from .shadows import as_written
 from .surroundings import storage_of

@@ -24,7 +24,7 @@ from ..errors import DeviceMismatch, UnsupportedOp, UnsupportedTensor
 from ..observe import metrics
 from ..runtime import transfer
 from . import scalars
-from .fused import fused_step
+from .fused_steps import fused_step
 from .parts import Part
 
 aten = torch.ops.aten

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from .fused import Fused
+from .fused_steps import Fused
 from .scalars import is_number
 from .surroundings import storage_of
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from dynaxla import cli, doctor
 from dynaxla.doctor import State
 from dynaxla.lowering.cpu import onednn
-from dynaxla.runtime import transfer
+from dynaxla.runtime import private
 
 
 def states(findings: list[doctor.Finding]) -> list[State]:
@@ -58,7 +58,7 @@ def test_other_versions() -> None:
 def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "is_available", lambda: True)
     assert states(doctor.examine_kernels()) == [State.GOOD]
-    monkeypatch.setattr(transfer, "jaxlib_version", lambda: "0.10.9")
+    monkeypatch.setattr(private, "jaxlib_version", lambda: "0.10.9")
     assert states(doctor.examine_kernels()) == [State.GOOD, State.NOTE]
 
 
@@ -71,8 +71,9 @@ def test_a_missing_entry_point() -> None:
 
 
 def test_a_lost_fast_path() -> None:
-    findings = doctor.examine_fast_paths({"import": False, "export": True})
-    assert states(findings) == [State.DOUBT, State.GOOD]
+    findings = doctor.examine_fast_paths({"import": False, "export": True}, ["torch._C._gone"])
+    assert states(findings) == [State.BROKEN, State.DOUBT, State.GOOD]
+    assert "torch 2.11 to 2.13" in findings[0].mend
 
 
 @pytest.mark.parametrize(

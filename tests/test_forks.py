@@ -144,7 +144,7 @@ def test_locks_that_other_threads_hold_at_the_fork() -> None:
     out, _ = run_script("""
 import threading
 from dynaxla.observe import coverage, metrics
-from dynaxla.runtime import transfer
+from dynaxla.runtime import capture_lock, clients
 from dynaxla.tuning import tuner
 compiled = torch.compile(net, backend="dynaxla")
 with torch.no_grad():
@@ -152,7 +152,7 @@ with torch.no_grad():
 held, done = threading.Event(), threading.Event()
 
 def hold():
-    with metrics._lock, coverage._lock, tuner._lock, transfer.capturing(), transfer._making:
+    with metrics._lock, coverage._lock, tuner._lock, capture_lock.capturing(), clients._making:
         held.set()
         done.wait()
 

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from dynaxla.errors import LoweringError
 from dynaxla.lowering.cpu import onednn, weight_orders
 from dynaxla.lowering.dtypes import to_jax
-from dynaxla.runtime import transfer
+from dynaxla.runtime import private
 
 pytestmark = pytest.mark.skipif(
     not onednn.is_available() or not hasattr(os, "sched_getaffinity"), reason="weights are packed for oneDNN, on Linux"
@@ -153,7 +153,7 @@ def test_other_orders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("version", ["0.10.1", "0.10.3", "0.11.0", "0.10.2.dev20260101"])
 def test_only_with_the_versions_that_were_tried(version: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(transfer, "jaxlib_version", lambda: version)
+    monkeypatch.setattr(private, "jaxlib_version", lambda: version)
     net = nn.Linear(256, 256).requires_grad_(False)
     x = torch.randn(4, 256)
     torch._dynamo.reset()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .errors import OutOfMemory as OutOfMemory
     from .errors import UnsupportedOp as UnsupportedOp
     from .errors import UnsupportedTensor as UnsupportedTensor
+    from .errors import UnsupportedVersion as UnsupportedVersion
     from .lowering import lowers as lowers
     from .training import compile_step as compile_step
 
@@ -35,7 +36,7 @@ _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_retrace"),
     "errors": (
         "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError", "LoweringError",
-        "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor",
+        "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
     ),
     "lowering": ("lowers",),
     "training": ("compile_step",),

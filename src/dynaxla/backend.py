@@ -31,7 +31,7 @@ from .engine.protocol import Runner
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
 from .observe import coverage, dump, metrics
-from .runtime import devices, transfer
+from .runtime import capture_lock, devices
 
 _graph_numbers = itertools.count()
 
@@ -110,7 +110,7 @@ def _compile(
         )(module, example_inputs)
 
     try:
-        with transfer.capturing(), metrics.timed("capture"):
+        with capture_lock.capturing(), metrics.timed("capture"):
             try:
                 compiled = capture()
             except WrittenInBothPasses:

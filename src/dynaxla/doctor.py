@@ -21,11 +21,11 @@ from rich.text import Text
 from .backend import dynaxla
 from .lowering.cpu import onednn
 from .observe import metrics
-from .runtime import devices, transfer
+from .runtime import devices, private, transfer
 
 # With newer releases than these dynaxla has not been tried.
-TESTED = {"torch": "2.13", "jax": ".".join(map(str, max(onednn.KNOWN)))}
-OLDEST = {"torch": "2.11", "jax": "0.10"}
+TESTED = {name: newest for name, (_, newest) in private.KNOWN.items()}
+OLDEST = {name: oldest for name, (oldest, _) in private.KNOWN.items()}
 OLDEST_PYTHON = (3, 11)
 _OPTIONAL = ("torchvision", "timm", "transformers", "matplotlib")
 _JAX_MEMORY = (
@@ -184,14 +184,18 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
     return findings
 
 
-def examine_fast_paths(live: Mapping[str, bool] | None = None) -> list[Finding]:
-    """live: which ways are live; looked up if not given."""
+def examine_fast_paths(live: Mapping[str, bool] | None = None, missing: Iterable[str] | None = None) -> list[Finding]:
+    """live: which ways are live; missing: what has no other way and is not there. Both are looked up if not given."""
     mend = f"calls work but cost more; dynaxla is made for jax {TESTED['jax']} and torch {TESTED['torch']}"
+    broken = f"what needs it fails: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
     return [
+        Finding("fast paths", name, "missing, and there is no other way", State.BROKEN, broken)
+        for name in (private.missing if missing is None else missing)
+    ] + [
         Finding("fast paths", name, "live", State.GOOD)
         if is_live
         else Finding("fast paths", name, "missing, the public way is used", State.DOUBT, mend)
-        for name, is_live in (transfer.live_fast_paths() if live is None else live).items()
+        for name, is_live in (private.live_fast_paths() if live is None else live).items()
     ]
 
 

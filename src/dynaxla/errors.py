@@ -57,6 +57,10 @@ class ExecutionError(DynaxlaError):
     """The compiled program failed while it ran. Inputs are unchanged."""
 
 
+class UnsupportedVersion(DynaxlaError):
+    """This torch, JAX or jaxlib lacks something that dynaxla needs and that has no public name."""
+
+
 class ForkError(DynaxlaError):
     """XLA is needed in a process that was forked from one that had used it."""
 

@@ -10,18 +10,18 @@ import pytest
 import torch
 from jax._src import xla_bridge
 
-from dynaxla.runtime import transfer
+from dynaxla.runtime import clients
 
 
 def test_each_number_of_threads_has_a_client() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        one = transfer.cpu_device()
+        one = clients.cpu_device()
         torch.set_num_threads(2)
-        assert transfer.cpu_device() is not one
+        assert clients.cpu_device() is not one
         torch.set_num_threads(1)
-        assert transfer.cpu_device() is one
+        assert clients.cpu_device() is one
     finally:
         torch.set_num_threads(before)
     assert "PJRT_NPROC" not in os.environ
@@ -40,7 +40,7 @@ def test_first_use_from_many_threads_makes_each_client_once_and_shows_nobody_the
     printed = run_script("""
 import os, sys, threading, torch
 import dynaxla
-from dynaxla.runtime import transfer
+from dynaxla.runtime import clients
 sys.setswitchinterval(1e-6)
 barrier, seen, failed, running = threading.Barrier(8), set(), [], True
 
@@ -52,7 +52,7 @@ def work(number):
     try:
         torch.set_num_threads(1 + number % 2)
         barrier.wait()
-        assert transfer.cpu_device() is transfer.cpu_device()
+        assert clients.cpu_device() is clients.cpu_device()
     except BaseException as error:
         failed.append(error)
 
@@ -65,7 +65,7 @@ running = False
 watcher.join()
 if os.path.isdir("/proc/self/task"):
     names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
-    assert names.count("tf_XLAEigen") == sum(transfer._own_clients), (names, transfer._own_clients)
+    assert names.count("tf_XLAEigen") == sum(clients._own_clients), (names, clients._own_clients)
 assert os.system('test -z "$PJRT_NPROC"') == 0, "the variable is still there for C"
 print(failed, seen)
 """)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from compare import assert_equal, check
 
-from dynaxla.runtime import transfer
+from dynaxla.runtime import clients, guards, private, transfer
 from dynaxla.runtime.layout import Layout, row_major, storage_extent
 
 DTYPES = [
@@ -22,16 +22,16 @@ DTYPES = [
 @pytest.fixture(params=["fast", "public"])
 def way(request: pytest.FixtureRequest) -> Iterator[str]:
     if request.param == "public":
-        with transfer.force_public():
+        with private.force_public():
             yield request.param
     else:
-        assert all(transfer.live_fast_paths().values()), transfer.live_fast_paths()
+        assert all(private.live_fast_paths().values()), private.live_fast_paths()
         yield request.param
 
 
 @pytest.fixture
 def device(way: str) -> jax.Device:
-    return transfer.cpu_device()
+    return clients.cpu_device()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -59,7 +59,7 @@ def test_alias_reads_updates_and_holds_nothing(device: jax.Device, way: str) -> 
 
 def test_argument_check_sees_every_change(way: str) -> None:
     x, y = torch.randn(3, 4), torch.randn(2)
-    check_arguments = transfer.ArgumentCheck([x, y])
+    check_arguments = guards.ArgumentCheck([x, y])
     assert check_arguments.matches(x, y)
     assert check_arguments.matches(torch.randn(3, 4), torch.randn(2))
     assert not check_arguments.matches(torch.randn(4, 3).t(), y)
@@ -67,7 +67,7 @@ def test_argument_check_sees_every_change(way: str) -> None:
     assert not check_arguments.matches(x, torch.randn(3))
     assert not check_arguments.matches(torch.nn.Parameter(x), y)
     complex_tensor = torch.randn(3, dtype=torch.complex64)
-    check_complex = transfer.ArgumentCheck([complex_tensor])
+    check_complex = guards.ArgumentCheck([complex_tensor])
     assert not check_complex.matches(complex_tensor.conj())
 
 

@@ -16,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import metrics
-from ..runtime import transfer
+from ..runtime import guards, transfer
 from ..runtime.layout import Layout, row_major
 
 _data_ptr = torch.Tensor.data_ptr
@@ -40,7 +40,7 @@ class Parameter:
 class _Kept:
     """The last call's addresses, and the aliases among them. Replaced as a whole, never changed: calls may run side by side."""
 
-    check: transfer.ArgumentCheck
+    check: guards.ArgumentCheck
     pointers: list[int]
     arrays: list[jax.Array | None]
     complete: bool
@@ -90,7 +90,7 @@ class Arguments:
         if not any(copied):
             aliases = [alias for _, alias in imported]
             self._kept = _Kept(
-                transfer.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases)
+                guards.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases)
             )
         return [array for array, _ in imported]
 

@@ -17,6 +17,7 @@ from torch.fx import Node
 from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.graphs import viewed
+from ..runtime import private
 from ..runtime.layout import Layout, storage_extent
 
 aten = torch.ops.aten
@@ -243,4 +244,4 @@ def _storage(node: Node) -> int:
     origin = node
     while (source := viewed(origin)) is not None:
         origin = source
-    return id(origin) if origin.target is operator.getitem else node.meta["val"].untyped_storage()._cdata
+    return id(origin) if origin.target is operator.getitem else private.storage_id(node.meta["val"])

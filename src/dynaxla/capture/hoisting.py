@@ -53,22 +53,25 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
 
 
 class _Place:
-    """Where draws go: behind those that are there already. last: the node before that place."""
+    """Where draws go: behind those that are there already. last: the node before that place; None for the graph's start."""
 
     def __init__(self, graph: Graph) -> None:
         inputs = graph.find_nodes(op="placeholder")
-        self.last: Node = inputs[-1] if inputs else graph._root
+        self.last: Node | None = inputs[-1] if inputs else None
         self._graph = graph
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        with self._graph.inserting_after(self.last):
+        with self._graph.inserting_before(None) if self.last is None else self._graph.inserting_after(self.last):
             self.last = _call(self._graph, op, *args, **kwargs)
         return self.last
 
     def move(self, node: Node) -> None:
-        if node is not self.last:
+        first = next(iter(self._graph.nodes))
+        if self.last is None and node is not first:
+            first.prepend(node)
+        elif self.last is not None and node is not self.last:
             self.last.append(node)
-            self.last = node
+        self.last = node
 
 
 def _hoisted(graph: Graph, node: Node, place: _Place) -> list[Node] | None:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime import private
+
 # Elements; of larger tensors whose extents overlap it is taken for granted that they share some.
 _MOST = 1 << 20
 
@@ -23,7 +25,7 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
     places: dict[int, list[int]] = {}
     for position, item in enumerate(inputs):
         if isinstance(item, torch.Tensor) and item.layout == torch.strided and type(item) in (torch.Tensor, torch.nn.Parameter):
-            places.setdefault(item.untyped_storage()._cdata, []).append(position)
+            places.setdefault(private.storage_id(item), []).append(position)
     found: set[int] = set()
     for positions in places.values():
         for one, other in itertools.combinations(positions, 2):
@@ -33,8 +35,7 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
 
 
 def _torch_finds(one: torch.Tensor, other: torch.Tensor) -> bool:
-    function = getattr(torch._C._dynamo.guards, "compute_overlapping_tensors", None)
-    return function is None or bool(function([one, other], symbolic=False))
+    return private.overlapping is None or bool(private.overlapping([one, other], symbolic=False))
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -20,6 +20,7 @@ from torch._ops import OpOverload
 from ..capture.decompositions import decompositions
 from ..lowering import registry
 from ..observe import coverage as observed
+from ..runtime import private
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def ways(platform: str) -> list[Way]:
 
 
 def _functional_overloads() -> Iterator[OpOverload]:
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in private.op_names():
         namespace, _, rest = name.partition("::")
         base, _, overload = rest.partition(".")
         if namespace not in ("aten", "prims") or name.endswith("_out"):

@@ -12,7 +12,7 @@ import torch
 from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory
 from ..observe import metrics
-from ..runtime import affinity, callbacks, heap, transfer
+from ..runtime import affinity, callbacks, heap, private, programs
 
 
 class Executable:
@@ -23,7 +23,7 @@ class Executable:
     """
 
     def __init__(
-        self, name: str, program: transfer.XlaProgram | None, binding: Binding, checks: Sequence[tuple[type[Exception], str]] = ()
+        self, name: str, program: programs.XlaProgram | None, binding: Binding, checks: Sequence[tuple[type[Exception], str]] = ()
     ) -> None:
         self.name = name
         self.program = program
@@ -41,7 +41,7 @@ class Executable:
         Raises: ExecutionError (OutOfMemory among them), what a torch kernel inside the program raised, and what the program's own checks
         raise; the arguments are unchanged then.
         """
-        if torch.autograd.profiler._is_profiler_enabled:
+        if private.is_profiling():
             with torch.profiler.record_function(self.name):
                 return self._run(tensors)
         return self._run(tensors)
@@ -52,7 +52,7 @@ class Executable:
             return binding.outputs((), tensors)
         affinity.processors()
         try:
-            with transfer.below_caller(), self._kernels():
+            with programs.below_caller(), self._kernels():
                 results = binding.export(self._call(binding.arrays(tensors)))
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error

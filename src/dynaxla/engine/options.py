@@ -11,7 +11,8 @@ import jax
 import torch
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-from ..runtime.transfer import compile_lowered, cpu_device
+from ..runtime.clients import cpu_device
+from ..runtime.programs import compile_lowered
 
 _VECTORS = "xla_cpu_prefer_vector_width"
 

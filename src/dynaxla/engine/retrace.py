@@ -7,7 +7,7 @@ from typing import Any
 from ..capture.aten_graph import AtenGraph
 from ..config import Options
 from ..observe import metrics
-from ..runtime import by_torch, transfer
+from ..runtime import by_torch, programs
 from .xla import Program
 
 
@@ -27,7 +27,7 @@ class RetracedProgram(Program):
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at() or by_torch.is_needed(args):
             return self.run_by_torch(args)
-        with transfer.below_caller():
+        with programs.below_caller():
             return self._trace_and_run(args)
 
     def _trace_and_run(self, args: list[Any]) -> list[Any]:
@@ -38,7 +38,7 @@ class RetracedProgram(Program):
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
-            key = (transfer.fingerprint(lowered), buffers.facts, facts)
+            key = (programs.fingerprint(lowered), buffers.facts, facts)
             found = self._executables.get(key)
         if found is None:
             found = self.executable(self.compile(lowered, traced), buffers, facts)

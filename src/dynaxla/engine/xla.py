@@ -24,7 +24,7 @@ from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choice
 from ..lowering.function import Function
 from ..observe import dump, metrics
-from ..runtime import by_torch, devices, heap, transfer
+from ..runtime import by_torch, devices, heap, programs
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error
@@ -156,7 +156,7 @@ class Program:
     def build(self, args: Sequence[Any]) -> Executable:
         """Trace, lower and compile the graph for inputs like these."""
         start = time.perf_counter()
-        with transfer.below_caller():
+        with programs.below_caller():
             executable = self._build(args)
         if time.perf_counter() - start > LONG and self.options.heap == "keep":
             heap.return_freed_memory()
@@ -217,12 +217,12 @@ class Program:
         with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
             return traced.lower()
 
-    def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> transfer.XlaProgram:
+    def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> programs.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
         options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
         with metrics.timed("compile"):
             try:
-                compiled = transfer.compile_lowered(
+                compiled = programs.compile_lowered(
                     lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
                 )
             except Exception as error:
@@ -237,5 +237,5 @@ class Program:
         number = next(self._dumps)
         return self.name if number == 1 else f"{self.name}_{number}"
 
-    def executable(self, compiled: transfer.XlaProgram | None, buffers: Buffers, facts: Facts) -> Executable:
+    def executable(self, compiled: programs.XlaProgram | None, buffers: Buffers, facts: Facts) -> Executable:
         return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks)

@@ -21,7 +21,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..runtime import transfer
+from ..runtime import private
 from . import dtypes
 
 # What a message about dtypes has in it. Others are about shapes or values, which are not the program's.
@@ -103,7 +103,7 @@ def _key(value: Any) -> Any:
 
 def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     schema = {argument.name: argument for argument in op._schema.arguments}
-    with _disable_current_modes(), transfer.below_autograd(), torch.no_grad():
+    with _disable_current_modes(), private.below_autograd(), torch.no_grad():
         for size, content in _TRIALS:
             small = [_small(argument, value, size, content) for argument, value in zip(op._schema.arguments, args, strict=False)]
             named = {name: _small(schema[name], value, size, content) for name, value in kwargs.items()}

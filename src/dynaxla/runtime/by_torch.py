@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -16,20 +16,17 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .. import forks
 from ..observe import metrics
-from . import transfer
+from . import private
 
 log = logging.getLogger("dynaxla")
 
 # Modes under which torch's ops are looked at instead of computed.
 _LOOKING = (FakeTensorMode, FunctionalTensorMode, ProxyTorchDispatchMode)
 
-# How many modes are active in this thread; tens of nanoseconds.
-_mode_count: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: len(_get_current_dispatch_mode_stack()))
-
 
 def is_looked_at() -> bool:
     """Whether somebody wants to see the ops (fake tensors, make_fx), not the numbers."""
-    return bool(_mode_count()) and any(isinstance(mode, _LOOKING) for mode in _get_current_dispatch_mode_stack())
+    return bool(private.mode_count()) and any(isinstance(mode, _LOOKING) for mode in _get_current_dispatch_mode_stack())
 
 
 def is_needed(args: Sequence[Any]) -> bool:
@@ -41,10 +38,10 @@ def run(module: GraphModule, args: list[Any]) -> list[Any]:
     """What the graph gives for its inputs. Empties args."""
     metrics.add("by_torch")
     if not forks.is_cut_off():
-        with transfer.below_autograd():
+        with private.below_autograd():
             return list(_call(module, args))
     _warn()
-    with transfer.below_autograd(), _one_thread():
+    with private.below_autograd(), _one_thread():
         return list(_call(module, args))
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks
 from ..observe import metrics
-from . import transfer
+from . import private, transfer
 
 Strided = tuple[tuple[int, ...], tuple[int, ...]]  # shape and strides
 
@@ -41,7 +41,7 @@ class Kernel:
     def __call__(self, context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
         """context, outputs, inputs: XLA's (`jax.experimental.buffer_callback`)."""
         try:
-            with _disable_current_modes(), transfer.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
+            with _disable_current_modes(), private.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
                 operands = [torch.from_dlpack(buffer) for buffer in inputs]
                 if self.copies:
                     operands = [operand.clone() for operand in operands]

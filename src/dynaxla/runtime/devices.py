@@ -10,7 +10,7 @@ import jax
 import torch
 
 from ..errors import DeviceMismatch, UnsupportedTensor
-from . import transfer
+from . import clients
 
 
 def platform_of(device: torch.device) -> str:
@@ -49,7 +49,7 @@ def jax_device(device: torch.device) -> jax.Device:
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
     platform = platform_of(device)
-    return transfer.cpu_device() if platform == "cpu" else _accelerator(platform, device)
+    return clients.cpu_device() if platform == "cpu" else _accelerator(platform, device)
 
 
 @functools.cache
@@ -80,5 +80,5 @@ def _without_preallocation(start: Callable[[], list[jax.Device]]) -> list[jax.De
     names = ("XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     if any(name in os.environ for name in names):
         return start()
-    with transfer.environment("XLA_PYTHON_CLIENT_PREALLOCATE", "false"):
+    with clients.environment("XLA_PYTHON_CLIENT_PREALLOCATE", "false"):
         return start()

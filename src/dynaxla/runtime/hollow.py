@@ -13,20 +13,20 @@ from collections.abc import Sequence
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-# Whether a storage can be given another one's memory.
-_SWAPS = hasattr(torch.UntypedStorage, "_swap_data_ptr_") and hasattr(torch._C, "_construct_storage_from_data_pointer")
-# Has whoever asks for a tensor's address get an exception.
-_THROWS = getattr(torch._C, "_set_throw_on_mutable_data_ptr", None)
+from . import private
+
+# Whether a storage can be made without memory, and given another one's.
+_SWAPS = private.SWAPS_MEMORY
 
 
 def make(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, nbytes: int
 ) -> tuple[torch.Tensor, StorageWeakRef]:
     """A tensor without memory, and a reference to its storage that does not keep it alive. nbytes: of the storage."""
-    storage = torch._C._construct_storage_from_data_pointer(0, device, nbytes) if _SWAPS else torch.UntypedStorage(nbytes, device=device)
+    storage = private.storage_without_memory(device, nbytes) if _SWAPS else torch.UntypedStorage(nbytes, device=device)
     tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape, stride)
-    if _SWAPS and _THROWS is not None:
-        _THROWS(tensor)  # until the storage gets memory
+    if _SWAPS:
+        private.refuse_address(tensor)  # until the storage gets memory
     return tensor, StorageWeakRef(storage)
 
 
@@ -39,14 +39,14 @@ def fill(
     taken: the ids of storages whose memory is somebody's already, so that what is in it is copied; with the storage that has it now, if it
     was given away. The result's is added.
     """
-    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    storage = private.storage_of_reference(reference.cdata)
     if storage is None or not nbytes:
         return
-    source, given = torch._C._storage_id(result), result.untyped_storage()
+    source, given = private.storage_id(result), result.untyped_storage()
     same = all(size <= 1 or one == other for size, one, other in zip(result.shape, result.stride(), stride, strict=True))
     if _SWAPS and same and source not in taken and given.nbytes() == nbytes and not result.storage_offset():
         taken[source] = storage
-        storage._swap_data_ptr_(given)
+        private.swap_memory(storage, given)
         return
     holder = taken.get(source)
     if holder is not None:
@@ -54,18 +54,18 @@ def fill(
     memory = _memory(storage, nbytes)
     _on(memory, result.dtype, result.shape, stride).copy_(result)
     if memory is not storage:
-        storage._swap_data_ptr_(memory)
+        private.swap_memory(storage, memory)
 
 
 def spoil(reference: StorageWeakRef, nbytes: int) -> None:
     """Give a storage, if it is alive, memory in which floats are NaN: its contents could not be computed."""
-    storage = torch.UntypedStorage._new_with_weak_ptr(reference.cdata)
+    storage = private.storage_of_reference(reference.cdata)
     if storage is None or not nbytes:
         return
     memory = _memory(storage, nbytes)
     _on(memory, torch.uint8, (nbytes,), (1,)).fill_(255)
     if memory is not storage:
-        storage._swap_data_ptr_(memory)
+        private.swap_memory(storage, memory)
 
 
 def _memory(storage: torch.UntypedStorage, nbytes: int) -> torch.UntypedStorage:

@@ -16,6 +16,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CaptureError
+from ..runtime import private
 from .contents import LARGE, size_of
 from .names import names_of
 from .observation import Effect, Refused
@@ -256,7 +257,7 @@ def tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """What it holds now, in memory of torch's, with the same strides and offset."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with _disable_current_modes(), private.without_torch_function():
         offset, last = tensor.storage_offset(), sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
         span = last + 1 if tensor.numel() else 0
         memory = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
@@ -267,5 +268,5 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def is_same_data(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether every bit is the same."""
-    with _disable_current_modes(), torch._C.DisableTorchFunction():
+    with _disable_current_modes(), private.without_torch_function():
         return one.numpy(force=True).tobytes() == other.numpy(force=True).tobytes()

@@ -77,7 +77,7 @@ _TRANSPARENT = (
     types.ModuleType,
     types.SimpleNamespace,
     torch.Tensor,
-    torch._C.TensorBase,
+    torch.Tensor.__base__,
     torch.Size,
     torch.Generator,
     np.ndarray,

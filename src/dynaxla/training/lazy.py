@@ -24,7 +24,8 @@ from torch.utils._pytree import tree_map_only
 
 from ..errors import CaptureError
 from ..observe import metrics
-from ..runtime import hollow, transfer
+from ..runtime import hollow, private, transfer
+from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
 from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
 from .shadows import as_written
@@ -153,7 +154,7 @@ class Session(TorchDispatchMode):
         source = args[0]
         if not isinstance(source, torch.Tensor) or source.layout != torch.strided:
             return self._outside(op, args, kwargs)
-        storage, before = torch._C._storage_id(source), geometry(source)
+        storage, before = storage_id(source), geometry(source)
         result = op(*args, **kwargs)
         if op is aten.lift_fresh.default and storage not in self._slots and not source.untyped_storage().resizable():
             self._foreign[storage] = result
@@ -168,7 +169,7 @@ class Session(TorchDispatchMode):
         items = result if isinstance(result, (list, tuple)) else [result]
         for index, item in enumerate(items):
             after = geometry(item)
-            if torch._C._storage_id(item) == storage and not self._comes_from(storage, before, after):
+            if storage_id(item) == storage and not self._comes_from(storage, before, after):
                 place = index if isinstance(result, (list, tuple)) else None
                 self._views.setdefault((storage, after), (View(name, rest, kwargs, before, place), kept))
         return result
@@ -206,7 +207,7 @@ class Session(TorchDispatchMode):
                 return False
         if found and op._schema.is_mutable:
             written = written_by(op, args, kwargs)
-            if any(torch._C._storage_id(tensor) in self._slots for tensor in written):
+            if any(storage_id(tensor) in self._slots for tensor in written):
                 return False
             self._undo += [(tensor, tensor.clone()) for tensor in written]
         return found
@@ -217,7 +218,7 @@ class Session(TorchDispatchMode):
             raise CaptureError("a step takes a backward pass apart", op=str(op), hint="please report this, with the step")
         tensors = list(tensors_in((args, kwargs)))
         written = written_by(op, args, kwargs) if isinstance(op, torch._ops.OpOverload) else tensors
-        used = any(torch._C._storage_id(tensor) in self._slots for tensor in written if tensor.layout == torch.strided)
+        used = any(storage_id(tensor) in self._slots for tensor in written if tensor.layout == torch.strided)
         if used or any(self._is_pending(tensor) for tensor in tensors):
             self.flush()
         metrics.add("outside_ops")
@@ -231,7 +232,7 @@ class Session(TorchDispatchMode):
         """Whether its values are not in its memory yet."""
         if tensor.layout != torch.strided:
             return False
-        slot = self._slots.get(torch._C._storage_id(tensor))
+        slot = self._slots.get(storage_id(tensor))
         return slot is not None and (self._lazy[slot] is not None or slot in self._written)
 
     # Recording, and finding what was recorded
@@ -242,7 +243,7 @@ class Session(TorchDispatchMode):
         numbers: list[float] = []
         kinds = number_arguments(op)
         self._check_devices(args, kwargs)
-        if self._foreign and any(torch._C._storage_id(tensor) in self._foreign for tensor in written_by(op, args, kwargs)):
+        if self._foreign and any(storage_id(tensor) in self._foreign for tensor in written_by(op, args, kwargs)):
             raise _Outside
         for tensor in tensors_in((args, kwargs)):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
@@ -268,14 +269,14 @@ class Session(TorchDispatchMode):
         self._version += len(child.free)
         self._numbers += [numbers[position] for position in sorted(child.free)]
         if op._schema.is_mutable:
-            self._written.update(self._slots[torch._C._storage_id(tensor)] for tensor in written_by(op, args, kwargs))
+            self._written.update(self._slots[storage_id(tensor)] for tensor in written_by(op, args, kwargs))
         return self._results(child.result, tensors)
 
     def _check_overlap(
         self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], new_roots: Sequence[tuple[int, Geometry, torch.Tensor]]
     ) -> None:
         """Raises: _Conflict. AOTAutograd misses some such inputs (torch 2.13: a block of rows and columns, beside the whole)."""
-        written = {self._slots[torch._C._storage_id(tensor)] for tensor in written_by(op, args, kwargs)}
+        written = {self._slots[storage_id(tensor)] for tensor in written_by(op, args, kwargs)}
         for slot in written | ({slot for slot, _, _ in new_roots} & self._written):
             found = [shape for known, shape in self._roots if known == slot] + [shape for known, shape, _ in new_roots if known == slot]
             if len(found) > 1:
@@ -287,7 +288,7 @@ class Session(TorchDispatchMode):
         """mark: the number of slots before those of an op that was not recorded."""
         for slot, shape, root in new_roots:
             if slot >= mark:
-                self._slots.pop(torch._C._storage_id(root), None)
+                self._slots.pop(storage_id(root), None)
             else:
                 self._geometries[slot].discard(shape)
         del self._lazy[mark:], self._geometries[mark:]
@@ -309,7 +310,7 @@ class Session(TorchDispatchMode):
 
     def _place(self, tensor: torch.Tensor, new_roots: list[Any]) -> Any:
         """A tensor's slot and geometry; for an input of the part, also what it is like."""
-        storage, shape = torch._C._storage_id(tensor), geometry(tensor)
+        storage, shape = storage_id(tensor), geometry(tensor)
         slot = self._slots.get(storage)
         if slot is not None and shape in self._geometries[slot]:
             if storage in self._foreign:
@@ -393,12 +394,12 @@ class Session(TorchDispatchMode):
         return child
 
     def _reference(self, tensor: torch.Tensor) -> Ref:
-        return Ref(self._slots[torch._C._storage_id(tensor)], geometry(tensor))
+        return Ref(self._slots[storage_id(tensor)], geometry(tensor))
 
     def _views_of(self, tensors: Sequence[torch.Tensor]) -> dict[tuple[int, Geometry], View]:
         found = {}
         for tensor in tensors:
-            storage, shape = torch._C._storage_id(tensor), geometry(tensor)
+            storage, shape = storage_id(tensor), geometry(tensor)
             slot = self._slots[storage]
             while (entry := self._views.get((storage, shape))) is not None:
                 if (slot, shape) in self._roots or (slot, shape) in found:
@@ -417,7 +418,7 @@ class Session(TorchDispatchMode):
                 positions.setdefault(id(tensor), position)
                 if id(tensor) not in fakes:
                     fakes[id(tensor)] = _fake_like(tensor)
-        storages = {torch._C._storage_id(fake) for fake in fakes.values()}
+        storages = {storage_id(fake) for fake in fakes.values()}
         back = {id(fake): Given(positions[key]) for key, fake in fakes.items()}
         fake_args, fake_kwargs = with_tensors((tuple(args), dict(kwargs)), lambda tensor: fakes[id(tensor)])
         try:
@@ -437,9 +438,9 @@ class Session(TorchDispatchMode):
             if id(value) in new:  # some fake implementations give one tensor for two results
                 value = value.clone()
             new[id(value)] = value
-            if not isinstance(value, FakeTensor) or value.layout != torch.strided or torch._C._storage_id(value) in storages:
+            if not isinstance(value, FakeTensor) or value.layout != torch.strided or storage_id(value) in storages:
                 raise _Outside
-            storages.add(torch._C._storage_id(value))
+            storages.add(storage_id(value))
             count += 1
             if value.storage_offset() or value.is_conj() or value.is_neg():
                 raise _Outside
@@ -501,12 +502,12 @@ class Session(TorchDispatchMode):
         live = [slot for slot, reference in enumerate(self._lazy) if reference is not None and not reference.expired()]
         references, made = self._lazy, self._made
         try:
-            with _disable_current_modes(), torch._C.DisableTorchFunction(), torch.no_grad(), _no_autocast(), torch._guards.tracing(None):
+            with _disable_current_modes(), private.without_torch_function(), torch.no_grad(), _no_autocast(), torch._guards.tracing(None):
                 part = node.program(live, self._version)
                 if part is None:
                     part = node.compile(live, self._version, self._inputs, self._numbers, self._traces.options)
                 results = part.run([*self._inputs, *self._numbers])
-                taken: dict[int, torch.UntypedStorage | None] = {torch._C._storage_id(tensor): None for tensor in self._inputs}
+                taken: dict[int, torch.UntypedStorage | None] = {storage_id(tensor): None for tensor in self._inputs}
                 for slot, result in zip(part.slots, results, strict=True):
                     reference = references[slot]
                     if reference is not None and not reference.expired():
@@ -541,7 +542,7 @@ def op_before(tensor: torch.Tensor, before: Geometry) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _no_autocast() -> Iterator[None]:
-    with torch._C._DisableAutocast():
+    with private.without_autocast():
         yield
 
 

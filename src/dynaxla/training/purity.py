@@ -126,7 +126,7 @@ _KINDS: tuple[type, ...] = (
     np.dtype,
     np.ufunc,
     torch.Tensor,
-    torch._C.TensorBase,
+    torch.Tensor.__base__,
     torch.Size,
     torch.dtype,
     torch.device,
@@ -177,7 +177,7 @@ def acts(function: Any, within_torch: bool) -> str:
     if isinstance(owner, type):
         if name in _CLASS_METHODS or name.startswith("__"):
             return ""
-        if issubclass(owner, torch._C._VariableFunctionsClass) or owner.__module__.startswith("torch"):
+        if owner.__module__.startswith("torch"):
             return "" if _torch_computes(name) else f"{owner.__module__}.{owner.__qualname__}.{name}"
         return f"{owner.__module__}.{owner.__qualname__}.{name}"
     kind = type(owner)

@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from ..errors import CaptureError
 from ..lowering.asynchronous import NAMESPACES
+from ..runtime.private import storage_id
 from . import arrays, scalars
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .fused_steps import Fused, fused_step
@@ -254,9 +255,9 @@ class Recorder:
         """A known tensor in whose memory this one lies, such as the parameter of `parameter.data`."""
         if tensor.layout != torch.strided or not tensor.untyped_storage().nbytes():
             return None
-        storage = tensor.untyped_storage()._cdata
+        storage = storage_id(tensor)
         for known in self._tensors.values():
-            if known.layout == torch.strided and known.dtype == tensor.dtype and known.untyped_storage()._cdata == storage:
+            if known.layout == torch.strided and known.dtype == tensor.dtype and storage_id(known) == storage:
                 return known
         start, stop = _extent(tensor)
         for known in self.arrays.values():

@@ -17,6 +17,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
+from ..runtime.private import storage_id
 from .recorder import Recorder
 from .scalars import Place, TracedFloat
 from .surroundings import ABSENT, PLAIN, Walk
@@ -122,9 +123,9 @@ class Recording:
                 with torch.no_grad():
                     known[node] = node.target(*args, **kwargs)
             overwritten.update(written(node))
-        taken = {tensor.untyped_storage()._cdata for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
+        taken = {storage_id(tensor) for tensor in [*around.tensors.values(), *self.recorder.constants.values()]}
         found = {node: known[node] for node in outputs if node in known}
-        return {node: value.clone() if value.untyped_storage()._cdata in taken else value for node, value in found.items()}
+        return {node: value.clone() if storage_id(value) in taken else value for node, value in found.items()}
 
     def left(self, around: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
         """What stands in the changed places after a step; new tensors not of `initial` have no values."""

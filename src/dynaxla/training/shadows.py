@@ -14,6 +14,8 @@ from typing import Any, cast
 
 import torch
 
+from ..runtime import private
+
 _seen = threading.local()
 
 
@@ -114,9 +116,10 @@ def compiling() -> Iterator[None]:
     """Inside, `torch.compiler.is_compiling()` holds in this thread only: torch.optim then keeps its step counts in tensors."""
     thread = threading.get_ident()
     with _lock:
-        flag = torch.compiler._is_compiling_flag
+        flag = private.compiling_flag()
         if not isinstance(flag, _Compiling):
-            torch.compiler._is_compiling_flag = flag = _Compiling(flag)
+            flag = _Compiling(flag)
+            private.set_compiling_flag(flag)
         flag.threads[thread] = flag.threads.get(thread, 0) + 1
     try:
         yield
@@ -125,5 +128,5 @@ def compiling() -> Iterator[None]:
             flag.threads[thread] -= 1
             if not flag.threads[thread]:
                 del flag.threads[thread]
-            if not flag.threads and torch.compiler._is_compiling_flag is flag:
-                torch.compiler._is_compiling_flag = flag.elsewhere
+            if not flag.threads and private.compiling_flag() is flag:
+                private.set_compiling_flag(flag.elsewhere)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime.private import storage_id
 from .arrays import tensor_of
 from .contents import NO_CONTENT, PLAIN, Values, content, restore_values, same
 from .holders import ABSENT, Holder
@@ -220,7 +221,7 @@ class Walk:
 
 def storage_of(tensor: torch.Tensor) -> int:
     """What tensors in one memory have in common."""
-    return tensor.untyped_storage()._cdata if tensor.layout == torch.strided else id(tensor)
+    return storage_id(tensor) if tensor.layout == torch.strided else id(tensor)
 
 
 def meta(tensor: torch.Tensor) -> tuple[Any, ...]:

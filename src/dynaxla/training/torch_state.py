@@ -9,6 +9,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from ..runtime import private
 from .contents import same
 
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
@@ -24,7 +25,7 @@ def global_state() -> tuple[Any, ...]:
         tuple(mode.device if type(mode) is DeviceContext else same(mode) for mode in _get_current_function_mode_stack()),
         tuple(same(mode) for mode in _get_current_dispatch_mode_stack()),
         _saved_tensor_hooks(),
-        _functorch(),
+        private.functorch_level(),
     )
 
 
@@ -42,40 +43,12 @@ _ALWAYS = (
     torch.is_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled,
     torch.get_float32_matmul_precision,
-    torch._C._is_fwd_grad_enabled,
+    private.is_forward_mode_enabled,
 )
 
 
-def _readers(module: Any, *names: str) -> list[Any]:
-    """What gives these settings, of those that this version of torch has."""
-    return [found for name in names if callable(found := getattr(module, name, None))]
-
-
 _BACKENDS = (
-    *_readers(
-        torch._C,
-        "_get_cudnn_enabled",
-        "_get_cudnn_benchmark",
-        "_get_cudnn_deterministic",
-        "_get_cudnn_allow_tf32",
-        "_get_cublas_allow_tf32",
-        "_get_cublas_allow_fp16_reduced_precision_reduction",
-        "_get_cublas_allow_bf16_reduced_precision_reduction",
-        "_get_cublas_allow_fp16_accumulation",
-        "_get_mkldnn_enabled",
-        "_get_mkldnn_deterministic",
-        "_get_onednn_allow_tf32",
-        "_get_flash_sdp_enabled",
-        "_get_mem_efficient_sdp_enabled",
-        "_get_math_sdp_enabled",
-        "_get_math_sdp_allow_fp16_bf16_reduction",
-        "_get_cudnn_sdp_enabled",
-        "_get_overrideable_sdp_enabled",
-        "_get_nnpack_enabled",
-        "_get_linalg_preferred_backend",
-        "_get_blas_preferred_backend",
-        "_is_default_mobile_cpu_allocator_set",
-    ),
+    *private.BACKEND_SETTINGS,
     lambda: bool(torch.get_deterministic_debug_mode()),
     lambda: torch.utils.deterministic.fill_uninitialized_memory,
     lambda: torch.__future__.get_overwrite_module_params_on_conversion(),
@@ -91,11 +64,5 @@ def _autocast(device: str) -> Any:
 
 
 def _saved_tensor_hooks() -> Any:
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    found = top(True) if top is not None else None
+    found = private.saved_tensor_hooks()
     return None if found is None else tuple(map(same, found))
-
-
-def _functorch() -> Any:
-    depth = getattr(torch._C._functorch, "maybe_current_level", None)
-    return depth() if depth is not None else None

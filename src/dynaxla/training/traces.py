@@ -22,7 +22,7 @@ from torch.fx.node import map_arg
 from ..config import Options
 from ..errors import DeviceMismatch, UnsupportedOp, UnsupportedTensor
 from ..observe import metrics
-from ..runtime import transfer
+from ..runtime import capture_lock
 from . import scalars
 from .fused_steps import fused_step
 from .parts import Part
@@ -132,7 +132,7 @@ class OpNode:
         """
         wanted = frozenset(live).union(*(entry[0] for entry in self.programs.get(version, ())))
         try:
-            with transfer.one_at_a_time():
+            with capture_lock.one_at_a_time():
                 part = _build(self.path(), sorted(wanted), inputs, numbers)
                 part.compile(options, [*inputs, *numbers])
         except (UnsupportedOp, UnsupportedTensor, DeviceMismatch) as error:

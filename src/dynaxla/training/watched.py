@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_unflatten
 from ..config import Options
 from ..errors import CaptureError
 from ..observe import metrics
-from ..runtime import transfer
+from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .observation import observe
@@ -106,7 +106,7 @@ class Watched:
         Returns: the program, and what must be put in place before it runs (see `run_first`).
         Raises: CaptureError; scalars.Compared; what the function raises. All is as it was before then.
         """
-        with transfer.one_at_a_time(), metrics.timed("capture"):
+        with capture_lock.one_at_a_time(), metrics.timed("capture"):
             for _ in range(_MOST_ATTEMPTS):
                 self._known = None  # learning rates may have changed since
                 around = self._around()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..runtime.transfer import ArgumentCheck, DictCheck
+from ..runtime.guards import ArgumentCheck, DictCheck
 from .contents import Values, values_of
 from .holders import Attributes, ClassDict, Holder, Namespace
 from .scalars import Place

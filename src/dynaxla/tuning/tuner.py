@@ -18,7 +18,7 @@ from .. import forks
 from ..errors import CompilationError
 from ..lowering.forms import Form, Forms, Measurable, Operand
 from ..observe import metrics
-from ..runtime import transfer
+from ..runtime import machine, programs
 from ..runtime.store import Store
 
 # Of all forms of a problem together; each is called this often at least.
@@ -75,7 +75,7 @@ class Tuner:
         self.options = options
         self.store = store
         self.keep_heap = keep_heap
-        self.machine = transfer.machine_name(device)
+        self.machine = machine.machine_name(device)
 
     def choose(self, forms: Forms[Any], problem: Any) -> Form[Any]:
         """The fastest of the forms that fit. Raises: CompilationError if XLA refuses them all."""
@@ -87,7 +87,7 @@ class Tuner:
 
     def _measurement(self, forms: Forms[Any], problem: Any, fitting: Sequence[Form[Any]]) -> Measurement:
         names = [form.name for form in fitting]
-        facts = (forms.op, repr(problem), names, self.machine, transfer.versions(), sorted(self.options.items()))
+        facts = (forms.op, repr(problem), names, self.machine, machine.versions(), sorted(self.options.items()))
         key = hashlib.blake2b(repr(facts).encode(), digest_size=32).hexdigest()
         found = _known.get(key)
         if found is None and self.store is not None and (data := self.store.get(key)) is not None:
@@ -147,7 +147,7 @@ class Tuner:
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         with jax.enable_x64(True), jax.default_device(self.device):
             lowered = jax.jit(program, keep_unused=True).lower(*avals)
-        compiled = transfer.compile_lowered(lowered, self.device, self.options, keep_heap=self.keep_heap)
+        compiled = programs.compile_lowered(lowered, self.device, self.options, keep_heap=self.keep_heap)
         return lambda: jax.block_until_ready(compiled.call(arrays))
 
 

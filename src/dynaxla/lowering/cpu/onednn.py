@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from jax import Array
 
-from ...runtime import transfer
+from ...runtime import clients, private, programs
 from ..dtypes import DType
 
 # Releases of jaxlib whose reading of the configuration is known. Others may number dimensions from one.
@@ -37,13 +37,13 @@ _LAYER_NORM = "__onednn$layernorm"
 @functools.cache
 def is_available() -> bool:
     """Whether this XLA:CPU runs oneDNN's kernels."""
-    if tuple(map(int, transfer.jaxlib_version().split(".")[:2])) not in KNOWN:
+    if tuple(map(int, private.jaxlib_version().split(".")[:2])) not in KNOWN:
         return False
-    device = transfer.cpu_device()
+    device = clients.cpu_device()
     with jax.default_device(device):
         lowered = jax.jit(lambda x: matmul(x, x, False, False, x.dtype)).lower(jax.ShapeDtypeStruct((8, 8), np.float32))
     try:
-        transfer.compile_lowered(lowered, device, {})
+        programs.compile_lowered(lowered, device, {})
     except jax.errors.JaxRuntimeError:  # no such call
         return False
     return True
@@ -51,7 +51,7 @@ def is_available() -> bool:
 
 def takes_packed() -> bool:
     """Whether weights may be given to oneDNN in its own order."""
-    return transfer.jaxlib_version() in PACKED and is_available()
+    return private.jaxlib_version() in PACKED and is_available()
 
 
 @functools.cache

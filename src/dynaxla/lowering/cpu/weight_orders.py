@@ -22,7 +22,7 @@ import torch
 from jax import Array, lax
 
 from ... import forks
-from ...runtime import affinity, transfer
+from ...runtime import affinity, machine, programs
 from ..dtypes import DType
 from . import onednn
 
@@ -161,7 +161,7 @@ def _find(
 ) -> Packing | None:
     if not onednn.takes_packed():
         return None
-    key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, transfer.machine_name(device))
+    key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, machine.machine_name(device))
     with _lock:
         if not _is_uniform():
             return None
@@ -193,10 +193,10 @@ def _try(
         wanted, found = (call(x, item, shift).astype(np.float32) for call, item in ((plain, weight), (packed, flat)))
         return abs(found - wanted).max(), abs(wanted).max()
 
-    with transfer.below_caller(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
+    with programs.below_caller(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
         arrays = [jax.device_put(array, device) for array in (x, weight, np.zeros(length, dtype), shift)]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        program = transfer.compile_lowered(jax.jit(distance, keep_unused=True).lower(*avals), device, {})
+        program = programs.compile_lowered(jax.jit(distance, keep_unused=True).lower(*avals), device, {})
         for candidate in candidates:
             flat = np.zeros(length, dtype)
             order = np.asarray(candidate.pack(jax.device_put(weight, device)))

@@ -10,6 +10,7 @@ import torch
 from jax import Array, lax
 from torch._ops import OpOverload
 
+from ...runtime import private
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -58,7 +59,7 @@ _SINGLE_OVERLOADS = {
 
 def _overloads() -> Iterator[OpOverload]:
     """Those that return new tensors and have no lowering yet."""
-    for name in torch._C._dispatch_get_all_op_names():
+    for name in private.op_names():
         if name.startswith("aten::_foreach_"):
             base, _, overload = name.removeprefix("aten::").partition(".")
             op = getattr(getattr(aten, base), overload or "default")

@@ -12,7 +12,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
-from ...runtime import transfer
+from ...runtime import machine
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
@@ -96,7 +96,7 @@ def _suits_torch(problem: Contraction) -> bool:
     """oneDNN's kernels take up to 2.5 times as long as MKL's where y is read along its rows, or x along its columns: the gradients of a
     linear layer. For the layer itself they are as fast, and add the bias and apply the activation in the same pass. On processors that
     are not Intel's, MKL's take 2.2 times as long as oneDNN's throughout (AMD EPYC, family 26)."""
-    return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and transfer.is_intels()
+    return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
 
 @CONTRACTION.form("torch", fits=_fits_torch, suits=_suits_torch)

@@ -15,6 +15,7 @@ import torch
 from jax import Array, lax
 
 from ...errors import LoweringError
+from ...runtime import private
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -147,7 +148,7 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
 def _is_view_of_input(ctx: Context) -> bool:
     result, source = ctx.node.meta["val"][0], ctx.node.args[0]
     assert isinstance(source, torch.fx.Node)
-    return bool(result.untyped_storage()._cdata == source.meta["val"].untyped_storage()._cdata)
+    return bool(private.storage_id(result) == private.storage_id(source.meta["val"]))
 
 
 def _masked_scale(x: Array, mask: Array, scale: float) -> Array:

@@ -1,0 +1,50 @@
+"""Whether tensors and dicts are as they were, compared in C where torch has the means."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._dynamo.guards import GuardManagerType
+
+from .private import Fast
+
+
+class ArgumentCheck:
+    """Whether tensors have the types, dtypes, devices, shapes, strides and flags (conjugate, negative) of those seen at construction.
+
+    Holds no reference to the tensors.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self.matches: Callable[..., bool]
+        if Fast.guards is not None and tensors:
+            sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+            self.matches = Fast.guards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+        else:
+            facts = [_facts(tensor) for tensor in tensors]
+            self.matches = lambda *others: all(_facts(other) == fact for other, fact in zip(others, facts, strict=True))
+
+
+class DictCheck:
+    """Whether nothing has been put into dicts, or taken out, since construction: by the version that CPython or torch keeps of each.
+
+    Where nobody keeps one, or after something has changed, the answer is no.
+    """
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._dicts = list(dicts)
+        self._tree = None
+        if Fast.guard_tree is not None:
+            self._tree = Fast.guard_tree()
+            for index, each in enumerate(self._dicts):
+                item = self._tree.list_getitem_manager(index, "", each, GuardManagerType.GUARD_MANAGER)
+                item.add_dict_version_guard(each, [""], None)
+
+    def are_unchanged(self) -> bool:
+        return self._tree is not None and bool(self._tree.check(self._dicts))
+
+
+def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())

@@ -1,0 +1,41 @@
+"""What programs and measurements depend on besides the graph: versions, and this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+from platform import machine, processor
+
+import jax
+import torch
+
+from . import private
+from .clients import threads_of
+
+
+def versions() -> tuple[str, ...]:
+    """Of all that makes a program: dynaxla, whose forms it has, torch, whose kernels it may call, jax and jaxlib."""
+    return importlib.import_module("dynaxla").__version__, torch.__version__, jax.__version__, private.jaxlib_version()
+
+
+def machine_name(device: jax.Device) -> str:
+    """What speed depends on: the device, its number of threads on a CPU, and the version of jaxlib."""
+    if device.platform != "cpu":
+        return f"{device.device_kind}, jaxlib {private.jaxlib_version()}"
+    name = next((line.partition(":")[2].strip() for line in processor_facts().splitlines() if line.startswith("model name")), processor())
+    return f"{name or machine()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"
+
+
+@functools.cache
+def processor_facts() -> str:
+    """What this machine's instructions are known by."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        kept = [line for line in file if line.startswith(("vendor_id", "model name", "flags", "Features", "CPU part"))]
+        return "".join(sorted(set(kept)))
+    return f"{machine()} {processor()} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def is_intels() -> bool:
+    """Whether this machine's processor is Intel's."""
+    return "GenuineIntel" in processor_facts()

@@ -1,0 +1,275 @@
+"""The private entry points of torch, JAX and jaxlib: no other module names one.
+
+Private is everything in `torch._C`, `jax._src` and `jaxlib`, and what has an underscore on torch's and JAX's public modules and classes.
+Not meant is what every backend of torch.compile is written against (`torch._dynamo`, `torch._functorch`, `torch._inductor`,
+`torch._guards`, `torch._subclasses`, `torch._ops`, decompositions, prims, `torch.utils._pytree` and `_python_dispatch`), and what ops are
+called and say of themselves (`aten._softmax`, `op._schema`). tests/test_sources.py has the same definition, and reads the sources.
+
+Each entry point is looked for once, when this module is imported. Those with a public way beside them are in `Fast`, and None where this
+torch or jaxlib lacks them. For the others there is no other way: where one is missing, its first use raises UnsupportedVersion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from .. import forks
+from ..errors import UnsupportedVersion
+
+# The oldest and the newest releases that these entry points were tried with.
+KNOWN = {"torch": ("2.11", "2.13"), "jax": ("0.10", "0.11")}
+
+
+def _find(name: str) -> Any:
+    """What has this dotted name. None where there is nothing."""
+    with contextlib.suppress(ImportError, AttributeError):
+        return pkgutil.resolve_name(name)
+    return None
+
+
+_storage_at: Any = _find("torch._C._construct_storage_from_data_pointer")
+
+
+class Fast:
+    """Entry points that have a public way beside them. None where they are missing, and inside `force_public`."""
+
+    # Handing memory over: a few microseconds less than the public DLPack functions.
+    to_buffer: Callable[..., jax.Array] | None = _find("jaxlib._jax.dlpack_managed_tensor_to_buffer")
+    to_capsule: Callable[..., Any] | None = _find("jaxlib._jax.buffer_to_dlpack_managed_tensor")
+    torch_to_capsule: Callable[..., Any] | None = _find("torch._C._to_dlpack")
+    torch_from_capsule: Callable[..., torch.Tensor] | None = _find("torch._C._from_dlpack")
+    storage_at: Callable[..., torch.UntypedStorage] | None = _storage_at
+    reinterpret: Callable[..., torch.Tensor] | None = _find("torch._C._dynamo.guards._reinterpret_tensor")
+    # Comparing in C.
+    guards: Callable[..., Any] | None = _find("torch._C._dynamo.guards.TensorGuards")
+    guard_tree: Callable[..., Any] | None = _find("torch._C._dynamo.guards.RootGuardManager")
+    # Programs that run in the calling thread, and remember none of its frames.
+    make_cpu_client: Callable[..., Any] | None = _find("jaxlib.xla_client.make_cpu_client")
+    traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = _find("jaxlib._jax.TracebackScope")
+    runtime_executable: Callable[..., Any] | None = _find("jax.stages.Compiled.runtime_executable")
+    pass_manager: Any = _find("jaxlib.mlir.passmanager.PassManager")
+
+
+def live_fast_paths() -> dict[str, bool]:
+    """Which fast ways this installation has, for `dynaxla doctor`."""
+    return {
+        "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": bool(Fast.to_buffer and Fast.torch_to_capsule),
+        "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(Fast.to_capsule and Fast.torch_from_capsule),
+        "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(Fast.storage_at),
+        "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": bool(Fast.reinterpret),
+        "argument check (torch._C._dynamo.guards.TensorGuards)": bool(Fast.guards),
+        "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": bool(Fast.guard_tree),
+        "execute in place (jaxlib.xla_client.make_cpu_client)": bool(Fast.make_cpu_client),
+        "short tracebacks (jaxlib._jax.TracebackScope)": bool(Fast.traceback_scope),
+    }
+
+
+@contextlib.contextmanager
+def force_public() -> Iterator[None]:
+    """Use the public way for everything made in this context. For tests."""
+    saved = {name: getattr(Fast, name) for name in Fast.__annotations__}
+    for name in saved:
+        setattr(Fast, name, None)
+    try:
+        yield
+    finally:
+        for name, value in saved.items():
+            setattr(Fast, name, value)
+
+
+def jaxlib_version() -> str:
+    import jaxlib
+
+    return jaxlib.__version__
+
+
+def _unsupported(name: str) -> UnsupportedVersion:
+    known = " and ".join(f"{package} {oldest} to {newest}" for package, (oldest, newest) in KNOWN.items())
+    return UnsupportedVersion(
+        f"torch {torch.__version__}, jax {jax.__version__} and jaxlib {jaxlib_version()} have no {name}, which dynaxla needs",
+        hint=f"install versions that have it: {known} are known to",
+    )
+
+
+# The entry points without another way that are missing here.
+missing: list[str] = []
+
+
+def _needed(name: str) -> Any:
+    """What has this dotted name. Where there is nothing, what raises UnsupportedVersion when it is called."""
+    found = _find(name)
+    if found is not None:
+        return found
+    missing.append(name)
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise _unsupported(name)
+
+    return refuse
+
+
+# torch's dispatcher.
+
+below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
+without_autocast = _needed("torch._C._DisableAutocast")
+without_torch_function = _needed("torch._C.DisableTorchFunction")
+# The names of all ops that are registered, with those of TorchScript's.
+op_names: Callable[[], list[str]] = _needed("torch._C._dispatch_get_all_op_names")
+# How many dispatch modes are active in this thread; tens of nanoseconds.
+mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """Inside, torch's ops run as kernels: no autograd, no autocast, whatever this thread's caller had set."""
+    with below_autograd_keys(), without_autocast(), without_torch_function():
+        yield
+
+
+# Tensors and their storages.
+
+# How often a tensor has been written to. Not for tensors made in inference mode.
+version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+# What tells the tensor's storage from all others that are alive.
+storage_id: Callable[[torch.Tensor], int] = _find("torch._C._storage_id") or (lambda tensor: tensor.untyped_storage()._cdata)
+# Whether tensors on one storage share elements: the positions of those that do. None where torch does not say.
+overlapping: Callable[..., list[int]] | None = _find("torch._C._dynamo.guards.compute_overlapping_tensors")
+# Whether a storage can be made without memory, and given another one's later.
+SWAPS_MEMORY = bool(Fast.storage_at and _find("torch.UntypedStorage._swap_data_ptr_"))
+# Has whoever asks for a tensor's address get an exception, until its storage gets other memory. It does nothing where torch cannot.
+refuse_address: Callable[[torch.Tensor], None] = _find("torch._C._set_throw_on_mutable_data_ptr") or (lambda _: None)
+# A storage by a weak reference's `cdata`; None if it is gone.
+storage_of_reference: Callable[[int], torch.UntypedStorage | None] = _needed("torch.UntypedStorage._new_with_weak_ptr")
+
+
+def unowned_storage(tensor: torch.Tensor, nbytes: int) -> torch.UntypedStorage | None:
+    """A storage on a tensor's memory, from its first element on, that does not keep it alive; None where torch lacks the means."""
+    return None if Fast.storage_at is None else Fast.storage_at(tensor.data_ptr(), tensor.device, nbytes)
+
+
+def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedStorage:
+    """Only where SWAPS_MEMORY."""
+    return _storage_at(0, device, nbytes)
+
+
+def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
+    """Exchange the memory of two storages. Only where SWAPS_MEMORY."""
+    one._swap_data_ptr_(other)
+
+
+# torch's settings.
+
+
+def _settings(*names: str) -> tuple[Callable[[], Any], ...]:
+    """What gives these settings, of those that this version of torch has."""
+    return tuple(found for name in names if callable(found := _find(f"torch._C.{name}")))
+
+
+is_forward_mode_enabled: Callable[[], bool] = _needed("torch._C._is_fwd_grad_enabled")
+BACKEND_SETTINGS = _settings(
+    "_get_cudnn_enabled",
+    "_get_cudnn_benchmark",
+    "_get_cudnn_deterministic",
+    "_get_cudnn_allow_tf32",
+    "_get_cublas_allow_tf32",
+    "_get_cublas_allow_fp16_reduced_precision_reduction",
+    "_get_cublas_allow_bf16_reduced_precision_reduction",
+    "_get_cublas_allow_fp16_accumulation",
+    "_get_mkldnn_enabled",
+    "_get_mkldnn_deterministic",
+    "_get_onednn_allow_tf32",
+    "_get_flash_sdp_enabled",
+    "_get_mem_efficient_sdp_enabled",
+    "_get_math_sdp_enabled",
+    "_get_math_sdp_allow_fp16_bf16_reduction",
+    "_get_cudnn_sdp_enabled",
+    "_get_overrideable_sdp_enabled",
+    "_get_nnpack_enabled",
+    "_get_linalg_preferred_backend",
+    "_get_blas_preferred_backend",
+    "_is_default_mobile_cpu_allocator_set",
+)
+# How deep in functorch's transforms this thread is; None where it is in none, or torch has none.
+functorch_level: Callable[[], int | None] = _find("torch._C._functorch.maybe_current_level") or (lambda: None)
+_top_saved_tensor_hooks: Callable[..., Any] = _find("torch._C._autograd._top_saved_tensors_default_hooks") or (lambda _: None)
+
+
+def saved_tensor_hooks() -> tuple[Any, ...] | None:
+    """The pair of hooks that autograd would use now for what it saves."""
+    return _top_saved_tensor_hooks(True)
+
+
+def is_profiling() -> bool:
+    """Whether torch's profiler runs. Where torch does not tell, it may."""
+    return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+
+
+# What torch's tracers keep in globals.
+
+# TorchDynamo's own lock, which a thread may take again while it has it.
+capture_lock: Any = _find("torch._dynamo.convert_frame.compile_lock") or forks.lock()
+forks.adopt(capture_lock)
+
+
+def compiling_flag() -> Any:
+    """What `torch.compiler.is_compiling()` goes by, in all threads."""
+    if not hasattr(torch.compiler, "_is_compiling_flag"):
+        raise _unsupported("torch.compiler._is_compiling_flag")
+    return torch.compiler._is_compiling_flag
+
+
+def set_compiling_flag(value: Any) -> None:
+    torch.compiler._is_compiling_flag = value
+
+
+# JAX's and jaxlib's insides.
+
+
+_CompileOptions, _DeviceList = _find("jaxlib.xla_client.CompileOptions"), _find("jaxlib.xla_client.DeviceList")
+if _CompileOptions is None or _DeviceList is None:  # a client of ours could not be told what to compile for
+    Fast.make_cpu_client = None
+
+
+def make_cpu_client() -> Any | None:
+    """A PJRT client for the CPU whose programs run in the thread that calls them; None where jaxlib lacks the means."""
+    if Fast.make_cpu_client is None:
+        return None
+    try:
+        return Fast.make_cpu_client(asynchronous=False)
+    except TypeError:  # it takes other arguments now
+        Fast.make_cpu_client = None
+        return None
+
+
+def compile_options(device: jax.Device, options: Mapping[str, Any]) -> tuple[Any, Any]:
+    """As a client of ours takes them: what it compiles a program with, and for. options: XLA's, by name."""
+    found = _CompileOptions()
+    found.num_replicas = found.num_partitions = 1
+    found.env_option_overrides = list(options.items())
+    return found, _DeviceList((device,))
+
+
+# Inside, JAX makes no client of its own in another thread.
+client_lock: contextlib.AbstractContextManager[Any] = _find("jax._src.xla_bridge._backend_lock") or contextlib.nullcontext()
+
+
+def mlir_threads() -> Any | None:
+    """MLIR's pool of threads, if JAX has made one. It imports nothing: it is asked in a child, right after a fork."""
+    return getattr(sys.modules.get("jax._src.interpreters.mlir"), "global_thread_pool", None)
+
+
+def host_callbacks(lowered: jax.stages.Lowered) -> Any:
+    """What a lowered program may call back."""
+    try:
+        return lowered._lowering.compile_args["host_callbacks"]
+    except (AttributeError, KeyError):
+        raise _unsupported("jax.stages.Lowered._lowering.compile_args['host_callbacks']") from None

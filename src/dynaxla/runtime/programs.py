@@ -1,0 +1,126 @@
+"""Compiling programs with XLA, and calling them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from ..observe import metrics
+from . import affinity, heap, private
+from .clients import is_own, threads_of
+from .machine import processor_facts
+from .private import Fast
+from .store import Store
+
+
+def below_caller() -> contextlib.AbstractContextManager[Any]:
+    """Inside, what JAX makes (executables, arrays) remembers none of the frames outside.
+
+    Each keeps the code of the frames that it was made under. Among them is the code that TorchDynamo generated, and as long as that lives,
+    TorchDynamo keeps the program: neither would ever be freed.
+    """
+    return Fast.traceback_scope() if Fast.traceback_scope is not None else contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class XlaProgram:
+    """A compiled program.
+
+    Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
+    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
+    calls_back (whether it may call torch's kernels).
+    """
+
+    call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+    text: Callable[[], str]
+    is_large: bool = False
+    calls_back: bool = True
+
+
+def compile_lowered(
+    lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Store | None = None, keep_heap: bool = True
+) -> XlaProgram:
+    """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`), unless the store has it compiled already.
+
+    options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file. keep_heap: whether glibc may be
+    told to keep memory for a program that needs much.
+    Raises: jax.errors.JaxRuntimeError.
+    """
+    affinity.processors()
+    if not is_own(device):
+        compiled = lowered.compile(compiler_options=dict(options) or None)
+        executable = Fast.runtime_executable(compiled) if Fast.runtime_executable is not None else None
+        if hasattr(executable, "execute_sharded"):
+            return XlaProgram(_fast_call(executable), lambda: compiled.as_text() or "")
+        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), lambda: compiled.as_text() or "")
+    client = device.client
+    compile_options, devices = private.compile_options(device, options)
+    module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
+    key = _store_key(module, device, options) if store is not None and not callbacks else ""
+    executable = None
+    if store is not None and key and (data := store.get(key)) is not None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is no program, or one for another machine
+            executable = client.deserialize_executable(data, devices, compile_options)
+            metrics.add("loads")
+    if executable is None:
+        executable = client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
+        if store is not None and key:
+            store.put(key, client.serialize_executable(executable))
+    needed = executable.get_compiled_memory_stats()
+    is_large = keep_heap and needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
+    if is_large:
+        heap.keep_freed_memory()
+    text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
+    return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
+
+
+def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:
+    """The name of a compiled program in a store: a hash of all that it was made of and for. "" for one that cannot be written to a file,
+    or whose compilation is to be seen (xla_dump_to).
+
+    oneDNN's calls cannot: jaxlib's serialization does not know them, and does not say so (std::bad_alloc, if one is lucky).
+    """
+    if any("dump" in name for name in (*options, os.environ.get("XLA_FLAGS", ""))):
+        return ""
+    copy = module.operation.clone()
+    with module.context:
+        copy.attributes["sym_name"] = type(copy.attributes["sym_name"]).get("program")  # graphs are numbered as they come
+    code = _bytecode(copy, module.context)
+    if code is None or b"__onednn$" in code:
+        return ""
+    facts = (private.jaxlib_version(), threads_of(device), processor_facts(), os.environ.get("XLA_FLAGS", ""), sorted(options.items()))
+    return hashlib.blake2b(code + repr(facts).encode(), digest_size=32).hexdigest()
+
+
+def fingerprint(lowered: jax.stages.Lowered) -> bytes:
+    """A hash of the lowered program, whatever line of Python each of its operations came from."""
+    module = lowered.compiler_ir("stablehlo")
+    code = _bytecode(module.operation, module.context)
+    return hashlib.blake2b(str(module).encode() if code is None else code).digest()
+
+
+def _bytecode(operation: Any, context: Any) -> bytes | None:
+    """A module as bytes, without the lines of Python that it came from (which the module loses). None where jaxlib lacks the means."""
+    if Fast.pass_manager is None:
+        return None
+    with context:
+        Fast.pass_manager.parse("builtin.module(strip-debuginfo)").run(operation)
+    code = io.BytesIO()
+    operation.write_bytecode(code)
+    return code.getvalue()
+
+
+def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
+    execute = executable.execute_sharded
+
+    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return [shards[0] for shards in execute(arrays).disassemble_into_single_device_arrays()]
+
+    return call

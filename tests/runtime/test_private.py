@@ -1,0 +1,56 @@
+"""Private entry points: each is there, has a public way beside it, or says what is missing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import dynaxla
+from dynaxla.runtime import private
+
+
+def test_all_are_there() -> None:
+    assert not private.missing
+    assert all(getattr(private.Fast, name) is not None for name in private.Fast.__annotations__)
+
+
+def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "missing", [])
+    gone = private._needed("torch._C._gone")
+    assert private.missing == ["torch._C._gone"]
+    with pytest.raises(dynaxla.UnsupportedVersion, match=r"no torch\._C\._gone(.|\n)*torch 2\.11 to 2\.13 and jax 0\.10 to 0\.11"):
+        gone()
+
+
+def test_other_versions_have_public_ways() -> None:
+    """In a process whose torch and jaxlib lack all that is found by name: what has a public way works, the rest says what is missing."""
+    script = """
+import pkgutil
+found = pkgutil.resolve_name
+def resolve_name(name):
+    if name.startswith(("torch._C.", "jaxlib.", "jax._src.")):
+        raise AttributeError(name)
+    return found(name)
+pkgutil.resolve_name = resolve_name
+import torch
+from dynaxla.errors import UnsupportedVersion
+from dynaxla.runtime import clients, private, transfer
+pkgutil.resolve_name = found
+assert not any(private.live_fast_paths().values())
+assert not clients.is_own(clients.cpu_device())
+x = torch.ones(3)
+assert private.storage_id(x) == private.storage_id(x[1:]) != private.storage_id(x.clone())
+assert transfer.export_array(transfer.import_tensor(x.clone(), clients.cpu_device())).tolist() == [1, 1, 1]
+with torch.utils._python_dispatch._disable_current_modes():
+    assert private.mode_count() == 0
+try:
+    with private.below_autograd():
+        pass
+except UnsupportedVersion as error:
+    print(error.message)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert "_AutoDispatchBelowAutograd, which dynaxla needs" in done.stdout

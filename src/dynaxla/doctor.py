@@ -8,7 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .backend import dynaxla
+from .buffers.addresses import is_aligned
 from .lowering.cpu import onednn
 from .observe import metrics
 from .runtime import devices, private, transfer
@@ -245,19 +246,17 @@ def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool |
     return findings or [Finding("environment", "variables", "none that matters is set", State.GOOD)]
 
 
-def examine_allocator(addresses: Iterable[int] | None = None) -> list[Finding]:
-    """addresses: of newly made CPU tensors; some are made if not given."""
-    if addresses is None:
+def examine_allocator(tensors: Sequence[torch.Tensor] | None = None) -> list[Finding]:
+    """tensors: newly made, on the CPU; some are made if not given."""
+    if tensors is None:
         tensors = [torch.empty(size) for size in (1, 3, 17, 100, 1000, 4099, 100_003, 1_000_001)]
-        addresses = [tensor.data_ptr() for tensor in tensors]
-    addresses = list(addresses)
-    misaligned = sum(address % transfer.ALIGNMENT != 0 for address in addresses)
+    misaligned = sum(not is_aligned(tensor) for tensor in tensors)
     if misaligned:
         mend = (
             f"XLA shares memory only at multiples of {transfer.ALIGNMENT} bytes, so these are copied at each call: "
             "remove the allocator that replaces torch's (LD_PRELOAD)"
         )
-        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(addresses)} tensors misaligned", State.DOUBT, mend)]
+        return [Finding("allocator", "torch's CPU memory", f"{misaligned} of {len(tensors)} tensors misaligned", State.DOUBT, mend)]
     return [Finding("allocator", "torch's CPU memory", f"aligned to {transfer.ALIGNMENT} bytes", State.GOOD)]
 
 

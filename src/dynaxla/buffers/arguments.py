@@ -18,6 +18,7 @@ from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import metrics
 from ..runtime import guards, transfer
 from ..runtime.layout import Layout, row_major
+from .addresses import import_alias, is_aligned
 
 _data_ptr = torch.Tensor.data_ptr
 
@@ -131,17 +132,17 @@ class Arguments:
         """
         parameter = self.parameters[index]
         layout = parameter.layout
-        if layout.dense and tensor.data_ptr() % transfer.ALIGNMENT == 0:
+        if layout.dense and is_aligned(tensor):
             if not copied and (parameter.static or seen_before):
                 metrics.add("aliases")
-                alias = transfer.import_alias(tensor, layout.packed_shape, self._device, stream)
+                alias = import_alias(tensor, layout.packed_shape, self._device, stream)
                 return alias, alias
             metrics.add("imports")
             packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, layout.packed_shape, row_major(layout.packed_shape))
             return transfer.import_tensor(packed, self._device, stream), None
         metrics.add("input_copies")
         packed = layout.pack_tensor(tensor)
-        if packed.data_ptr() == tensor.data_ptr() or packed.data_ptr() % transfer.ALIGNMENT:
+        if packed.data_ptr() == tensor.data_ptr() or not is_aligned(packed):
             packed = packed.clone()
         return transfer.import_tensor(packed, self._device, stream), None
 

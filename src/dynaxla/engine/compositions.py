@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from .. import forks
+from ..buffers.addresses import states
 from ..capture.aten_graph import AtenGraph, Phase, graph_device
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.freeze import Frozen, freeze
@@ -241,14 +242,10 @@ class _Prepared:
         self, sources: Sequence[torch.Tensor], compute: Callable[[list[Any]], Sequence[Any]], gone: Callable[[Any], object]
     ) -> None:
         # First: what another thread changes while the results are computed is seen at the next call.
-        self._state = _state(sources)
+        self._state = states(sources)
         self.results = compute(list(sources))
         self._storages = [source.untyped_storage() for source in sources]
         self._references = [weakref.ref(source, gone) for source in sources]
 
     def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
-        return self._state == _state(sources)
-
-
-def _state(tensors: Sequence[torch.Tensor]) -> list[tuple[int, int, int]]:
-    return [(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in tensors]
+        return self._state == states(sources)

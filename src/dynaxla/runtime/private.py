@@ -151,11 +151,6 @@ refuse_address: Callable[[torch.Tensor], None] = _find("torch._C._set_throw_on_m
 storage_of_reference: Callable[[int], torch.UntypedStorage | None] = _needed("torch.UntypedStorage._new_with_weak_ptr")
 
 
-def unowned_storage(tensor: torch.Tensor, nbytes: int) -> torch.UntypedStorage | None:
-    """A storage on a tensor's memory, from its first element on, that does not keep it alive; None where torch lacks the means."""
-    return None if Fast.storage_at is None else Fast.storage_at(tensor.data_ptr(), tensor.device, nbytes)
-
-
 def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedStorage:
     """Only where SWAPS_MEMORY."""
     return _storage_at(0, device, nbytes)

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import torch
 
-from .layout import row_major
 from .private import Fast
 
 # XLA imports memory only at this alignment, in bytes; below it, it copies.
@@ -31,24 +30,6 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
         return Fast.to_buffer(Fast.torch_to_capsule(tensor), device, stream)
     with jax.enable_x64(True):
         return jax.dlpack.from_dlpack(tensor.detach())
-
-
-def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Device, stream: int | None = None) -> jax.Array:
-    """A jax.Array on the aligned memory of a torch tensor, read as a row-major array of `shape`, that does not keep the memory alive.
-
-    The caller may use it only while a live tensor has this address, and must check that before every use.
-    Where torch lacks the means, the array does keep the memory alive, until the caller drops it.
-    """
-    strides = row_major(shape)
-    if Fast.storage_at is None:
-        return import_tensor(torch.as_strided(tensor.detach(), shape, strides), device, stream)
-    bytes_used = tensor.element_size()
-    for size in shape:
-        bytes_used *= size
-    storage = Fast.storage_at(tensor.data_ptr(), tensor.device, bytes_used)
-    with torch.no_grad():
-        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
-    return import_tensor(view, device, stream)
 
 
 def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:

@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
+from ..buffers.addresses import elements_behind, lies_within
 from ..errors import CaptureError
 from ..lowering.asynchronous import NAMESPACES
 from ..runtime.private import storage_id
@@ -227,7 +228,7 @@ class Recorder:
             path, source = self._paths.get(id(tensor)), None
             if path is None and (source := self._view_of(tensor)) is not None:
                 base = self._fake(source)
-                offset = source.storage_offset() + (tensor.data_ptr() - source.data_ptr()) // tensor.itemsize
+                offset = source.storage_offset() + elements_behind(source, tensor)
                 settings = list(tensor.shape), list(tensor.stride()), offset
             with torch.no_grad():
                 if source is not None and storage_of(source) != storage_of(tensor):
@@ -259,10 +260,8 @@ class Recorder:
         for known in self._tensors.values():
             if known.layout == torch.strided and known.dtype == tensor.dtype and storage_id(known) == storage:
                 return known
-        start, stop = _extent(tensor)
         for known in self.arrays.values():
-            first, last = _extent(known)
-            if known.dtype == tensor.dtype and first <= start and stop <= last:
+            if known.dtype == tensor.dtype and lies_within(tensor, known):
                 return known
         return None
 
@@ -355,12 +354,6 @@ class Recorder:
             self._nodes[id(fake)] = node
             self._number_fakes[key] = fake
         return self._number_fakes[key]
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first address of its memory, and that behind its last element."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep

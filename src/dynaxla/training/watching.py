@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..buffers.addresses import Places, places
 from ..runtime.guards import ArgumentCheck, DictCheck
 from .contents import Values, values_of
 from .holders import Attributes, ClassDict, Holder, Namespace
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from .surroundings import Walk
 
 _grad, _is_leaf = operator.attrgetter("grad"), operator.attrgetter("is_leaf")
-_data_ptr = torch.Tensor.data_ptr
 # Noting the versions of dicts takes as long as so many looks at what they hold.
 _LOOKS = 50
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -178,7 +178,7 @@ class Watch:
         self._plain = list(plain) if len(plain) < len(tensors) else None
         self._check: Any = None
         self._leaves = [facts[-1] for facts in self._walk.metas]
-        self._addresses: Any = None
+        self._places: Places | None = None
 
     def _are_tensors_unchanged(self) -> bool:
         tensors = list(self._walk.tensors.values())
@@ -194,16 +194,16 @@ class Watch:
             if self._walk.metas != self._walk.metas_now():
                 return False
             self._check = ArgumentCheck(plain)
-        addresses = list(map(_data_ptr, plain))
-        if addresses != self._addresses:
+        found = places(plain)
+        if found != self._places:
             if self._walk.sharing_now() != self._walk.sharing:
                 return False
-            self._addresses = addresses
+            self._places = found
         return True
 
     def renew_gradients(self) -> None:
         """Others stand in the places of some, or will, and the walk has noted that. None is held here then."""
-        self._expected_gradients = self._addresses = None
+        self._expected_gradients = self._places = None
         self._owners = []
 
 

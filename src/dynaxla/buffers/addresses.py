@@ -1,0 +1,73 @@
+"""What depends on where tensors lie in memory. No address leaves this package: others get answers, or what can only be compared.
+
+An address is a tensor's own only for as long as its memory lives. Whoever compares places of two times must know that the memory was
+not freed in between, or not care: a program reads whatever lies there now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NewType
+
+import jax
+import torch
+
+from ..runtime import private, transfer
+from ..runtime.layout import row_major
+from ..runtime.private import Fast
+
+# Comparable with that of another time, and nothing else.
+Places = NewType("Places", object)
+
+_data_ptr = torch.Tensor.data_ptr
+
+
+def places(tensors: Iterable[torch.Tensor]) -> Places:
+    """Where each of these lies. A list that is made in C: this is asked about thousands of tensors at every call of a step."""
+    return Places(list(map(_data_ptr, tensors)))
+
+
+def states(tensors: Iterable[torch.Tensor]) -> Places:
+    """Which tensors these are, where each lies, and how often each has been written to: another one after any of that has changed.
+
+    Tensors made in inference mode do not count what is written to them.
+    """
+    return Places([(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else private.version_of(tensor)) for tensor in tensors])
+
+
+def is_aligned(tensor: torch.Tensor) -> bool:
+    """Whether XLA can read the tensor where it is."""
+    return tensor.data_ptr() % transfer.ALIGNMENT == 0
+
+
+def elements_behind(source: torch.Tensor, tensor: torch.Tensor) -> int:
+    """How many of its elements a tensor begins behind the first element of another one, in whose memory it lies."""
+    return (tensor.data_ptr() - source.data_ptr()) // tensor.itemsize
+
+
+def lies_within(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether all of a tensor's elements lie between the first and the last one of another."""
+    (start, stop), (first, last) = _extent(tensor), _extent(other)
+    return first <= start and stop <= last
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of the first element, and that behind the last one."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+
+
+def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Device, stream: int | None = None) -> jax.Array:
+    """A jax.Array on the aligned memory of a torch tensor, read as a row-major array of `shape`, that does not keep the memory alive.
+
+    The caller may use it only while a live tensor has this address, and must check that before every use.
+    Where torch lacks the means, the array does keep the memory alive, until the caller drops it.
+    """
+    strides = row_major(shape)
+    if Fast.storage_at is None:
+        return transfer.import_tensor(torch.as_strided(tensor.detach(), shape, strides), device, stream)
+    storage = Fast.storage_at(tensor.data_ptr(), tensor.device, math.prod(shape) * tensor.element_size())
+    with torch.no_grad():
+        view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
+    return transfer.import_tensor(view, device, stream)

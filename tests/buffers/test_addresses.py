@@ -1,0 +1,71 @@
+"""What depends on where tensors lie."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.buffers.addresses import elements_behind, import_alias, is_aligned, lies_within, places, states
+from dynaxla.runtime import clients, private
+
+
+@pytest.mark.parametrize("way", [contextlib.nullcontext, private.force_public], ids=["fast", "public"])
+def test_alias_reads_updates_and_holds_nothing(way: type[contextlib.AbstractContextManager[None]]) -> None:
+    with way():
+        device = clients.cpu_device()
+        tensor = torch.arange(12.0).view(3, 4)
+        array = import_alias(tensor, (3, 4), device)
+        tensor.mul_(2)
+        assert np.array_equal(np.asarray(array), tensor.numpy())
+        parameter = torch.nn.Parameter(torch.arange(16.0))
+        assert import_alias(parameter, (16,), device).unsafe_buffer_pointer() == parameter.data_ptr()
+
+
+def test_an_alias_does_not_keep_memory_alive() -> None:
+    tensor = torch.arange(16.0)
+    reference = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
+    array = import_alias(tensor, (16,), clients.cpu_device())
+    del tensor
+    assert reference.expired()
+    del array
+
+
+def test_places() -> None:
+    one, other = torch.zeros(4), torch.zeros(4)
+    before = places([one, other])
+    one.add_(1)
+    assert places([one, other.view(2, 2)]) == before
+    assert places([other, one]) != before
+    assert places([one[1:], other]) != before
+
+
+def test_states() -> None:
+    one = torch.zeros(4)
+    before = states([one])
+    assert states([one]) == before
+    assert states([one.view(4)]) != before, "another tensor in the same place"
+    one.add_(1)
+    assert states([one]) != before
+    with torch.inference_mode():
+        made = torch.zeros(4)
+    assert states([made]) == states([made])
+
+
+def test_alignment() -> None:
+    memory = torch.zeros(64)
+    assert is_aligned(memory)
+    assert is_aligned(memory[16:])
+    assert not is_aligned(memory[4:])
+
+
+def test_one_within_another() -> None:
+    memory = torch.arange(24.0)
+    block = memory[2:14].view(3, 4)
+    assert elements_behind(block, block[1, 2:]) == 6
+    assert elements_behind(block[1], block) == -4
+    assert lies_within(block[1:, ::2], block)
+    assert not lies_within(memory[13:15], block)
+    assert not lies_within(memory.clone(), memory)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 
 import dynaxla
 from dynaxla.lowering.registry import Registry
+from dynaxla.runtime import programs
 
 aten = torch.ops.aten
 
@@ -38,6 +40,38 @@ def test_wrong_option_value(options: dict[str, Any]) -> None:
 def test_unknown_xla_option_names_the_option() -> None:
     with pytest.raises(dynaxla.CompilationError, match="xla_no_such_flag"):
         compile_and_call(lambda x: x * 2, torch.randn(3), options={"xla": {"xla_no_such_flag": True}})
+    still_works()
+
+
+@pytest.mark.parametrize("error", [jax.errors.JaxRuntimeError("INTERNAL: no"), NotImplementedError("not on this platform")])
+def test_what_xla_refuses_is_a_compilation_error(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "compile_lowered", refuse)
+        with pytest.raises(dynaxla.CompilationError, match=f"XLA could not compile .*{error}"):
+            compile_and_call(lambda x: x * 2, torch.randn(3))
+    still_works()
+
+
+def test_memory_that_compiling_lacks_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: no")
+
+    monkeypatch.setattr(programs, "compile_lowered", refuse)
+    with pytest.raises(dynaxla.OutOfMemory, match="RESOURCE_EXHAUSTED"):
+        compile_and_call(lambda x: x * 2, torch.randn(3))
+
+
+def test_a_defect_of_ours_is_no_compilation_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def compile_lowered(*_: Any) -> None:
+        raise AttributeError("a defect")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "compile_lowered", compile_lowered)
+        with pytest.raises(AttributeError, match=r"^a defect$"):
+            compile_and_call(lambda x: x * 2, torch.randn(3))
     still_works()
 
 

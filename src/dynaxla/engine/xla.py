@@ -225,7 +225,7 @@ class Program:
                 compiled = programs.compile_lowered(
                     lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
                 )
-            except Exception as error:
+            except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
                 if "RESOURCE_EXHAUSTED" in str(error):
                     raise execution_error(self.name, error) from error
                 raise compilation_error(self.name, error) from error

@@ -51,7 +51,7 @@ def compile_lowered(
 
     options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file. keep_heap: whether glibc may be
     told to keep memory for a program that needs much.
-    Raises: jax.errors.JaxRuntimeError.
+    Raises: jax.errors.JaxRuntimeError; NotImplementedError for what JAX's own compiler does not do here.
     """
     affinity.processors()
     if not is_own(device):

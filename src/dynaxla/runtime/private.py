@@ -69,6 +69,8 @@ def live_fast_paths() -> dict[str, bool]:
         "argument check (torch._C._dynamo.guards.TensorGuards)": bool(Fast.guards),
         "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": bool(Fast.guard_tree),
         "execute in place (jaxlib.xla_client.make_cpu_client)": bool(Fast.make_cpu_client),
+        "execute without checks (jax.stages.Compiled.runtime_executable)": bool(Fast.runtime_executable),
+        "programs as bytes (jaxlib.mlir.passmanager.PassManager)": bool(Fast.pass_manager),
         "short tracebacks (jaxlib._jax.TracebackScope)": bool(Fast.traceback_scope),
     }
 
@@ -119,7 +121,7 @@ def _needed(name: str) -> Any:
 
 # torch's dispatcher.
 
-below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
+_below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
 without_autocast = _needed("torch._C._DisableAutocast")
 without_torch_function = _needed("torch._C.DisableTorchFunction")
 # The names of all ops that are registered, with those of TorchScript's.
@@ -131,7 +133,7 @@ mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (
 @contextlib.contextmanager
 def below_autograd() -> Iterator[None]:
     """Inside, torch's ops run as kernels: no autograd, no autocast, whatever this thread's caller had set."""
-    with below_autograd_keys(), without_autocast(), without_torch_function():
+    with _below_autograd_keys(), without_autocast(), without_torch_function():
         yield
 
 

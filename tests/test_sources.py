@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +35,9 @@ OPEN = frozenset(
     ]
 )
 
+# What looks for an attribute by a string.
+ASKING = frozenset(["getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "resolve_name"])
+
 # What an imported name is the name in.
 IMPORTED = "import"
 
@@ -46,11 +48,6 @@ REASONS = {
 }
 
 
-@functools.cache
-def parsed(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
 def dotted(node: ast.AST) -> str:
     """`a.b.c` as text; what is no name is left out."""
     if isinstance(node, ast.Attribute):
@@ -58,36 +55,55 @@ def dotted(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-def named(tree: ast.AST) -> Iterator[tuple[int, str, str]]:
+@functools.cache
+def named(text: str) -> list[tuple[int, str, str]]:
     """Line, name, and what it is the name in, of all that a source names: attributes, what it imports, and attributes that it asks for by a
     string. Other strings name nothing: a list of methods that a user's code may call may have `data_ptr` in it."""
-    for node in ast.walk(tree):
+    found: list[tuple[int, str, str]] = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Attribute):
-            yield node.lineno, node.attr, dotted(node.value)
-        elif isinstance(node, ast.Import):
-            yield from ((node.lineno, part, IMPORTED) for alias in node.names for part in alias.name.split("."))
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            for alias in node.names:
-                yield from ((node.lineno, part, IMPORTED) for part in (*(node.module or "").split("."), alias.name))
-        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in (
-            "getattr", "hasattr", "setattr", "delattr", "attrgetter", "methodcaller", "resolve_name",
-        ):  # fmt: skip
-            for argument in node.args:
-                if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    yield from ((node.lineno, part, dotted(node.args[0])) for part in argument.value.split("."))
+            found.append((node.lineno, node.attr, dotted(node.value)))
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            found += [(node.lineno, part, IMPORTED) for name in imported(node) for part in name.split(".")]
+        elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in ASKING:
+            strings = [item.value for item in node.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+            found += [(node.lineno, part, dotted(node.args[0])) for name in strings for part in name.split(".")]
+    return found
 
 
-def own_names(tree: ast.AST) -> set[str]:
+def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    """What an import from another package names."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [] if node.level else [f"{node.module}.{alias.name}" for alias in node.names]
+
+
+@functools.cache
+def in_private_modules(text: str) -> list[tuple[int, str]]:
+    """Line and name of all that a source names in private modules, be it by a string that is nothing but such a name."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            found += [(node.lineno, name) for name in imported(node)]
+        elif isinstance(node, ast.Attribute):
+            found.append((node.lineno, dotted(node)))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value and " " not in node.value:
+            found.append((node.lineno, node.value))
+    return [(line, name) for line, name in found if f"{name}.".startswith(tuple(f"{module}." for module in MODULES))]
+
+
+@functools.cache
+def own_names(text: str) -> frozenset[str]:
     """What a source itself gives names to: functions, classes, variables, attributes of its objects."""
     found = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             found.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.add(node.id)
         elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and dotted(node.value) in ("self", "cls"):
             found.add(node.attr)
-    return found
+    return frozenset(found)
 
 
 def addresses(sources: dict[str, str]) -> list[str]:
@@ -96,43 +112,30 @@ def addresses(sources: dict[str, str]) -> list[str]:
         f"{file}:{line}: {name}"
         for file, text in sources.items()
         if file != PRIVATE and not file.startswith("buffers/")
-        for line, name, _ in named(parsed(text))
+        for line, name, _ in named(text)
         if name in ADDRESSES or name.endswith("_data_ptr_")
     ]
 
 
 def private_modules(sources: dict[str, str]) -> list[str]:
     """Where a source outside of the module for them names a private module, or something in it."""
-    found = []
-    for file, text in sources.items():
-        if file == PRIVATE:
-            continue
-        for node in ast.walk(parsed(text)):
-            if isinstance(node, ast.Import):
-                names = [alias.name for alias in node.names]
-            elif isinstance(node, ast.ImportFrom) and not node.level:
-                names = [f"{node.module}.{alias.name}" for alias in node.names]
-            elif isinstance(node, ast.Attribute):
-                names = [dotted(node)]
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value and " " not in node.value:
-                names = [node.value]
-            else:
-                continue
-            for name in names:
-                if f"{name}.".startswith(tuple(f"{module}." for module in MODULES)) and (file, name) not in REASONS:
-                    found.append(f"{file}:{node.lineno}: {name}")
-    return found
+    return [
+        f"{file}:{line}: {name}"
+        for file, text in sources.items()
+        if file != PRIVATE
+        for line, name in in_private_modules(text)
+        if (file, name) not in REASONS
+    ]
 
 
 def private_attributes(sources: dict[str, str]) -> list[str]:
-    """Where a source outside of the module for them names something with an underscore that is neither ours nor public in effect."""
-    trees = {file: parsed(text) for file, text in sources.items()}
-    ours = set().union(*map(own_names, trees.values()))
+    """Where a source outside of the module for them names something with an underscore that is neither ours nor open to all."""
+    ours = frozenset().union(*map(own_names, sources.values()))
     return [
         f"{file}:{line}: {name}"
-        for file, tree in trees.items()
+        for file, text in sources.items()
         if file != PRIVATE
-        for line, name, owner in named(tree)
+        for line, name, owner in named(text)
         if name.startswith("_")
         and not name.startswith("__")
         and name not in OPEN

@@ -14,7 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from . import dtypes
-from .cpu.reductions import sum_neighbours
+from .cpu.folding import sum_neighbours
 from .dtypes import DType
 from .forms import Choice
 

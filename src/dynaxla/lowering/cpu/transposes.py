@@ -17,8 +17,8 @@ import numpy as np
 from jax import Array, lax
 
 from .evaluation import Evaluation, bind
+from .folding import is_foldable, sum_rows
 from .in_memory import in_memory
-from .reductions import is_foldable, sum_rows
 
 Order = tuple[int, ...]
 Orders = dict[int, Order]

@@ -19,7 +19,7 @@ from jax import Array, lax
 from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context, TensorSpec
-from ..cpu.reductions import reduce_max, reduce_sum
+from ..cpu.folding import reduce_max, reduce_sum
 from ..promotion import convert, expand
 from ..registry import lowers
 from .matmul import Order, contract

@@ -10,7 +10,7 @@ from torch._inductor import inductor_prims as inductor_prims  # defines prims.fm
 
 from .. import dtypes
 from ..context import Context
-from ..cpu.reductions import reduce_max, reduce_min
+from ..cpu.folding import reduce_max, reduce_min
 from ..dtypes import DType
 from ..promotion import Promotion, convert, number
 from ..registry import Lowering, lower_table, lowers, registry

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
-from ..cpu.reductions import reduce_max, reduce_min
+from ..cpu.folding import reduce_max, reduce_min
 from ..dimensions import reduced, wrap
 from ..dtypes import DType
 from ..promotion import convert, expand

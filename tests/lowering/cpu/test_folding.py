@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from dynaxla.lowering.cpu import reductions
+from dynaxla.lowering.cpu import folding
 
 FOLDED = {
-    "max": (reductions.reduce_max, torch.amax),
-    "largest": (reductions.reduce_largest, torch.amax),
-    "min": (reductions.reduce_min, torch.amin),
-    "sum": (reductions.reduce_sum, torch.sum),
+    "max": (folding.reduce_max, torch.amax),
+    "largest": (folding.reduce_largest, torch.amax),
+    "min": (folding.reduce_min, torch.amin),
+    "sum": (folding.reduce_sum, torch.sum),
 }
 
 
@@ -52,8 +52,8 @@ def test_sums_over_rows(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[
     x.view(-1)[3] = math.inf
     x.view(-1)[7] = math.nan
     with jax.enable_x64(True):
-        assert reductions.is_foldable(jax.numpy.asarray(x.numpy()), dims)
-        found = jax.jit(lambda x: reductions.sum_rows(x, dims))(x.numpy())
+        assert folding.is_foldable(jax.numpy.asarray(x.numpy()), dims)
+        found = jax.jit(lambda x: folding.sum_rows(x, dims))(x.numpy())
     tolerance = {"rtol": 1e-5, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 1e-12, "atol": 1e-12}
     torch.testing.assert_close(torch.from_numpy(np.array(found)), x.sum(dims), equal_nan=True, **tolerance)
 
@@ -71,7 +71,7 @@ def test_sums_over_rows(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[
     ],
 )
 def test_other_sums(shape: tuple[int, ...], dims: tuple[int, ...], dtype: type) -> None:
-    assert not reductions.is_foldable(jax.numpy.zeros(shape, dtype), dims)
+    assert not folding.is_foldable(jax.numpy.zeros(shape, dtype), dims)
 
 
 @pytest.mark.parametrize("size", [40, 128, 197, 2000])
@@ -99,7 +99,7 @@ def test_plain_elsewhere() -> None:
     """A GPU's program has the plain reduction."""
 
     def text(platform: str) -> str:
-        traced = jax.jit(lambda x: reductions.reduce_max(x, (1,))).trace(jax.ShapeDtypeStruct((4, 128), np.float32))
+        traced = jax.jit(lambda x: folding.reduce_max(x, (1,))).trace(jax.ShapeDtypeStruct((4, 128), np.float32))
         return traced.lower(lowering_platforms=(platform,)).as_text()
 
     assert "slice" in text("cpu")
@@ -135,7 +135,7 @@ def test_plain_elsewhere() -> None:
 def test_sums_over_neighbours(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
     x = (torch.randn(shape, dtype=torch.float64) * 10).to(dtype)
     with jax.enable_x64(True):
-        found = np.asarray(jax.jit(lambda x: reductions.sum_neighbours(x, dims))(x.numpy()))
+        found = np.asarray(jax.jit(lambda x: folding.sum_neighbours(x, dims))(x.numpy()))
     expected = x.double().sum(dims).numpy() if dims else x.double().numpy()
     tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype]
     assert found.shape == expected.shape

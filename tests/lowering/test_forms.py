@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
 from dynaxla.lowering.cpu import onednn
-from dynaxla.lowering.forms import Forms
+from dynaxla.lowering.forms import FORMS, Forms
 
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
 
@@ -27,20 +28,34 @@ def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
 
 
+@dataclass(frozen=True)
+class Problem:
+    size: int
+    platform: str = "cpu"
+
+
 def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
-    forms: Forms[int] = Forms("test_choice")
+    forms: Forms[Problem] = Forms("test_choice")
 
-    @forms.form("few", fits=lambda problem: problem < 100, suits=lambda problem: problem < 10)
-    def _few(problem: int) -> str:
+    @forms.form("few", platforms=["cpu", "tpu"], fits=lambda problem: problem.size < 100, suits=lambda problem: problem.size < 10)
+    def _few(problem: Problem) -> str:
         return "few"
 
     @forms.form("any")
-    def _any(problem: int) -> str:
+    def _any(problem: Problem) -> str:
         return "any"
 
     for problem, forced, name in ((5, "", "few"), (50, "", "any"), (50, "few", "few"), (500, "few", "any"), (5, "any", "any")):
-        assert forms.choose(problem, {"test_choice": forced} if forced else {}).name == name
+        assert forms.choose(Problem(problem), {"test_choice": forced} if forced else {}).name == name
+    for platform, names in (("cpu", ["few", "any"]), ("tpu", ["few", "any"]), ("cuda", ["any"])):
+        assert [form.name for form in forms.fitting(Problem(5, platform), {})] == names
+    assert [form.name for form in forms.fitting(Problem(5, "cuda"), {"test_choice": "few"})] == ["any"]
+
+
+@pytest.mark.parametrize("op", FORMS)
+def test_a_form_for_everything_comes_last(op: str) -> None:
+    assert list(FORMS[op].forms.values())[-1].platforms == ()
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,12 @@
 """Forms: one op, computed in one of several ways. Which is fastest depends on the platform and the shapes.
 
-    @CONVOLUTION.form("onednn", fits=..., suits=...)
+    @CONVOLUTION.form("onednn", platforms=["cpu"], fits=..., suits=...)
     def by_onednn(problem, x, weight, bias): ...
 
-A form is a function from the problem (a hashable description of shapes, dtypes and settings) and the operands to the result. All forms
-of an op give the same result up to rounding. The first that fits and suits is taken, in the order in which they are written; the last
-one must fit and suit everything. With the option `tune`, all that fit are measured instead (see dynaxla.tuning).
+A form is a function from the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands to the
+result. All forms of an op give the same result up to rounding. The first that fits and suits is taken, in the order in which they are
+written; the last one must exist on every platform, and fit and suit everything. With the option `tune`, all that fit are measured
+instead (see dynaxla.tuning).
 """
 
 from __future__ import annotations
@@ -28,8 +29,15 @@ class Operand:
     order: tuple[int, ...] | None = None
 
 
-class Measurable(Protocol):
-    """A problem that can be posed. Two with the same repr are the same; str() is for people.
+class Posed(Protocol):
+    """A problem. Attributes: platform (JAX's name of the one on which it is to be solved)."""
+
+    @property
+    def platform(self) -> str: ...
+
+
+class Measurable(Posed, Protocol):
+    """A problem that can be measured. Two with the same repr are the same; str() is for people.
 
     Attributes: operands (what a form takes besides the problem); result_order (of the result's dimensions, as in `Operand`).
     """
@@ -41,22 +49,28 @@ class Measurable(Protocol):
     def result_order(self) -> tuple[int, ...] | None: ...
 
 
-Problem = TypeVar("Problem")
+Problem = TypeVar("Problem", bound=Posed)
 
 
 @dataclass(frozen=True)
 class Form(Generic[Problem]):
     """One way to compute an op.
 
-    Attributes: name; run (the problem and the operands to the result); fits (whether it can solve a problem at all); suits (whether it
-    is expected to be the fastest, among the forms behind it); epilogues (what it can compute besides: see epilogue.py).
+    Attributes: name; run (the problem and the operands to the result); platforms (where it exists; empty means everywhere); fits (whether
+    it can solve a problem at all, on those); suits (whether it is expected to be the fastest, among the forms behind it); epilogues (what
+    it can compute besides: see epilogue.py).
     """
 
     name: str
     run: Callable[..., Any]
+    platforms: tuple[str, ...]
     fits: Callable[[Problem], bool]
     suits: Callable[[Problem], bool]
     epilogues: frozenset[str] = frozenset()
+
+    def solves(self, problem: Problem) -> bool:
+        """Whether it exists on the problem's platform, and fits."""
+        return (not self.platforms or problem.platform in self.platforms) and self.fits(problem)
 
 
 class Forms(Generic[Problem]):
@@ -71,6 +85,7 @@ class Forms(Generic[Problem]):
         self,
         name: str,
         *,
+        platforms: Iterable[str] = (),
         fits: Callable[[Problem], bool] = lambda _: True,
         suits: Callable[[Problem], bool] = lambda _: True,
         epilogues: Iterable[str] = (),
@@ -78,7 +93,7 @@ class Forms(Generic[Problem]):
         """Register a function as a form."""
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.forms[name] = Form(name, run, fits, suits, frozenset(epilogues))
+            self.forms[name] = Form(name, run, tuple(platforms), fits, suits, frozenset(epilogues))
             return run
 
         return decorate
@@ -86,9 +101,9 @@ class Forms(Generic[Problem]):
     def fitting(self, problem: Problem, forced: Mapping[str, str]) -> list[Form[Problem]]:
         """The forms that can solve a problem. forced: forms by op that are taken wherever they fit, so that there is no other then."""
         wanted = self.forms.get(forced.get(self.op, ""))
-        if wanted is not None and wanted.fits(problem):
+        if wanted is not None and wanted.solves(problem):
             return [wanted]
-        return [form for form in self.forms.values() if form.fits(problem)]
+        return [form for form in self.forms.values() if form.solves(problem)]
 
     def choose(self, problem: Problem, forced: Mapping[str, str]) -> Form[Problem]:
         """The form that is expected to be the fastest. forced: as in `fitting`."""

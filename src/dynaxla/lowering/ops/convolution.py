@@ -79,7 +79,7 @@ _FEW_PRODUCTS = 250_000
 
 
 def _fits_onednn(problem: Convolution) -> bool:
-    return problem.platform == "cpu" and 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
+    return 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
 
 
 def _channels_last(x: Array) -> Array:
@@ -104,7 +104,7 @@ def _fits_patches(problem: Convolution) -> bool:
     )
 
 
-@CONVOLUTION.form("patches", fits=_fits_patches, suits=lambda problem: problem.products >= _FEW_PRODUCTS)
+@CONVOLUTION.form("patches", platforms=["cpu"], fits=_fits_patches, suits=lambda problem: problem.products >= _FEW_PRODUCTS)
 def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """The product of two matrices: a row for each window, and the weight."""
     kernel = problem.weight[2:]
@@ -140,7 +140,7 @@ def _reach(problem: Convolution) -> list[int]:
 
 def _fits_torch(problem: Convolution) -> bool:
     """What torch's transposed convolutions do."""
-    if problem.platform != "cpu" or not 3 <= len(problem.x) <= 5 or not problem.mirrored:
+    if not 3 <= len(problem.x) <= 5 or not problem.mirrored:
         return False
     limits = map(max, problem.spread, problem.dilation)
     beyond = _output_padding(problem)
@@ -156,7 +156,7 @@ def _suits_torch(problem: Convolution) -> bool:
     return problem.products >= _FEW_PRODUCTS and (turning or any(step > 1 for step in problem.spread))
 
 
-@CONVOLUTION.form("torch", fits=_fits_torch, suits=_suits_torch)
+@CONVOLUTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     """torch's own transposed convolution. The others multiply the zeros between the values, and have the weight turned around first."""
     space = tuple(range(2, x.ndim))
@@ -179,7 +179,11 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
 
-@CONVOLUTION.form("onednn", fits=_fits_onednn, suits=lambda problem: problem.groups > 1 or problem.products >= _FEW_PRODUCTS)
+def _suits_onednn(problem: Convolution) -> bool:
+    return problem.groups > 1 or problem.products >= _FEW_PRODUCTS
+
+
+@CONVOLUTION.form("onednn", platforms=["cpu"], fits=_fits_onednn, suits=_suits_onednn)
 def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
     margins = problem.margins
     if any(step > 1 for step in problem.spread) or any(margin < 0 for ends in margins for margin in ends):
@@ -391,10 +395,10 @@ WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
 
 def _fits_product(problem: WeightGradient) -> bool:
     plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
-    return plain and problem.platform == "cpu" and onednn.takes(problem.dtype)
+    return plain and onednn.takes(problem.dtype)
 
 
-@WEIGHT_GRADIENT.form("product", fits=_fits_product)
+@WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product)
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """For kernels of one place: the product of two matrices with a row for each window."""
     rows = _channels_last(x)
@@ -407,7 +411,7 @@ def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 def _is_torchs(problem: WeightGradient) -> bool:
     """grad has the shape of the convolution's result. That of a transposed one with more output padding than stride has not."""
-    if problem.platform != "cpu" or not 3 <= len(problem.x) <= 5:
+    if not 3 <= len(problem.x) <= 5:
         return False
     sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
     out = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, pad, spread, width, step in sizes]
@@ -422,7 +426,7 @@ def _is_large(problem: WeightGradient) -> bool:
 _MANY_CHANNELS = 512
 
 
-@WEIGHT_GRADIENT.form("torch", fits=_is_torchs, suits=_is_large)
+@WEIGHT_GRADIENT.form("torch", platforms=["cpu"], fits=_is_torchs, suits=_is_large)
 def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
     settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups

@@ -81,8 +81,7 @@ _FEW_PRODUCTS = 2_000_000
 def _fits_torch(problem: Contraction) -> bool:
     """Products of two matrices, where torch has MKL."""
     return (
-        problem.platform == "cpu"
-        and len(problem.x) == len(problem.y) == 2
+        len(problem.x) == len(problem.y) == 2
         and len(problem.over[0]) == 1
         and not problem.batch[0]
         and problem.out == problem.dtype
@@ -99,7 +98,7 @@ def _suits_torch(problem: Contraction) -> bool:
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
 
-@CONTRACTION.form("torch", fits=_fits_torch, suits=_suits_torch)
+@CONTRACTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         x, y = operands
@@ -112,8 +111,7 @@ def _fits_onednn(problem: Contraction) -> bool:
     """Products of matrices whose batch dimensions come first."""
     leading = tuple(range(len(problem.x) - 2))
     return (
-        problem.platform == "cpu"
-        and problem.batch == (leading, leading)
+        problem.batch == (leading, leading)
         and len(problem.x) == len(problem.y) >= 2
         and len(problem.over[0]) == 1
         and 0 not in problem.x + problem.y
@@ -124,6 +122,7 @@ def _fits_onednn(problem: Contraction) -> bool:
 
 @CONTRACTION.form(
     "onednn",
+    platforms=["cpu"],
     fits=_fits_onednn,
     suits=lambda problem: problem.products >= _FEW_PRODUCTS and min(problem.rows, problem.columns) > 1,
     epilogues=("bias", *onednn.ACTIVATIONS),

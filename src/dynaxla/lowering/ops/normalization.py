@@ -319,10 +319,10 @@ _FEW_NUMBERS = 1 << 15
 
 
 def _fits_onednn(problem: LayerNorm) -> bool:
-    return problem.platform == "cpu" and 0 not in problem.x and onednn.takes(problem.dtype)
+    return 0 not in problem.x and onednn.takes(problem.dtype)
 
 
-@LAYER_NORM.form("onednn", fits=_fits_onednn, suits=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS)
+@LAYER_NORM.form("onednn", platforms=["cpu"], fits=_fits_onednn, suits=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS)
 def _layer_norm_by_onednn(problem: LayerNorm, x: Array, weight: Array | None, bias: Array | None) -> Array:
     size = math.prod(x.shape[x.ndim - problem.count :])
     scale, shift = (

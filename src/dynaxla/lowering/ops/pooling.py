@@ -246,14 +246,14 @@ _FEW_NUMBERS = 30_000
 
 
 def _fits_torch(problem: MaxPool) -> bool:
-    return problem.platform == "cpu" and dtypes.is_float(problem.dtype)
+    return dtypes.is_float(problem.dtype)
 
 
 def _suits_torch(problem: MaxPool) -> bool:
     return math.prod(problem.shape) >= _FEW_NUMBERS
 
 
-@MAX_POOL.form("torch", fits=_fits_torch, suits=_suits_torch)
+@MAX_POOL.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
     """torch's own kernel: one pass, where XLA makes and compares positions in passes of their own."""
     op = aten.max_pool2d_with_indices if len(problem.dims) == 2 else aten.max_pool3d_with_indices
@@ -273,7 +273,7 @@ def _max_pool_by_taps(problem: MaxPool, x: Array) -> tuple[Array, Array]:
     return _first_maximum(problem.dims, x)
 
 
-@MAX_POOL_GRADIENT.form("torch", fits=_fits_torch, suits=_suits_torch)
+@MAX_POOL_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
     """torch's own kernel, which adds each number where it belongs, once."""
     op = aten.max_pool2d_with_indices_backward if len(problem.dims) == 2 else aten.max_pool3d_with_indices_backward

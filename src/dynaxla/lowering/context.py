@@ -16,6 +16,7 @@ from jax import numpy as jnp
 from . import dtypes
 from .cpu.folding import sum_neighbours
 from .dtypes import DType
+from .eager import eager_on
 from .forms import Choice
 
 
@@ -119,11 +120,10 @@ class Check:
 class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); settings; choose (the form for a problem: see forms.py); node (the FX node
-    being lowered); values (of the nodes so far); checks (what the program verifies while it runs); kernels (what it calls of
-    torch's: node and arguments that are no tensors); claimed (see `claim`); turn
-    (what the next kernel with an effect waits for); reorders
-    (whether cpu/transposes.py will see the traced program, and change how arrays lie in memory).
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); eager (what ATen's kernels do there); settings; choose (the form for a problem:
+    see forms.py); node (the FX node being lowered); values (of the nodes so far); checks (what the program verifies while it runs);
+    kernels (what it calls of torch's: node and arguments that are no tensors); claimed (see `claim`); turn (what the next kernel with an
+    effect waits for); reorders (whether cpu/transposes.py will see the traced program, and change how arrays lie in memory).
     """
 
     def __init__(
@@ -136,6 +136,7 @@ class Context:
         reorders: bool = False,
     ) -> None:
         self.platform = platform
+        self.eager = eager_on(platform)
         self.reorders = reorders
         self.settings = settings
         self.choose = choose or (lambda forms, problem: forms.choose(problem, {}))

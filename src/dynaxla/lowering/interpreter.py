@@ -110,7 +110,7 @@ class Interpreter:
         inputs: one array or int per placeholder. wanted: the nodes whose values are returned.
         Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
         """
-        with casting_as(self.platform):
+        with casting_as(ctx.eager):
             return self._run(inputs, ctx, wanted)
 
     def _run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import enum
-import platform as machine
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -21,6 +20,7 @@ from jax import lax
 from ..errors import UnsupportedOp
 from . import dtypes
 from .dtypes import DType
+from .eager import Eager
 
 
 class Promotion(enum.Enum):
@@ -113,19 +113,18 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
     return lax.full((), number(operand, dtype))
 
 
-_X86 = machine.machine().lower() in ("x86_64", "amd64", "i386", "i686")
 _here = threading.local()
 
 
 @contextlib.contextmanager
-def casting_as(platform: str) -> Iterator[None]:
-    """Inside, in this thread, floats become integers as torch's kernels on this platform (JAX's name) make them."""
-    before = getattr(_here, "is_x86", False)
-    _here.is_x86 = platform == "cpu" and _X86
+def casting_as(eager: Eager) -> Iterator[None]:
+    """Inside, in this thread, floats become integers as these kernels make them."""
+    before = getattr(_here, "like_x86", False)
+    _here.like_x86 = eager.casts_like_x86
     try:
         yield
     finally:
-        _here.is_x86 = before
+        _here.like_x86 = before
 
 
 def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
@@ -136,7 +135,7 @@ def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
     is below int32 or beyond uint32 another uint32 than its loops over the rest and over strided memory, whose results these are.)
     Source: the instructions CVTTSS2SI and CVTTPS2DQ; c10/util/TypeCast.h, static_cast_with_inter_type
     """
-    if not getattr(_here, "is_x86", False):
+    if not getattr(_here, "like_x86", False):
         return lax.convert_element_type(lax.convert_element_type(x, np.int32) if dtype.itemsize < 4 else x, dtype)
     if x.dtype.itemsize < 4:
         x = lax.convert_element_type(x, np.float32)  # which is what XLA:CPU would do for each of the steps, and has an infinity

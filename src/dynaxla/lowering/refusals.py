@@ -72,7 +72,7 @@ def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
             return False  # it would draw from torch's own generator
     elif not tensors:
         return False  # its sizes follow from numbers
-    return all(tensor.device.type == "cpu" and tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
+    return all(tensor.is_cpu and tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
 
 
 def _with_generator(op: OpOverload) -> OpOverload | None:

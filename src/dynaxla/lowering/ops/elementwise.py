@@ -85,9 +85,9 @@ def _is_broadcast(x: Any, y: Any) -> bool:
 
 
 def _exact_division(ctx: Context) -> Function:
-    # XLA multiplies by the reciprocal of a broadcast divisor, so that 49 / 7 may be a bit off 7 and change what floor() makes of it.
-    # So do ATen's CUDA kernels, but not those for the CPU; and XLA:CPU fuses through the barrier.
-    return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.platform == "cpu" else lax.div
+    # XLA multiplies by the reciprocal of a broadcast divisor, so that 49 / 7 may be a bit off 7 and change what floor() makes of it. The
+    # barrier keeps it from that, and XLA:CPU fuses through it.
+    return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
 
 
 def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
@@ -139,8 +139,7 @@ def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
 
 
 def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
-    """Eager's kernels for the CPU raise where an integer is divided by zero; those for GPUs give some number."""
-    if ctx.platform != "cpu" or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
+    if not ctx.eager.refuses_zero_divisors or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
         return
     if isinstance(y, Array):
         ctx.require(lax.ne(y, number(0, y.dtype)), RuntimeError, "ZeroDivisionError")

@@ -37,9 +37,8 @@ def add_relu_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten._addmm_activation.default)
 def addmm_activation(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False, ctx: Context) -> Array:
-    """The GELU of cuBLAS is the one by tanh."""
     out = addmm(x, y, z, beta=beta, alpha=alpha, ctx=ctx)
-    return gelu(out, approximate="none" if ctx.platform == "cpu" else "tanh") if use_gelu else _relu(out)
+    return gelu(out, approximate=ctx.eager.fused_gelu) if use_gelu else _relu(out)
 
 
 @lowers(aten._masked_scale.default)

@@ -166,7 +166,7 @@ _SMALL_SCALE = 6.1e-5
 def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric: bool, ctx: Context) -> tuple[Array, Array]:
     """Scale (float32) and zero point (int32) so that the whole range from low to high, and exactly 0, can be represented.
 
-    Source: ATen native/quantized/cpu/QuantUtils.h, ChooseQuantizationParams. The kernel for GPUs does not cut off small scales.
+    Source: ATen native/quantized/cpu/QuantUtils.h, ChooseQuantizationParams
     """
     zero = full_like(low, 0)
     both_sides = lax.bitwise_and(lax.lt(low, zero), lax.gt(high, zero))
@@ -182,7 +182,7 @@ def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric:
     single = convert(scale, _FLOAT32)
     useless = lax.bitwise_or(lax.eq(single, zero), lax.eq(lax.div(full_like(single, 1), single), full_like(single, math.inf)))
     scale = lax.select(useless, full_like(scale, 0.1), scale)
-    if ctx.platform == "cpu":
+    if ctx.eager.widens_small_scales:
         small = lax.lt(scale, full_like(scale, _SMALL_SCALE))
         amplifier = lax.div(full_like(single, _SMALL_SCALE), convert(scale, _FLOAT32))
         widened_low = lax.select(lax.eq(high, zero), full_like(low, -_SMALL_SCALE * span), lax.mul(low, amplifier))

@@ -1,0 +1,38 @@
+"""What eager mode does on one platform and not on another, because ATen has kernels of its own for each."""
+
+from __future__ import annotations
+
+import platform as machine
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Eager:
+    """What ATen's kernels for a platform do.
+
+    Attributes: refuses_zero_divisors (an integer divided by zero raises; else the result is some number); divides_exactly (also by a
+    number that several elements share; else by a product with its reciprocal); fused_gelu (which GELU is computed together with a
+    product of matrices: its argument `approximate`); widens_small_scales (what is quantized with a very small scale gets a larger one);
+    casts_like_x86 (a float that an integer cannot hold becomes the lowest one; else the nearest).
+    """
+
+    refuses_zero_divisors: bool = False
+    divides_exactly: bool = False
+    fused_gelu: str = "tanh"  # cuBLAS has no other
+    widens_small_scales: bool = False
+    casts_like_x86: bool = False
+
+
+_OTHER = Eager()
+_CPU = Eager(
+    refuses_zero_divisors=True,
+    divides_exactly=True,
+    fused_gelu="none",
+    widens_small_scales=True,
+    casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
+)
+
+
+def eager_on(platform: str) -> Eager:
+    """platform: JAX's name."""
+    return _CPU if platform == "cpu" else _OTHER

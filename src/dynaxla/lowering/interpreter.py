@@ -21,7 +21,8 @@ from . import dtypes, fallback, refusals
 from .context import Context, TensorSpec
 from .cpu import weight_orders
 from .cpu.in_memory import in_memory
-from .graphs import describe_inputs, is_view, user_line
+from .cpu.shared_values import shared_values
+from .graphs import describe_inputs, user_line
 from .keyed import alone, draw, keyed, operands, random_key
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
@@ -76,7 +77,7 @@ class Interpreter:
         self.draws_random = any(draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
         self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
-        self._shared = {node for node in module.graph.nodes if _is_shared(node)} if platform == "cpu" else set()
+        self._shared = shared_values(module.graph, platform)
         self._steps: list[_Step] = []
         missing: list[Node] = []
         for node in module.graph.nodes:
@@ -204,37 +205,6 @@ class Interpreter:
         if isinstance(node.target, torch._ops.OpOverload) or node.target in CONTROL_FLOW:
             coverage.lowered(str(node.target))
         return value
-
-
-# On the CPU, what these read must be in memory, as what is returned.
-_READERS = frozenset(
-    [
-        aten.addmm.default,
-        aten.baddbmm.default,
-        aten.bmm.default,
-        aten.convolution.default,
-        aten.convolution_backward.default,
-        aten.mm.default,
-        aten.native_layer_norm.default,
-        weight_orders.packed_convolution,
-        weight_orders.packed_linear,
-        "output",
-    ]
-)
-
-
-def _is_shared(node: Node) -> bool:
-    """Whether a computed tensor must be in memory for one of its readers, and has others: those should read it there, too. XLA computes
-    it for each of them again, and so all sums of a network's residual path before it."""
-    if node.op != "call_function" or not _is_tensor(node.meta.get("val")) or is_view(node):
-        return False
-    readers = _readers(node)
-    return any(reader.target in _READERS for reader in readers) and any(reader.target not in _READERS for reader in readers)
-
-
-def _readers(node: Node) -> list[Node]:
-    """What reads a node's numbers, also by way of views."""
-    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]
 
 
 def _dtypes(node: Node) -> set[torch.dtype]:

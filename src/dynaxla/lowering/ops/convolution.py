@@ -12,6 +12,7 @@ from jax import Array, lax
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
+from ..cpu.channels_last import channels_first, channels_last, order_between_convolutions
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert, number
@@ -57,8 +58,7 @@ class Convolution:
 
     @property
     def result_order(self) -> tuple[int, ...] | None:
-        """On the CPU, activations lie channels-last between convolutions."""
-        return (0, *range(2, len(self.x)), 1) if self.platform == "cpu" else None
+        return order_between_convolutions(len(self.x), self.platform)
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -82,15 +82,6 @@ def _fits_onednn(problem: Convolution) -> bool:
     return 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
 
 
-def _channels_last(x: Array) -> Array:
-    """(batch, channel, *space) to (batch, *space, channel). Between two convolutions such transposes cancel out: see cpu/transposes.py."""
-    return lax.transpose(x, (0, *range(2, x.ndim), 1))
-
-
-def _channels_first(x: Array) -> Array:
-    return lax.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
-
-
 def _fits_patches(problem: Convolution) -> bool:
     """Windows that lie side by side, without gaps, as those of one place do."""
     return (
@@ -109,7 +100,7 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
     """The product of two matrices: a row for each window, and the weight."""
     kernel = problem.weight[2:]
     if math.prod(kernel) == 1:
-        rows, swapped = _channels_last(x), problem.swapped
+        rows, swapped = channels_last(x), problem.swapped
     else:
         # (batch, in, *(place, inside)) -> (batch, *places, in, *inside), the weight's own order.
         split = (size for pair in zip(problem.out[2:], kernel, strict=True) for size in pair)
@@ -120,7 +111,7 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
     # The rows keep their dimensions (batch, *places): what is fused with the product needs no reshape then, which would slow its loops.
     rows = lax.reshape(rows, (problem.out[0], *problem.out[2:], inputs))
     weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if swapped else (outputs, inputs))))
-    return _channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
+    return channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
 
 
 def _output_padding(problem: Convolution) -> list[int]:
@@ -174,8 +165,8 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     # XLA takes both turns of the weight out again.
-    (out,) = torch_kernels.call(write, [_channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
-    out = _channels_first(out)
+    (out,) = torch_kernels.call(write, [channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
+    out = channels_first(out)
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
 
@@ -192,7 +183,7 @@ def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None
         margins = ((0, 0),) * len(margins)
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     settings = shape, problem.stride, margins, problem.dilation, problem.groups
-    return _channels_first(onednn.convolution(_channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
+    return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
 
 
 @CONVOLUTION.form("xla")
@@ -379,7 +370,7 @@ class WeightGradient:
 
     @property
     def operands(self) -> tuple[Operand, ...]:
-        order = (0, *range(2, len(self.x)), 1) if self.platform == "cpu" else None
+        order = order_between_convolutions(len(self.x), self.platform)
         return Operand(self.x, self.dtype, order), Operand(self.grad, self.dtype, order)
 
     @property
@@ -401,11 +392,11 @@ def _fits_product(problem: WeightGradient) -> bool:
 @WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product)
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """For kernels of one place: the product of two matrices with a row for each window."""
-    rows = _channels_last(x)
+    rows = channels_last(x)
     stops = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
     met = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
     windows = math.prod(problem.grad) // problem.grad[1]
-    met, upstream = lax.reshape(met, (windows, x.shape[1])), lax.reshape(_channels_last(grad), (windows, problem.grad[1]))
+    met, upstream = lax.reshape(met, (windows, x.shape[1])), lax.reshape(channels_last(grad), (windows, problem.grad[1]))
     return lax.reshape(onednn.matmul(upstream, met, True, False, dtypes.accumulator(x.dtype)), problem.weight)
 
 
@@ -439,7 +430,7 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
             rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
         results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
 
-    (result,) = torch_kernels.call(write, [_channels_last(x), _channels_last(grad)], [(problem.weight, problem.dtype)])
+    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
 
 

@@ -9,6 +9,7 @@ from jax import Array, lax
 
 from ..context import Context
 from ..cpu import onednn, weight_orders
+from ..cpu.channels_last import channels_first, channels_last
 from ..epilogue import follow
 from ..registry import lowers
 
@@ -54,6 +55,5 @@ def packed_convolution(
     _require_length(packed, math.prod(weight))
     batch, out, *space = ctx.output.shape
     margins = [(margin, margin) for margin in padding]
-    rows = lax.transpose(x, (0, 2, 3, 1))
-    result = onednn.convolution(rows, packed, (batch, *space, out), stride, margins, dilation, 1, x.dtype, bias, packed=weight)
-    return lax.transpose(result, (0, 3, 1, 2))
+    result = onednn.convolution(channels_last(x), packed, (batch, *space, out), stride, margins, dilation, 1, x.dtype, bias, packed=weight)
+    return channels_first(result)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -17,9 +15,11 @@ from jax import numpy as jnp
 
 from .. import dtypes
 from ..context import Context
-from ..cpu import torch_kernels
+from ..cpu import torch_kernels, window_maxima
+from ..cpu.channels_last import order_in_program
 from ..dtypes import DType
 from ..forms import Forms, Operand
+from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad
 from ..promotion import convert
 from ..registry import lowers
 from .bounds import argument, require_index
@@ -31,55 +31,22 @@ aten = torch.ops.aten
 Sizes = Sequence[int]
 
 
-@dataclass(frozen=True)
-class _Dim:
-    """The windows along one dimension of size `size`: `out` of them, each reading `kernel` places, `dilation` apart."""
-
-    dim: int
-    size: int
-    out: int
-    kernel: int
-    stride: int
-    padding: int
-    dilation: int
-
-    @property
-    def margins(self) -> tuple[int, int]:
-        """How much the windows reach beyond both ends; negative where they leave a rest unread."""
-        reach = (self.out - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
-        return self.padding, reach - self.size - self.padding
-
-    @property
-    def starts(self) -> np.ndarray:
-        """The first place of each window, with 0 the first of the input."""
-        return np.arange(self.out) * self.stride - self.padding
-
-
-def _dims(space: Sizes, out: Sizes, rank: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,)) -> list[_Dim]:
+def _dims(space: Sizes, out: Sizes, rank: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,)) -> list[PoolWindows]:
     """space, out: the last sizes of input and output. Settings given once hold for all dimensions; stride () means that of the kernel."""
     count = len(space)
     settings = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
-    return [_Dim(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
-
-
-def _lowest(dtype: DType) -> float | int:
-    return -math.inf if dtypes.is_float(dtype) else int(jnp.iinfo(dtype).min)
+    return [PoolWindows(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
 
 
 def _is_nan(x: Array) -> Array | None:
     return lax.ne(x, x) if dtypes.is_float(x.dtype) else None
 
 
-def _pad(x: Array, value: float | int, margins: dict[int, tuple[int, int]], spacing: int = 0) -> Array:
-    """Pad, or crop where negative, along some dimensions, with `spacing` new places between the old ones."""
-    return lax.pad(x, lax.full((), value, x.dtype), [(*margins[dim], spacing) if dim in margins else (0, 0, 0) for dim in range(x.ndim)])
-
-
-def _reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[_Dim]) -> Array:
+def _reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[PoolWindows]) -> Array:
     """The sum or maximum of each window; beyond the ends lies `initial`."""
     crop = {dim.dim: (0, min(dim.margins[1], 0)) for dim in dims}
     if any(high for _, high in crop.values()):
-        x = _pad(x, initial, crop)
+        x = pad(x, initial, crop)
     window, stride, dilation, padding = [1] * x.ndim, [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
     for dim in dims:
         window[dim.dim], stride[dim.dim], dilation[dim.dim] = dim.kernel, dim.stride, dim.dilation
@@ -90,11 +57,8 @@ def _reduce_window(x: Array, initial: float | int, function: str, dims: Sequence
 
 # --- max pooling
 
-# Beyond this many places in a window, each is no longer looked at on its own.
-_MOST_TAPS = 36
 
-
-def _first_maximum(dims: Sequence[_Dim], x: Array) -> tuple[Array, Array]:
+def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
     """Each window's maximum and its flat position in the input's last dimensions.
 
     One dimension after the other: of equal values the first counts, and a NaN beats everything before it, as in ATen.
@@ -108,10 +72,10 @@ def _first_maximum(dims: Sequence[_Dim], x: Array) -> tuple[Array, Array]:
         padded = before > 0 or after > 0
         if before or after:
             margins = {dim.dim: dim.margins}
-            x, position = _pad(x, _lowest(x.dtype), margins), _pad(position, -1, margins)
-        best, best_position = _tap(x, dim, 0), _tap(position, dim, 0)
+            x, position = pad(x, lowest(x.dtype), margins), pad(position, -1, margins)
+        best, best_position = dim.tap(x, 0), dim.tap(position, 0)
         for tap in range(1, dim.kernel):
-            value, place = _tap(x, dim, tap), _tap(position, dim, tap)
+            value, place = dim.tap(x, tap), dim.tap(position, tap)
             better = lax.gt(value, best)
             if (nan := _is_nan(value)) is not None:
                 better = lax.bitwise_or(better, nan)
@@ -123,63 +87,11 @@ def _first_maximum(dims: Sequence[_Dim], x: Array) -> tuple[Array, Array]:
     return x, convert(position, np.dtype(np.int64))
 
 
-def _maximum(dims: Sequence[_Dim], x: Array, ctx: Context) -> Array:
+def _maximum(dims: Sequence[PoolWindows], x: Array, ctx: Context) -> Array:
     """Each window's maximum; NaN if there is one."""
-    order = _memory_order(ctx)
-
-    def by_taps(x: Array) -> Array:
-        """One dimension after the other, all taps of all windows at once: unlike a window reduction, XLA:CPU vectorizes that."""
-        if not any(any(dim.margins) for dim in dims):
-            return _taps(dims, x)
-        # Without the barrier, XLA would compute the padding again for each tap, with a branch for each number. What the barrier holds
-        # lies in memory in the order of its dimensions, so they are brought into that of x.
-        moved = [dataclasses.replace(dim, dim=order.index(dim.dim)) for dim in dims]
-        padded = _pad(lax.transpose(x, order), _lowest(x.dtype), {dim.dim: dim.margins for dim in moved})
-        return lax.transpose(_taps(moved, lax.optimization_barrier(padded)), np.argsort(order))
-
-    def by_windows(x: Array) -> Array:
-        return _reduce_window(x, _lowest(x.dtype), "max", dims)
-
-    if sum(dim.kernel for dim in dims) > _MOST_TAPS:
-        return by_windows(x)
-    return by_taps(x) if ctx.platform == "cpu" else by_windows(x)
-
-
-def _memory_order(ctx: Context) -> tuple[int, ...]:
-    """How the current node's first argument lies in the program's memory: dimensions from the slowest to the fastest.
-
-    Convolutions leave channels-last, inputs lie as the caller has them, and what comes between follows.
-    """
-    node: torch.fx.Node = ctx.node.args[0]
-    rank = node.meta["val"].dim()
-    while node.op == "call_function":
-        if node.target is aten.convolution.default:
-            return (0, *range(2, rank), 1)
-        # Of an op with several results, the one that is wanted follows; it has no rank of its own.
-        sources = [source for source in node.all_input_nodes if _rank(source) in (rank, None)]
-        if not sources:
-            break
-        node = sources[0]
-    return ctx.spec(node).order if _rank(node) == rank else tuple(range(rank))
-
-
-def _rank(node: torch.fx.Node) -> int | None:
-    value = node.meta.get("val")
-    return value.dim() if isinstance(value, torch.Tensor) else None
-
-
-def _taps(dims: Sequence[_Dim], x: Array) -> Array:
-    """The maxima of the windows of a padded array."""
-    for dim in dims:
-        x = functools.reduce(lax.max, [_tap(x, dim, tap) for tap in range(dim.kernel)])
-    return x
-
-
-def _tap(x: Array, dim: _Dim, tap: int) -> Array:
-    """The tap-th place of every window along a padded dimension."""
-    first = tap * dim.dilation
-    last = first + (dim.out - 1) * dim.stride
-    return lax.slice_in_dim(x, first, last + 1, dim.stride, dim.dim)
+    if window_maxima.suits(dims, ctx.platform):
+        return window_maxima.by_taps(dims, x, order_in_program(ctx))
+    return _reduce_window(x, lowest(x.dtype), "max", dims)
 
 
 @dataclass(frozen=True)
@@ -191,7 +103,7 @@ class MaxPool:
     """
 
     shape: tuple[int, ...]
-    dims: tuple[_Dim, ...]
+    dims: tuple[PoolWindows, ...]
     ceil_mode: bool
     order: tuple[int, ...]
     dtype: DType
@@ -288,7 +200,7 @@ def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array,
 
 
 def _has_few_taps(problem: MaxPoolGradient) -> bool:
-    return math.prod(dim.kernel for dim in problem.dims) <= _MOST_TAPS
+    return math.prod(dim.kernel for dim in problem.dims) <= MOST_TAPS
 
 
 @MAX_POOL_GRADIENT.form("taps", fits=_has_few_taps)
@@ -306,7 +218,7 @@ def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, 
         part = lax.select(lax.eq(places, position), wide, nothing)
         for dim, tap in zip(problem.dims, taps, strict=True):
             before = tap * dim.dilation - dim.padding
-            part = _pad(part, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
+            part = pad(part, 0, {dim.dim: (before, dim.size - before - (dim.out - 1) * dim.stride - 1)}, dim.stride - 1)
         total = part if total is None else lax.add(total, part)
     assert total is not None
     return convert(total, x.dtype)
@@ -332,7 +244,7 @@ def max_pool_with_indices(
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
     if all(user.args[1] != 1 for user in ctx.node.users):
         return _maximum(dims, x, ctx), None
-    problem = MaxPool(x.shape, tuple(dims), ceil_mode, _memory_order(ctx), x.dtype, ctx.platform)
+    problem = MaxPool(x.shape, tuple(dims), ceil_mode, order_in_program(ctx), x.dtype, ctx.platform)
     maxima, positions = ctx.choose(MAX_POOL, problem).run(problem, x)
     return maxima, positions
 
@@ -355,7 +267,7 @@ def max_pool_with_indices_backward(
     dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in grad.shape:
         return lax.full_like(x, 0)
-    problem = MaxPoolGradient(x.shape, tuple(dims), ceil_mode, _memory_order(ctx), x.dtype, ctx.platform)
+    problem = MaxPoolGradient(x.shape, tuple(dims), ceil_mode, order_in_program(ctx), x.dtype, ctx.platform)
     out: Array = ctx.choose(MAX_POOL_GRADIENT, problem).run(problem, grad, x, indices)
     return out
 
@@ -438,7 +350,7 @@ def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) 
 # --- average pooling
 
 
-def _divisors(dims: Sequence[_Dim], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
+def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
     """What each window's sum is divided by: how many places it covers, padding counted or not."""
     if divisor_override is not None:
         return np.full([dim.out for dim in dims], divisor_override)
@@ -506,17 +418,17 @@ def avg_pool_backward(
     return convert(out, x.dtype)
 
 
-def _spread_windows(x: Array, dim: _Dim) -> Array:
+def _spread_windows(x: Array, dim: PoolWindows) -> Array:
     """Along one dimension, from windows to places: the sum of all windows that cover a place."""
     if dim.kernel == dim.stride and dim.padding == 0:
         shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
         repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
         repeated = lax.reshape(repeated, (*x.shape[: dim.dim], dim.out * dim.kernel, *x.shape[dim.dim + 1 :]))
         rest = dim.size - dim.out * dim.kernel
-        return _pad(repeated, 0, {dim.dim: (0, rest)}) if rest else repeated
+        return pad(repeated, 0, {dim.dim: (0, rest)}) if rest else repeated
     before = dim.kernel - 1 - dim.padding
     after = dim.size + dim.padding - (dim.out - 1) * dim.stride - 1
-    spaced = _pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
+    spaced = pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
     window = [dim.kernel if other == dim.dim else 1 for other in range(x.ndim)]
     return lax.reduce_window(spaced, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
 

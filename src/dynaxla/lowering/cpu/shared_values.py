@@ -1,0 +1,46 @@
+"""Values of a graph that XLA:CPU should compute once, for all who read them."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from ..graphs import is_view
+from . import weight_orders
+
+aten = torch.ops.aten
+
+# What these read must be in memory, as what is returned.
+_READERS = frozenset(
+    [
+        aten.addmm.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+        aten.convolution.default,
+        aten.convolution_backward.default,
+        aten.mm.default,
+        aten.native_layer_norm.default,
+        weight_orders.packed_convolution,
+        weight_orders.packed_linear,
+        "output",
+    ]
+)
+
+
+def shared_values(graph: Graph, platform: str) -> set[Node]:
+    """The nodes of a graph whose values all readers should find in memory: see in_memory.py."""
+    return {node for node in graph.nodes if _is_shared(node)} if platform == "cpu" else set()
+
+
+def _is_shared(node: Node) -> bool:
+    """Whether a computed tensor must be in memory for one of its readers, and has others: those should read it there, too. XLA computes
+    it for each of them again, and so all sums of a network's residual path before it."""
+    if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
+        return False
+    readers = _readers(node)
+    return any(reader.target in _READERS for reader in readers) and any(reader.target not in _READERS for reader in readers)
+
+
+def _readers(node: Node) -> list[Node]:
+    """What reads a node's numbers, also by way of views."""
+    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]

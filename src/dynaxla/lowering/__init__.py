@@ -2,11 +2,11 @@
 
 from ..runtime import quiet_jax as quiet_jax  # before anything else imports JAX
 from . import ops as ops
-from .context import Check as Check
+from .checks import Check as Check
 from .context import Context as Context
-from .context import Settings as Settings
-from .context import SymbolValues as SymbolValues
-from .context import TensorSpec as TensorSpec
 from .interpreter import Interpreter as Interpreter
+from .metadata import SymbolValues as SymbolValues
+from .metadata import TensorSpec as TensorSpec
 from .registry import lowers as lowers
 from .registry import registry as registry
+from .settings import Settings as Settings

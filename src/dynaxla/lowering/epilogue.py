@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+from jax import Array, lax
 from torch.fx import Node
+
+if TYPE_CHECKING:
+    from .context import Context
 
 aten = torch.ops.aten
 
@@ -39,6 +45,38 @@ def follow(node: Node) -> Epilogue | None:
             return None
         node = user
     return None
+
+
+class Claims:
+    """Later nodes whose values are known already: they were computed with an earlier one."""
+
+    def __init__(self) -> None:
+        self._values: dict[Node, Array | None] = {}
+
+    def add(self, epilogue: Epilogue, value: Array) -> None:
+        """The activation's value. Of the nodes that only lead to it, none is needed."""
+        self._values[epilogue.node] = value
+        self._values.update(dict.fromkeys(epilogue.passed))
+
+    def __contains__(self, node: Node) -> bool:
+        return node in self._values
+
+    def __getitem__(self, node: Node) -> Array | None:
+        """A claimed node's value; None if it is not needed."""
+        return self._values[node]
+
+
+def with_activation(ctx: Context, offered: Collection[str], compute: Callable[[str], Array]) -> Array:
+    """The current node's value, computed with the activation that follows it.
+
+    offered: the activations that can be computed with it. compute: gets one of them, or "" if none of them follows.
+    """
+    following = follow(ctx.node)
+    if following is None or following.name not in offered:
+        return compute("")
+    out = compute(following.name)
+    ctx.claims.add(following, lax.reshape(out, ctx.spec(following.node).shape))
+    return out
 
 
 def _activation(node: Node) -> str:

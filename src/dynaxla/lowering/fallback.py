@@ -20,7 +20,8 @@ from ..errors import UnsupportedOp
 from ..runtime.callbacks import Kernel
 from ..runtime.layout import Layout
 from .asynchronous import is_asynchronous
-from .context import Context, TensorSpec
+from .context import Context
+from .metadata import TensorSpec
 
 # XLA can call back into this process on these platforms.
 PLATFORMS = ("cpu", "cuda", "rocm")

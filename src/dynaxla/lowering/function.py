@@ -11,9 +11,12 @@ import jax
 import torch
 from torch.fx import Node
 
-from .context import Check, Context, Settings, SymbolValues, TensorSpec
+from .checks import Check
+from .context import Context
 from .forms import Choice, generic
 from .interpreter import Interpreter
+from .metadata import SymbolValues, TensorSpec
+from .settings import Settings
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["outputs", "checks"], meta_fields=["numbers", "kernels"])

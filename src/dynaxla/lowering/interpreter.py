@@ -18,12 +18,13 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import coverage
 from . import dtypes, fallback, refusals
-from .context import Context, TensorSpec
+from .context import Context
 from .cpu import weight_orders
 from .cpu.in_memory import in_memory
 from .cpu.shared_values import shared_values
 from .graphs import describe_inputs, user_line
 from .keyed import alone, draw, keyed, operands, random_key
+from .metadata import TensorSpec
 from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
 from .registry import Registry, Rule
@@ -122,9 +123,9 @@ class Interpreter:
             if step.node not in needed:
                 continue
             ctx.node = step.node
-            if step.node in ctx.claimed:
+            if step.node in ctx.claims:
                 coverage.lowered(str(step.node.target))
-                value = ctx.claimed[step.node]
+                value = ctx.claims[step.node]
                 if value is None:
                     continue
             else:

@@ -56,6 +56,11 @@ def reduce_sum(x: Array, dims: Sequence[int]) -> Array:
     return _reduce(x, dims, lax.reduce_sum, lax.add, 0.0)
 
 
+def summing(reorders: bool) -> Reduction:
+    """How lowerings add over dimensions. reorders: where arrays may lie in another order, transposes.py chooses how."""
+    return lax.reduce_sum if reorders else sum_neighbours
+
+
 def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     """The sum over dims, which disappear, of what is in memory, or will be.
 

@@ -18,8 +18,9 @@ from jax import Array, lax
 
 from ...errors import UnsupportedOp
 from .. import dtypes
-from ..context import Context, TensorSpec
+from ..context import Context
 from ..cpu.folding import reduce_max, reduce_sum
+from ..metadata import TensorSpec
 from ..promotion import convert, expand
 from ..registry import lowers
 from .matmul import Order, contract

@@ -16,12 +16,10 @@ import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
-from ..context import Check, Context
+from ..checks import NONE_FAILED, Checks
+from ..context import Context
 
 higher_order = torch.ops.higher_order
-
-_INT32 = np.dtype(np.int32)
-_NOTHING = -1
 
 
 @dataclass(frozen=True)
@@ -33,23 +31,6 @@ class Subgraph:
 
     run: Callable[[Sequence[Any], Context], list[Any]]
     draws_random: bool
-
-
-def _failure(checks: Sequence[Check]) -> Array:
-    """The index of the first check that does not hold, or -1."""
-    nothing = lax.full((), _NOTHING, _INT32)
-    if not checks:
-        return nothing
-    code = Check.first_failed(checks)
-    return lax.select(lax.eq(code, np.int32(len(checks))), nothing, code)
-
-
-def _report(ctx: Context, checks: Sequence[Check], code: Array, taken: Array | None = None) -> None:
-    """Let the program verify the checks of a graph whose failure code this is. taken: whether that graph ran."""
-    for index, check in enumerate(checks):
-        failed = lax.eq(code, np.int32(index))
-        failed = failed if taken is None else lax.bitwise_and(failed, taken)
-        ctx.checks.append(Check(lax.bitwise_not(failed), check.error, check.message))
 
 
 def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]:
@@ -70,7 +51,7 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
     if not isinstance(predicate, Array):
         return _inline(true_graph if predicate else false_graph, operands, ctx)
     predicate = lax.reshape(lax.ne(predicate, lax.full_like(predicate, 0)), ())
-    found: list[list[Check]] = [[], []]
+    found = [Checks(), Checks()]
     others: list[list[Any]] = [[], []]
 
     def branch(index: int, graph: Subgraph) -> Callable[[], tuple[Array, ...]]:
@@ -81,15 +62,15 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
             outputs = graph.run(operands, inner)
             found[index] = inner.checks
             others[index] = [None if isinstance(output, Array) else (output,) for output in outputs]
-            return (*(output for output in outputs if isinstance(output, Array)), _failure(inner.checks))
+            return (*(output for output in outputs if isinstance(output, Array)), inner.checks.failure())
 
         return trace
 
     *arrays, code = lax.cond(predicate, branch(0, true_graph), branch(1, false_graph))
     if others[0] != others[1]:
         raise UnsupportedOp("torch.cond with a result that is a tensor, or a number, in one branch only")
-    _report(ctx, found[0], code, predicate)
-    _report(ctx, found[1], code, lax.bitwise_not(predicate))
+    ctx.checks.report(found[0], code, predicate)
+    ctx.checks.report(found[1], code, lax.bitwise_not(predicate))
     remaining = iter(arrays)
     return [next(remaining) if other is None else other[0] for other in others[0]]
 
@@ -100,7 +81,7 @@ def while_loop(
     """A check that fails ends the loop."""
     start = _carried_arrays(carried, "a value carried through while_loop")
     key = ctx.key() if cond_graph.draws_random or body_graph.draws_random else None
-    found: list[Check] = []
+    found = Checks()
 
     def goes_on(values: Sequence[Array], ctx: Context) -> Array:
         return lax.reshape(cond_graph.run([*values, *additional], ctx)[0], ())
@@ -112,15 +93,15 @@ def while_loop(
         values = _carried_arrays(body_graph.run([*values, *additional], inner), "a value carried through while_loop")
         going = goes_on(values, inner)
         found = inner.checks
-        code = _failure(found)
-        return lax.bitwise_and(going, lax.eq(code, np.int32(_NOTHING))), code, lax.add(count, np.uint32(1)), values
+        code = found.failure()
+        return lax.bitwise_and(going, lax.eq(code, np.int32(NONE_FAILED))), code, lax.add(count, np.uint32(1)), values
 
     first = ctx.nested(ctx.key() if cond_graph.draws_random else None)
     going = goes_on(start, first)
     ctx.checks += first.checks
-    state = (going, _failure(()), lax.full((), 0, np.dtype(np.uint32)), start)
+    state = (going, Checks().failure(), lax.full((), 0, np.dtype(np.uint32)), start)
     _, code, _, values = lax.while_loop(lambda state: state[0], body, state)
-    _report(ctx, found, code)
+    ctx.checks.report(found, code)
     return values
 
 
@@ -128,7 +109,7 @@ def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Se
     """The carried values after the last iteration, then what each iteration gave besides them, stacked."""
     start = _carried_arrays(init, "a value carried through scan")
     key = ctx.key() if graph.draws_random else None
-    found: list[Check] = []
+    found = Checks()
     length = xs[0].shape[0]
 
     def body(state: tuple[Any, ...], slices: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -138,11 +119,11 @@ def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Se
         inner = ctx.nested(None if key is None else jax.random.fold_in(key, count))
         outputs = _carried_arrays(graph.run([*values, *pieces, *additional], inner), "a result of scan's function")
         found = inner.checks
-        code = lax.select(lax.eq(code, np.int32(_NOTHING)), _failure(found), code)
+        code = lax.select(lax.eq(code, np.int32(NONE_FAILED)), found.failure(), code)
         return (outputs[: len(start)], code), outputs[len(start) :]
 
-    (values, code), stacked = lax.scan(body, (start, _failure(())), (lax.iota(np.dtype(np.uint32), length), *xs), length=length)
-    _report(ctx, found, code)
+    (values, code), stacked = lax.scan(body, (start, Checks().failure()), (lax.iota(np.dtype(np.uint32), length), *xs), length=length)
+    ctx.checks.report(found, code)
     return [*values, *stacked]
 
 

@@ -343,7 +343,7 @@ def _correlate(
         groups,
         mirrored,
         x.dtype,
-        ctx.convolution_precision,
+        ctx.settings.convolution_precision,
         ctx.platform,
     )
     return ctx.choose(CONVOLUTION, problem).run(problem, x, weight, bias)
@@ -463,5 +463,5 @@ def _weight_gradient(
     if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
         return lax.full(shape, 0, dtypes.accumulator(x.dtype))
     settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups
-    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, ctx.convolution_precision, ctx.platform)
+    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, ctx.settings.convolution_precision, ctx.platform)
     return ctx.choose(WEIGHT_GRADIENT, problem).run(problem, x, grad)

@@ -106,7 +106,7 @@ def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context
             window_strides=(1,),
             padding=[(pad, pad)],
             dimension_numbers=lax.ConvDimensionNumbers(time_first, (2, 1, 0), time_first),
-            precision=ctx.convolution_precision,
+            precision=ctx.settings.convolution_precision,
             preferred_element_type=dtype,
         )
     return convert(lax.add(out, lax.broadcast_in_dim(convert(bias, dtype), shape, (2,))), x.dtype)

@@ -22,15 +22,15 @@ def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precisi
 # The two ops of the transformers library; they exist once it has been imported.
 @lowers("transformers::grouped_mm_fallback")
 def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
-    return grouped_matmul(x, weights, ends, ctx.matmul_precision)
+    return grouped_matmul(x, weights, ends, ctx.settings.matmul_precision)
 
 
 @lowers("transformers::grouped_mm_fallback_backward")
 def grouped_mm_backward(x: Array, weights: Array, ends: Array, grad: Array, *, ctx: Context) -> tuple[Array, Array]:
     """The gradients of x, [rows, k], and of the weights, [groups, k, n]."""
-    grad_x = grouped_matmul(grad, lax.transpose(weights, (0, 2, 1)), ends, ctx.matmul_precision)
+    grad_x = grouped_matmul(grad, lax.transpose(weights, (0, 2, 1)), ends, ctx.settings.matmul_precision)
     by_rows = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), lhs_ragged_dimensions=(0,), rhs_group_dimensions=())
     grad_weights = lax.ragged_dot_general(
-        x, grad, group_sizes(ends), by_rows, precision=ctx.matmul_precision, preferred_element_type=weights.dtype
+        x, grad, group_sizes(ends), by_rows, precision=ctx.settings.matmul_precision, preferred_element_type=weights.dtype
     )
     return grad_x, grad_weights

@@ -17,8 +17,9 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
 from ..dtypes import DType
-from ..epilogue import follow
+from ..epilogue import with_activation
 from ..forms import Forms, Operand
+from ..memory_order import eager_order, untransposed
 from ..promotion import convert, expand
 from ..registry import lowers
 
@@ -166,8 +167,9 @@ def _problem(
     x: Array, y: Array, over: tuple[Dims, Dims], batch: tuple[Dims, Dims], dtype: DType, ctx: Context, order: Order = None
 ) -> Contraction:
     over, batch = (tuple(over[0]), tuple(over[1])), (tuple(batch[0]), tuple(batch[1]))
-    orders = [found if found == _HEADS_INSIDE else None for found in (ctx.order_of(x), ctx.order_of(y), order)]
-    return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, ctx.matmul_precision, ctx.platform, (orders[0], orders[1], orders[2]))
+    x_order, y_order, out_order = [found if found == _HEADS_INSIDE else None for found in (eager_order(ctx, x), eager_order(ctx, y), order)]
+    precision = ctx.settings.matmul_precision
+    return Contraction(x.shape, y.shape, over, batch, x.dtype, dtype, precision, ctx.platform, (x_order, y_order, out_order))
 
 
 def _scale(x: Array, factor: Any) -> Array:
@@ -201,8 +203,8 @@ def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | N
 def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, Array, tuple[Dims, Dims], tuple[Dims, Dims]]:
     """The matrices before they were transposed, and the dimensions to contract over and to keep."""
     rows = x.ndim - 2
-    x, x_order = ctx.untransposed(first, x)
-    y, y_order = ctx.untransposed(first + 1, y)
+    x, x_order = untransposed(ctx, first, x)
+    y, y_order = untransposed(ctx, first + 1, y)
     batch: tuple[Dims, Dims] = ((x_order[0],), (y_order[0],)) if rows else ((), ())
     return x, y, ((x_order[rows + 1],), (y_order[rows],)), batch
 
@@ -231,12 +233,7 @@ def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
     form = ctx.choose(CONTRACTION, problem)
     if "bias" not in form.epilogues:
         return _add_scaled(bias, contract(x, y, over, ctx, batch=batch), 1, 1, x.dtype)
-    following = follow(ctx.node)
-    if following is None or following.name not in form.epilogues:
-        return form.run(problem, x, y, bias)
-    out = form.run(problem, x, y, bias, following.name)
-    ctx.claim(following.node, lax.reshape(out, ctx.spec(following.node).shape), following.passed)
-    return out
+    return with_activation(ctx, form.epilogues, lambda activation: form.run(problem, x, y, bias, activation))
 
 
 @lowers(aten.addmm.dtype, aten.baddbmm.dtype)
@@ -285,7 +282,7 @@ def trilinear(x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand
     out = jnp.einsum(
         *operands,
         [dim for dim in range(rank) if dim not in summed],
-        precision=ctx.matmul_precision,
+        precision=ctx.settings.matmul_precision,
         preferred_element_type=dtype,
     )
     return convert(out, x.dtype)

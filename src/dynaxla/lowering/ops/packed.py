@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from jax import Array, lax
+from jax import Array
 
 from ..context import Context
 from ..cpu import onednn, weight_orders
 from ..cpu.channels_last import channels_first, channels_last
-from ..epilogue import follow
+from ..epilogue import with_activation
 from ..registry import lowers
 
 
@@ -31,12 +31,11 @@ def _require_length(packed: Array, numbers: int) -> None:
 def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, ctx: Context) -> Array:
     """x @ weight + bias, and with it the activation that follows."""
     _require_length(packed, x.shape[1] * columns)
-    following = follow(ctx.node)
-    if following is None or following.name not in onednn.ACTIVATIONS:
-        return onednn.matmul(x, packed, False, False, x.dtype, bias, packed=columns)
-    out = onednn.matmul(x, packed, False, False, x.dtype, bias, following.name, packed=columns)
-    ctx.claim(following.node, lax.reshape(out, ctx.spec(following.node).shape), following.passed)
-    return out
+
+    def compute(activation: str) -> Array:
+        return onednn.matmul(x, packed, False, False, x.dtype, bias, activation, packed=columns)
+
+    return with_activation(ctx, onednn.ACTIVATIONS, compute)
 
 
 @lowers(weight_orders.packed_convolution)

@@ -14,8 +14,9 @@ import torch
 from jax import Array, lax
 
 from .. import dtypes
-from ..context import Context, TensorSpec
+from ..context import Context
 from ..dtypes import DType
+from ..metadata import TensorSpec
 from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 from .bounds import refuse_unless

@@ -178,7 +178,7 @@ def rnn_layer(
     could read, is empty: rnn_layer_backward computes the layer again."""
     _check_layer(batch_sizes, mode)
     hx, cx = (_wide(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
-    results = _layer(_wide(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.matmul_precision)
+    results = _layer(_wide(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
     out = [convert(lax.reshape(result, spec.shape), spec.jax_dtype) for result, spec in zip(results, ctx.output, strict=False)]
     return *out, lax.full(ctx.output[3].shape, 0, ctx.output[3].jax_dtype)
 
@@ -221,7 +221,7 @@ def rnn_layer_backward(
     nothing = lax.full_like(bias, 0)
 
     def layer(x: Array, weight0: Array, weight1: Array, bias: Array, hx: Array, cx: Array) -> tuple[Array, Array, Array]:
-        return _layer(x, (weight0, weight1, bias, nothing), hx, cx, True, reverse, ctx.matmul_precision)
+        return _layer(x, (weight0, weight1, bias, nothing), hx, cx, True, reverse, ctx.settings.matmul_precision)
 
     results, pull = jax.vjp(layer, _wide(x), _wide(weight0), _wide(weight1), bias, hx, cx)
     given = [

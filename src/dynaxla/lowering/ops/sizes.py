@@ -7,7 +7,8 @@ from typing import cast
 import torch
 from jax import Array
 
-from ..context import Context, TensorSpec
+from ..context import Context
+from ..metadata import TensorSpec
 from ..registry import lowers
 
 aten = torch.ops.aten

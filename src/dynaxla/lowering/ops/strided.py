@@ -11,7 +11,8 @@ import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
-from ..context import Context, TensorSpec
+from ..context import Context
+from ..metadata import TensorSpec
 from ..promotion import convert, expand
 from ..registry import lowers
 

@@ -1,0 +1,76 @@
+"""What is known of a graph's values before it runs: shapes, strides, dtypes and devices, with concrete numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from . import dtypes
+from .dtypes import DType
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's metadata with concrete numbers.
+
+    Attributes: shape; stride (in elements); dtype (torch's); device; offset (storage offset in elements).
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: int = 0
+
+    @property
+    def jax_dtype(self) -> DType:
+        return dtypes.to_jax(self.dtype)
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        """The dimensions from the slowest in memory to the fastest."""
+        return tuple(sorted(range(len(self.shape)), key=lambda dim: -self.stride[dim]))
+
+    def __str__(self) -> str:
+        return dtypes.describe(self.dtype, self.shape)
+
+
+class SymbolValues:
+    """Concrete values for the symbols, or whole expressions of symbols, of a graph with dynamic shapes."""
+
+    def __init__(self, values: Mapping[Any, int] | None = None) -> None:
+        self.values = dict(values or {})
+        self._expressions: dict[Any, int] = dict(self.values)
+
+    def integer(self, value: int | torch.SymInt) -> int:
+        """The value of a size, stride or offset."""
+        if isinstance(value, int):
+            return value
+        expression = value.node.expr
+        if (known := self._expressions.get(expression)) is None:
+            known = self._expressions[expression] = int(expression.xreplace(self.values))
+        return known
+
+    def spec(self, fake: torch.Tensor) -> TensorSpec:
+        """The concrete metadata of a fake tensor."""
+        integer = self.integer
+        return TensorSpec(
+            tuple(map(integer, fake.shape)),
+            tuple(map(integer, fake.stride())) if fake.layout == torch.strided else (),
+            fake.dtype,
+            fake.device,
+            integer(fake.storage_offset()) if fake.layout == torch.strided else 0,
+        )
+
+    def concrete(self, value: Any) -> Any:
+        """What a node's metadata says with numbers: a TensorSpec of a tensor, a tuple of what several values are, an int of a size."""
+        if isinstance(value, torch.Tensor):
+            return self.spec(value)
+        if isinstance(value, (tuple, list)):
+            return tuple(self.concrete(item) for item in value)
+        if isinstance(value, torch.SymInt):
+            return self.integer(value)
+        return value

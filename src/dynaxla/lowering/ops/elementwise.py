@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import torch
 from jax import Array, lax
+from jax import numpy as jnp
 
 from .. import dtypes
 from ..context import Context
@@ -18,7 +19,7 @@ from ..cpu.exponential import exp
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
 from .bounds import refuse_unless
-from .comparison import equals_infinity, is_infinite, is_nan, signbit
+from .comparison import is_nan
 from .rounding import rounded
 
 aten = torch.ops.aten
@@ -105,7 +106,7 @@ def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array
     floor = lax.floor(quotient)
     floor = lax.select(lax.gt(lax.sub(quotient, floor), half), kept(lax.add(floor, one)), floor)
     plain = lax.div(x, y)
-    floor = lax.select(lax.eq(quotient, number(0, x.dtype)), copysign(full_like(x, 0), plain), floor)
+    floor = lax.select(lax.eq(quotient, number(0, x.dtype)), jnp.copysign(full_like(x, 0), plain), floor)
     return lax.select(lax.eq(y, number(0, x.dtype)), plain, floor)
 
 
@@ -315,11 +316,6 @@ def sign(x: Array) -> Array:
     return lax.sign(x)
 
 
-def copysign(magnitude: Array, sign: Array) -> Array:
-    magnitude = lax.abs(magnitude)
-    return lax.select(signbit(sign), lax.neg(magnitude), magnitude)
-
-
 def _truncate(x: Array) -> Array:
     return lax.select(lax.lt(x, number(0, x.dtype)), lax.ceil(x), lax.floor(x))
 
@@ -362,7 +358,7 @@ def _log2(x: Array) -> Array:
     """Exact for powers of two: their exponents are taken from their bits."""
     if dtypes.is_complex(x.dtype):
         return _scaled(lax.log(x), 1 / math.log(2))
-    mantissa, exponent = jax.numpy.frexp(x)
+    mantissa, exponent = jnp.frexp(x)
     small = lax.lt(mantissa, number(math.sqrt(0.5), x.dtype))
     mantissa = lax.select(small, lax.add(mantissa, mantissa), mantissa)
     whole = lax.sub(convert(exponent, np.dtype(x.dtype)), convert(small, np.dtype(x.dtype)))
@@ -378,48 +374,17 @@ def _log10(x: Array) -> Array:
     return _scaled(lax.log(x), 1 / math.log(10))
 
 
-def _hypot(x: Array, y: Array) -> Array:
-    """sqrt(x*x + y*y) without overflow on the way; infinite where either is, even beside a nan."""
-    x, y = lax.abs(x), lax.abs(y)
-    larger, smaller = lax.max(x, y), lax.min(x, y)
-    ratio = lax.div(smaller, lax.select(lax.eq(larger, number(0, x.dtype)), full_like(x, 1), larger))
-    out = lax.mul(larger, lax.sqrt(lax.add(lax.square(ratio), number(1, x.dtype))))
-    infinite = lax.bitwise_or(equals_infinity(x, np.inf), equals_infinity(y, np.inf))
-    return lax.select(infinite, full_like(x, np.inf), out)
-
-
-def _log_add_exp(exp: Function, log1p: Function) -> Function:
-    def function(x: Array, y: Array) -> Array:
-        larger = lax.max(x, y)
-        out = lax.add(larger, log1p(exp(lax.neg(lax.abs(lax.sub(x, y))))))
-        # inf - inf above
-        return lax.select(lax.bitwise_and(lax.eq(x, y), is_infinite(x)), x, out)
-
-    return function
-
-
-def _log_add_exp_natural(x: Array, y: Array) -> Array:
-    """Source of the complex case: ATen native/cpu/LogAddExp.h, _log_add_exp_helper."""
+def _log_add_exp(x: Array, y: Array) -> Array:
+    """log(exp(x) + exp(y)) without overflow on the way. Source of the complex case: ATen native/cpu/LogAddExp.h, _log_add_exp_helper."""
     if not dtypes.is_complex(x.dtype):
-        return _log_add_exp(lax.exp, lax.log1p)(x, y)
+        return jnp.logaddexp(x, y)
+    # jnp.logaddexp brings the imaginary part of complex numbers between -pi and pi, ATen does not.
     swapped = lax.lt(lax.real(x), lax.real(y))
     larger, smaller = lax.select(swapped, y, x), lax.select(swapped, x, y)
     real = lax.real(smaller)
     same = lax.bitwise_and(lax.bitwise_not(lax.is_finite(real)), lax.eq(real, lax.real(larger)))
     infinite = lax.select(lax.lt(real, number(0, real.dtype)), smaller, lax.log(lax.add(lax.exp(smaller), lax.exp(larger))))
     return lax.select(same, infinite, lax.add(larger, lax.log1p(lax.exp(lax.sub(smaller, larger)))))
-
-
-def _xlogy(x: Array, y: Array) -> Array:
-    """x * log(y); 0 where x is 0, unless y is nan."""
-    zero = lax.bitwise_and(lax.eq(x, number(0, x.dtype)), lax.eq(y, y))
-    return lax.select(zero, full_like(x, 0), lax.mul(x, lax.log(y)))
-
-
-def _sinc(x: Array) -> Array:
-    angle = lax.mul(x, number(math.pi, x.dtype))
-    is_zero = lax.eq(x, number(0, x.dtype))
-    return lax.select(is_zero, full_like(x, 1), lax.div(lax.sin(angle), lax.select(is_zero, full_like(x, 1), angle)))
 
 
 @lowers(aten.angle.default)
@@ -506,15 +471,15 @@ lower_table(
         aten.acosh.default: lax.acosh,
         aten.atanh.default: lax.atanh,
         aten.atan2.default: lax.atan2,
-        aten.hypot.default: _hypot,
-        aten.copysign.Tensor: copysign,
-        aten.copysign.Scalar: copysign,
-        aten.logaddexp.default: _log_add_exp_natural,
-        aten.logaddexp2.default: _log_add_exp(_exp2, lambda x: _scaled(lax.log1p(x), 1 / math.log(2))),
-        aten.xlogy.Tensor: _xlogy,
-        aten.xlogy.Scalar_Other: _xlogy,
-        aten.xlogy.Scalar_Self: _xlogy,
-        aten.sinc.default: _sinc,
+        aten.hypot.default: jnp.hypot,
+        aten.copysign.Tensor: jnp.copysign,
+        aten.copysign.Scalar: jnp.copysign,
+        aten.logaddexp.default: _log_add_exp,
+        aten.logaddexp2.default: jnp.logaddexp2,
+        aten.xlogy.Tensor: jax.scipy.special.xlogy,
+        aten.xlogy.Scalar_Other: jax.scipy.special.xlogy,
+        aten.xlogy.Scalar_Self: jax.scipy.special.xlogy,
+        aten.sinc.default: jnp.sinc,
         aten.erf.default: lax.erf,
         aten.erfc.default: lax.erfc,
     },

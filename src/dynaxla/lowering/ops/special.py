@@ -1,6 +1,7 @@
 """The functions of mathematical tables, and integer arithmetic that is not elementary: gamma and error functions, gcd.
 
-Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py.
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's own function is taken wherever it gives what ATen's
+does; a comment beside each of ours says, as measured with JAX 0.10.2, where JAX's does not.
 """
 
 from __future__ import annotations
@@ -20,24 +21,16 @@ from .bessel import chebyshev_series
 aten = torch.ops.aten
 
 
-def lgamma(x: Array) -> Array:
-    """log |gamma(x)|; infinite at both infinities and at the whole numbers from 0 down."""
-    return lax.lgamma(x)
-
-
 def digamma(x: Array) -> Array:
-    """Source: ATen native/Math.h, calc_digamma: at zero an infinity of the opposite sign, nan at the negative whole numbers."""
+    """The derivative of log gamma(x): nan at the negative whole numbers; at zero an infinity of the opposite sign, where JAX has nan.
+
+    Source: ATen native/Math.h, calc_digamma
+    """
     is_zero = lax.eq(x, number(0, x.dtype))
-    pole = lax.bitwise_and(lax.lt(x, number(0, x.dtype)), lax.eq(x, lax.floor(x)))
-    at_zero = lax.neg(lax.div(full_like(x, 1), x))
-    return lax.select(is_zero, at_zero, lax.select(pole, full_like(x, math.nan), lax.digamma(x)))
+    return lax.select(is_zero, lax.neg(lax.div(full_like(x, 1), x)), lax.digamma(x))
 
 
-def _erf_inverse(x: Array) -> Array:
-    outside = lax.gt(lax.abs(x), number(1, x.dtype))
-    return lax.select(outside, full_like(x, math.nan), lax.erf_inv(x))
-
-
+# jax.scipy.special.erfcx is exp(x**2) * erfc(x): 0 in float32 for x from 9.2 to 9.4 (where it should be 0.06), as erfc underflows there.
 # The Chebyshev series of (1 + 2 x) erfcx(x) in (x - 3.75) / (x + 3.75), for x from 0 to infinity; the highest order first.
 _ERFCX = (
     -2.18734294430301767e-18,
@@ -85,6 +78,7 @@ def _erfcx(x: Array) -> Array:
 
 def _log_ndtr(x: Array) -> Array:
     """The logarithm of the normal distribution function. Source: ATen native/Math.h, calc_log_ndtr."""
+    # jax.scipy.special.log_ndtr rounds the distribution function first: at 5 it is off by 4% in float32, at 8 by 7% in float64.
     scaled = lax.mul(x, number(math.sqrt(0.5), x.dtype))
     half = number(0.5, x.dtype)
     below = lax.sub(lax.log(lax.mul(_erfcx(lax.neg(scaled)), half)), lax.mul(scaled, scaled))
@@ -92,17 +86,8 @@ def _log_ndtr(x: Array) -> Array:
     return lax.select(lax.lt(x, number(-1, x.dtype)), below, above)
 
 
-def _igamma(a: Array, x: Array) -> Array:
-    """The lower regularised incomplete gamma function."""
-    return lax.igamma(a, x)
-
-
-def _igammac(a: Array, x: Array) -> Array:
-    return lax.igammac(a, x)
-
-
 def _heaviside(x: Array, at_zero: Array) -> Array:
-    """0 below zero, 1 above, `at_zero` there; 0 for nan, as in ATen."""
+    """0 below zero, 1 above, `at_zero` there; 0 for nan, for which jnp.heaviside gives nan."""
     zero = number(0, x.dtype)
     above = convert(lax.gt(x, zero), np.dtype(x.dtype))
     return lax.select(lax.eq(x, zero), at_zero, above)
@@ -110,6 +95,7 @@ def _heaviside(x: Array, at_zero: Array) -> Array:
 
 def gcd(x: Array, y: Array) -> Array:
     """The greatest common divisor, by Euclid's algorithm; that of 0 and 0 is 0."""
+    # jnp.gcd never returns if one of the numbers is the lowest of a signed dtype, such as -128: it has no absolute value.
     if not np.issubdtype(x.dtype, np.unsignedinteger):
         x, y = lax.abs(x), lax.abs(y)
     zero, one = number(0, x.dtype), full_like(x, 1)
@@ -127,6 +113,7 @@ def gcd(x: Array, y: Array) -> Array:
 
 def lcm(x: Array, y: Array) -> Array:
     """The least common multiple; 0 where either is 0. Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel."""
+    # jnp.lcm depends on jnp.gcd; it also leaves the sign that an overflow gives, where ATen takes the absolute value.
     dtype = np.dtype(x.dtype)
     if dtype.itemsize < 4:
         # C's arithmetic, which widens to int
@@ -138,14 +125,14 @@ def lcm(x: Array, y: Array) -> Array:
 
 lower_table(
     {
-        aten.lgamma.default: lgamma,
+        aten.lgamma.default: lax.lgamma,
         aten.digamma.default: digamma,
-        aten.erfinv.default: _erf_inverse,
+        aten.erfinv.default: lax.erf_inv,
         aten.special_erfcx.default: _erfcx,
         aten.special_ndtri.default: jax.scipy.special.ndtri,
         aten.special_log_ndtr.default: _log_ndtr,
-        aten.igamma.default: _igamma,
-        aten.igammac.default: _igammac,
+        aten.igamma.default: lax.igamma,
+        aten.igammac.default: lax.igammac,
     },
     promote=Promotion.INT_TO_FLOAT,
 )
@@ -178,7 +165,9 @@ def zeta(x: Array, q: Array) -> Array:
 
 
 def _trigamma(x: Array) -> Array:
-    """Source: ATen native/Math.h, trigamma."""
+    """The derivative of digamma. Source: ATen native/Math.h, trigamma."""
+    # jax.scipy.special.polygamma(1, x) is wrong below -8 (-0.01 instead of 15.07 at -100.3) and 0 from 1e19 on in float32; at the poles it
+    # is infinite, where ATen gives a large finite number.
     one = number(1, x.dtype)
     small = lax.lt(x, number(0.5, x.dtype))
     sine = lax.sin(lax.mul(x, number(math.pi, x.dtype)))

@@ -412,6 +412,26 @@ def test_table_functions(dtype: torch.dtype) -> None:
     check(lambda x: [torch.polygamma(n, x) for n in (1, 2, 3)], negative, tolerance=(1e-8, 1e-8))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_functions_at_their_edges(dtype: torch.dtype) -> None:
+    """Where JAX's functions of the same names fail: at poles, in the last place before a limit, far from zero, one beside an infinity."""
+    q = torch.tensor([-1e-10, -1e-3, -0.5, -1.25, -5.25, -9.3, -100.3, -2.0, 0.0, 1e-9], dtype=dtype)
+    check(lambda q: [torch.special.zeta(n, q) for n in (1, 2, 3, 11)], q)
+    check(lambda q: [torch.polygamma(n, q) for n in (1, 2, 3, 10)], q[1:-1])
+    check(torch.special.erfcx, torch.tensor([9.2, 9.4, 26.6, -5.0, math.inf, -math.inf], dtype=dtype))
+    x = torch.tensor([5.0, 8.0, -10.0, -1e4, -1e18, math.inf, -math.inf], dtype=dtype)
+    check(torch.special.log_ndtr, x, tolerance=(1e-4, 0.0) if dtype == torch.float32 else (1e-10, 0.0))
+    check_each([torch.digamma, torch.erfinv], torch.tensor([0.0, -0.0, -1.0, -40.0, -1e10, 1.0, 1.5, -2.0, math.inf], dtype=dtype))
+    x = specials(dtype)
+    check_each([torch.hypot, torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.heaviside], x[:, None], x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=str)
+def test_divisors_of_the_lowest_integer(dtype: torch.dtype) -> None:
+    x = torch.tensor([torch.iinfo(dtype).min, 0, 1, 6, 100, -1, torch.iinfo(dtype).max], dtype=dtype)
+    check_each([torch.gcd, torch.lcm], x[:, None], x)
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_frexp_and_ldexp(dtype: torch.dtype) -> None:
     # what frexp makes of the exponents of infinities and nan is not defined

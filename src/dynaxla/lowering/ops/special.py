@@ -151,12 +151,12 @@ lower_table(
 def zeta(x: Array, q: Array) -> Array:
     """The sum of (q + k) ** -x over all whole k from 0 up. Below q = 0 it is defined for whole x only."""
     one, zero = number(1, x.dtype), number(0, x.dtype)
-    # XLA's zeta wants q > 0. Below it: the terms from the fraction of q up, and those in between, of which the sign is that of (-1) ** x.
-    fraction = lax.sub(q, lax.floor(q))
-    mirrored = lax.sub(one, fraction)
-    between = lax.sub(lax.zeta(x, mirrored), lax.zeta(x, lax.sub(one, q)))
+    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. The terms with a negative base are, up to the sign of (-1) ** x, the
+    # terms of zeta(x, ceil(q) - q) without those of zeta(x, 1 - q).
+    above, negative = lax.zeta(x, lax.sub(q, lax.floor(q))), lax.zeta(x, lax.sub(lax.ceil(q), q))
+    rest = lax.zeta(x, lax.sub(one, q))
     is_even = lax.eq(lax.rem(x, number(2, x.dtype)), zero)
-    below = lax.add(lax.zeta(x, fraction), lax.select(is_even, between, lax.neg(between)))
+    below = lax.select(is_even, lax.sub(lax.add(above, negative), rest), lax.add(lax.sub(above, negative), rest))
     below = lax.select(lax.eq(x, lax.floor(x)), below, full_like(x, math.nan))
     below = lax.select(lax.eq(q, lax.floor(q)), full_like(x, math.inf), below)
     out = lax.select(lax.le(q, zero), below, lax.zeta(x, q))

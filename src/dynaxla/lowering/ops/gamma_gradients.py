@@ -1,6 +1,9 @@
 """How samples of the gamma and Dirichlet distributions move with the distributions' parameters: `rsample` of Gamma, Beta, Dirichlet,
 Chi2, StudentT. These are ATen's approximations, not exact derivatives, computed in float64 as ATen's CPU kernels do.
 
+jax.lax.random_gamma_grad computes the exact derivative. It differs from ATen's approximation by more than 1e-3 in a fifth of the tested
+points, and by 15% for the sample 300 of a concentration of 0.001. For the Dirichlet distribution JAX has no such function.
+
 Source: ATen native/Distributions.h
 """
 
@@ -87,6 +90,11 @@ def _gamma_middle(alpha: Array, x: Array) -> Array:
 
 @lowers(aten._standard_gamma_grad.default)
 def standard_gamma_grad(concentration: Array, sample: Array) -> Array:
+    """The derivative of a gamma distribution's sample by the concentration, elementwise.
+
+    Shape:  that of both operands, broadcast.
+    Dtype:  that of the sample.
+    """
     shape = np.broadcast_shapes(concentration.shape, sample.shape)
     alpha, x = (expand(convert(value, _FLOAT64), shape) for value in (concentration, sample))
     out = _where(lax.gt(alpha, full_like(alpha, 8)), _gamma_large(alpha, x), _gamma_middle(alpha, x))
@@ -205,7 +213,11 @@ def _beta_alpha_rational(x: Array, alpha: Array, total: Array) -> Array:
 
 @lowers(aten._dirichlet_grad.default)
 def dirichlet_grad(sample: Array, concentration: Array, sum_of_concentrations: Array) -> Array:
-    """-(d cdf / d alpha) / pdf / (1 - x) of Beta(alpha, total - alpha) at x, elementwise."""
+    """-(d cdf / d alpha) / pdf / (1 - x) of Beta(alpha, total - alpha) at x, elementwise.
+
+    Shape:  that of all operands, broadcast.
+    Dtype:  that of the sample.
+    """
     shape = np.broadcast_shapes(sample.shape, concentration.shape, sum_of_concentrations.shape)
     x, alpha, total = (expand(convert(value, _FLOAT64), shape) for value in (sample, concentration, sum_of_concentrations))
     beta = total - alpha

@@ -1,5 +1,7 @@
 """Orthogonal polynomials at a point, of a degree that is data too: Chebyshev, Hermite, Laguerre, Legendre.
 
+JAX has none of them. Torch's own kernels (see fallback.py) cannot fuse with the functions around them, and a TPU cannot call them.
+
 Each is 1 at degree 0, known at degree 1, and goes on by a recurrence of three terms. A negative degree gives 0, a fraction is cut off.
 
 Source: NIST Digital Library of Mathematical Functions, sections 18.5 and 18.9; the special cases are those of ATen native/Math.h.

@@ -58,13 +58,22 @@ def _slope(difference: Array, distance: Array, p: float) -> Array:
 
 @lowers(aten._cdist_forward.default)
 def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
-    """The p-norm of the difference of every row of x and every row of the other, without the rounding of the way through a matmul."""
+    """The p-norm of the difference of every row of x and every row of the other, without the rounding of the way through a matmul.
+
+    Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R), the batches broadcast.
+    Dtype:  that of x.
+    """
     return linalg_vector_norm(_pairs(x, other), p, [-1], ctx=ctx)
 
 
 @lowers(aten._cdist_backward.default)
 def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Array) -> Array:
-    """Of the broadcast batch's shape, except where there are no pairs: PyTorch's kernel returns zeros of x's own shape there."""
+    """The gradient of x.
+
+    Shape:  (*batch, P, M), the batches of x and the other broadcast. Without any pair it is that of x, as of PyTorch's kernel, and all
+            zeros.
+    Dtype:  that of x.
+    """
     difference = _pairs(x, other)
     if difference.size == 0:
         return lax.full_like(x, 0)
@@ -74,13 +83,22 @@ def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Arra
 
 @lowers(aten._pdist_forward.default)
 def pdist(x: Array, p: float = 2, *, ctx: Context) -> Array:
-    """The p-norm of the difference of every two rows, the first before the second."""
+    """The p-norm of the difference of every two rows, the first before the second.
+
+    Shape:  x (N, M) gives (N * (N - 1) / 2).
+    Dtype:  that of x.
+    """
     first, second = (take_along(x, 0, jnp.asarray(rows)) for rows in np.triu_indices(x.shape[0], 1))
     return linalg_vector_norm(lax.sub(first, second), p, [-1], ctx=ctx)
 
 
 @lowers(aten._pdist_backward.default)
 def pdist_backward(grad: Array, x: Array, p: float, distance: Array) -> Array:
+    """The gradient of x.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if grad.size == 0:
         return lax.full_like(x, 0)
     first, second = (jnp.asarray(rows) for rows in np.triu_indices(x.shape[0], 1))

@@ -45,7 +45,11 @@ def _number(value: float, like: Array) -> Array:
 
 @lowers(aten.sum.dim_IntList)
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Dtype: `dtype` if given, int64 for bool and integers, else that of x; half types are added in float32, truth values or-ed."""
+    """The sum over some dimensions. Half types are added in float32; a sum of truth values in bool is their or.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
+    """
     out = dtype or dtypes.widen_integers(x.dtype)
     dims = reduced(dim, x.ndim)
     reduce = lax.reduce_or if out == np.bool_ else ctx.sum
@@ -54,11 +58,21 @@ def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
 
 @lowers(aten.sum.default)
 def sum_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The sum of all elements.
+
+    Shape:  [].
+    Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
+    """
     return sum_(x, dtype=dtype, ctx=ctx)
 
 
 @lowers(aten.mean.dim)
 def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The mean over some dimensions; nan over none at all. Half types are added in float32.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  `dtype` if given, else that of x, which is a float or complex then.
+    """
     out = dtype or x.dtype
     dims = reduced(dim, x.ndim)
     total = ctx.sum(convert(x, dtypes.accumulator(out)), dims)
@@ -68,11 +82,21 @@ def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | No
 
 @lowers(aten.mean.default)
 def mean_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The mean of all elements.
+
+    Shape:  [].
+    Dtype:  as of `mean`.
+    """
     return mean(x, dtype=dtype, ctx=ctx)
 
 
 @lowers(aten.prod.dim_int)
 def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | None = None) -> Array:
+    """The product along one dimension. Half types are multiplied in float32; a product of truth values in bool is their and.
+
+    Shape:  x without `dim` (all dimensions if None); with `keepdim` it has size 1.
+    Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
+    """
     out = dtype or dtypes.widen_integers(x.dtype)
     dims = reduced(dim, x.ndim)
     reduce = lax.reduce_and if out == np.bool_ else lax.reduce_prod
@@ -81,11 +105,21 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
 
 @lowers(aten.prod.default)
 def prod_all(x: Array, *, dtype: DType | None = None) -> Array:
+    """The product of all elements.
+
+    Shape:  [].
+    Dtype:  as of `prod`.
+    """
     return prod(x, None, dtype=dtype)
 
 
 @lowers(aten.nansum.default)
 def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The sum of what is not nan.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
+    """
     if dtypes.is_inexact(x.dtype):
         x = lax.select(is_nan(x), _number(0, x), x)
     return sum_(x, dim, keepdim, dtype=dtype, ctx=ctx)
@@ -93,19 +127,33 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
 
 @lowers(aten.amax.default)
 def amax(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
-    """NaN if there is one."""
+    """The largest element over some dimensions; nan if there is one.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  that of x.
+    """
     dims = reduced(dim, x.ndim)
     return keep(reduce_max(x, dims), x, dims, keepdim)
 
 
 @lowers(aten.amin.default)
 def amin(x: Array, dim: Dims = (), keepdim: bool = False) -> Array:
+    """The smallest element over some dimensions; nan if there is one.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  that of x.
+    """
     dims = reduced(dim, x.ndim)
     return keep(reduce_min(x, dims), x, dims, keepdim)
 
 
 @lowers(aten.aminmax.default)
 def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    """The smallest and the largest element; nan for both if there is one.
+
+    Shape:  x without `dim` (all dimensions if None); with `keepdim` it has size 1. Both results.
+    Dtype:  that of x.
+    """
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
@@ -143,21 +191,41 @@ def _value_and_place(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array,
 
 @lowers(aten.max.dim)
 def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    """The largest element along one dimension, and the first place where it is. The first nan, if there is one.
+
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Dtype:  that of x, and int64 for the indices.
+    """
     return _value_and_place(x, dim, keepdim, reduce_max)
 
 
 @lowers(aten.min.dim)
 def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
+    """The smallest element along one dimension, and the first place where it is. The first nan, if there is one.
+
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Dtype:  that of x, and int64 for the indices.
+    """
     return _value_and_place(x, dim, keepdim, reduce_min)
 
 
 @lowers(aten.max.default)
 def max_all(x: Array) -> Array:
+    """The largest element of all; nan if there is one.
+
+    Shape:  [].
+    Dtype:  that of x.
+    """
     return amax(x)
 
 
 @lowers(aten.min.default)
 def min_all(x: Array) -> Array:
+    """The smallest element of all; nan if there is one.
+
+    Shape:  [].
+    Dtype:  that of x.
+    """
     return amin(x)
 
 
@@ -170,12 +238,22 @@ def _place(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Se
 
 @lowers(aten.argmax.default)
 def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The first of several equal ones, and the first NaN if there is one."""
+    """The place of the largest element: the first of several equal ones, and the first nan if there is one.
+
+    Shape:  x without `dim`; [] if `dim` is None, and the place counts in the flattened x then. With `keepdim`, reduced dimensions have size
+            1.
+    Dtype:  int64.
+    """
     return _place(x, dim, keepdim, reduce_max)
 
 
 @lowers(aten.argmin.default)
 def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
+    """The place of the smallest element: the first of several equal ones, and the first nan if there is one.
+
+    Shape:  as of `argmax`.
+    Dtype:  int64.
+    """
     return _place(x, dim, keepdim, reduce_min)
 
 
@@ -184,18 +262,28 @@ def _truth(x: Array) -> Array:
 
 
 def _truth_dtype(x: Array) -> DType:
-    """uint8 was PyTorch's bool once, and any and all still return it for itself."""
+    """uint8 was PyTorch's bool once: any and all still return uint8 for it."""
     return x.dtype if x.dtype == np.uint8 else _BOOL
 
 
 @lowers(aten.any.dim, aten.any.dims)
 def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """Whether one element at least is not zero; nan is not.
+
+    Shape:  x without `dim`: all dimensions if None, and none if it is an empty list. With `keepdim` those have size 1.
+    Dtype:  bool; uint8 for uint8.
+    """
     dims = _truth_dims(dim, x.ndim)
     return keep(convert(lax.reduce_or(_truth(x), dims), _truth_dtype(x)), x, dims, keepdim)
 
 
 @lowers(aten.all.dim, aten.all.dims)
 def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
+    """Whether no element is zero; nan is not.
+
+    Shape:  as of `any_`.
+    Dtype:  bool; uint8 for uint8.
+    """
     dims = _truth_dims(dim, x.ndim)
     return keep(convert(lax.reduce_and(_truth(x), dims), _truth_dtype(x)), x, dims, keepdim)
 
@@ -207,22 +295,41 @@ def _truth_dims(dim: Dims, rank: int) -> tuple[int, ...]:
 
 @lowers(aten.any.default)
 def any_of_all(x: Array) -> Array:
+    """Whether one element at least is not zero.
+
+    Shape:  [].
+    Dtype:  bool; uint8 for uint8.
+    """
     return any_(x)
 
 
 @lowers(aten.all.default)
 def all_of_all(x: Array) -> Array:
+    """Whether no element is zero.
+
+    Shape:  [].
+    Dtype:  bool; uint8 for uint8.
+    """
     return all_(x)
 
 
 @lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def count_nonzero(x: Array, dim: Dims = None) -> Array:
+    """How many elements are not zero.
+
+    Shape:  x without `dim` (all dimensions if None or empty).
+    Dtype:  int64.
+    """
     return lax.reduce_sum(convert(_truth(x), _INT64), reduced(dim, x.ndim))
 
 
 @lowers(aten.hash_tensor.default)
 def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> Array:
-    """The exclusive or of all elements' bits, after widening them to 64 bits. Dtype: uint64."""
+    """The exclusive or of all elements' bits, after floats have become float64 and all else int64.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  uint64.
+    """
     dims = reduced(dim, x.ndim)
     wide = convert(x, np.dtype(np.float64)) if dtypes.is_float(x.dtype) else convert(x, _INT64)
     return keep(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
@@ -244,24 +351,44 @@ def _moments(x: Array, dim: Dims, correction: float | None) -> tuple[Array, Arra
 
 @lowers(aten.var.correction)
 def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+    """The variance: the sum of squared distances from the mean, over the number of elements less `correction` (1 if None).
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  that of x; for complex x the real dtype.
+    """
     variance, _, dims = _moments(x, dim, correction)
     return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.std.correction)
 def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+    """The standard deviation; `correction` as of `var`.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  that of x; for complex x the real dtype.
+    """
     variance, _, dims = _moments(x, dim, correction)
     return keep(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.var_mean.correction)
 def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    """The variance and the mean; `correction` as of `var`.
+
+    Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  that of x; for complex x, the variance's is the real dtype.
+    """
     variance, center, dims = _moments(x, dim, correction)
     return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
 
 
 @lowers(aten.std_mean.correction)
 def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+    """The standard deviation and the mean; `correction` as of `var`.
+
+    Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  that of x; for complex x, the deviation's is the real dtype.
+    """
     variance, center, dims = _moments(x, dim, correction)
     deviation = lax.sqrt(variance)
     return keep(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
@@ -269,7 +396,11 @@ def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, kee
 
 @lowers(aten.logsumexp.default)
 def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
-    """log(sum(exp(x))), shifted by the maximum so that exp does not overflow."""
+    """log(sum(exp(x))), shifted by the maximum so that exp does not overflow.
+
+    Shape:  x without `dim`; with `keepdim` those have size 1.
+    Dtype:  that of x; the default float for bool and integers.
+    """
     dims = reduced(dim, x.ndim)
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
     work = convert(x, dtypes.accumulator(out))
@@ -288,7 +419,11 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
 def linalg_vector_norm(
     x: Array, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context
 ) -> Array:
-    """(sum(|x|**ord))**(1/ord); the largest and smallest |x| for infinite orders, the number of nonzero elements for 0."""
+    """(sum(|x|**ord))**(1/ord); the largest and smallest |x| for infinite orders, the number of nonzero elements for 0.
+
+    Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
+    Dtype:  the real dtype of `dtype`, if given, else of x.
+    """
     out = dtypes.real(dtype or x.dtype)
     dims = reduced(dim, x.ndim)
     if dtype is not None:
@@ -313,11 +448,21 @@ def linalg_vector_norm(
 
 @lowers(aten.trace.default)
 def trace(x: Array, *, ctx: Context) -> Array:
+    """The sum of the main diagonal of a matrix.
+
+    Shape:  [].
+    Dtype:  int64 for bool and integers, else that of x.
+    """
     rows, columns = (lax.broadcasted_iota("int32", x.shape, dim) for dim in (0, 1))
     return sum_(lax.select(lax.eq(rows, columns), x, lax.full_like(x, 0)), ctx=ctx)
 
 
 @lowers(aten.dist.default)
 def dist(x: Array, other: Array, p: float = 2, *, ctx: Context) -> Array:
+    """The p-norm of x - other, which are broadcast.
+
+    Shape:  [].
+    Dtype:  that of x.
+    """
     shape = np.broadcast_shapes(x.shape, other.shape)
     return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p, ctx=ctx)

@@ -32,12 +32,21 @@ def running_sum(x: Array, dim: int) -> Array:
 
 @lowers(aten.cumsum.default)
 def cumsum(x: Array, dim: int, *, dtype: DType | None = None) -> Array:
-    """Dtype: `dtype` if given, int64 for bool and integers, else that of x."""
+    """Running sum along one dimension. Half types are added in float32.
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
+    """
     return _scan(x, dim, dtype or dtypes.widen_integers(x.dtype), running_sum)
 
 
 @lowers(aten.cumprod.default)
 def cumprod(x: Array, dim: int, *, dtype: DType | None = None) -> Array:
+    """Running product along one dimension. Half types are multiplied in float32.
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
+    """
     return _scan(x, dim, dtype or dtypes.widen_integers(x.dtype), lax.cumprod)
 
 
@@ -65,6 +74,11 @@ def _running_log_add_exp(x: Array, dim: int) -> Array:
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x: Array, dim: int) -> Array:
+    """log of the running sum of exp(x) along one dimension, without overflow on the way.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _scan(x, dim, x.dtype, _running_log_add_exp if dtypes.is_complex(x.dtype) else lax.cumlogsumexp)
 
 
@@ -84,9 +98,19 @@ def _running(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Ar
 
 @lowers(aten.cummax.default)
 def cummax(x: Array, dim: int) -> tuple[Array, Array]:
+    """The largest element so far along one dimension, and the last place where it is.
+
+    Shape:  both: that of x.
+    Dtype:  that of x, and int64 for the indices.
+    """
     return _running(x, dim, lax.cummax)
 
 
 @lowers(aten.cummin.default)
 def cummin(x: Array, dim: int) -> tuple[Array, Array]:
+    """The smallest element so far along one dimension, and the last place where it is.
+
+    Shape:  both: that of x.
+    Dtype:  that of x, and int64 for the indices.
+    """
     return _running(x, dim, lax.cummin)

@@ -52,12 +52,22 @@ def _normalized_exponentials(wide: Array, dim: int) -> Array:
 
 @lowers(aten._softmax.default)
 def softmax(x: Array, dim: int, half_to_float: bool) -> Array:
+    """exp(x) / sum(exp(x)) along one dimension, shifted by the maximum so that exp does not overflow.
+
+    Shape:  that of x.
+    Dtype:  that of x; float32 for half types with `half_to_float`.
+    """
     wide, dim = _along(x, dim)
     return _like(_normalized_exponentials(wide, dim), x, _result_dtype(x, half_to_float))
 
 
 @lowers(aten._log_softmax.default)
 def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
+    """The logarithm of softmax.
+
+    Shape:  that of x.
+    Dtype:  that of x; float32 for half types with `half_to_float`.
+    """
     wide, dim = _along(x, dim)
     shifted = _shifted(wide, dim)
     total = lax.log(reduce_sum(in_memory(exp_nonpositive(shifted)), (dim,)))
@@ -68,7 +78,8 @@ def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
 def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
     """Softmax with zeros, not NaNs, where all values along `dim` are -inf.
 
-    Dtype: `dtype` if given, else that of x.
+    Shape:  that of x.
+    Dtype:  `dtype` if given, else that of x.
     """
     result = dtype or x.dtype
     wide, dim = _along(convert(x, result), dim)
@@ -80,6 +91,11 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
 
 @lowers(aten._softmax_backward_data.default)
 def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
+    """The gradient of softmax's operand, from that of its output.
+
+    Shape:  that of the output.
+    Dtype:  `input_dtype`, which may be narrower than the output's: a half type whose softmax was float32.
+    """
     wide_grad, dim = _along(grad, dim)
     wide_output, _ = _along(output, dim)
     total = reduce_sum(lax.mul(wide_grad, wide_output), (dim,))
@@ -88,6 +104,11 @@ def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -
 
 @lowers(aten._log_softmax_backward_data.default)
 def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
+    """The gradient of log_softmax's operand, from that of its output.
+
+    Shape:  that of the output.
+    Dtype:  `input_dtype`, which may be narrower than the output's: a half type whose log_softmax was float32.
+    """
     wide_grad, dim = _along(grad, dim)
     wide_output, _ = _along(output, dim)
     total = _spread(reduce_sum(wide_grad, (dim,)), wide_grad.shape, dim)

@@ -36,6 +36,11 @@ def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Ar
 
 @lowers(aten.sort.stable)
 def sort_stable(x: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
+    """x sorted along one dimension, nan as the largest value, and where each element was. Always stable.
+
+    Shape:  both: that of x.
+    Dtype:  that of x, and int64 for the indices.
+    """
     if x.ndim == 0 or x.size == 0:
         return x, lax.full(x.shape, 0, _INT64)
     values, places = sorted_with_places(x, wrap(dim, x.ndim), descending)
@@ -44,22 +49,42 @@ def sort_stable(x: Array, *, stable: bool | None = None, dim: int = -1, descendi
 
 @lowers(aten.sort.default)
 def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
+    """As `sort_stable`.
+
+    Shape:  both: that of x.
+    Dtype:  that of x, and int64 for the indices.
+    """
     return sort_stable(x, dim=dim, descending=descending)
 
 
 @lowers(aten.argsort.default)
 def argsort(x: Array, dim: int = -1, descending: bool = False) -> Array:
+    """Where the elements of x sorted along one dimension were. Always stable.
+
+    Shape:  that of x.
+    Dtype:  int64.
+    """
     return sort(x, dim, descending)[1]
 
 
 @lowers(aten.argsort.stable)
 def argsort_stable(x: Array, *, stable: bool, dim: int = -1, descending: bool = False) -> Array:
+    """As `argsort`.
+
+    Shape:  that of x.
+    Dtype:  int64.
+    """
     return sort(x, dim, descending)[1]
 
 
 @lowers(aten.topk.default)
 def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
-    """Of equal elements the first are taken (eager mode leaves it open). NaN is the largest value."""
+    """The k largest (or smallest) elements along one dimension, and where they are. nan is the largest value. Of equal elements the first
+    are taken (eager mode leaves it open).
+
+    Shape:  both: that of x, with size k at `dim`.
+    Dtype:  that of x, and int64 for the indices.
+    """
     if x.ndim == 0:
         return (x, lax.full((), 0, _INT64)) if k else (lax.full((0,), 0, x.dtype), lax.full((0,), 0, _INT64))
     dim = wrap(dim, x.ndim)
@@ -102,6 +127,11 @@ def _nothing(x: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
 
 @lowers(aten.kthvalue.default)
 def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
+    """The k-th smallest element along one dimension, counted from 1, and where it is. nan is the largest value.
+
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Dtype:  that of x, and int64 for the indices.
+    """
     if x.ndim == 0:
         return _scalar_pair(x)
     dim = wrap(dim, x.ndim)
@@ -114,7 +144,11 @@ def _nan_count(x: Array, dim: int) -> Array:
 
 @lowers(aten.median.dim)
 def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The lower of two middle elements; the first NaN if there is one."""
+    """The lower of two middle elements along one dimension, and where it is; the first nan if there is one.
+
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Dtype:  that of x, and int64 for the indices.
+    """
     if x.ndim == 0:
         return _scalar_pair(x)
     dim = wrap(dim, x.ndim)
@@ -131,7 +165,11 @@ def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, A
 
 @lowers(aten.nanmedian.dim)
 def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The median of the elements that are not NaN; NaN if all are."""
+    """The median of the elements that are not nan, and where it is; nan if all are.
+
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Dtype:  that of x, and int64 for the indices.
+    """
     if x.ndim == 0 or not dtypes.is_float(x.dtype) or x.size == 0:
         return median_dim(x, dim, keepdim)
     dim = wrap(dim, x.ndim)
@@ -148,17 +186,31 @@ def _of_all(x: Array, of_dim: Callable[..., tuple[Array, Array]]) -> Array:
 
 @lowers(aten.median.default)
 def median(x: Array) -> Array:
+    """The lower of two middle elements of all; nan if there is one.
+
+    Shape:  [].
+    Dtype:  that of x.
+    """
     return _of_all(x, median_dim)
 
 
 @lowers(aten.nanmedian.default)
 def nanmedian(x: Array) -> Array:
+    """The median of all elements that are not nan; nan if all are.
+
+    Shape:  [].
+    Dtype:  that of x.
+    """
     return _of_all(x, nanmedian_dim)
 
 
 @lowers(aten.mode.default)
 def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The most frequent element, the smallest of several, and the last place where it is."""
+    """The most frequent element along one dimension, the smallest of several, and the last place where it is.
+
+    Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
+    Dtype:  that of x, and int64 for the indices.
+    """
     if x.ndim == 0:
         return _scalar_pair(x)
     dim = wrap(dim, x.ndim)
@@ -223,7 +275,11 @@ def checked_searchsorted(
     sorter: Array | None = None,
     ctx: Context,
 ) -> Array:
-    """Where x would be inserted in each row of a sorted sequence (or of one that `sorter` sorts), left or right of equal elements."""
+    """Where x would be inserted in each row of a sorted sequence (or of one that `sorter` sorts), left or right of equal elements.
+
+    Shape:  that of x. The leading dimensions of x and of the sequence are equal, unless the sequence has one dimension.
+    Dtype:  int32 with `out_int32`, else int64.
+    """
     if sorter is not None:
         message = "torch.searchsorted(): sorter index out of range"
         require_index(ctx, sorter, sorted_sequence.shape[-1], RuntimeError, message, ctx.node.kwargs.get("sorter"))
@@ -232,7 +288,11 @@ def checked_searchsorted(
 
 
 def searchsorted(sorted_sequence: Array, x: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    """For x whose leading dimensions are those of the sequence, or any x beside a sequence of one dimension."""
+    """For x whose leading dimensions are those of the sequence, or any x beside a sequence of one dimension.
+
+    Shape:  that of x.
+    Dtype:  int32 with `out_int32`, else int64.
+    """
     out = _INT32 if out_int32 else _INT64
     dtype = result_type([sorted_sequence, x])
     length = sorted_sequence.shape[-1]
@@ -258,12 +318,22 @@ def searchsorted_scalar(
     sorter: Array | None = None,
     ctx: Context,
 ) -> Array:
+    """Where a number would be inserted in a sorted sequence of one dimension.
+
+    Shape:  [].
+    Dtype:  int32 with `out_int32`, else int64.
+    """
     value = convert(x, result_type([sorted_sequence, x]))
     return checked_searchsorted(sorted_sequence, value, out_int32=out_int32, right=right, side=side, sorter=sorter, ctx=ctx)
 
 
 @lowers(aten.bucketize.Tensor)
 def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
+    """The bucket of each element of x: where it would be inserted in the sorted `boundaries`, a vector. `right`: after equal ones.
+
+    Shape:  that of x.
+    Dtype:  int32 with `out_int32`, else int64.
+    """
     if boundaries.ndim != 1:
         refuse_unless(ctx, False, RuntimeError, f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
@@ -272,4 +342,9 @@ def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bo
 
 @lowers(aten.bucketize.Scalar)
 def bucketize_scalar(x: int | float, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
+    """The bucket of a number between the sorted `boundaries`, a vector.
+
+    Shape:  [].
+    Dtype:  int32 with `out_int32`, else int64.
+    """
     return bucketize(convert(x, result_type([boundaries, x])), boundaries, out_int32=out_int32, right=right, ctx=ctx)

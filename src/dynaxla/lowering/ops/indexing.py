@@ -84,7 +84,12 @@ def require_indices(ctx: Context, x: Array, indices: Sequence[Array | None], pic
 
 @lowers(aten.index.Tensor)
 def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
-    """Raises: UnsupportedOp for masks: the result's size would depend on data."""
+    """x[indices]; None keeps a dimension whole.
+
+    Shape:  that of the indices, broadcast, instead of the dimensions that they index; in front of all others if those are not neighbours.
+    Dtype:  that of x.
+    Raises: UnsupportedOp for masks: the result's size would depend on data.
+    """
     picks = Picks.of(x, indices)
     require_indices(ctx, x, indices, picks)
     return _read(x, picks)
@@ -92,6 +97,7 @@ def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
 
 @lowers(aten._unsafe_index.Tensor)
 def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
+    """As `index`, but indices are not checked, and out of range read anything."""
     return _read(x, Picks.of(x, indices))
 
 
@@ -119,6 +125,11 @@ def take_along(x: Array, dim: int, indices: Array) -> Array:
 
 @lowers(aten.index_select.default)
 def index_select(x: Array, dim: int, indices: Array, ctx: Context) -> Array:
+    """The slices of one dimension at these indices, a vector or a number.
+
+    Shape:  that of x, but for the number of indices at `dim`.
+    Dtype:  that of x.
+    """
     indices, dim = lax.reshape(indices, (indices.size,)), wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
     error = RuntimeError if dim == 1 else IndexError  # eager's choice
@@ -128,6 +139,11 @@ def index_select(x: Array, dim: int, indices: Array, ctx: Context) -> Array:
 
 @lowers(aten.gather.default)
 def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False, ctx: Context) -> Array:
+    """As `gather`; an index out of range raises.
+
+    Shape:  that of `indices`.
+    Dtype:  that of x.
+    """
     require_elements(ctx, x, dim, indices)
     return gather(x, dim, indices)
 
@@ -140,7 +156,11 @@ def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
 
 
 def gather(x: Array, dim: int, indices: Array) -> Array:
-    """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions."""
+    """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions.
+
+    Shape:  that of `indices`.
+    Dtype:  that of x.
+    """
     if x.ndim == 0:
         return expand(x, indices.shape)
     if indices.size == 0 or x.size == 0:
@@ -167,7 +187,11 @@ def gather(x: Array, dim: int, indices: Array) -> Array:
 
 @lowers(aten.take.default)
 def take(x: Array, indices: Array, ctx: Context) -> Array:
-    """Elements of the flattened tensor."""
+    """Elements of the flattened tensor.
+
+    Shape:  that of `indices`.
+    Dtype:  that of x.
+    """
     require_flat(ctx, x, indices)
     return take_along(lax.reshape(x, (x.size,)), 0, from_front(indices, x.size))
 
@@ -186,7 +210,11 @@ def ordinals(mask: Array) -> Array:
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
-    """The n-th True element of the mask gets the n-th element of the source."""
+    """x, where the n-th True element of the mask gets the n-th element of the source.
+
+    Shape:  x and mask, broadcast.
+    Dtype:  that of x.
+    """
     refuse_unless(ctx, dtypes.is_bool(mask.dtype), RuntimeError, "masked_scatter_ only supports boolean masks")
     shape = np.broadcast_shapes(x.shape, mask.shape)
     x, mask = expand(x, shape), expand(convert(mask, np.dtype(np.bool_)), shape)
@@ -211,7 +239,11 @@ def clamped(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
 
 @lowers(aten._unsafe_masked_index.default)
 def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], fill: bool | int | float) -> Array:
-    """x[indices] where the mask is True, `fill` elsewhere. Indices under a False mask may be out of range."""
+    """x[indices] where the mask is True, `fill` elsewhere. Indices under a False mask may be out of range.
+
+    Shape:  as of `index`.
+    Dtype:  that of x.
+    """
     result = unsafe_index(x, clamped(x, indices))
     if x.size == 0:
         return lax.full(result.shape, convert(fill, x.dtype))
@@ -227,21 +259,41 @@ def _triangle(x: Array, diagonal: int, lower: bool) -> Array:
 
 @lowers(aten.tril.default)
 def tril(x: Array, diagonal: int = 0) -> Array:
+    """Matrices with zeros above a diagonal: the main one, or the `diagonal`-th above it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _triangle(x, diagonal, lower=True)
 
 
 @lowers(aten.triu.default)
 def triu(x: Array, diagonal: int = 0) -> Array:
+    """Matrices with zeros below a diagonal: the main one, or the `diagonal`-th above it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _triangle(x, diagonal, lower=False)
 
 
 @lowers(aten.tril_indices.default)
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | None = None, ctx: Context) -> Array:
+    """The rows and the columns of a matrix's elements on and below a diagonal, in row-major order.
+
+    Shape:  (2, number of elements).
+    Dtype:  `dtype` if given, else int64.
+    """
     return jnp.asarray(np.stack(np.tril_indices(row, offset, col)).astype(ctx.output.jax_dtype))
 
 
 @lowers(aten.triu_indices.default)
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | None = None, ctx: Context) -> Array:
+    """The rows and the columns of a matrix's elements on and above a diagonal, in row-major order.
+
+    Shape:  (2, number of elements).
+    Dtype:  `dtype` if given, else int64.
+    """
     return jnp.asarray(np.stack(np.triu_indices(row, offset, col)).astype(ctx.output.jax_dtype))
 
 
@@ -249,6 +301,8 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | N
 def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Context) -> Array:
     """Each position as often as `repeats` says.
 
+    Shape:  [output_size].
+    Dtype:  that of `repeats`.
     Raises: UnsupportedOp without an output size: it would depend on data.
     """
     if output_size is None:
@@ -263,7 +317,12 @@ def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Co
 
 @lowers(aten.one_hot.default)
 def one_hot(x: Array, num_classes: int = -1, *, ctx: Context) -> Array:
-    """Raises: UnsupportedOp without a number of classes: the result's size would depend on data."""
+    """1 at the class that x gives, else 0.
+
+    Shape:  that of x, and the classes as a last dimension.
+    Dtype:  int64.
+    Raises: UnsupportedOp without a number of classes: the result's size would depend on data.
+    """
     if num_classes < 0:
         raise UnsupportedOp("one_hot without num_classes: the result's size depends on data", hint="give num_classes")
     require_index(ctx, x, num_classes, RuntimeError, "Class values must be non-negative and smaller than num_classes.", argument(ctx, 0))

@@ -27,7 +27,12 @@ def _only(offsets: Sequence[Array]) -> tuple[Array, Array]:
 
 @lowers(aten._jagged_to_padded_dense_forward.default)
 def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths: Sequence[int], padding_value: float = 0.0) -> Array:
-    """values (all rows, ...) to (rows, longest, ...). What is longer than that is cut off."""
+    """Rows of different lengths, padded to one length. What is longer than that is cut off.
+
+    Shape:  values (all rows, ...) give (rows, max_lengths[0], ...). offsets: where each row begins, and the end.
+    Dtype:  that of the values.
+    Raises: UnsupportedOp for more than one ragged dimension.
+    """
     begins, lengths = _only(offsets)
     shape = (begins.shape[0], max_lengths[0])
     place = lax.broadcasted_iota(begins.dtype, shape, 1)
@@ -41,7 +46,12 @@ def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths:
 
 @lowers(aten._padded_dense_to_jagged_forward.default)
 def padded_dense_to_jagged(dense: Array, offsets: Sequence[Array], total_L: int | None = None, *, ctx: Context) -> Array:
-    """dense (rows, longest, ...) to (all rows, ...)."""
+    """Rows without what pads them.
+
+    Shape:  dense (rows, longest, ...) gives (all rows, ...), `total_L` in all.
+    Dtype:  that of dense.
+    Raises: UnsupportedOp for more than one ragged dimension.
+    """
     begins, lengths = _only(offsets)
     longest = dense.shape[1]
     fits = lax.le(lengths, lax.full_like(lengths, longest))

@@ -18,7 +18,11 @@ aten = torch.ops.aten
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | complex = 0) -> Array:
-    """`pad` holds (before, after) pairs, the last dimension's first; a negative one crops."""
+    """x with a number around it. `pad` holds (before, after) pairs, the last dimension's first; a negative one crops.
+
+    Shape:  each padded dimension grows by its pair's sum.
+    Dtype:  that of x.
+    """
     pairs = [(before, after, 0) for before, after in zip(pad[::2], pad[1::2], strict=True)]
     return lax.pad(x, convert(value, x.dtype), [(0, 0, 0)] * (x.ndim - len(pairs)) + pairs[::-1])
 
@@ -51,11 +55,21 @@ def _pad(x: Array, padding: Sequence[int], edge: Callable[[Array, int, int, bool
 
 @lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
+    """x continued beyond its ends as in a mirror that stands on the last element. `padding`: as of `constant_pad_nd`.
+
+    Shape:  each padded dimension grows by its pair's sum.
+    Dtype:  that of x.
+    """
     return _pad(x, padding, _reflected)
 
 
 @lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(x: Array, padding: Sequence[int]) -> Array:
+    """x continued beyond its ends by the last element. `padding`: as of `constant_pad_nd`.
+
+    Shape:  each padded dimension grows by its pair's sum.
+    Dtype:  that of x.
+    """
     return _pad(x, padding, _repeated)
 
 
@@ -69,9 +83,17 @@ def _transposed(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Ar
 
 @lowers(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default)
 def reflection_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    """The gradient of x: each element gets what flowed to it and to its mirror images.
+
+    Shape:  that of x.
+    """
     return _transposed(reflection_pad, grad, x, padding)
 
 
 @lowers(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
 def replication_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
+    """The gradient of x: each element gets what flowed to it and to its copies.
+
+    Shape:  that of x.
+    """
     return _transposed(replication_pad, grad, x, padding)

@@ -133,31 +133,50 @@ def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Arr
 
 @lowers(aten.scatter.src)
 def scatter(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
+    """x with source[i][j] written to x[indices[i][j]][j] for dim 0, and so on; `source` may be larger than `indices`.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _write_checked(ctx, x, dim, indices, source, "set")
 
 
 @lowers(aten.scatter.value)
 def scatter_value(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, ctx: Context) -> Array:
+    """x with one value written where `scatter` writes."""
     return scatter(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), ctx=ctx)
 
 
 @lowers(aten.scatter.reduce)
 def scatter_reduce(x: Array, dim: int, indices: Array, source: Array, *, reduce: str, ctx: Context) -> Array:
+    """x with elements added to, or multiplied by, those of `source` (reduce "add" or "multiply"), where `scatter` writes."""
     return _write_checked(ctx, x, dim, indices, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
 @lowers(aten.scatter.value_reduce)
 def scatter_value_reduce(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, reduce: str, ctx: Context) -> Array:
+    """x with one value added, or multiplied (reduce "add" or "multiply"), where `scatter` writes."""
     return scatter_reduce(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), reduce=reduce, ctx=ctx)
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
+    """x with elements of `source` added where `scatter` writes.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _write_checked(ctx, x, dim, indices, source, "sum")
 
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True, ctx: Context) -> Array:
+    """x combined with elements of `source` where `scatter` writes: their sum, prod, mean, amax or amin. Without `include_self`, what x has
+    there does not count.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     require_elements(ctx, x, dim, indices)
     if indices.size == 0 or x.size == 0:
         return x
@@ -189,6 +208,11 @@ def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Arra
 @lowers(aten.index_add.default)
 def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool | int | float | complex = 1, ctx: Context) -> Array:
     # eager's choice of exceptions
+    """x with alpha * source[..., i, ...] added to x[..., indices[i], ...].
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     at_end = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
     _require_rows(ctx, x, dim, indices, RuntimeError if at_end else IndexError)
     flat, rows, added = _by_dim(x, indices, source)
@@ -200,6 +224,11 @@ def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool 
 
 @lowers(aten.index_copy.default)
 def index_copy(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
+    """x with source[..., i, ...] written to x[..., indices[i], ...].
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     _require_rows(ctx, x, dim, indices)
     flat, rows, written = _by_dim(x, indices, source)
     return lax.reshape(write_slices(flat, wrap(dim, x.ndim), rows, convert(written, x.dtype), "set"), x.shape)
@@ -207,6 +236,12 @@ def index_copy(x: Array, dim: int, indices: Array, source: Array, *, ctx: Contex
 
 @lowers(aten.index_reduce.default)
 def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True, ctx: Context) -> Array:
+    """x[..., indices[i], ...] combined with source[..., i, ...]: their prod, mean, amax or amin. Without `include_self`, what x has there
+    does not count.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     _require_rows(ctx, x, dim, indices)
     flat, rows, written = _by_dim(x, indices, source)
     if x.size == 0 or written.size == 0:
@@ -220,6 +255,11 @@ def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str,
 
 @lowers(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
 def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | float | complex, *, ctx: Context) -> Array:
+    """x with one value at these indices of one dimension.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     _require_rows(ctx, x, dim, indices, from_end=True)
     if x.size == 0 or indices.size == 0:
         return x
@@ -233,7 +273,11 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
 
 @lowers(aten.put.default)
 def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ctx: Context) -> Array:
-    """Writes to the flattened tensor."""
+    """x with the elements of `source` written (or added, with `accumulate`) at indices of the flattened tensor.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     require_flat(ctx, x, indices)
     rows = from_front(lax.reshape(indices, (indices.size,)), x.size)
     values = lax.reshape(source, (source.size,))
@@ -244,6 +288,7 @@ def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ct
 def index_put_impl(
     x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False, *, ctx: Context
 ) -> Array:
+    """As `index_put`; with `unsafe`, indices are not checked."""
     return index_put(x, indices, values, accumulate, ctx=ctx)
 
 
@@ -251,6 +296,8 @@ def index_put_impl(
 def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, *, ctx: Context) -> Array:
     """x[indices] = values, or += with `accumulate`.
 
+    Shape:  that of x; values are broadcast to the shape of x[indices].
+    Dtype:  that of x.
     Raises: UnsupportedOp for a mask beside other indices.
     """
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
@@ -264,6 +311,7 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
 
 @lowers(aten._unsafe_index_put.default)
 def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False) -> Array:
+    """As `index_put`, but indices are not checked."""
     if x.size == 0:
         return x
     picks = Picks.of(x, indices)
@@ -310,7 +358,10 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
 
 @lowers(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> Array:
-    """The gradient of masked_scatter's source: the gradients at True places, in order, then zeros."""
+    """The gradient of masked_scatter's source: the gradients at True places, in order, then zeros.
+
+    Shape:  `sizes`, that of the source.
+    """
     count = math.prod(sizes)
     mask = expand(mask, grad.shape)
     # A place past the end is dropped.
@@ -321,14 +372,22 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> A
 
 @lowers(aten._unsafe_masked_index_put_accumulate.default)
 def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[Array | None], values: Array) -> Array:
-    """index_put with accumulate of the values where the mask is True. Indices under a False mask may be out of range."""
+    """x[indices] += values where the mask is True. Indices under a False mask may be out of range.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     values = lax.select(expand(mask, values.shape), values, lax.full_like(values, 0))
     return unsafe_index_put(x, clamped(x, indices), values, accumulate=True)
 
 
 @lowers(aten.nonzero_static.default)
 def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
-    """The coordinates of the first `size` nonzero elements, one row each; `fill_value` in the rows that are left."""
+    """The coordinates of the first `size` nonzero elements, one row each; `fill_value` in the rows that are left.
+
+    Shape:  (size, dimensions of x).
+    Dtype:  int64.
+    """
     result = lax.full((size, x.ndim), fill_value, np.dtype(np.int64))
     if x.ndim == 0 or x.size == 0 or size == 0:
         return result

@@ -109,9 +109,13 @@ def segment_reduce(
     initial: float | None = None,
     ctx: Context,
 ) -> Array:
-    """Raises: UnsupportedOp for segments given by indices, which eager refuses too.
+    """The sum, mean, max, min or prod of each segment along `axis`. An empty segment has the initial value (the mean of nothing is nan,
+    unless that is given).
 
-    Source: ATen native/SegmentReduce.cpp. An empty segment has the initial value (the mean of nothing is nan, unless that is given).
+    Shape:  that of data, with the number of segments at `axis`.
+    Dtype:  that of data.
+    Raises: UnsupportedOp for segments given by indices, which eager refuses too.
+    Source: ATen native/SegmentReduce.cpp
     """
     if indices is not None:
         raise UnsupportedOp("segment_reduce by indices")
@@ -141,7 +145,12 @@ def segment_reduce_backward(
     initial: float | None = None,
     ctx: Context,
 ) -> Array:
-    """Source: ATen native/SegmentReduce.cpp, which shares a positive gradient, and only such a one, among several extrema."""
+    """The gradient of data. Several extrema share a positive gradient, and only such a one.
+
+    Shape:  that of data.
+    Dtype:  that of data.
+    Source: ATen native/SegmentReduce.cpp
+    """
     segments = _Segments.of(data.shape, wrap(axis, data.ndim), lengths, offsets, ctx, unsafe=True)
     if 0 in segments.shape or data.size == 0:
         return full_like(data, 0)

@@ -46,11 +46,13 @@ lower_table(
     aten._reshape_copy.default,
 )
 def view(x: Array, size: Sequence[int]) -> Array:
+    """The same elements, in row-major order, in another shape. One of the sizes may be -1: what is left for it."""
     return lax.reshape(x, infer(size, x.size))
 
 
 @lowers(aten.expand.default, aten.expand_copy.default)
 def expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
+    """x with dimensions of size 1 repeated, and new ones in front. A size of -1 keeps that of x."""
     new = len(size) - x.ndim
     return broadcast_to(x, [x.shape[dim - new] if extent == -1 else extent for dim, extent in enumerate(size)])
 
@@ -71,27 +73,35 @@ def transpose(x: Array, dim0: int, dim1: int) -> Array:
 
 @lowers(aten.squeeze.default, aten.squeeze_copy.default)
 def squeeze(x: Array) -> Array:
+    """x without all dimensions of size 1."""
     return lax.reshape(x, [size for size in x.shape if size != 1])
 
 
 @lowers(aten.squeeze.dim, aten.squeeze_copy.dim)
 def squeeze_dim(x: Array, dim: int) -> Array:
+    """x without one dimension, if its size is 1; else x."""
     return squeeze_dims(x, [dim])
 
 
 @lowers(aten.squeeze.dims, aten.squeeze_copy.dims)
 def squeeze_dims(x: Array, dims: Sequence[int]) -> Array:
+    """x without those of `dims` whose size is 1."""
     dropped = wrap_all(dims, x.ndim)
     return lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dropped])
 
 
 @lowers(aten.unsqueeze.default, aten.unsqueeze_copy.default)
 def unsqueeze(x: Array, dim: int) -> Array:
+    """x with a new dimension of size 1, which becomes dimension `dim` of the result."""
     return lax.expand_dims(x, [wrap(dim, x.ndim + 1)])
 
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
+    """Every step-th element from start up to end, which is left out. Both count from the end if negative, and are moved into the dimension.
+
+    Shape:  that of x, but for ceil((end - start) / step) at `dim`.
+    """
     dim = wrap(dim, x.ndim)
     first, last, _ = clamp_slice(x.shape[dim], start, end, step)
     return slice_dim(x, dim, first, last, step)
@@ -99,6 +109,10 @@ def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = N
 
 @lowers(aten.narrow_copy.default)
 def narrow(x: Array, dim: int, start: int, length: int) -> Array:
+    """`length` elements of one dimension, from `start` on.
+
+    Shape:  that of x, but for `length` at `dim`.
+    """
     dim = wrap(dim, x.ndim)
     start += x.shape[dim] if start < 0 else 0
     return slice_dim(x, dim, start, start + length)
@@ -106,6 +120,10 @@ def narrow(x: Array, dim: int, start: int, length: int) -> Array:
 
 @lowers(aten.select.int, aten.select_copy.int)
 def select(x: Array, dim: int, index: int) -> Array:
+    """The elements at one index of one dimension.
+
+    Shape:  x without `dim`.
+    """
     dim = wrap(dim, x.ndim)
     index += x.shape[dim] if index < 0 else 0
     return lax.squeeze(slice_dim(x, dim, index, index + 1), [dim])
@@ -117,6 +135,7 @@ def select(x: Array, dim: int, index: int) -> Array:
     aten.unsafe_split_with_sizes.default,
 )
 def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
+    """Pieces of the given sizes, one after the other along one dimension; views of x in eager mode, arrays of their own here."""
     return lax.split(x, list(sizes), wrap(dim, x.ndim))
 
 
@@ -131,6 +150,7 @@ def split(x: Array, size: int, dim: int = 0) -> list[Array]:
 
 @lowers(aten.unbind.int, aten.unbind_copy.int)
 def unbind(x: Array, dim: int = 0) -> list[Array]:
+    """One array for each index of one dimension, each without that dimension."""
     dim = wrap(dim, x.ndim)
     if x.shape[dim] == 0:
         return []
@@ -139,7 +159,10 @@ def unbind(x: Array, dim: int = 0) -> list[Array]:
 
 @lowers(aten.cat.default)
 def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
-    """Dtype: promoted. Operands of shape [0] may stand among others of any shape."""
+    """The tensors one after the other along one dimension. Those of shape [0] may stand among others of any shape, and add nothing.
+
+    Dtype:  promoted from all of them.
+    """
     dtype = result_type(tensors)
     kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
     if not kept:
@@ -149,11 +172,16 @@ def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
 
 @lowers(aten.stack.default)
 def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
+    """The tensors side by side along a new dimension, which becomes dimension `dim` of the result.
+
+    Dtype:  promoted from all of them.
+    """
     return cat([unsqueeze(x, dim) for x in tensors], wrap(dim, tensors[0].ndim + 1))
 
 
 @lowers(aten.repeat.default)
 def repeat(x: Array, repeats: Sequence[int]) -> Array:
+    """x so many times in each dimension. `repeats` may be longer than x has dimensions: new ones are put in front."""
     sizes = (1,) * (len(repeats) - x.ndim) + x.shape
     # Each dimension becomes (copies, size); both factors are joined again by the reshape.
     shape = [extent for copies, size in zip(repeats, sizes, strict=True) for extent in (copies, size)]
@@ -182,6 +210,10 @@ def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
 
 @lowers(aten.rot90.default)
 def rot90(x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
+    """x turned k times by a quarter, from the first towards the second of `dims`.
+
+    Shape:  for odd k, with the sizes of `dims` exchanged.
+    """
     first, second = wrap_all(dims, x.ndim)
     turns = k % 4
     if turns == 0:
@@ -211,6 +243,10 @@ def _back_to(x: Array, dim1: int, dim2: int) -> Array:
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
+    """The diagonals of the matrices that two dimensions form.
+
+    Shape:  x without `dim1` and `dim2`; the diagonal is the last dimension.
+    """
     x = _last_two(x, *wrap_all((dim1, dim2), x.ndim))
     *batch, rows, columns = x.shape
     start, count = diagonal_span(rows, columns, offset)
@@ -234,12 +270,17 @@ def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
 
 @lowers(aten.diag_embed.default)
 def diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Array:
+    """Matrices of zeros with the last dimension of x on their diagonals.
+
+    Shape:  x without its last dimension, and with new dimensions `dim1` and `dim2` of size x.shape[-1] + abs(offset).
+    """
     size = x.shape[-1] + abs(offset)
     return _back_to(embed_diagonal(x, size, size, offset), *wrap_all((dim1, dim2), x.ndim + 1))
 
 
 @lowers(aten.diagonal_backward.default)
 def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
+    """Zeros of shape `input_sizes`, with grad on the diagonals."""
     dim1, dim2 = wrap_all((dim1, dim2), len(input_sizes))
     return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
@@ -249,6 +290,7 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
 
 @lowers(aten.diagonal_scatter.default)
 def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, dim2: int = 1, *, ctx: Context) -> Array:
+    """x with its diagonals replaced by `source`, which has the shape of `diagonal`'s result."""
     dim1, dim2 = wrap_all((dim1, dim2), x.ndim)
     rows, columns = (lax.broadcasted_iota("int32", x.shape, dim) for dim in (dim1, dim2))
     on_diagonal = lax.eq(columns, lax.add(rows, lax.full_like(rows, offset)))
@@ -264,6 +306,7 @@ def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, di
 def slice_scatter(
     x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1, *, ctx: Context
 ) -> Array:
+    """x with a slice of it replaced by `source`, which has the slice's shape and is converted to the dtype of x."""
     dim = wrap(dim, x.ndim)
     first, _, count = clamp_slice(x.shape[dim], start, end, step)
     if count == 0 or x.size == 0:
@@ -307,6 +350,7 @@ def _spread(x: Array, size: int, dim: int, first: int, step: int) -> Array:
 
 @lowers(aten.slice_backward.default)
 def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
+    """Zeros of shape `input_sizes`, with grad where the slice was."""
     dim = wrap(dim, len(input_sizes))
     first, _, _ = clamp_slice(input_sizes[dim], start, end, step)
     return _spread(grad, input_sizes[dim], dim, first, step)
@@ -314,6 +358,7 @@ def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int
 
 @lowers(aten.select_backward.default)
 def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
+    """Zeros of shape `input_sizes`, with grad at one index of one dimension."""
     dim = wrap(dim, len(input_sizes))
     index += input_sizes[dim] if index < 0 else 0
     return _spread(lax.expand_dims(grad, [dim]), input_sizes[dim], dim, index, 1)
@@ -321,6 +366,7 @@ def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: in
 
 @lowers(aten.select_scatter.default)
 def select_scatter(x: Array, source: Array, dim: int, index: int, *, ctx: Context) -> Array:
+    """x with the elements at one index of one dimension replaced by `source`, which has the shape of x without `dim`."""
     dim = wrap(dim, x.ndim)
     index += x.shape[dim] if index < 0 else 0
     source = broadcast_to(source, [*x.shape[:dim], *x.shape[dim + 1 :]])
@@ -329,7 +375,11 @@ def select_scatter(x: Array, source: Array, dim: int, index: int, *, ctx: Contex
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)
 def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
-    """Windows of one dimension; the place within a window becomes the last dimension."""
+    """Windows of one dimension.
+
+    Shape:  x with (size of x - size) // step + 1 windows at `dimension`, and a last dimension for the places within a window. A rank-0 x
+            gives [size].
+    """
     if x.ndim == 0:
         return slice_dim(lax.reshape(x, (1,)), 0, 0, size)
     dim = wrap(dimension, x.ndim)
@@ -350,6 +400,10 @@ def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
 
 @lowers(aten.pixel_shuffle.default)
 def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
+    """Channels to places between the pixels.
+
+    Shape:  x (..., C * r**2, H, W) gives (..., C, H * r, W * r), r being `upscale_factor`.
+    """
     *batch, channels, height, width = x.shape
     factor, rank = upscale_factor, len(batch)
     x = lax.reshape(x, (*batch, channels // factor**2, factor, factor, height, width))
@@ -359,6 +413,10 @@ def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
 
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
+    """Places between the pixels to channels.
+
+    Shape:  x (..., C, H * r, W * r) gives (..., C * r**2, H, W), r being `downscale_factor`.
+    """
     *batch, channels, height, width = x.shape
     factor, rank = downscale_factor, len(batch)
     x = lax.reshape(x, (*batch, channels, height // factor, factor, width // factor, factor))
@@ -368,6 +426,10 @@ def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
 
 @lowers(aten.channel_shuffle.default)
 def channel_shuffle(x: Array, groups: int) -> Array:
+    """The channels in another order: the first of each of `groups` groups, then the second of each, and so on.
+
+    Shape:  that of x (batch, C, ...).
+    """
     batch, channels, *rest = x.shape
     grouped = lax.reshape(x, (batch, groups, channels // groups, math.prod(rest)))
     return lax.reshape(lax.transpose(grouped, (0, 2, 1, 3)), x.shape)
@@ -375,6 +437,10 @@ def channel_shuffle(x: Array, groups: int) -> Array:
 
 @lowers(aten.block_diag.default)
 def block_diag(tensors: Sequence[Array]) -> Array:
+    """A matrix of zeros with the tensors along its diagonal. Vectors are rows of it, numbers single elements.
+
+    Dtype:  promoted from all of them.
+    """
     dtype = result_type(tensors)
     blocks = [lax.reshape(convert(x, dtype), (1,) * (2 - x.ndim) + x.shape) for x in tensors]
     columns = sum(block.shape[1] for block in blocks)

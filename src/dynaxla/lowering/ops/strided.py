@@ -70,7 +70,11 @@ def _fast_path(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context) -> Array:
-    """Raises: UnsupportedOp if elements outside of x, but in the storage that x is a view of, are asked for."""
+    """Elements of x's memory at these sizes, strides and offset, as eager mode has it laid out.
+
+    Shape:  `size`.
+    Raises: UnsupportedOp if elements outside of x, but in the storage that x is a view of, are asked for.
+    """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset
     if math.prod(size) == 0:
@@ -119,7 +123,11 @@ def _take_flat(flat: Array, sources: np.ndarray) -> Array:
 def as_strided_scatter(
     x: Array, source: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context
 ) -> Array:
-    """x with the elements of one of its strided views replaced. Of several written to one place, the last stays."""
+    """x with the elements of one of its strided views replaced by `source`, of shape `size`. Of several written to one place, the last
+    stays.
+
+    Shape:  that of x.
+    """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset
     if math.prod(size) == 0:

@@ -29,16 +29,28 @@ def _filled(value: Any, ctx: Context) -> Array:
 
 @lowers(aten.full.default)
 def full(size: Any, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """An array that holds one number.
+
+    Dtype:  `dtype` if given, else as the number has it: bool, int64, or the default float or complex.
+    """
     return _filled(value, ctx)
 
 
 @lowers(aten.full_like.default)
 def full_like_tensor(x: Array, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """One number in the shape of x.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(value, ctx)
 
 
 @lowers(aten.new_full.default)
 def new_full(x: Array, size: Any, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """One number in a given shape.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(value, ctx)
 
 
@@ -65,6 +77,10 @@ def zeros_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.new_zeros.default, aten.new_empty.default)
 def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Zeros in a given shape.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(0, ctx)
 
 
@@ -85,6 +101,10 @@ def ones_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.new_ones.default)
 def new_ones(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Ones in a given shape.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(1, ctx)
 
 
@@ -100,6 +120,11 @@ def _sequence_dtype(dtype: DType) -> DType:
 
 @lowers(aten.arange.start_step)
 def arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """start, start + step, and so on up to end, which is left out.
+
+    Shape:  [ceil((end - start) / step)].
+    Dtype:  `dtype` if given; int64 if all three are integers, else the default float.
+    """
     spec = ctx.output
     counter = _sequence_dtype(spec.jax_dtype)
     if dtypes.is_integer(counter):
@@ -124,7 +149,12 @@ def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
 def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel: counted from the nearer end, so that both ends are exact."""
+    """`steps` numbers from start to end, both included, evenly apart. They are counted from the nearer end, so that both ends are exact.
+
+    Shape:  [steps].
+    Dtype:  `dtype` if given, else the default float, or complex for complex ends.
+    Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
+    """
     dtype = ctx.output.jax_dtype
     start, end = (convert(value, dtype) if isinstance(value, Array) else number(value, dtype) for value in (start, end))
     if steps < 2:
@@ -208,23 +238,41 @@ def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
 
 @lowers(aten.complex.default)
 def complex_from_parts(real: Array, imaginary: Array) -> Array:
+    """Complex numbers from their parts, broadcast.
+
+    Dtype:  complex64 for float32, complex128 for float64.
+    """
     return lax.complex(*broadcast([real, imaginary]))
 
 
 @lowers(aten.polar.default)
 def polar(magnitude: Array, angle: Array) -> Array:
+    """Complex numbers from their absolute values and angles, broadcast.
+
+    Dtype:  complex64 for float32, complex128 for float64.
+    """
     r, phi = broadcast([magnitude, angle])
     return lax.complex(lax.mul(r, lax.cos(phi)), lax.mul(r, lax.sin(phi)))
 
 
 @lowers(aten.view_as_real.default, aten.view_as_real_copy.default)
 def view_as_real(x: Array) -> Array:
+    """Real and imaginary parts, side by side.
+
+    Shape:  that of x, and a last dimension of 2.
+    Dtype:  the real one of x.
+    """
     shape = (*x.shape, 1)
     return lax.concatenate([lax.reshape(lax.real(x), shape), lax.reshape(lax.imag(x), shape)], x.ndim)
 
 
 @lowers(aten.view_as_complex.default, aten.view_as_complex_copy.default)
 def view_as_complex(x: Array) -> Array:
+    """Complex numbers from pairs of parts.
+
+    Shape:  x without its last dimension, which is 2.
+    Dtype:  the complex one of x.
+    """
     shape = x.shape[:-1]
     real, imaginary = (lax.reshape(lax.slice_in_dim(x, part, part + 1, axis=x.ndim - 1), shape) for part in (0, 1))
     return lax.complex(real, imaginary)
@@ -232,7 +280,11 @@ def view_as_complex(x: Array) -> Array:
 
 @lowers(aten.view.dtype)
 def view_dtype(x: Array, dtype: DType) -> Array:
-    """The same bytes read as another dtype; where the sizes differ, the last dimension grows or shrinks."""
+    """The same bytes read as another dtype.
+
+    Shape:  that of x; where the dtypes' sizes differ, the last dimension grows or shrinks by their ratio.
+    Dtype:  `dtype`.
+    """
     shape = x.shape
     if dtypes.is_complex(x.dtype):
         if x.dtype == dtype:

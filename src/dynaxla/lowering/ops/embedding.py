@@ -28,6 +28,11 @@ _OUT_OF_RANGE = "index out of range in self"
 def embedding(
     weight: Array, indices: Array, padding_idx: int = -1, scale_grad_by_freq: bool = False, sparse: bool = False, *, ctx: Context
 ) -> Array:
+    """The rows of a table at these indices.
+
+    Shape:  that of the indices, and the width of the table as a last dimension.
+    Dtype:  that of the weight.
+    """
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     return take_along(weight, 0, indices)
 
@@ -54,7 +59,12 @@ def _add_rows(rows: Array, indices: Array, count: int, padding_idx: int, scale_g
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
-    """Each row of the weight's gradient is the sum of the gradients of its uses; half types are added in float32."""
+    """The table's gradient: each row is the sum of the gradients of its uses; half types are added in float32. With `scale_grad_by_freq`,
+    over the number of its uses; zero for `padding_idx`.
+
+    Shape:  (num_weights, width).
+    Dtype:  that of grad.
+    """
     rows = convert(lax.reshape(grad, (indices.size, grad.shape[-1])), dtypes.accumulator(grad.dtype))
     flat = lax.reshape(indices, (indices.size,))
     return _add_rows(rows, flat, num_weights, padding_idx, scale_grad_by_freq, grad.dtype)
@@ -62,7 +72,10 @@ def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padd
 
 @lowers(aten.embedding_renorm.default)
 def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float, *, ctx: Context) -> Array:
-    """The rows that `indices` use, scaled down to `max_norm` where they are longer."""
+    """The table, with the rows that `indices` use scaled down to `max_norm` where they are longer.
+
+    Shape:  that of the weight.
+    """
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
     flat = lax.reshape(indices, (indices.size,))
     used = write_slices(lax.full(weight.shape[:1], False), 0, flat, lax.full(flat.shape, True), "set")
@@ -91,6 +104,9 @@ def embedding_bag(
 
     The other results serve the gradient: the bag of each index, the sizes of the bags, the rows that are the maxima. Where PyTorch
     leaves one of them unset for a mode, it holds zeros.
+
+    Shape:  (bags, width); the others as PyTorch has them. With `include_last_offset` the last of the offsets begins no bag.
+    Dtype:  that of the weight; of the others: int32 if indices and offsets are, else int64.
     """
     bags, width = offsets.shape[0] - include_last_offset, weight.shape[1]
     valid = f"input takes a value which is not in the valid range [0, {weight.shape[0]})"
@@ -161,6 +177,11 @@ def embedding_bag_dense_backward(
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
+    """The table's gradient.
+
+    Shape:  (num_weights, width).
+    Dtype:  that of grad.
+    """
     work = dtypes.accumulator(grad.dtype)
     grads = convert(grad, work)
     if mode == MAX:
@@ -181,6 +202,11 @@ def embedding_bag_dense_backward(
 def embedding_bag_per_sample_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:
+    """The gradient of the weight that each index has in its bag: its row times what flowed to the bag, summed; 0 for `padding_idx`.
+
+    Shape:  that of the indices.
+    Dtype:  that of grad.
+    """
     work = dtypes.accumulator(grad.dtype)
     bag = offset2bag if offset2bag.size else _bag_of_each(indices, offsets)
     products = lax.mul(convert(take_along(grad, 0, bag), work), convert(take_along(weight, 0, indices), work))
@@ -205,7 +231,12 @@ def embedding_bag_backward(
     per_sample_weights: Array | None,
     padding_idx: int = -1,
 ) -> Array:
-    """Raises: UnsupportedOp for sparse gradients."""
+    """The table's gradient.
+
+    Shape:  (num_weights, width).
+    Dtype:  that of grad.
+    Raises: UnsupportedOp for sparse gradients.
+    """
     if sparse:
         raise UnsupportedOp("embedding_bag with sparse=True has a sparse gradient", hint="use sparse=False")
     bag = offset2bag if offset2bag.size else _bag_of_each(indices, offsets)

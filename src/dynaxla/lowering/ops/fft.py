@@ -53,6 +53,11 @@ def _count(x: Array, dims: Sequence[int]) -> int:
 
 @lowers(aten._fft_c2c.default)
 def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
+    """The discrete Fourier transform of complex numbers over some dimensions, or with `forward` False its inverse.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if x.size == 0:
         return x
     dims = wrap_all(dim, x.ndim)
@@ -61,7 +66,11 @@ def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> 
 
 @lowers(aten._fft_r2c.default)
 def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool, *, ctx: Context) -> Array:
-    """Shape: with `onesided`, the last of `dim` keeps size // 2 + 1 elements; the others are conjugates of these."""
+    """The discrete Fourier transform of real numbers over some dimensions.
+
+    Shape:  with `onesided`, the last of `dim` keeps size // 2 + 1 elements; the others are conjugates of these.
+    Dtype:  the complex one of x.
+    """
     if x.size == 0:
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
     dims = wrap_all(dim, x.ndim)
@@ -77,7 +86,8 @@ def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool, *,
 def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int, *, ctx: Context) -> Array:
     """The inverse of the onesided transform of real numbers.
 
-    Shape: the last of `dim` has last_dim_size // 2 + 1 elements, and gets `last_dim_size`.
+    Shape:  the last of `dim` has last_dim_size // 2 + 1 elements, and gets `last_dim_size`.
+    Dtype:  the real one of x.
     """
     if x.size == 0:
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)

@@ -101,6 +101,11 @@ def _points(x: Array) -> Array:
 def histogramdd_bin_edges(
     x: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
 ) -> list[Array]:
+    """The edges of evenly spaced bins in each dimension: between those of `range`, or the extrema of x.
+
+    Shape:  [bins + 1] for each dimension; x (..., dimensions).
+    Dtype:  that of x.
+    """
     ends = _outer_edges(_points(x), range, ctx)
     return [_even_edges(low, high, count, x.dtype) for (low, high), count in zip(ends, bins, strict=True)]
 
@@ -109,11 +114,22 @@ def histogramdd_bin_edges(
 def histogramdd_from_bin_cts(
     x: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
 ) -> Array:
+    """How many points, or the sum of their weights, fall into each of evenly spaced bins; with `density`, over their sum and the bin's
+    volume.
+
+    Shape:  `bins`; x (..., dimensions), weight as x without its last dimension.
+    Dtype:  that of x.
+    """
     return _histogram(_points(x), histogramdd_bin_edges(x, bins, range=range, ctx=ctx), weight, density)
 
 
 @lowers(aten._histogramdd_from_bin_tensors.default)
 def histogramdd_from_bin_tensors(x: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
+    """As `histogramdd_from_bin_cts`, `bins` being the edges in each dimension.
+
+    Shape:  one less than the number of edges, in each dimension.
+    Dtype:  that of x.
+    """
     return _histogram(_points(x), bins, weight, density)
 
 
@@ -121,6 +137,11 @@ def histogramdd_from_bin_tensors(x: Array, bins: Sequence[Array], *, weight: Arr
 def histogram(
     x: Array, bins: int = 100, *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
 ) -> tuple[Array, Array]:
+    """How many elements, or the sum of their weights, fall into each of evenly spaced bins, and the bins' edges.
+
+    Shape:  [bins] and [bins + 1].
+    Dtype:  both: that of x.
+    """
     flat = lax.reshape(x, (x.size, 1))
     edges = histogramdd_bin_edges(flat, [bins], range=range, ctx=ctx)
     return _histogram(flat, edges, weight, density), edges[0]
@@ -128,6 +149,11 @@ def histogram(
 
 @lowers(aten.histogram.bins_tensor)
 def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
+    """As `histogram`, `bins` being the edges.
+
+    Shape:  one less than the number of edges; and the edges.
+    Dtype:  that of x; the edges as they are.
+    """
     return _histogram(lax.reshape(x, (x.size, 1)), [bins], weight, density), bins
 
 
@@ -135,8 +161,9 @@ def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, de
 def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Context) -> Array:
     """How many elements fall into each of `bins` equal intervals from min to max (of x, if both are equal). Others do not count.
 
-    Source: ATen native/cpu/HistogramKernel.cpp: the bin comes from a division that is rounded, not from the edges.
+    Shape:  [bins].
     Dtype:  that of x.
+    Source: ATen native/cpu/HistogramKernel.cpp: the bin comes from a division that is rounded, not from the edges.
     """
     flat, work = lax.reshape(x, (x.size,)), dtypes.accumulator(x.dtype)
     low, high = (lax.full((), end, np.float64) for end in (min, max))

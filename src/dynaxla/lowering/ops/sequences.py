@@ -28,6 +28,7 @@ def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = Non
 
 @lowers(aten.range.default)
 def range_(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """start, start + step, and so on up to end, which belongs to it: the old torch.range."""
     return arange(start, end, ctx=ctx)
 
 
@@ -95,7 +96,11 @@ for _packet, _function in {
 
 @lowers(aten.fft_fftfreq.default)
 def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """0 to the largest frequency, then the negative ones."""
+    """The frequencies of a transform's results: 0 to the largest one, then the negative ones. d: the distance between two samples.
+
+    Shape:  [n].
+    Dtype:  `dtype` if given, else the default float.
+    """
     place = lax.iota(np.dtype(np.int64), n)
     place = lax.select(lax.ge(place, full_like(place, (n + 1) // 2)), lax.sub(place, full_like(place, n)), place)
     return convert(lax.mul(convert(place, _FLOAT64), number(1 / (n * d), _FLOAT64)), ctx.output.jax_dtype)
@@ -103,5 +108,10 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context)
 
 @lowers(aten.fft_rfftfreq.default)
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The frequencies of a real transform's results: 0 to the largest one.
+
+    Shape:  [n // 2 + 1].
+    Dtype:  `dtype` if given, else the default float.
+    """
     place = lax.iota(_FLOAT64, n // 2 + 1)
     return convert(lax.mul(place, number(1 / (n * d), _FLOAT64)), ctx.output.jax_dtype)

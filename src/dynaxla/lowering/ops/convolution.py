@@ -217,7 +217,12 @@ def convolution(
     *,
     ctx: Context,
 ) -> Array:
-    """Shape: x (batch, in, *space), weight (out, in / groups, *kernel); transposed: weight (in, out / groups, *kernel)."""
+    """The sum of each window's elements times the weight, or the transpose of that, plus the bias. Half types are added in float32.
+
+    Shape:  x (batch, in, *space), weight (out, in / groups, *kernel), bias (out); transposed: weight (in, out / groups, *kernel). They give
+            (batch, out, *places).
+    Dtype:  that of x.
+    """
     stride, padding, dilation = _per_dim(x, stride, padding, dilation)
     shape = ctx.output.shape
     if transposed:
@@ -244,7 +249,11 @@ def convolution_backward(
     *,
     ctx: Context,
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Gradients of input, weight and bias: those that output_mask asks for."""
+    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+
+    Shape:  those of x and the weight; (out) for the bias.
+    Dtype:  those of x and the weight; of grad for the bias.
+    """
     stride, padding, dilation = _per_dim(x, stride, padding, dilation)
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:

@@ -36,12 +36,13 @@ def convolution_with_settings(
     *,
     ctx: Context,
 ) -> Array:
-    """The last four choose between kernels."""
+    """As `convolution`; the last four arguments choose between kernels of torch's, and change nothing here."""
     return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ctx=ctx)
 
 
 @lowers(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
 def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
+    """As `convolution` with one group; `kernel` repeats the size of the weight's."""
     return convolution(x, weight, bias, stride, padding, [1], False, [0], 1, ctx=ctx)
 
 
@@ -49,6 +50,7 @@ def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride
 def slow_conv_backward(
     grad: Array, x: Array, weight: Array, kernel: Sizes, stride: Sizes, padding: Sizes, output_mask: Sequence[bool], *, ctx: Context
 ) -> tuple[Array | None, Array | None, Array | None]:
+    """As `convolution_backward` with one group."""
     return convolution_backward(grad, x, weight, None, stride, padding, [1], False, [0], 1, output_mask, ctx=ctx)
 
 
@@ -61,6 +63,7 @@ def _require_batch(x: Array, weight: Array) -> None:
 def slow_conv_dilated(
     x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, dilation: Sizes, *, ctx: Context
 ) -> Array:
+    """As `convolution` with one group."""
     _require_batch(x, weight)
     return convolution(x, weight, bias, stride, padding, dilation, False, [0], 1, ctx=ctx)
 
@@ -78,6 +81,7 @@ def slow_conv_transpose(
     *,
     ctx: Context,
 ) -> Array:
+    """As `convolution` with one group, transposed."""
     _require_batch(x, weight)
     return convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1, ctx=ctx)
 
@@ -86,14 +90,18 @@ def slow_conv_transpose(
 def conv_depthwise(
     x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, dilation: Sizes, *, ctx: Context
 ) -> Array:
-    """One group for each channel."""
+    """As `convolution` with one group for each channel of x."""
     _require_batch(x, weight)
     return convolution(x, weight, bias, stride, padding, dilation, False, [0], x.shape[1], ctx=ctx)
 
 
 @lowers(aten.conv_tbc.default)
 def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
-    """x (time, batch, in), weight (kernel, in, out) to (time, batch, out)."""
+    """A convolution over time, the first dimension, with `pad` zeros at both of its ends.
+
+    Shape:  x (time, batch, in), weight (kernel, in, out) and bias (out) give (time + 2 * pad - kernel + 1, batch, out).
+    Dtype:  that of x.
+    """
     dtype = dtypes.accumulator(x.dtype)
     shape = ctx.output.shape
     if 0 in x.shape or 0 in weight.shape or 0 in shape:

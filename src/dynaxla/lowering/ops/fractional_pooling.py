@@ -57,9 +57,12 @@ def _read(x: Array, dim: int, places: Array) -> Array:
 
 @lowers(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
 def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Array, *, ctx: Context) -> tuple[Array, Array]:
-    """Maxima and their flat positions; of equal values the first, of NaNs the last.
+    """The largest element of windows at random places, and its flat position; of equal values the first, of NaNs the last.
 
     samples: (batch, planes, dimensions), the widths' first in 2d; of a longer batch than x's only the first are used.
+
+    Shape:  both: x (..., *space) gives (..., *output_size).
+    Dtype:  that of x, and int64.
     """
     count, space = len(output_size), x.shape[-len(output_size) :]
     planes = math.prod(x.shape[:-count])
@@ -81,4 +84,9 @@ def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Ar
 
 @lowers(aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
 def fractional_max_pool_backward(grad: Array, x: Array, kernel: Sizes, output_size: Sizes, indices: Array) -> Array:
+    """Each output's gradient goes to the place where its maximum was.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return scatter_maxima(grad, x, indices, len(output_size))

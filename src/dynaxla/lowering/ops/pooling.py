@@ -233,8 +233,11 @@ def _max_pool_gradient_by_scatter(problem: MaxPoolGradient, grad: Array, x: Arra
 def max_pool_with_indices(
     x: Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, *, ctx: Context
 ) -> tuple[Array, Array | None]:
-    """Maxima and, if the graph uses them, their flat positions.
+    """The largest element of each window, nan if there is one, and, if the graph uses them, the flat positions in the last two or three
+    dimensions; else None.
 
+    Shape:  both: x (..., *space) gives (..., *windows).
+    Dtype:  that of x, and int64.
     Source: ATen native/cpu/MaxPoolKernel.cpp
     """
     count = 2 if ctx.node.target is aten.max_pool2d_with_indices.default else 3
@@ -262,7 +265,11 @@ def max_pool_with_indices_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """Each output's gradient goes to the place where its maximum was."""
+    """Each output's gradient goes to the place where its maximum was.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     count = 2 if ctx.node.target is aten.max_pool2d_with_indices_backward.default else 3
     dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in grad.shape:
@@ -273,7 +280,7 @@ def max_pool_with_indices_backward(
 
 
 def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
-    """Add gradients at flat positions of the last `count` dimensions."""
+    """Zeros like x, with gradients added at flat positions of the last `count` dimensions. Half types are added in float32."""
     rows = math.prod(x.shape[:-count])
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
@@ -286,7 +293,11 @@ def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Array, Array]:
-    """Maxima and their flat positions; of equal values the first, of NaNs the last, as in ATen."""
+    """Maxima and their flat positions in the last two or three dimensions; of equal values the first, of NaNs the last, as in ATen.
+
+    Shape:  both: x (..., *space) gives (..., *output_size).
+    Dtype:  that of x, and int64.
+    """
     count = len(output_size)
     if 0 in ctx.output[0].shape:
         return tuple(lax.full(spec.shape, 0, spec.jax_dtype) for spec in ctx.output)
@@ -320,22 +331,37 @@ def maxima(read: Array, positions: Array, reads: Sequence[int]) -> tuple[Array, 
 
 @lowers(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array:
+    """Each output's gradient goes to the place where its maximum was.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return scatter_maxima(grad, x, indices, 2)
 
 
 @lowers(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
+    """Each output's gradient goes to the place where its maximum was.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return scatter_maxima(grad, x, indices, 3)
 
 
 @lowers(aten.max_unpool3d.default)
 def max_unpool3d(x: Array, indices: Array, output_size: Sizes, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
+    """As `max_unpool2d`; stride and padding have been used for `output_size`."""
     return max_unpool2d(x, indices, output_size, ctx=ctx)
 
 
 @lowers(aten.max_unpool2d.default)
 def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) -> Array:
-    """Zeros, and each value at the flat position of the last dimensions that its index names."""
+    """Zeros, and each value at the flat position of the last dimensions that its index names.
+
+    Shape:  x (..., *windows) gives (..., *output_size).
+    Dtype:  that of x.
+    """
     count, shape = len(output_size), ctx.output.shape
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
@@ -386,6 +412,11 @@ def avg_pool(
     *,
     ctx: Context,
 ) -> Array:
+    """The mean of each window. Half types are added in float32; integers lose the fraction of their mean.
+
+    Shape:  x (..., *space) gives (..., *windows), the last two or three dimensions.
+    Dtype:  that of x.
+    """
     count, shape = _count(ctx), ctx.output.shape
     if 0 in shape:
         return lax.full(shape, 0, x.dtype)
@@ -407,7 +438,11 @@ def avg_pool_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """Each place gets its share from every window that covers it."""
+    """Each place gets its share from every window that covers it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if 0 in grad.shape:
         return lax.full_like(x, 0)
     count = _count(ctx)
@@ -435,6 +470,11 @@ def _spread_windows(x: Array, dim: PoolWindows) -> Array:
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
+    """The mean of each of so many windows. Half types are added in float32.
+
+    Shape:  x (..., *space) gives (..., *output_size).
+    Dtype:  that of x.
+    """
     count = len(output_size)
     shape = (*x.shape[:-count], *output_size)
     if 0 in shape:
@@ -458,6 +498,11 @@ def _adaptive_mean(x: Array, dim: int, places: int) -> Array:
 
 @lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
+    """Each place gets its share from every window that covers it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
     out = convert(grad, dtypes.accumulator(grad.dtype))

@@ -145,6 +145,11 @@ def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, a
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool, *, ctx: Context) -> Array:
+    """x at the places that grid gives, from -1 at one end of a dimension to 1 at the other.
+
+    Shape:  x (batch, channel, *space) and grid (batch, *out, dimensions of space, the last one first) give (batch, channel, *out).
+    Dtype:  that of x.
+    """
     if 0 in ctx.output.shape:
         return lax.full(ctx.output.shape, 0, x.dtype)
     return convert(_sample(x, grid, interpolation_mode, padding_mode, align_corners), x.dtype)
@@ -160,7 +165,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, Array | None]:
-    """Gradients of the image and the grid: those that output_mask asks for."""
+    """Gradients of the image and the grid: those that output_mask asks for, None for the others; each of its operand's shape and dtype."""
     if grad.size == 0:
         return lax.full_like(x, 0), lax.full_like(grid, 0)
     out, pull = jax.vjp(lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), x, grid)

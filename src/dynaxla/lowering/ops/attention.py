@@ -160,6 +160,12 @@ def flash_attention_for_cpu(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, Array]:
+    """Attention, and the logarithm of each row's sum of exponentials.
+
+    Shape:  that of the query, with value's last dimension; (batch, heads, rows).
+    Dtype:  that of the query; the accumulator's.
+    Raises: UnsupportedOp for dropout, which this kernel does not have.
+    """
     _refuse_dropout(dropout_p, ctx)
     return _forward(_Attention(query, key, value, attn_mask, is_causal, scale, ctx))
 
@@ -179,6 +185,7 @@ def flash_attention_for_cpu_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, Array, Array]:
+    """Gradients of query, key and value, each of its operand's shape and dtype."""
     _refuse_dropout(dropout_p, ctx)
     return _backward(_Attention(query, key, value, attn_mask, is_causal, scale, ctx), grad, out, logsumexp)[:3]
 
@@ -252,6 +259,11 @@ def efficient_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
+    """Attention, the logarithm of each row's sum of exponentials, and the random generator's state for the gradient.
+
+    Shape:  that of the query, with value's last dimension; (batch, heads, rows), filled up with zeros or empty as PyTorch's kernel has it.
+    Dtype:  that of the query; the second is float32.
+    """
     return _forward_with_state(_Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
@@ -269,6 +281,9 @@ def cudnn_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
+    """As `efficient_attention`, with cuDNN's list of results: the logarithms are (batch, heads, rows, 1), and what only cuDNN's own
+    gradient needs is zero.
+    """
     return _forward_with_state(_Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
@@ -285,6 +300,7 @@ def overrideable_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
+    """As `efficient_attention`, with this op's list of results."""
     return _forward_with_state(_Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
@@ -300,6 +316,10 @@ def flash_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
+    """As `efficient_attention`, without a mask and with this op's list of results.
+
+    Raises: UnsupportedOp for a causal mask with different numbers of queries and keys.
+    """
     _check_causal(query, key, is_causal, ctx)
     return _forward_with_state(_Attention(query, key, value, None, is_causal, scale, ctx), dropout_p)
 
@@ -322,6 +342,7 @@ def efficient_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
+    """Gradients of query, key, value and, if grad_input_mask asks for it, attn_bias; each of its operand's shape and dtype."""
     attention = _Attention(query, key, value, attn_bias, is_causal, scale, ctx)
     state = _unpack_key(philox_seed, dropout_p)
     *grads, grad_scores = _backward(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, state)
@@ -358,6 +379,7 @@ def cudnn_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, ...]:
+    """Gradients of query, key and value, each of its operand's shape and dtype."""
     attention = _Attention(query, key, value, attn_bias, is_causal, scale, ctx)
     return _backward(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]
 
@@ -384,6 +406,7 @@ def overrideable_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
+    """Gradients of query, key, value and, if grad_input_mask asks for it, attn_bias; each of its operand's shape and dtype."""
     attention = _Attention(query, key, value, attn_bias, is_causal, scale, ctx)
     state = _unpack_key(philox_seed, dropout_p)
     *grads, grad_scores = _backward(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, state)
@@ -410,6 +433,7 @@ def flash_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, ...]:
+    """Gradients of query, key and value, each of its operand's shape and dtype."""
     _check_causal(query, key, is_causal, ctx)
     attention = _Attention(query, key, value, None, is_causal, scale, ctx)
     return _backward(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]

@@ -22,6 +22,7 @@ def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precisi
 # The two ops of the transformers library; they exist once it has been imported.
 @lowers("transformers::grouped_mm_fallback")
 def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
+    """Each group of rows of x times a matrix of its own, as `grouped_matmul`."""
     return grouped_matmul(x, weights, ends, ctx.settings.matmul_precision)
 
 

@@ -37,19 +37,32 @@ def add_relu_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten._addmm_activation.default)
 def addmm_activation(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False, ctx: Context) -> Array:
+    """relu, or GELU, of addmm. (On a GPU, cuBLAS's GELU is the one by tanh.)
+
+    Dtype:  that of y.
+    """
     out = addmm(x, y, z, beta=beta, alpha=alpha, ctx=ctx)
     return gelu(out, approximate=ctx.eager.fused_gelu) if use_gelu else _relu(out)
 
 
 @lowers(aten._masked_scale.default)
 def masked_scale(x: Array, mask: Array, scale: float) -> Array:
+    """x * mask * scale.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     wide = convert(x, dtypes.accumulator(x.dtype))
     return convert(lax.mul(lax.mul(wide, convert(mask, wide.dtype)), number(scale, wide.dtype)), x.dtype)
 
 
 @lowers(aten._transform_bias_rescale_qkv.default)
 def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> tuple[Array, ...]:
-    """qkv (batch, rows, 3 * heads * size) plus its bias, as query, key and value (batch, heads, rows, size); the query over sqrt(size)."""
+    """qkv plus its bias, taken apart into query, key and value; the query over sqrt(size).
+
+    Shape:  qkv (batch, rows, 3 * heads * size) gives (batch, heads, rows, size) three times.
+    Dtype:  all: that of qkv.
+    """
     batch, rows, width = qkv.shape
     size = width // (3 * num_heads)
     wide = convert(qkv, dtypes.accumulator(qkv.dtype))
@@ -71,7 +84,11 @@ def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
 
 @lowers(aten._masked_softmax.default)
 def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
-    """Softmax over what the mask leaves: 0 where it is True, NaN if that is everywhere along `dim`."""
+    """Softmax over what the mask leaves: 0 where it is True, NaN if that is everywhere along `dim`.
+
+    Shape:  that of x; mask (rows, columns) for mask_type 0, (batch, columns) for 1, else that of x.
+    Dtype:  that of x.
+    """
     dim = x.ndim - 1 if dim is None else dim % x.ndim
     kept = [d for d in range(x.ndim) if d != dim]
     hidden = lax.broadcast_in_dim(mask, x.shape, _mask_dims(mask_type, x.ndim))
@@ -83,6 +100,11 @@ def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int
 
 @lowers(aten._masked_softmax_backward.default)
 def masked_softmax_backward(grad: Array, output: Array, mask: Array, dim: int | None = None) -> Array:
+    """The gradient of masked_softmax's operand: 0 where the mask is True.
+
+    Shape:  that of grad.
+    Dtype:  that of grad.
+    """
     dim = grad.ndim - 1 if dim is None else dim % grad.ndim
     wide, out = (convert(x, dtypes.accumulator(grad.dtype)) for x in (grad, output))
     zero = full_like(wide, 0)
@@ -102,6 +124,11 @@ def _halves(x: Array, dim: int) -> tuple[Array, Array, Array]:
 
 @lowers(aten.glu_jvp.default)
 def glu_jvp(out: Array, x: Array, dx: Array, dim: int) -> Array:
+    """How GLU's result changes when x changes by dx.
+
+    Shape:  that of out: x with half of it along `dim`.
+    Dtype:  that of x.
+    """
     dim %= x.ndim
     wide, out_wide, dx_wide = (convert(value, dtypes.accumulator(x.dtype)) for value in (x, out, dx))
     _, _, sigmoid = _halves(wide, dim)
@@ -112,7 +139,11 @@ def glu_jvp(out: Array, x: Array, dx: Array, dim: int) -> Array:
 
 @lowers(aten.glu_backward_jvp.default)
 def glu_backward_jvp(grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array, dx: Array, dim: int) -> Array:
-    """How the gradient of x, [g s(b), g a s(b) (1 - s(b))] for x = [a, b], changes when g changes by dgrad_glu and x by dx."""
+    """How the gradient of x, [g s(b), g a s(b) (1 - s(b))] for x = [a, b], changes when g changes by dgrad_glu and x by dx.
+
+    Shape:  that of x.
+    Dtype:  that of grad_x.
+    """
     dim %= x.ndim
     wide, grad, dgrad, dx_wide = (convert(value, dtypes.accumulator(x.dtype)) for value in (x, grad_glu, dgrad_glu, dx))
     first, _, sigmoid = _halves(wide, dim)
@@ -128,7 +159,11 @@ def glu_backward_jvp(grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array,
 
 @lowers(aten._weight_norm_interface_backward.default)
 def weight_norm_backward(grad: Array, v: Array, g: Array, norms: Array, dim: int) -> tuple[Array, Array]:
-    """Gradients of v and g, where the weight is v * (g / norm of v over all dimensions but `dim`)."""
+    """Gradients of v and g, where the weight is v * (g / norm of v over all dimensions but `dim`).
+
+    Shape:  those of v and g.
+    Dtype:  those of v and g.
+    """
     dtype = dtypes.accumulator(v.dtype)
     others = [d for d in range(v.ndim) if d != dim % v.ndim]
     grad_wide, v_wide, g_wide, norms_wide = (convert(x, dtype) for x in (grad, v, g, norms))

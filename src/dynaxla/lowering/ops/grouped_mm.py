@@ -91,7 +91,14 @@ def _each_groups_product(x: Array, y: Array, ends: Array, ctx: Context) -> Array
 def grouped_mm(
     x: Array, y: Array, offs: Array | None = None, bias: Array | None = None, out_dtype: DType | None = None, *, ctx: Context
 ) -> Array:
-    """offs: where each group ends, along the rows of x, the columns of y, or the dimension that is summed over."""
+    """Products of matrices in groups. offs: where each group ends, along the rows of x, the columns of y, or the dimension that is summed
+    over.
+
+    Shape:  x (rows, k) and y (groups, k, n): (rows, n). x (groups, m, k) and y (k, columns): (m, columns). x (m, k) and y (k, n), k in
+            groups: (groups, m, n). x (groups, m, k) and y (groups, k, n), without offs: (groups, m, n).
+    Dtype:  `out_dtype` if given, else that of x.
+    Raises: UnsupportedOp with a bias, or without offs where groups need it.
+    """
     if bias is not None:
         raise UnsupportedOp("_grouped_mm with a bias")
     spec = ctx.output

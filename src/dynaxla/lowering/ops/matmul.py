@@ -211,16 +211,28 @@ def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, 
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(x: Array, y: Array, *, ctx: Context) -> Array:
+    """x @ y, of two matrices or of two equally long batches of matrices. Half types are added in float32.
+
+    Dtype:  that of x.
+    """
     return _multiply(x, y, ctx, dtype=x.dtype)
 
 
 @lowers(aten.mm.dtype, aten.bmm.dtype)
 def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
+    """As `mm`, with the sums of half types kept as float32.
+
+    Dtype:  `out_dtype`.
+    """
     return convert(_multiply(x, y, ctx), out_dtype)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    """beta * x + alpha * (y @ z), of two matrices or of two equally long batches of matrices. x is broadcast; with beta = 0 it is not read.
+
+    Dtype:  that of y.
+    """
     if x.ndim == 1 and x.shape == z.shape[-1:] and x.dtype == y.dtype and beta == alpha == 1:
         return _linear(y, z, x, ctx)
     return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, y.dtype)
@@ -238,33 +250,57 @@ def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
 
 @lowers(aten.addmm.dtype, aten.baddbmm.dtype)
 def addmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    """As `addmm`, with the sums of half types kept as float32.
+
+    Dtype:  `out_dtype`.
+    """
     return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, out_dtype)
 
 
 @lowers(aten.addbmm.default)
 def addbmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """beta * x + alpha * (the sum over the batch of y @ z)."""
+    """beta * x + alpha * (the sum over the batch of y @ z).
+
+    Shape:  y (batch, n, m) and z (batch, m, p) give (n, p), to which x is broadcast.
+    """
     return _add_scaled(x, contract(y, z, ((0, 2), (0, 1)), ctx), beta, alpha, y.dtype)
 
 
 @lowers(aten.mv.default, aten.dot.default)
 def mv(x: Array, y: Array, *, ctx: Context) -> Array:
+    """A matrix times a vector, or a vector times a vector.
+
+    Shape:  x without its last dimension.
+    Dtype:  that of x.
+    """
     return convert(contract(x, y, ((x.ndim - 1,), (0,)), ctx), x.dtype)
 
 
 @lowers(aten.vdot.default)
 def vdot(x: Array, y: Array, *, ctx: Context) -> Array:
+    """conj(x) times y, both vectors.
+
+    Shape:  [].
+    Dtype:  that of x.
+    """
     return mv(lax.conj(x) if dtypes.is_complex(x.dtype) else x, y, ctx=ctx)
 
 
 @lowers(aten.addmv.default)
 def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
+    """beta * x + alpha * (y @ z), z being a vector; with beta = 0 x is not read.
+
+    Shape:  y (n, m) gives (n), to which x is broadcast.
+    """
     return _add_scaled(x, contract(y, z, ((1,), (0,)), ctx), beta, alpha, y.dtype)
 
 
 @lowers(aten._int_mm.default)
 def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
-    """int8 matrices to an int32 product."""
+    """The product of int8 matrices.
+
+    Dtype:  int32.
+    """
     return contract(x, y, ((1,), (0,)), ctx, dtype=np.dtype(np.int32))
 
 
@@ -272,6 +308,8 @@ def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
 def trilinear(x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand3: Dims, sumdim: Dims, *, ctx: Context) -> Array:
     """The sum over `sumdim` of the product of three tensors, each first given new dimensions at `expand1`, `expand2`, `expand3`.
 
+    Shape:  the three broadcast, without `sumdim`.
+    Dtype:  that of x.
     Source: ATen native/Linear.cpp, _trilinear (under nn.Bilinear)
     """
     rank = x.ndim + len(expand1)

@@ -61,7 +61,11 @@ def _bias_gradient(gates: Array) -> Array:
 def lstm_cell(
     input_gates: Array, hidden_gates: Array, cx: Array, input_bias: Array | None = None, hidden_bias: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """The new hidden and cell states, and the activated gates for the gradient."""
+    """The new hidden and cell states, and the activated gates for the gradient.
+
+    Shape:  cx (batch, hidden) and gates (batch, 4 * hidden) give (batch, hidden) twice, and (batch, 4 * hidden).
+    Dtype:  that of cx twice, and that of the gates; computed in float32 for half types.
+    """
     pairs = zip(_gates(input_gates, input_bias, 4), _gates(hidden_gates, hidden_bias, 4), strict=True)
     into, forget, cell, out = (lax.add(x, h) for x, h in pairs)
     into, forget, cell, out = lax.logistic(into), lax.logistic(forget), lax.tanh(cell), lax.logistic(out)
@@ -74,7 +78,10 @@ def lstm_cell(
 def lstm_cell_backward(
     grad_hy: Array | None, grad_cy: Array | None, cx: Array, cy: Array, workspace: Array, has_bias: bool
 ) -> tuple[Array | None, ...]:
-    """Gradients of the gates (both kinds), of cx and of the biases (both)."""
+    """Gradients of the gates (both kinds), of cx and of the biases (both; None without biases). All None if neither state has a gradient.
+
+    Shape:  (batch, 4 * hidden), (batch, hidden) and (4 * hidden).
+    """
     if grad_hy is None and grad_cy is None:
         return None, None, None
     into, forget, cell, out = _gates(workspace, None, 4)
@@ -97,7 +104,11 @@ def lstm_cell_backward(
 def gru_cell(
     input_gates: Array, hidden_gates: Array, hx: Array, input_bias: Array | None = None, hidden_bias: Array | None = None
 ) -> tuple[Array, Array]:
-    """The new hidden state, and for the gradient: gates, hx, and the hidden part of the new gate."""
+    """The new hidden state, and for the gradient: gates, hx, and the hidden part of the new gate.
+
+    Shape:  hx (batch, hidden) and gates (batch, 3 * hidden) give (batch, hidden) and (batch, 5 * hidden).
+    Dtype:  both: that of hx; computed in float32 for half types.
+    """
     x_reset, x_update, x_new = _gates(input_gates, input_bias, 3)
     h_reset, h_update, h_new = _gates(hidden_gates, hidden_bias, 3)
     reset, update = lax.logistic(lax.add(x_reset, h_reset)), lax.logistic(lax.add(x_update, h_update))
@@ -109,7 +120,10 @@ def gru_cell(
 
 @lowers(aten._thnn_fused_gru_cell_backward.default)
 def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """Gradients of input gates, hidden gates, hx, input bias and hidden bias."""
+    """Gradients of input gates, hidden gates, hx, input bias and hidden bias (None without biases).
+
+    Shape:  (batch, 3 * hidden) twice, (batch, hidden), and (3 * hidden) twice.
+    """
     reset, update, new, state, h_new = _gates(workspace, None, 5)
     grad = _wide(grad_hy)
     of_update = lax.mul(lax.mul(grad, lax.sub(state, new)), _sigmoid_slope(update))
@@ -174,8 +188,13 @@ def rnn_layer(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """One layer of `layers`, in one direction: time is the first dimension, whatever batch_first says. The workspace, which oneDNN alone
-    could read, is empty: rnn_layer_backward computes the layer again."""
+    """One layer of an LSTM, in one direction: the outputs of all steps, the last hidden and cell states, and a workspace.
+
+    The workspace, which oneDNN alone could read, is empty: rnn_layer_backward computes the layer again.
+
+    Shape:  x (time, batch, in), whatever batch_first says, gives (time, batch, hidden); the states are those of hx and cx.
+    Raises: UnsupportedOp for other layers than an LSTM's, and for packed sequences.
+    """
     _check_layer(batch_sizes, mode)
     hx, cx = (_wide(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
     results = _layer(_wide(x), (weight0, weight1, weight2, weight3), hx, cx, has_biases, reverse, ctx.settings.matmul_precision)
@@ -211,7 +230,7 @@ def rnn_layer_backward(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of x, both weights, both biases (which are the same), and both states."""
+    """Gradients of x, both weights, both biases (which are the same), and both states; each of its operand's shape."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
     hx, cx = (_wide(lax.reshape(state, shape)) for state in (hx, cx))

@@ -90,7 +90,13 @@ def native_multi_head_attention(
     *,
     ctx: Context,
 ) -> tuple[Array, Array]:
-    """Source: ATen native/transformers/attention.cpp, native_multi_head_attention_cpu"""
+    """Attention with its projections before and after; and the weights.
+
+    Shape:  that of the query (batch, rows, size). The weights are (batch, rows, columns) if averaged over heads, else (batch, heads, rows,
+            columns), and empty without `need_weights`.
+    Dtype:  that of the query.
+    Source: ATen native/transformers/attention.cpp, native_multi_head_attention_cpu
+    """
     inputs, qkv = (query, key, value), (qkv_weight, qkv_bias)
     out, weights = _attend(inputs, num_head, qkv, (proj_weight, proj_bias), mask, mask_type, ctx)
     spec = ctx.output[1]
@@ -127,7 +133,12 @@ def transformer_encoder_layer(
     *,
     ctx: Context,
 ) -> Array:
-    """Source: ATen native/transformers/transformer.cpp, transformer_encoder_layer_forward"""
+    """Attention and two linear layers, both with a residual connection and a layer norm.
+
+    Shape:  that of x (batch, rows, size).
+    Dtype:  that of x.
+    Source: ATen native/transformers/transformer.cpp, transformer_encoder_layer_forward
+    """
 
     def normalized(y: Array, weight: Array, bias: Array) -> Array:
         return convert(normalize_last(y, 1, weight, bias, eps)[0], y.dtype)

@@ -67,9 +67,11 @@ def _pick_class(x: Array, target: Array) -> Array:
 def nll_loss_forward(
     x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """The loss and the sum of weights (0 if nothing is reduced).
+    """-x at the target class, times its weight; and the sum of weights (0 if nothing is reduced).
 
-    Shape: x (classes), (batch, classes) or (batch, classes, height, width); target lacks the classes.
+    Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target lacks the classes. The loss is [], or with reduction
+            none that of the target; the sum is [].
+    Dtype:  both: that of x.
     """
     _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
@@ -99,7 +101,11 @@ def nll_loss_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """The weight of each target, negative, at its class; zero everywhere else."""
+    """The gradient of x: the weight of each target, negative, at its class; zero everywhere else.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     _require_classes(ctx, x, target, ignore_index)
     if x.ndim == 1:
         target, grad = lax.reshape(target, ()), lax.reshape(grad, ())
@@ -122,7 +128,13 @@ def nll_loss_backward(
 
 @lowers(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x: Array, target: Array, weight: Array | None = None, reduction: int = _MEAN, *, ctx: Context) -> Array:
-    """Logarithms are not lower than -100, as in ATen, so that the loss stays finite."""
+    """-(target log(x) + (1 - target) log(1 - x)) times weight. Logarithms are not lower than -100, as in ATen, so that the loss stays
+    finite.
+
+    Shape:  [], or with reduction none that of x.
+    Dtype:  that of x.
+    Raises: RuntimeError when the program runs, for elements of x or target that are not between 0 and 1.
+    """
     for name, values in (("input", x), ("target", target)):
         low, high = (lax.full_like(values, bound) for bound in (0, 1))
         inside = lax.bitwise_and(lax.ge(values, low), lax.le(values, high))

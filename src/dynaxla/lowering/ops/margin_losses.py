@@ -41,7 +41,11 @@ def _spread(x: Array, shape: tuple[int, ...]) -> Array:
 def multi_margin_loss_backward(
     grad: Array, x: Array, target: Array, p: Any, margin: Any, weight: Array | None = None, reduction: int = 1
 ) -> Array:
-    """Of sum(max(0, margin - x[target] + x[other]) ** p) / classes over the other classes."""
+    """The gradient of x in sum(max(0, margin - x[target] + x[other]) ** p) / classes, over the other classes.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     rows, targets = _batched(convert(x, dtypes.accumulator(x.dtype)), 2), lax.reshape(target, (target.size,))
     shape = batch, classes = rows.shape
     if x.size == 0:
@@ -76,8 +80,14 @@ def _distances(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
 
 @lowers(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int, *, ctx: Context) -> tuple[Array, Array]:
-    """sum(max(0, 1 - x[target] + x[other])) / classes over the targets, which end with -1, and all classes that are no targets; and 1 for
-    each class that is a target. (torch's decomposition of it counts what stands behind the -1, too.)"""
+    """sum(max(0, 1 - x[target] + x[other])) / classes, over the targets, which end with -1, and all classes that are no targets; and 1 for
+    each class that is a target.
+
+    (torch's decomposition of it counts what stands behind the -1, too.)
+
+    Shape:  x (classes) or (batch, classes) gives [], or with reduction none x without the classes; and that of x.
+    Dtype:  both: that of x.
+    """
     spec = ctx.output[0]
     if x.size == 0:
         return lax.full(spec.shape, math.nan if reduction == _MEAN else 0, spec.jax_dtype), x
@@ -97,6 +107,11 @@ def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int, *, c
 
 @lowers(aten.multilabel_margin_loss_backward.default)
 def multilabel_margin_loss_backward(grad: Array, x: Array, target: Array, reduction: int, is_target: Array) -> Array:
+    """The gradient of x.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if x.size == 0:
         return x
     distance, listed, own, rows = _distances(x, target)

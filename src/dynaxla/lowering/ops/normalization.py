@@ -150,6 +150,11 @@ def batch_norm_functional(
     *,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
+    """Batch norm: the result, the saved mean and 1 / standard deviation, and the new running mean and variance.
+
+    Shape:  that of x (batch, channel, *space); statistics (channel), and the saved ones empty without `training`.
+    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    """
     *results, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
     return *results, _saved(ctx, 3, new_mean), _saved(ctx, 4, new_var)
 
@@ -158,6 +163,11 @@ def batch_norm_functional(
 def batch_norm_no_stats(
     x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float, *, ctx: Context
 ) -> tuple[Array, Array, Array]:
+    """Batch norm by x's own statistics: the result, mean and 1 / standard deviation.
+
+    Shape:  that of x (batch, channel, *space); statistics (channel).
+    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    """
     return _batch_norm(x, weight, bias, None, None, True, momentum, eps, ctx)[:3]
 
 
@@ -173,6 +183,10 @@ def batch_norm_no_training(
     *,
     ctx: Context,
 ) -> tuple[Array, Array, Array]:
+    """Batch norm by running statistics: the result, and two empty vectors where others save statistics.
+
+    Shape:  that of x.
+    """
     return _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps, ctx)[:3]
 
 
@@ -188,6 +202,11 @@ def batch_norm_with_update(
     *,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
+    """Batch norm by x's own statistics: the result, mean, 1 / standard deviation, an empty reserve, and the new running mean and variance.
+
+    Shape:  that of x (batch, channel, *space); statistics (channel).
+    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    """
     out, mean, inverse, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, ctx)
     return out, mean, inverse, _saved(ctx, 3, None), _saved(ctx, 4, new_mean), _saved(ctx, 5, new_var)
 
@@ -204,6 +223,11 @@ def batch_norm_no_update(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
+    """Batch norm by running statistics, or without such by x's own: the result, the saved mean and 1 / standard deviation, and an empty
+    reserve.
+
+    Shape:  that of x (batch, channel, *space); the saved ones are (channel), and empty with running statistics.
+    """
     training = running_mean is None or running_var is None
     out, mean, inverse, *_ = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
     return out, mean, inverse, _saved(ctx, 3, None)
@@ -222,7 +246,10 @@ def native_batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
 ) -> Three:
-    """Gradients of input, weight and bias: those that output_mask asks for."""
+    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+
+    Shape:  that of x, and (channel) twice.
+    """
     _require_vectors(weight, running_mean, running_var)
     dtype = dtypes.accumulator(x.dtype)
     dims = _but_channels(x)
@@ -270,6 +297,7 @@ def batch_norm_backward(
     output_mask: Sequence[bool],
     reserve: Array,
 ) -> Three:
+    """As `native_batch_norm_backward`; the reserve, which cuDNN alone could read, is not needed."""
     return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask)
 
 
@@ -342,7 +370,12 @@ def _layer_norm_by_xla(problem: LayerNorm, x: Array, weight: Array | None, bias:
 def native_layer_norm(
     x: Array, normalized_shape: Dims, weight: Array | None, bias: Array | None, eps: float, *, ctx: Context
 ) -> tuple[Array, Array | None, Array | None]:
-    """Shape: that of x; mean and 1 / standard deviation keep the normalized dimensions with size 1."""
+    """x less its mean over its last dimensions, over its standard deviation, times weight plus bias; mean and 1 / standard deviation, None
+    where the graph does not use them.
+
+    Shape:  that of x; mean and 1 / standard deviation keep the normalized dimensions with size 1.
+    Dtype:  that of x; the others as PyTorch has them, computed in float32 for half types.
+    """
     count = len(normalized_shape)
     if all(user.target is operator.getitem and user.args[1] == 0 for user in ctx.node.users):
         problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
@@ -369,7 +402,11 @@ def native_layer_norm_backward(
     *,
     ctx: Context,
 ) -> Three:
-    """Gradients of input, weight and bias: those that output_mask asks for."""
+    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+
+    Shape:  each that of its operand.
+    Dtype:  each that of its operand.
+    """
     dtype = dtypes.accumulator(x.dtype)
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)
@@ -411,7 +448,11 @@ def native_group_norm(
     *,
     ctx: Context,
 ) -> tuple[Array, Array, Array]:
-    """Shape: that of x; mean and 1 / standard deviation are (batch, group)."""
+    """x less its mean over each group of channels, over its standard deviation, times weight plus bias; mean and 1 / standard deviation.
+
+    Shape:  that of x; mean and 1 / standard deviation are (batch, group).
+    Dtype:  that of x; the others as PyTorch has them, computed in float32 for half types.
+    """
     grouped = lax.reshape(convert(x, dtypes.accumulator(x.dtype)), (batch, group, channels // group, space))
     mean, variance, centered = _moments(grouped, (2, 3))
     inverse = _reciprocal_root(variance, eps)
@@ -433,7 +474,11 @@ def native_group_norm_backward(
     group: int,
     output_mask: Sequence[bool],
 ) -> Three:
-    """Gradients of input, weight and bias: those that output_mask asks for."""
+    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+
+    Shape:  that of x, and (channels) twice.
+    Dtype:  that of x; the weight's, or without a weight that of x.
+    """
     dtype = dtypes.accumulator(x.dtype)
     shape = (batch, group, channels // group, space)
     wide = convert(grad, dtype)
@@ -463,7 +508,11 @@ def _default_eps(eps: float | None, dtype: DType) -> float:
 
 @lowers(aten._fused_rms_norm.default)
 def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: float | None, *, ctx: Context) -> tuple[Array, Array]:
-    """Shape: that of x; 1 / root mean square keeps the normalized dimensions with size 1."""
+    """x over its root mean square over the last dimensions, times weight; and 1 / root mean square.
+
+    Shape:  that of x; 1 / root mean square keeps the normalized dimensions with size 1.
+    Dtype:  as PyTorch has them; computed in float32 for half types.
+    """
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)
     outer = x.ndim - len(normalized_shape)
@@ -476,7 +525,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
 def fused_rms_norm_backward(
     grad: Array, x: Array, normalized_shape: Dims, rstd: Array, weight: Array | None, output_mask: Sequence[bool], *, ctx: Context
 ) -> tuple[Array | None, Array | None]:
-    """Gradients of input and weight: those that output_mask asks for."""
+    """Gradients of input and weight: those that output_mask asks for, None for the others; each of its operand's shape and dtype."""
     dtype = dtypes.accumulator(x.dtype)
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)

@@ -138,6 +138,8 @@ def fused_sgd(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
+    """New parameters, unscaled gradients, and momentum buffers, one list each."""
+
     def step(param: Array, grad: Array, *buffers: Array) -> tuple[Array, ...]:
         if weight_decay:
             grad = lax.add(grad, _times(param, weight_decay))
@@ -167,6 +169,8 @@ def fused_adagrad(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
+    """New parameters, unscaled gradients, and sums of squares, one list each; and the steps as they are."""
+
     def step(param: Array, grad: Array, total: Array, count: Array) -> tuple[Array, ...]:
         if weight_decay:
             grad = lax.add(grad, _times(param, weight_decay))
@@ -205,7 +209,10 @@ if hasattr(aten._fused_adagrad, "tensor_lr"):
 
 @lowers(aten._amp_foreach_non_finite_check_and_unscale.default)
 def check_and_unscale(grads: Tensors, found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
-    """The gradients times inv_scale, and found_inf, or 1 if one of them is infinite or NaN."""
+    """The gradients times inv_scale, and found_inf, or 1 if one of them is infinite or NaN.
+
+    Dtype:  the gradients keep theirs; found_inf its own.
+    """
     finite = [lax.reduce_and(lax.is_finite(grad), range(grad.ndim)) for grad in grads]
     for each in finite:
         found_inf = lax.select(lax.broadcast_in_dim(each, found_inf.shape, ()), found_inf, full_like(found_inf, 1))
@@ -221,7 +228,11 @@ def update_scale(
     scale_backoff_factor: float,
     growth_interval: int,
 ) -> tuple[Array, Array]:
-    """The scale backs off after an infinite gradient, and grows after growth_interval steps without one; and the count of these."""
+    """The scale, which backs off after an infinite gradient, and grows after growth_interval steps without one; and the count of these.
+
+    Shape:  those of `scale` and `growth_tracker`.
+    Dtype:  those of `scale` and `growth_tracker`.
+    """
     failed = lax.gt(lax.reshape(found_inf, scale.shape), full_like(scale, 0))
     count = _plus(growth_tracker, 1)
     due = lax.reshape(lax.eq(count, full_like(count, growth_interval)), scale.shape)

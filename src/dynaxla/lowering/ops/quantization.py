@@ -69,6 +69,11 @@ def _fake_quantized(
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def fake_quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
+    """x rounded to a multiple of scale that is in bounds; and where it was in bounds before.
+
+    Shape:  both: that of x.
+    Dtype:  that of x; bool.
+    """
     return _fake_quantized(x, scale, zero_point, quant_min, quant_max)
 
 
@@ -76,7 +81,11 @@ def fake_quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min:
 def fake_quantize_per_tensor_qparams(
     x: Array, scale: Array, zero_point: Array, fake_quant_enabled: Array, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """Dtype of the zero point: any; its whole part counts."""
+    """As `fake_quantize_per_tensor`, with scale and zero point as tensors of one element; x itself unless `fake_quant_enabled`.
+
+    Shape:  both: that of x.
+    Dtype:  that of x; bool. The zero point may have any: its whole part counts.
+    """
     out, inside = _fake_quantized(x, scale, convert(zero_point, _INT32), quant_min, quant_max)
     return _if_enabled(fake_quant_enabled, out, inside, x)
 
@@ -90,6 +99,12 @@ def _if_enabled(enabled: Array, out: Array, inside: Array, x: Array) -> tuple[Ar
 def fake_quantize_per_channel(
     x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, *, ctx: Context
 ) -> tuple[Array, Array]:
+    """As `fake_quantize_per_tensor`, with scale and zero point for each index of `axis`.
+
+    Shape:  both: that of x; scale and zero point are vectors.
+    Dtype:  that of x; bool.
+    Raises: RuntimeError when the program runs, for an integer zero point out of bounds.
+    """
     together = dtypes.is_float(zero_point.dtype)
     if not together:
         within = lax.bitwise_and(lax.ge(zero_point, full_like(zero_point, quant_min)), lax.le(zero_point, full_like(zero_point, quant_max)))
@@ -105,6 +120,11 @@ def _whole_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Arra
 def fake_quantize_learnable_per_tensor(
     x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Array:
+    """x rounded to a multiple of scale that is in bounds; the zero point is rounded and moved into bounds first.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _fake_quantized(x, scale, _whole_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max)[0]
 
 
@@ -112,6 +132,11 @@ def fake_quantize_learnable_per_tensor(
 def fake_quantize_learnable_per_channel(
     x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Array:
+    """As `fake_quantize_learnable_per_tensor`, with scale and zero point for each index of `axis`.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _fake_quantized(x, scale, _whole_zero_point(zero_point, quant_min, quant_max), quant_min, quant_max, axis)[0]
 
 
@@ -134,6 +159,11 @@ def _learnable_gradients(
 def fake_quantize_learnable_per_tensor_backward(
     grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> tuple[Array, Array, Array]:
+    """Gradients of x, scale and zero point. (Without elements: x, scale and zero point themselves, as in ATen.)
+
+    Shape:  that of x, and [1] twice.
+    Dtype:  float32.
+    """
     if x.size == 0:
         return x, scale, zero_point
     # Unlike the other direction: half is added, and the rest cut off.
@@ -149,6 +179,11 @@ def fake_quantize_learnable_per_tensor_backward(
 def fake_quantize_learnable_per_channel_backward(
     grad: Array, x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> tuple[Array, Array, Array]:
+    """Gradients of x, scale and zero point. (Without elements: x, scale and zero point themselves, as in ATen.)
+
+    Shape:  that of x, and one number for each index of `axis` twice.
+    Dtype:  float32.
+    """
     if x.size == 0:
         return x, scale, zero_point
     whole = _whole_zero_point(zero_point, quant_min, quant_max)
@@ -224,6 +259,11 @@ def fused_moving_average_observer(
     """Moving averages of the extrema (per row if per_row_fake_quant) while observer_on; x quantized by them while fake_quant_on.
 
     Returns: x or what is left of it, where it was in bounds, and the new running_min, running_max, scale, zero_point.
+
+    Shape:  that of x twice; the others keep theirs.
+    Dtype:  float32, bool; the others keep theirs.
+    Raises: UnsupportedOp for other dtypes than float32, and for channels that are not the first dimension; RuntimeError when the program
+            runs, if the smallest is above the largest.
     """
     if per_row_fake_quant and (ch_axis != 0 or running_min.shape != x.shape[:1]):
         raise UnsupportedOp("a fused observer of channels that are not the first dimension, or that it has not seen before")
@@ -254,7 +294,11 @@ def fused_moving_average_observer(
 
 @lowers(aten._weight_int8pack_mm.default)
 def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) -> Array:
-    """x (rows, k) @ weight (columns, k) transposed, of int8, times each column's scale."""
+    """x @ weight transposed, times each column's scale.
+
+    Shape:  x (rows, k), weight (columns, k) of int8 and scales (columns) give (rows, columns).
+    Dtype:  that of x.
+    """
     out = contract(x, convert(weight, x.dtype), ((1,), (1,)), ctx)
     return convert(lax.mul(out, lax.broadcast_in_dim(convert(scales, out.dtype), out.shape, (1,))), x.dtype)
 
@@ -281,7 +325,12 @@ def scaled_mm(
     *,
     ctx: Context,
 ) -> Array:
-    """x @ y, matrices of float8, times their scales."""
+    """x @ y, matrices of float8, times their scales, plus bias.
+
+    Shape:  x (m, k) and y (k, n) give (m, n). scale_a: one number or (m, 1); scale_b: one number or (1, n), both float32.
+    Dtype:  `out_dtype`.
+    Raises: UnsupportedOp for a result in float8, and for a scale for each block.
+    """
     out = ctx.output
     if out.jax_dtype.itemsize == 1:
         raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")

@@ -50,7 +50,11 @@ def _without_running_statistics(*statistics: Array | None) -> None:
 
 @lowers(aten.batch_norm_stats.default)
 def batch_norm_stats(x: Array, eps: float) -> tuple[Array, Array]:
-    """Mean and 1 / standard deviation."""
+    """Mean and 1 / standard deviation of each channel.
+
+    Shape:  x (batch, channel, *space) gives (channel) twice.
+    Dtype:  the accumulator's: float32 for half types.
+    """
     mean, variance = _moments(x)
     return mean, _reciprocal_root(variance, eps)
 
@@ -59,7 +63,11 @@ def batch_norm_stats(x: Array, eps: float) -> tuple[Array, Array]:
 def batch_norm_update_stats(
     x: Array, running_mean: Array | None, running_var: Array | None, momentum: float, *, ctx: Context
 ) -> tuple[Array, ...]:
-    """Mean and biased variance."""
+    """Mean and biased variance of each channel.
+
+    Shape:  x (batch, channel, *space) gives (channel) twice.
+    Raises: UnsupportedOp with running statistics: the op would change them without saying so.
+    """
     _without_running_statistics(running_mean, running_var)
     return tuple(convert(statistic, spec.jax_dtype) for statistic, spec in zip(_moments(x), ctx.output, strict=True))
 
@@ -75,7 +83,11 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Array | int,
 ) -> tuple[Array, Array]:
-    """Mean and 1 / standard deviation over several processes: mean, invstd (process, channel); counts (process), or one for all."""
+    """Mean and 1 / standard deviation over several processes.
+
+    Shape:  mean and invstd (process, channel), counts (process), or one for all, give (channel) twice.
+    Raises: UnsupportedOp with running statistics: the op would change them without saying so.
+    """
     _without_running_statistics(running_mean, running_var)
     means, deviations = _wide(mean), lax.div(full_like(invstd, 1), _wide(invstd))
     count = convert(counts, means.dtype)
@@ -99,11 +111,17 @@ def batch_norm_gather_stats(
     eps: float,
     count: int,
 ) -> tuple[Array, Array]:
+    """As `batch_norm_gather_stats_with_counts`, with one count for all processes."""
     return batch_norm_gather_stats_with_counts(x, mean, invstd, running_mean, running_var, momentum, eps, count)
 
 
 @lowers(aten.batch_norm_elemt.default)
 def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: Array, invstd: Array, eps: float) -> Array:
+    """(x - mean) * invstd * weight + bias, all but x per channel.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     out = lax.mul(lax.sub(_wide(x), _per_channel(mean, x)), _per_channel(invstd, x))
     if weight is not None:
         out = lax.mul(out, _per_channel(weight, x))
@@ -116,7 +134,11 @@ def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: A
 def batch_norm_backward_reduce(
     grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, input_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Array | None, ...]:
-    """Per channel: sum of grad, sum of grad * (x - mean), and the gradients of weight and bias."""
+    """Sum of grad, sum of grad * (x - mean), and the gradients of weight and bias; None for those not asked for.
+
+    Shape:  each (channel).
+    Dtype:  that of the mean twice; the weight's twice, or without a weight that of x.
+    """
     dims = _but_channels(x)
     wide = _wide(grad)
     total = lax.reduce_sum(wide, dims)
@@ -134,7 +156,11 @@ def batch_norm_backward_reduce(
 def batch_norm_backward_elemt(
     grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, sum_dy: Array, sum_dy_xmu: Array, count: Array
 ) -> Array:
-    """The gradient of x. count: of each process's elements per channel."""
+    """The gradient of x. count: of each process's elements per channel.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     inverse = _wide(invstd)
     total = lax.reduce_sum(convert(count, inverse.dtype), range(count.ndim))
     share = lax.broadcast_in_dim(lax.div(number(1, inverse.dtype), total), inverse.shape, ())

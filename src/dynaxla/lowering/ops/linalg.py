@@ -105,7 +105,9 @@ _OTHER_ERROR = (RuntimeError, "The factorization failed.")
 
 @lowers(aten._linalg_check_errors.default)
 def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Context) -> None:
-    """info: 0 for each matrix that is well."""
+    """The program's call raises what eager's `api_name` raises for matrices that could not be factored. info: 0 for each matrix that is
+    well.
+    """
     error, message = next((found for word, found in _ERRORS.items() if word in api_name), _OTHER_ERROR)
     ctx.require(lax.eq(info, full_like(info, 0)), error, f"{api_name}: {message}")
 

@@ -60,6 +60,13 @@ def _factor_by_columns(x: Array) -> tuple[Array, Array]:
 
 @lowers(aten.linalg_cholesky_ex.default)
 def linalg_cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
+    """The lower (or upper) factor of each matrix, whose other triangle is not read; and 0, or the order of the first leading minor that is
+    not positive.
+
+    Shape:  that of x (*batch, n, n); (*batch).
+    Dtype:  that of x; int32.
+    Raises: with `check_errors`, LinAlgError when the program runs.
+    """
     factor, info = _factor(adjoint(x) if upper else x)
     if check_errors:
         linalg_check_errors(info, "linalg.cholesky_ex", is_matrix=x.ndim == 2, ctx=ctx)
@@ -68,6 +75,12 @@ def linalg_cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = Fa
 
 @lowers(aten.cholesky.default)
 def cholesky(x: Array, upper: bool = False, *, ctx: Context) -> Array:
+    """The lower (or upper) factor of each matrix.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    Raises: LinAlgError when the program runs, for a matrix that is not positive-definite.
+    """
     factor, info = linalg_cholesky_ex(x, upper=upper, ctx=ctx)
     linalg_check_errors(info, "cholesky", is_matrix=x.ndim == 2, ctx=ctx)
     return factor
@@ -84,26 +97,41 @@ def solve_triangular(
 
 @lowers(aten.linalg_solve_triangular.default)
 def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
+    """The x for which a x = b (or with `left` False, x a = b), a being one triangle of it.
+
+    Shape:  that of b, the batch dimensions broadcast.
+    """
     a, b = common_batch(a, b)
     return solve_triangular(a, b, upper=upper, left=left, unitriangular=unitriangular)
 
 
 @lowers(aten.triangular_solve.default)
 def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Array, Array]:
-    """The solution, and a with the batch dimensions that it has in common with b."""
+    """The solution of a x = b, a being one triangle of it; and a with the batch dimensions that it has in common with b.
+
+    Shape:  those of b and a, the batch dimensions broadcast.
+    """
     a, b = common_batch(a, b)
     return solve_triangular(a, b, upper=upper, transposed=transpose, unitriangular=unitriangular), a
 
 
 @lowers(aten.cholesky_solve.default)
 def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
+    """The x for which a x = b, `factor` being a's.
+
+    Shape:  that of b, the batch dimensions broadcast.
+    """
     factor, b = common_batch(factor, b)
     return solve_triangular(factor, solve_triangular(factor, b, upper=upper, adjoint=upper), upper=upper, adjoint=not upper)
 
 
 @lowers(aten.cholesky_inverse.default)
 def cholesky_inverse(factor: Array, upper: bool = False, *, ctx: Context) -> Array:
-    """The inverse of the matrix that has this factor."""
+    """The inverse of the matrix that has this factor.
+
+    Shape:  that of the factor.
+    Raises: when the program runs, for a zero on the diagonal.
+    """
     singular = first_true(lax.eq(diagonal(factor), full_like(diagonal(factor), 0)))
     linalg_check_errors(singular, "cholesky_inverse", is_matrix=factor.ndim == 2, ctx=ctx)
     root = solve_triangular(factor, identity(factor.shape[-1], factor.dtype, factor.shape[:-2]), upper=upper)

@@ -17,8 +17,10 @@ aten = torch.ops.aten
 
 @lowers(aten._linalg_eigh.default)
 def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Context) -> tuple[Array, Array]:
-    """Of the matrix whose lower (or upper) triangle is that of x; the other is not read. Without `compute_v`, an empty vector.
+    """Eigenvalues, in ascending order, and eigenvectors of the matrix whose lower (or upper) triangle is that of x; the other is not read.
 
+    Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the second is empty.
+    Dtype:  the real one of x, and that of x.
     Raises: at run time for NaNs, as LAPACK does not converge; with two rows or fewer it does, and the results are NaN.
     """
     lower = UPLO.upper() == "L"
@@ -33,8 +35,11 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
 
 @lowers(aten._linalg_svd.default)
 def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *, ctx: Context) -> tuple[Array, Array, Array]:
-    """Without `compute_uv`, U and Vh are empty vectors.
+    """U, the singular values in descending order, and Vh.
 
+    Shape:  x (*batch, m, n) gives (*batch, m, k), (*batch, k) and (*batch, k, n), k being the smaller of both; with `full_matrices`, U and
+            Vh are square. Without `compute_uv`, they are empty vectors.
+    Dtype:  that of x; the singular values' is the real one.
     Raises: at run time for NaNs; infinities make NaNs.
     """
     message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
@@ -53,6 +58,12 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
 # XLA has it on the CPU alone.
 @lowers(aten.linalg_eig.default, platforms=["cpu"])
 def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array]:
+    """Eigenvalues and right eigenvectors.
+
+    Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n).
+    Dtype:  both: the complex one of x.
+    Raises: RuntimeError when the program runs, for what is not finite; LinAlgError where LAPACK does not converge.
+    """
     x, finite = finite_only(x)
     ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
     values, vectors = lax.linalg.eig(x, compute_left_eigenvectors=False)
@@ -62,8 +73,10 @@ def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array]:
 
 @lowers(aten.linalg_pinv.atol_rtol_tensor)
 def linalg_pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False, ctx: Context) -> Array:
-    """Singular values count as zero up to `atol` or up to `rtol` times the largest one, whichever is more.
+    """The pseudoinverse. Singular values count as zero up to `atol` or up to `rtol` times the largest one, whichever is more.
 
+    Shape:  x (*batch, m, n) gives (*batch, n, m).
+    Dtype:  that of x.
     Source: ATen native/LinearAlgebra.cpp, linalg_pinv and get_atol_rtol
     """
     if x.size == 0:

@@ -76,6 +76,12 @@ def _require_pivot(pivot: bool) -> None:
 
 @lowers(aten.linalg_lu_factor_ex.default)
 def linalg_lu_factor_ex(x: Array, *, pivot: bool = True, check_errors: bool = False, ctx: Context) -> tuple[Array, Array, Array]:
+    """L and U in one matrix, pivots, and 0, or which element of U's diagonal is the first zero, counted from 1.
+
+    Shape:  that of x (*batch, m, n), (*batch, min(m, n)) and (*batch).
+    Dtype:  that of x, and int32 twice.
+    Raises: UnsupportedOp without `pivot`; with `check_errors`, RuntimeError when the program runs.
+    """
     _require_pivot(pivot)
     lu, pivots, _, info = _factor(x)
     if check_errors:
@@ -85,6 +91,12 @@ def linalg_lu_factor_ex(x: Array, *, pivot: bool = True, check_errors: bool = Fa
 
 @lowers(aten.linalg_lu.default)
 def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
+    """P, L and U with x = P L U.
+
+    Shape:  x (*batch, m, n) gives (*batch, m, m), (*batch, m, k) and (*batch, k, n), k being the smaller of both.
+    Dtype:  all: that of x.
+    Raises: UnsupportedOp without `pivot`.
+    """
     _require_pivot(pivot)
     lu, _, rows, _ = _factor(x)
     return _permutation(rows, x.dtype), _lower(lu), _upper(lu)
@@ -94,7 +106,11 @@ def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
 def lu_unpack(
     lu: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True, *, ctx: Context
 ) -> tuple[Array, Array, Array]:
-    """What is not asked for is an empty vector."""
+    """P, L and U from a factorization. What is not asked for is an empty vector.
+
+    Shape:  as of `linalg_lu`.
+    Dtype:  all: that of lu.
+    """
     nothing = lax.full((0,), 0, lu.dtype)
     rows = _rows(pivots[..., : min(lu.shape[-2:])], lu.shape[-2])
     permutation = _permutation(rows, lu.dtype) if unpack_pivots else nothing
@@ -103,6 +119,10 @@ def lu_unpack(
 
 @lowers(aten.linalg_lu_solve.default)
 def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False) -> Array:
+    """The y for which x y = b, or with `left` False y x = b, x being the factored matrix or with `adjoint` its adjoint.
+
+    Shape:  that of b, the batch dimensions broadcast.
+    """
     return _solve(lu, _rows(pivots, lu.shape[-1]), b, left=left, adjoint_of=adjoint)
 
 
@@ -128,6 +148,12 @@ def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Arra
 def linalg_solve_ex(
     x: Array, b: Array, *, left: bool = True, check_errors: bool = False, ctx: Context
 ) -> tuple[Array, Array, Array, Array]:
+    """The y for which x y = b, or with `left` False y x = b; the factorization, its pivots, and `info` as of `linalg_lu_factor_ex`.
+
+    Shape:  that of b, which may be a vector for each matrix; (*batch, n, n), (*batch, n) and (*batch).
+    Dtype:  that of x twice, and int32 twice.
+    Raises: with `check_errors`, LinAlgError when the program runs.
+    """
     lu, pivots, rows, info, transposed = _factor_as_kernel(x, ctx)
     if check_errors:
         linalg_check_errors(info, "torch.linalg.solve_ex", is_matrix=x.ndim == 2, ctx=ctx)
@@ -141,6 +167,12 @@ def linalg_solve_ex(
 
 @lowers(aten.linalg_inv_ex.default)
 def linalg_inv_ex(x: Array, *, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
+    """The inverse, and 0, or which element of U's diagonal is the first zero, counted from 1.
+
+    Shape:  that of x (*batch, n, n); (*batch).
+    Dtype:  that of x; int32.
+    Raises: with `check_errors`, LinAlgError when the program runs.
+    """
     lu, _, rows, info = _factor(x)
     if check_errors:
         linalg_check_errors(info, "linalg.inv_ex", is_matrix=x.ndim == 2, ctx=ctx)
@@ -157,12 +189,22 @@ def _parity(pivots: Array, dtype: dtypes.DType) -> Array:
 
 @lowers(aten._linalg_det.default)
 def linalg_det(x: Array, *, ctx: Context) -> tuple[Array, Array, Array]:
+    """The determinant, the factorization, and its pivots.
+
+    Shape:  x (*batch, n, n) gives (*batch), (*batch, n, n) and (*batch, n).
+    Dtype:  that of x twice, and int32.
+    """
     lu, pivots, *_ = _factor_as_kernel(x, ctx)
     return lax.mul(lax.reduce_prod(diagonal(lu), (x.ndim - 2,)), _parity(pivots, x.dtype)), lu, pivots
 
 
 @lowers(aten._linalg_slogdet.default)
 def linalg_slogdet(x: Array, *, ctx: Context) -> tuple[Array, Array, Array, Array]:
+    """The determinant's sign, the logarithm of its absolute value, the factorization, and its pivots.
+
+    Shape:  x (*batch, n, n) gives (*batch) twice, (*batch, n, n) and (*batch, n).
+    Dtype:  that of x; the logarithm's is the real one; the pivots' is int32.
+    """
     lu, pivots, *_ = _factor_as_kernel(x, ctx)
     on_diagonal = diagonal(lu)
     signs = lax.reduce_prod(sign(on_diagonal), (x.ndim - 2,))

@@ -39,6 +39,7 @@ def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
 
 
 def uniform_from(key: Array, shape: Shape, dtype: DType) -> Array:
+    """float32 or float64 numbers from [0, 1), as a key gives them."""
     word = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
     kept = MANTISSA_BITS[dtype]
     bits = lax.shift_right_logical(jax.random.bits(key, shape, word), number(word.itemsize * 8 - kept, word))
@@ -77,6 +78,10 @@ def _half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float
 
 @lowers(aten.rand.default, aten.rand.generator)
 def rand(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Numbers from [0, 1), both parts of complex ones.
+
+    Dtype:  `dtype` if given, else the default float.
+    """
     return _half_open(ctx, ctx.output.shape, ctx.output.jax_dtype, 0, 1)
 
 
@@ -87,6 +92,10 @@ def rand_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.randn.default, aten.randn.generator)
 def randn(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Standard normal numbers; complex ones have variance 1 in all.
+
+    Dtype:  `dtype` if given, else the default float.
+    """
     return convert(_normal(ctx, ctx.output.shape, ctx.output.jax_dtype), ctx.output.jax_dtype)
 
 
@@ -119,23 +128,42 @@ def _keep(ctx: Context, shape: Shape, probability: float) -> Array:
 
 @lowers(aten.bernoulli.default)
 def bernoulli(p: Array, ctx: Context) -> Array:
+    """1 with the probability that p gives, else 0.
+
+    Shape:  that of p.
+    Dtype:  that of p.
+    """
     return _bernoulli(ctx, p, np.dtype(p.dtype))
 
 
 @lowers(aten.bernoulli.p)
 def bernoulli_p(x: Array, p: float, ctx: Context) -> Array:
+    """1 with probability p, else 0.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     refuse_unless(ctx, 0 <= p <= 1, RuntimeError, f"bernoulli_ expects p to be in [0, 1], but got p={p}")
     return convert(_keep(ctx, x.shape, p), np.dtype(x.dtype))
 
 
 @lowers(aten.bernoulli.Tensor)
 def bernoulli_tensor(x: Array, p: Array, ctx: Context) -> Array:
+    """1 with the probability that p gives, else 0.
+
+    Shape:  that of x, to which p is broadcast.
+    Dtype:  that of x.
+    """
     return _bernoulli(ctx, expand(p, x.shape), np.dtype(x.dtype))
 
 
 @lowers(aten.native_dropout.default)
 def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tuple[Array, Array]:
-    """x with each element kept with probability 1 - p and then divided by it; and the mask of those kept, in bool."""
+    """x with each element kept with probability 1 - p and then divided by it; and the mask of those kept.
+
+    Shape:  both: that of x.
+    Dtype:  that of x; bool.
+    """
     if train is False:
         return x, lax.full(x.shape, True)
     if train is None and _is_view_of_input(ctx):
@@ -159,12 +187,20 @@ def _masked_scale(x: Array, mask: Array, scale: float) -> Array:
 
 @lowers(aten.native_dropout_backward.default)
 def native_dropout_backward(grad: Array, mask: Array, scale: float) -> Array:
+    """grad * mask * scale.
+
+    Dtype:  that of grad.
+    """
     return _masked_scale(convert(grad, result_type((grad, scale))), mask, scale)
 
 
 @lowers(aten._fused_dropout.default)
 def fused_dropout(x: Array, p: float, ctx: Context) -> tuple[Array, Array]:
-    """As native_dropout, but p is the probability to keep, and the mask is uint8."""
+    """As native_dropout, but p is the probability to keep.
+
+    Shape:  both: that of x.
+    Dtype:  that of x; uint8.
+    """
     mask = _keep(ctx, x.shape, p)
     return _masked_scale(x, mask, 0.0 if p == 0 else 1 / p), convert(mask, np.dtype(np.uint8))
 
@@ -173,7 +209,12 @@ def fused_dropout(x: Array, p: float, ctx: Context) -> tuple[Array, Array]:
 def rrelu_with_noise_functional(
     x: Array, noise: Array, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """Leaky ReLU with a random slope for each element, and the slopes (1 where x is positive or nan)."""
+    """Leaky ReLU with a random slope for each element, and the slopes (1 where x is positive or nan). Without `training` the slope is the
+    middle one, and the second result is `noise`.
+
+    Shape:  both: that of x.
+    Dtype:  both: that of x.
+    """
     if not training:
         positive = lax.gt(x, number(0, x.dtype))
         slope = number((lower + upper) / 2, x.dtype)
@@ -194,6 +235,11 @@ def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float,
 
 @lowers(aten.uniform.default)
 def uniform(x: Array, low: float = 0, high: float = 1, *, ctx: Context) -> Array:
+    """Numbers from [low, high), both parts of complex ones.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     refuse_unless(ctx, low <= high, RuntimeError, f"uniform_ expects to return a [from, to) range, but found from={low} > to={high}")
     return _half_open(ctx, x.shape, np.dtype(x.dtype), low, high)
 
@@ -210,23 +256,41 @@ def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any
 
 @lowers(aten.normal_functional.default)
 def normal_functional(x: Array, mean: float = 0, std: float = 1, *, ctx: Context) -> Array:
-    """A number as mean is that of both parts of complex numbers."""
+    """Normal numbers. A number as mean is that of both parts of complex numbers.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _scaled_normal(ctx, x.shape, np.dtype(x.dtype), _both_parts(mean, np.dtype(x.dtype)), std)
 
 
 @lowers(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
 def normal(mean: Any, std: Any = 1, *, ctx: Context) -> Array:
+    """Normal numbers with these means and standard deviations.
+
+    Shape:  that of both, broadcast.
+    Raises: RuntimeError when the program runs, for a negative standard deviation.
+    """
     return _scaled_normal(ctx, ctx.output.shape, ctx.output.jax_dtype, mean, std)
 
 
 @lowers(aten.normal.float_float)
 def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Normal numbers of one mean and standard deviation.
+
+    Shape:  `size`.
+    Dtype:  `dtype` if given, else the default float.
+    """
     return normal(_both_parts(mean, ctx.output.jax_dtype), std, ctx=ctx)
 
 
 @lowers(aten.exponential.default)
 def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
-    """Never 0, so that one may divide by it."""
+    """Numbers of the exponential distribution. Never 0, so that one may divide by it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     refuse_unless(ctx, rate > 0, RuntimeError, f"exponential_ expects lambda > 0.0, but found lambda={rate}")
     drawn = standard_exponential(ctx, x.shape, np.dtype(x.dtype))
     return convert(lax.div(drawn, full_like(drawn, rate)), np.dtype(x.dtype))
@@ -239,6 +303,11 @@ def standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
 
 @lowers(aten.log_normal.default)
 def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Array:
+    """exp of normal numbers.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     refuse_unless(ctx, std > 0, RuntimeError, f"log_normal_ expects std > 0.0, but found std={std}")
     wide = dtypes.accumulator(x.dtype)
     return convert(lax.exp(_scaled_normal(ctx, x.shape, wide, mean, std)), np.dtype(x.dtype))
@@ -246,6 +315,11 @@ def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Ar
 
 @lowers(aten.cauchy.default)
 def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Array:
+    """Numbers of Cauchy's distribution.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     refuse_unless(ctx, sigma > 0, RuntimeError, f"cauchy_ expects sigma > 0.0, but found sigma={sigma}")
     drawn = uniform_numbers(ctx, x.shape, dtypes.accumulator(x.dtype))
     angle = lax.mul(lax.sub(drawn, number(0.5, drawn.dtype)), number(math.pi, drawn.dtype))
@@ -254,7 +328,11 @@ def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Ar
 
 @lowers(aten._standard_gamma.default)
 def standard_gamma(concentration: Array, ctx: Context) -> Array:
-    """At least the smallest number, also where the concentration is not positive."""
+    """Numbers of the gamma distribution. At least the smallest normal number, also where the concentration is not positive.
+
+    Shape:  that of the concentration.
+    Dtype:  that of the concentration.
+    """
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.gamma(ctx.key(), convert(concentration, wide), concentration.shape, wide)
     return _at_least_tiny(convert(drawn, np.dtype(concentration.dtype)))
@@ -262,6 +340,11 @@ def standard_gamma(concentration: Array, ctx: Context) -> Array:
 
 @lowers(aten._sample_dirichlet.default)
 def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
+    """Numbers of Dirichlet's distribution: those along the last dimension have the sum 1. At least the smallest normal number.
+
+    Shape:  that of the concentration.
+    Dtype:  that of the concentration.
+    """
     wide = dtypes.accumulator(concentration.dtype)
     drawn = jax.random.dirichlet(ctx.key(), convert(concentration, wide), concentration.shape[:-1], wide)
     return _at_least_tiny(convert(drawn, np.dtype(concentration.dtype)))

@@ -148,22 +148,41 @@ def _representable(low: int, high: int, dtype: DType) -> tuple[int, int]:
 
 @lowers(aten.randint.default, aten.randint.generator)
 def randint(high: int, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Integers from [0, high).
+
+    Shape:  `size`.
+    Dtype:  `dtype` if given, else int64.
+    """
     return _integers(ctx, 0, high)
 
 
 @lowers(aten.randint.low, aten.randint.low_generator)
 def randint_low(low: int, high: int, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Integers from [low, high).
+
+    Shape:  `size`.
+    Dtype:  `dtype` if given, else int64.
+    """
     return _integers(ctx, low, high)
 
 
 @lowers(aten.randint_like.default, aten.randint_like.generator)
 def randint_like(x: Array, high: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Integers from [0, high).
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _integers(ctx, 0, high)
 
 
 @lowers(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
 def randint_like_tensor(x: Array, high: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The bound is known when the program runs, and then compared with what the result's dtype holds."""
+    """Integers from [0, high). The bound is known when the program runs, and then compared with what the result's dtype holds.
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, else that of x.
+    """
     spec: TensorSpec = ctx.output
     wide = convert(high, np.dtype(np.int64))
     ctx.require(lax.gt(wide, full_like(wide, 0)), RuntimeError, "random_ expects 'from' to be less than 'to'")
@@ -176,6 +195,11 @@ def randint_like_tensor(x: Array, high: Array, *, dtype: DType | None = None, ct
 
 @lowers(aten.randint_like.low_dtype, aten.randint_like.low_generator_dtype)
 def randint_like_low(x: Array, low: int, high: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Integers from [low, high).
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _integers(ctx, low, high)
 
 
@@ -186,17 +210,32 @@ def _last(dtype: DType) -> int:
 
 @lowers(aten.random.default)
 def random(x: Array, ctx: Context) -> Array:
-    """Source: ATen core/TransformationHelper.h, uniform_int"""
+    """Integers from 0 to the largest one of the dtype; for floats, to the one up to which they hold all integers.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    Source: ATen core/TransformationHelper.h, uniform_int
+    """
     return _from_to(ctx, 0, _last(ctx.output.jax_dtype), "")
 
 
 @lowers(aten.random.to)
 def random_to(x: Array, high: int, ctx: Context) -> Array:
+    """Integers from [0, high).
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     return _integers(ctx, 0, high)
 
 
 @lowers(getattr(aten.random, "from"))
 def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
+    """Integers from [low, high), or without `high` from low to the largest one of the dtype.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     dtype = ctx.output.jax_dtype
     if high is not None:
         return _integers(ctx, low, high)
@@ -212,6 +251,11 @@ def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
 
 @lowers(aten.randperm.default, aten.randperm.generator)
 def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """The integers from 0 up to n, which is left out, in random order.
+
+    Shape:  [n].
+    Dtype:  `dtype` if given, else int64.
+    """
     dtype = ctx.output.jax_dtype
     name = dtypes.to_torch(dtype)
     if n - 1 > _limits(dtype)[1]:
@@ -235,7 +279,11 @@ _MOST_PERMUTED = {
 
 @lowers(aten.geometric.default)
 def geometric(x: Array, p: float, ctx: Context) -> Array:
-    """The number of trials up to and with the first success."""
+    """The number of trials up to and with the first success.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if not 0 < p < 1:
         refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
         return x
@@ -246,6 +294,12 @@ def geometric(x: Array, p: float, ctx: Context) -> Array:
 
 @lowers(aten.poisson.default)
 def poisson(rate: Array, ctx: Context) -> Array:
+    """Numbers of Poisson's distribution, drawn in float64.
+
+    Shape:  that of the rate.
+    Dtype:  that of the rate.
+    Raises: RuntimeError when the program runs, for a negative rate.
+    """
     valid = lax.ge(rate, full_like(rate, 0))
     ctx.require(valid, RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
     wide = convert(rate, _FLOAT64)
@@ -321,7 +375,12 @@ def _any(mask: Array) -> Array:
 
 @lowers(aten.binomial.default)
 def binomial(count: Array, p: Array, ctx: Context) -> Array:
-    """Source: ATen native/Distributions.cpp, sample_binomial: none of no trials or at no chance, all at certainty."""
+    """How many of `count` trials succeed. 0 of no trials or at no chance, all at certainty.
+
+    Shape:  that of both, broadcast.
+    Dtype:  that of the count.
+    Source: ATen native/Distributions.cpp, sample_binomial
+    """
     wide = _FLOAT64
     trials, chance = (expand(convert(x, wide), ctx.output.shape) for x in (count, p))
     zero, one = full_like(trials, 0), full_like(trials, 1)
@@ -333,7 +392,11 @@ def binomial(count: Array, p: Array, ctx: Context) -> Array:
 
 @lowers(aten.multinomial.default)
 def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: Context) -> Array:
-    """Indices in the last dimension, drawn with probabilities proportional to the weights."""
+    """Indices in the last dimension, drawn with probabilities proportional to the weights.
+
+    Shape:  weights (*batch, choices) give (*batch, count).
+    Dtype:  int64.
+    """
     choices = weights.shape[-1]
     refuse_unless(ctx, dtypes.is_float(weights.dtype), RuntimeError, "multinomial only supports floating-point dtypes for input")
     if not replacement and count > choices:

@@ -112,7 +112,10 @@ lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, p
 
 @lowers(aten._prelu_kernel_backward.default)
 def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
-    """The gradients of x and, not yet summed to its shape, of weight."""
+    """The gradients of x and, not yet summed to its shape, of weight.
+
+    Shape:  both: that of x.
+    """
 
     def of_x(grad: Array, x: Array, weight: Array) -> Array:
         return lax.select(lax.gt(x, number(0, x.dtype)), grad, lax.mul(weight, grad))
@@ -246,7 +249,11 @@ def softplus_backward(grad: Array, x: Array, beta: float, limit: float) -> Array
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
-    """The result, and the buffer that the gradient would read: exp(-|x|), empty on a GPU."""
+    """log(1 / (1 + exp(-x))), and the buffer that eager's gradient would read: exp(-|x|), empty on a GPU.
+
+    Shape:  that of x; that of x, or [0].
+    Dtype:  both: that of x.
+    """
 
     def function(x: Array) -> Array:
         return lax.sub(lax.min(x, number(0, x.dtype)), lax.log1p(lax.exp(lax.neg(lax.abs(x)))))

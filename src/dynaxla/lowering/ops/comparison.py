@@ -73,7 +73,11 @@ def _skip_nan(function: Function) -> Function:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
-    """low where x < low, then high where that > high; nan where any of the three is."""
+    """low where x < low, then high where that > high; nan where any of the three is.
+
+    Shape:  the three broadcast.
+    Dtype:  promoted from all three.
+    """
     operands = [operand for operand in (x, low, high) if operand is not None]
 
     def bound(x: Array, *bounds: Array) -> Array:
@@ -96,6 +100,10 @@ def clamp_max(x: Array, high: Any) -> Array:
 
 @lowers(aten.where.self)
 def where(condition: Array, x: Any, y: Any) -> Array:
+    """x where the condition holds, else y; all three are broadcast.
+
+    Dtype:  promoted from x and y.
+    """
     common = result_type((x, y))
     chosen, first, second = broadcast([convert(condition, np.dtype(np.bool_)), convert(x, common), convert(y, common)])
     return lax.select(chosen, first, second)
@@ -103,13 +111,22 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x: Array, mask: Array, value: Any) -> Array:
-    """Dtype: that of x, whatever value is."""
+    """x with one value where the mask is True.
+
+    Shape:  x and mask, broadcast.
+    Dtype:  that of x, whatever value is.
+    """
     x, mask = broadcast([x, mask])
     return lax.select(mask, expand(convert(value, x.dtype), x.shape), x)
 
 
 @lowers(aten.nan_to_num.default)
 def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Array:
+    """x with numbers instead of nan and infinities: by default 0 and the dtype's limits.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
     if dtypes.is_complex(x.dtype):
         return lax.complex(nan_to_num(lax.real(x), nan, posinf, neginf), nan_to_num(lax.imag(x), nan, posinf, neginf))
     if not dtypes.is_float(x.dtype):

@@ -74,7 +74,10 @@ def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
 def div(x: Any, y: Any, ctx: Context) -> Array:
-    """True division: integers become the default float."""
+    """True division.
+
+    Dtype:  promoted from both; the default float for bool and integers.
+    """
     return elementwise(_exact_division(ctx) if _is_broadcast(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT)
 
 
@@ -122,7 +125,11 @@ def _truncating_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> 
 
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Array:
-    """Division rounded towards zero ("trunc") or down ("floor")."""
+    """Division rounded towards zero ("trunc") or down ("floor"); true division if the mode is None.
+
+    Dtype:  promoted from both; as of `div` if the mode is None.
+    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    """
     if rounding_mode is None:
         return div(x, y, ctx)
     _refuse_zero(ctx, x, y)
@@ -150,13 +157,20 @@ def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x: Any, y: Any, ctx: Context) -> Array:
-    """ATen rounds a number as divisor to the half type."""
+    """The remainder with the divisor's sign, as Python's %. ATen rounds a number as divisor to the half type.
+
+    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    """
     _refuse_zero(ctx, x, y)
     return elementwise(_remainder, (x, y), Promotion.NO_OPMATH)
 
 
 @lowers(aten.fmod.Tensor, aten.fmod.Scalar)
 def fmod(x: Any, y: Any, ctx: Context) -> Array:
+    """The remainder with the dividend's sign, as C's %.
+
+    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    """
     _refuse_zero(ctx, x, y)
     return elementwise(lax.rem, (x, y), Promotion.NO_OPMATH)
 
@@ -181,7 +195,11 @@ def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)
 def lerp(start: Array, end: Array, weight: Any) -> Array:
-    """Source: ATen native/Lerp.h: measured from the nearer end, so that weights 0 and 1 give the ends exactly."""
+    """start + weight * (end - start), measured from the nearer end, so that weights 0 and 1 give the ends exactly.
+
+    Shape:  all tensors broadcast.
+    Source: ATen native/Lerp.h
+    """
 
     def from_nearer(a: Array, b: Array, w: Array) -> Array:
         span = lax.sub(b, a)
@@ -240,6 +258,10 @@ _POWERS: dict[float, Function] = {
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
+    """base ** exponent.
+
+    Dtype:  promoted from both; a float exponent makes the default float of integers.
+    """
     common = result_type((base, exponent))
     if exponent == 0:
         return lax.full(base.shape, number(1, common))
@@ -277,6 +299,11 @@ def _move_exponent(x: Array, exponent: Array) -> Array:
 
 @lowers(aten.ldexp.Tensor)
 def ldexp(x: Array, exponent: Array) -> Array:
+    """x * 2 ** exponent.
+
+    Shape:  both broadcast.
+    Dtype:  that of a float x with integer exponents; else promoted with the default float.
+    """
     if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
         return convert(_move_exponent(*broadcast([convert(x, dtypes.accumulator(x.dtype)), exponent])), x.dtype)
     return elementwise(_multiply, (x, pow_tensor(2.0, exponent)), Promotion.DEFAULT)
@@ -284,7 +311,10 @@ def ldexp(x: Array, exponent: Array) -> Array:
 
 @lowers(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
 def float_power(base: Any, exponent: Any) -> Array:
-    """A power computed in float64, or complex128."""
+    """A power computed in float64, or complex128.
+
+    Dtype:  float64, or complex128 if base or exponent is complex.
+    """
     wide = np.complex128 if dtypes.is_complex(result_type((base, exponent))) else np.float64
     return _power(*broadcast([convert(base, np.dtype(wide)), convert(exponent, np.dtype(wide))]))
 
@@ -331,7 +361,12 @@ def _floats_only(function: Function) -> Function:
 
 @lowers(aten.round.decimals)
 def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
-    """Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel."""
+    """x rounded to so many decimals; to tens, hundreds and so on for negative ones.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    Source: ATen native/cpu/UnaryOpsKernel.cpp, round_decimals_kernel
+    """
     if decimals == 0 or not dtypes.is_float(x.dtype):
         return _floats_only(_round_half_to_even)(x)
 
@@ -389,7 +424,11 @@ def _log_add_exp(x: Array, y: Array) -> Array:
 
 @lowers(aten.angle.default)
 def angle(x: Array) -> Array:
-    """0 or pi for real numbers; nan for nan."""
+    """The angle of complex numbers; 0 or pi for real ones, nan for nan.
+
+    Shape:  that of x.
+    Dtype:  that of x; the real one for complex x, the default float for bool and integers.
+    """
 
     def function(x: Array) -> Array:
         if dtypes.is_complex(x.dtype):

@@ -75,7 +75,10 @@ def transpose(x: Array, permutation: list[int]) -> Array:
 
 @lowers(prims.div.default)
 def div(x: Array, y: Array) -> Array:
-    """True division, and for integers the one that truncates."""
+    """True division; integers are divided towards zero.
+
+    Dtype:  that of x.
+    """
     return lax.div(x, y)
 
 
@@ -113,7 +116,10 @@ def _product(x: Array, dims: Sequence[int]) -> Array:
 
 @lowers(prims.var.default)
 def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, output_dtype: DType | None = None, ctx: Context) -> Array:
-    """Dtype: real."""
+    """The variance over `dims`; over no dimension at all, of each element by itself.
+
+    Dtype:  `output_dtype` if given, else the real dtype of x.
+    """
     if dims is not None and not len(dims):
         x, dims = lax.reshape(x, (*x.shape, 1)), [x.ndim]
     return convert(reductions.var(x, dims, correction=correction), ctx.output.jax_dtype)
@@ -121,11 +127,13 @@ def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, o
 
 @lowers(prims.reshape.default, prims.collapse.default, prims.collapse_view.default, prims.split_dim.default, prims.squeeze.default)
 def reshape(x: Array, *sizes: object, ctx: Context) -> Array:
+    """x, in row-major order, in the result's shape: what these ops do differs in how they name it."""
     return lax.reshape(x, ctx.output.shape)
 
 
 @lowers(prims.svd.default)
 def svd(x: Array, *, full_matrices: bool, ctx: Context) -> tuple[Array, Array, Array]:
+    """As `linalg_svd`."""
     return linalg_eigen.linalg_svd(x, full_matrices, True, ctx=ctx)
 
 

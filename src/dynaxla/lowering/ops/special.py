@@ -195,7 +195,12 @@ lower_table(
 
 @lowers(aten.polygamma.default)
 def polygamma(order: int, x: Array) -> Array:
-    """The derivative of that order of digamma. Source: ATen native/cpu/UnaryOpsKernel.cpp, polygamma_kernel."""
+    """The derivative of that order of digamma.
+
+    Shape:  that of x.
+    Dtype:  that of x; the default float for bool and integers.
+    Source: ATen native/cpu/UnaryOpsKernel.cpp, polygamma_kernel
+    """
 
     def by_zeta(x: Array) -> Array:
         factor = (-1.0) ** (order + 1) * math.factorial(order)
@@ -207,7 +212,11 @@ def polygamma(order: int, x: Array) -> Array:
 
 @lowers(aten.frexp.Tensor)
 def frexp(x: Array) -> tuple[Array, Array]:
-    """Mantissas in [0.5, 1) and int32 exponents; 0, infinities and nan keep their value, with exponent 0."""
+    """Mantissas in [0.5, 1) and exponents of 2; 0, infinities and nan keep their value, with exponent 0.
+
+    Shape:  both: that of x.
+    Dtype:  that of x; int32.
+    """
     wide = convert(x, dtypes.accumulator(x.dtype))
     mantissa, exponent = jax.numpy.frexp(wide)
     special = lax.bitwise_or(lax.eq(wide, number(0, wide.dtype)), lax.bitwise_not(lax.is_finite(wide)))

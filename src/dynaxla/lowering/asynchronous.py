@@ -50,7 +50,7 @@ def is_asynchronous(node: Node) -> bool:
 
 
 def leaves(node: Node) -> list[Any]:
-    """What a node takes and gives."""
+    """All values that a node takes and gives."""
     found: list[Any] = []
     _collect([node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes), node.args, node.kwargs], found)
     return found

@@ -15,6 +15,7 @@ def wrap(dim: int, rank: int) -> int:
 
 
 def wrap_all(dims: Iterable[int], rank: int) -> tuple[int, ...]:
+    """Dimensions counted from the front."""
     return tuple(wrap(dim, rank) for dim in dims)
 
 

@@ -36,6 +36,7 @@ _SHORT = {"bool": "bool", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "floa
 
 
 def is_supported(dtype: torch.dtype) -> bool:
+    """Whether JAX has a counterpart of torch's dtype."""
     return dtype in _TORCH_TO_JAX
 
 
@@ -45,6 +46,7 @@ def to_jax(dtype: torch.dtype) -> DType:
 
 
 def to_torch(dtype: DType) -> torch.dtype:
+    """Raises: KeyError for dtypes without a counterpart in torch, such as int4."""
     return _JAX_TO_TORCH[np.dtype(dtype)]
 
 
@@ -66,6 +68,7 @@ def is_complex(dtype: DType) -> bool:
 
 
 def is_inexact(dtype: DType) -> bool:
+    """True for floats and complex numbers."""
     return bool(jnp.issubdtype(dtype, jnp.inexact))
 
 

@@ -1,4 +1,4 @@
-"""What follows a product of matrices and can be computed with it: an activation that is all that ever sees the product."""
+"""Activations that are computed together with a product of matrices, because nothing else reads the product."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An activation.
+    """An activation that is computed together with a product.
 
-    Attributes: name ("gelu", "gelu_tanh", "sigmoid", "tanh"); node (it); passed (the nodes on the way to it).
+    Attributes: name ("gelu", "gelu_tanh", "sigmoid", "tanh"); node (that of the activation); passed (the nodes between product and
+    activation).
     """
 
     name: str

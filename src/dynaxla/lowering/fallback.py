@@ -45,7 +45,9 @@ _KEEPS_NOTHING = ("aten", "prims")
 
 
 def may_keep(op: Any) -> bool:
-    """Whether an op may keep its operands, or what shares their memory, when it has returned: anybody's may, to log or to cache them."""
+    """Whether an op may keep its operands, or what shares their memory, after it has returned. Ops of other libraries may, to log or to
+    cache them.
+    """
     return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _KEEPS_NOTHING
 
 
@@ -62,7 +64,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     given, tree = pytree.tree_flatten((list(args), dict(kwargs)))
     specs = [ctx.spec_of(leaf) for leaf in pytree.tree_leaves((list(ctx.node.args), dict(ctx.node.kwargs)))]
     positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
-    # What the kernel holds lives as long as the program: no tracers, which hold the whole trace.
+    # The kernel lives as long as the program, so it must hold no tracers: these hold the whole trace.
     leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in given]
     arrays, views = [], []
     for index in positions:

@@ -22,10 +22,10 @@ from .settings import Settings
 @partial(jax.tree_util.register_dataclass, data_fields=["outputs", "checks"], meta_fields=["numbers", "kernels"])
 @dataclass(frozen=True)
 class Results:
-    """What a function gives. A pytree, whose arrays are the outputs and the checks' conditions.
+    """The values that a function gives. A pytree, whose arrays are the outputs and the checks' conditions.
 
-    Attributes: outputs (arrays in logical shapes); checks (what must hold, or the call fails); numbers (outputs that are no tensors, but
-    follow from sizes); kernels (of torch's that it calls: the node, and the arguments that are no tensors).
+    Attributes: outputs (arrays in logical shapes); checks (conditions that must hold, or the call fails); numbers (outputs that are no
+    tensors, but follow from sizes); kernels (those of torch that it calls: the node, and the arguments that are no tensors).
     """
 
     outputs: tuple[jax.Array, ...]

@@ -1,4 +1,5 @@
-"""What every part of a graph's way asks of its nodes. (Their lists fx has: `graph.find_nodes(op="placeholder")`, `graph.output_node()`.)"""
+"""Questions about a graph's nodes that several packages ask. (fx itself lists inputs and outputs: `graph.find_nodes(op="placeholder")`,
+`graph.output_node()`.)"""
 
 from __future__ import annotations
 

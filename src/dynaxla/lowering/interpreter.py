@@ -138,7 +138,7 @@ class Interpreter:
         return [values[node] for node in wanted]
 
     def _needed(self, wanted: Sequence[Node]) -> set[Node]:
-        """The nodes that the wanted ones are computed from, and those that act. A view of an input that only an output needs is neither."""
+        """The nodes that the wanted ones are computed from, and those that act; without views of inputs that only outputs need."""
         needed = set(wanted)
         for step in reversed(self._steps):
             if step.node in needed or step.acts:
@@ -147,7 +147,7 @@ class Interpreter:
         return needed
 
     def _control_flow_step(self, node: Node, registry: Registry) -> _Step:
-        """A control-flow op with its graphs ready to run; torch's kernel's work if one of them has sizes that depend on values."""
+        """A control-flow op with its graphs ready to run. Torch's kernel computes it if the sizes in one of them depend on values."""
         args: list[Any] = list(node.args)
         for position, graph in _graph_arguments(node).items():
             if any(free_unbacked_symbols(inner.meta.get("val")) for inner in graph.graph.nodes):
@@ -160,14 +160,14 @@ class Interpreter:
         return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, checked=True)
 
     def _refused_step(self, node: Node, refusal: str) -> _Step:
-        """torch's kernel raises it again when the program runs, as in eager mode."""
+        """Torch's kernel runs the op when the program does, and raises then, as in eager mode."""
         message = f"torch's kernel refuses it: {refusal}"
         if not self.kernels:
             raise _located(UnsupportedOp(message, op=str(node.target)), node)
         return _Step(node, None, list(node.args), dict(node.kwargs), reason=message, refused=True)
 
     def _keyed_step(self, node: Node, registry: Registry) -> _Step:
-        """An op that draws with a key of its own. No kernel of torch's may stand in: it would draw from torch's generator."""
+        """An op that draws with a key of its own. Torch's kernel cannot take its place: it would draw from torch's generator."""
         interpreter = Interpreter(alone(node), self.platform, registry, kernels=False)
         graph = Subgraph(interpreter.run_whole, True)
         return _Step(node, functools.partial(draw, graph), [node.args[1], operands(node)], {}, takes_context=True, checked=True)
@@ -209,7 +209,7 @@ class Interpreter:
 
 
 def _dtypes(node: Node) -> set[torch.dtype]:
-    """Of the tensors that a node gives."""
+    """The dtypes of the tensors that a node gives."""
     value = node.meta.get("val")
     return {item.dtype for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor)}
 
@@ -236,7 +236,7 @@ def is_computable(node: Node, platform: str) -> bool:
 
 
 def _acts(node: Node) -> bool:
-    """Whether a node is there for more than its result."""
+    """Whether a node does more than give its result."""
     if node.target is with_effects or node.target is aten._functional_assert_async.msg:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
@@ -322,12 +322,12 @@ def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
-    """The same error, with the node's inputs and place."""
+    """The same error, with the node's inputs and its place in the user's code."""
     return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
 
 
 def _attribute(module: GraphModule, node: Node) -> Any:
-    """What a get_attr node names."""
+    """The object that a get_attr node names."""
     value: Any = module
     for name in str(node.target).split("."):
         value = getattr(value, name)

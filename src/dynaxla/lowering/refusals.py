@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..runtime import private
 from . import dtypes
 
-# What a message about dtypes has in it. Others are about shapes or values, which are not the program's.
+# Words of messages about dtypes. Other messages are about shapes or values: those of the trial, not of the program.
 _ABOUT_DTYPES = re.compile(r"not implemented for|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b")
 
 # Ops that may trust their arguments, as only ATen's own code calls them; and those whose kernels want more than sizes of one.
@@ -54,7 +54,7 @@ def reason(node: Node) -> str:
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The same of an op with fake tensors for tensors."""
+    """The message with which torch's kernel refuses these dtypes: as `reason`, with fake tensors instead of a node's operands."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not _can_be_asked(op, tensors):
         return ""

@@ -120,7 +120,10 @@ class Registry:
         self._bound: dict[tuple[OpOverload, _Named], Rule | None] = {}
 
     def register(self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None) -> None:
-        """Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema."""
+        """Add a lowering for one overload.
+
+        Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema.
+        """
         platforms = tuple(platforms)
         rule = _rule(op, function, platforms, _place(source or function))
         for platform in platforms or (None,):
@@ -140,7 +143,10 @@ class Registry:
             self._named[name, platform] = named
 
     def find(self, op: OpOverload, platform: str | None = None) -> Rule | None:
-        """Raises: TypeError if the op has a lowering by its name, which fits none of its overloads."""
+        """The lowering of an overload for a platform; None if there is none.
+
+        Raises: TypeError if the op has a lowering by its name, which fits none of its overloads.
+        """
         if rule := self._rules.get((op, platform)) or self._rules.get((op, None)):
             return rule
         for place in (platform, None):
@@ -224,7 +230,7 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
 
 
 def lower_table(table: Mapping[OpOverload, Lowering], promote: Promotion | None = None) -> None:
-    """Register one-line lowerings."""
+    """Register one-line lowerings: a table from overloads to functions. `promote`: as of `lowers`."""
     for op, function in table.items():
         registry.register(op, _promoting(op, function, promote) if promote else function, source=function)
 

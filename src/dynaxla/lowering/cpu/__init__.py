@@ -1,4 +1,4 @@
-"""What only XLA:CPU needs.
+"""The parts that only XLA:CPU needs.
 
 onednn.py, torch_kernels.py   calls of oneDNN's and of torch's kernels; weight_orders.py: the order in which oneDNN reads weights
 transposes.py, halves.py      passes over a traced program (evaluation.py): transposes put off, bfloat16 rounded seldom

@@ -36,7 +36,7 @@ class Evaluation(ABC, Generic[Value]):
         """A value as an array."""
 
     def give(self, index: int, value: Value) -> Any:
-        """What the function gives for its result of this index."""
+        """A value as the function's result of this index."""
         return self.lower(value)
 
     @abstractmethod

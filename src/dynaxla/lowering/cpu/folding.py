@@ -72,7 +72,7 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     apart = len(large) <= last - first
     if not large or apart or 0 in x.shape or not dtypes.is_float(x.dtype) or x.dtype.itemsize < 4:
         return lax.reduce_sum(x, dims)
-    # Dimensions of size 1 stand in nobody's way.
+    # Dimensions of size 1 do not separate others in memory.
     squeezed = lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dims])
     start = first - sum(dim in dims for dim in range(first))
     neighbours = tuple(range(start, start + len(large)))

@@ -71,7 +71,7 @@ class _Evaluation(Evaluation[Any]):
 
     def apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         results = self._results(equation, operands)
-        # What is read several times is in memory, or should be: then half of it is enough.
+        # An array that is read several times is in memory, or should be: in bfloat16 it takes half the space.
         return [self.lower(result) if uses > 1 else result for result, uses in zip(results, self.uses, strict=True)]
 
     def _results(self, equation: Any, operands: list[Any]) -> Sequence[Any]:

@@ -11,12 +11,12 @@ import jax
 from jax import Array
 from jax.experimental.xla_metadata import set_xla_metadata
 
-# Of the function in a traced program.
+# The name of the function in a traced program.
 NAME = "dynaxla_in_memory"
 
 
 def in_memory(x: Array) -> Array:
-    """The same array, computed once."""
+    """The same array, which the program writes to memory once."""
     with set_xla_metadata(inlineable="false"):
         return _call(x)
 

@@ -217,7 +217,7 @@ _ELEMENTWISE = frozenset([
 ])
 # fmt: on
 
-# What is computed again for each part of a sum over rows, so deep; and in how many parts.
+# The functions that are computed again for each part of a sum over rows; how many of them one after the other; and the number of parts.
 _SIMPLE = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
 _DEPTH = 3
 _PARTS = 8

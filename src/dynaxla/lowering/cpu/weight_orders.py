@@ -50,7 +50,7 @@ class Packing:
     sizes: tuple[int, ...]
 
     def shape(self, weight: tuple[int, ...]) -> tuple[int, ...]:
-        """Of the weight with zeros behind it, so that blocks are full."""
+        """The shape of the weight with zeros behind it, so that blocks are full."""
         block = [1] * len(weight)
         for dim, size in zip(self.blocked, self.sizes, strict=True):
             block[dim] *= size
@@ -129,7 +129,7 @@ def of_convolution(
     bias: bool,
     device: jax.Device,
 ) -> Packing | None:
-    """The same of a weight (out, in, *kernel) for `onednn.convolution`. Shape: x and out as there, channels last."""
+    """The order of a weight (out, in, *kernel) for `onednn.convolution`; None: not found. Shape: x and out as there, channels last."""
     settings = out, stride, margins, dilation, 1, dtype
 
     def plain(x: Array, weight: Array, shift: Array) -> Array:
@@ -170,7 +170,7 @@ def _find(
         return _found[key]
 
 
-# Of the largest result: random weights in a wrong order are off by about as much as the results are large.
+# As a part of the largest result. With weights in a wrong order, results are off by about as much as they are large.
 _TOLERANCE = 0.02
 
 
@@ -208,7 +208,7 @@ def _try(
     return None
 
 
-# Of every thread for which an order was found.
+# The number of processors of every thread for which an order was found.
 _processors: int | None = None
 
 

@@ -61,9 +61,10 @@ class _Attention:
         return x if heads == key_heads else lax.reshape(x, (batch, key_heads, heads // key_heads * rows, size))
 
     def times(self, x: Array, y: Array, over: tuple[int, int], order: Order = None) -> Array:
-        """The product of two tensors per batch and head, x being per head, y per key head; half types give float32.
+        """The product of x and y for each batch and head. Half types are added in float32. order: how the result is wanted in memory.
 
-        order: how it is wanted in memory.
+        Shape:  x (batch, heads, ...) and y (batch, key heads, ...).
+        Dtype:  the accumulator's.
         """
         if self.query.shape[1] != self.key.shape[1]:
             order = None
@@ -71,7 +72,11 @@ class _Attention:
         return out if over[0] == 2 else lax.reshape(out, (*self.rows, out.shape[3]))
 
     def scores(self) -> Array:
-        """In the accumulator's dtype; -inf where masked."""
+        """The scaled scores, with -inf where masked.
+
+        Shape:  (batch, heads, rows, columns).
+        Dtype:  the accumulator's.
+        """
         scores = self.times(self.query, self.key, (3, 3))
         scores = lax.mul(scores, lax.full_like(scores, self.factor))
         if self.mask is not None:
@@ -92,7 +97,7 @@ def _spread(x: Array, shape: Sequence[int]) -> Array:
 
 
 def _dropped(x: Array, key: Array | None, probability: float) -> Array:
-    """Dropout, the same for the same key."""
+    """The weights after dropout. The same key drops the same ones."""
     if key is None:
         return x
     kept = jax.random.bernoulli(key, 1 - probability, x.shape)

@@ -1,4 +1,4 @@
-"""What eager mode refuses because of values: a compiled call raises the same exception, with nothing mutated."""
+"""Values that eager mode refuses, such as indices out of range: a compiled call raises the same exception, and mutates nothing."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Interval = tuple[int, int]  # the lowest and the highest value
 def require_index(
     ctx: Context, index: Array, size: int, error: type[Exception], message: str, source: Any = None, *, from_end: bool = False
 ) -> None:
-    """The program's call raises unless every index is one of a dimension of `size`; with from_end, negative ones count from its end.
+    """The program's call raises unless every index is one of a dimension of `size`. With from_end, negative indices count from its end.
 
-    source: the node or number in the graph that gives the index; nothing is checked if that tells its range.
+    source: the node or number in the graph that gives the index. Nothing is checked if its range is known to be inside.
     """
     low, high = -size if from_end else 0, size - 1
     known = interval(ctx, source)
@@ -41,7 +41,7 @@ def require_index(
 
 
 def refuse_unless(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
-    """The program's call raises unless something holds that is known now, but that eager mode finds out when it runs."""
+    """The program's call raises unless a condition holds that is known during tracing, but that eager mode checks when it runs."""
     if not holds:
         ctx.require(lax.full((), False), error, message)
 
@@ -52,7 +52,7 @@ def argument(ctx: Context, position: int) -> Any:
 
 
 def interval(ctx: Context, source: Any) -> Interval | None:
-    """Between which whole numbers all elements of a node lie, where the graph tells."""
+    """The lowest and the highest of the whole numbers that a node's elements can be, as far as the graph tells; None if it does not."""
     if isinstance(source, int):
         return source, source
     if not isinstance(source, Node):
@@ -82,7 +82,7 @@ def _of_range(ctx: Context, node: Node) -> Interval | None:
 
 
 def _of_place(ctx: Context, node: Node) -> Interval | None:
-    """For indices of a dimension, or of the flattened tensor if none is given."""
+    """The interval of indices of a dimension, or of the flattened tensor if none is given."""
     shape = ctx.spec_of(node.args[0]).shape
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
@@ -100,7 +100,7 @@ def _of_item(ctx: Context, node: Node) -> Interval | None:
 
 
 def _with_number(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
-    """Of an op on a tensor and a number."""
+    """A rule for an op on a tensor and a number."""
 
     def rule(ctx: Context, node: Node) -> Interval | None:
         first, second = interval(ctx, node.args[0]), interval(ctx, node.args[1])

@@ -90,11 +90,21 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(x: Array, low: Any) -> Array:
+    """x, but low where x < low.
+
+    Shape:  both broadcast.
+    Dtype:  promoted from both.
+    """
     return clamp(x, low, None)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(x: Array, high: Any) -> Array:
+    """x, but high where x > high.
+
+    Shape:  both broadcast.
+    Dtype:  promoted from both.
+    """
     return clamp(x, None, high)
 
 

@@ -48,6 +48,13 @@ def _carried_arrays(values: Sequence[Any], what: str) -> tuple[Array, ...]:
 
 
 def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: Sequence[Any] = (), *, ctx: Context) -> list[Any]:
+    """One of two graphs, as the predicate says: both are in the program, but one runs.
+
+    A predicate that is a number is known during tracing: only its graph becomes part of the program then.
+
+    Shape:  the predicate has one element; both graphs give the same shapes and dtypes.
+    Raises: UnsupportedOp if a result is a tensor, or another number, in one branch only.
+    """
     if not isinstance(predicate, Array):
         return _inline(true_graph if predicate else false_graph, operands, ctx)
     predicate = lax.reshape(lax.ne(predicate, lax.full_like(predicate, 0)), ())
@@ -78,7 +85,11 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
 def while_loop(
     cond_graph: Subgraph, body_graph: Subgraph, carried: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context
 ) -> tuple[Array, ...]:
-    """A check that fails ends the loop."""
+    """The carried values after the last iteration. A check that fails ends the loop.
+
+    Shape:  the carried values keep theirs.
+    Raises: UnsupportedOp for a carried value that is no tensor.
+    """
     start = _carried_arrays(carried, "a value carried through while_loop")
     key = ctx.key() if cond_graph.draws_random or body_graph.draws_random else None
     found = Checks()
@@ -106,7 +117,11 @@ def while_loop(
 
 
 def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """The carried values after the last iteration, then what each iteration gave besides them, stacked."""
+    """The carried values after the last iteration, then what each iteration gave besides them, stacked.
+
+    Shape:  the carried values keep theirs; the others have the number of iterations in front, as `xs` have.
+    Raises: UnsupportedOp for a carried value or a result that is no tensor.
+    """
     start = _carried_arrays(init, "a value carried through scan")
     key = ctx.key() if graph.draws_random else None
     found = Checks()
@@ -128,11 +143,16 @@ def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Se
 
 
 def map_(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
+    """The results of a graph for each slice of `xs`, stacked along the first dimension."""
     return scan(graph, (), xs, additional, ctx=ctx)
 
 
 def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """Running combinations along the first dimension. The graph combines single slices; here it combines many at once."""
+    """Running combinations along the first dimension. The graph combines single slices; here it combines many at once.
+
+    Shape:  those of `xs`.
+    Raises: UnsupportedOp for a graph that draws random numbers, or checks its values.
+    """
     if graph.draws_random:
         raise UnsupportedOp("associative_scan with random numbers")
 
@@ -147,6 +167,7 @@ def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[An
 
 
 def invoke_subgraph(graph: Subgraph, identifier: str | None, *operands: Any, ctx: Context) -> list[Any]:
+    """The outputs of a graph that several places call."""
     return _inline(graph, operands, ctx)
 
 

@@ -25,12 +25,13 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class Convolution:
-    """What a convolution is asked to do, apart from its operands' values.
+    """A convolution, apart from its operands' values.
 
-    Attributes: x, weight, out (shapes; weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`); stride; margins (at both
-    ends of each spatial dimension; negative ones cut off); spread (the distance of x's values from each other, with zeros in between);
-    dilation (the same of weight's); groups; mirrored (whether weight comes turned around, as that of a convolution's input gradient);
-    dtype (of x and weight; the result's is it too, or its accumulator's); precision; platform.
+    Attributes: x, weight, out (shapes; weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`); stride; margins (zeros at
+    both
+    ends of each spatial dimension; negative ones crop x); spread (the distance of x's values from each other, with zeros in between);
+    dilation (the distance of the weight's); groups; mirrored (whether the weight comes reversed, as for the gradient of a convolution's
+    input); dtype (of x and weight; the result has it, or its accumulator's); precision; platform.
     """
 
     x: tuple[int, ...]
@@ -83,7 +84,7 @@ def _fits_onednn(problem: Convolution) -> bool:
 
 
 def _fits_patches(problem: Convolution) -> bool:
-    """Windows that lie side by side, without gaps, as those of one place do."""
+    """Whether the windows lie side by side without gaps, as windows of one place do."""
     return (
         _fits_onednn(problem)
         and problem.groups == 1
@@ -115,7 +116,7 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
 
 
 def _output_padding(problem: Convolution) -> list[int]:
-    """Of the transposed convolution that a convolution of spread values is, in torch's terms."""
+    """The output padding of the transposed convolution, in torch's terms, that computes a convolution of spread values."""
     sizes = zip(problem.x[2:], problem.out[2:], problem.spread, _padding(problem), _reach(problem), strict=True)
     return [out - ((size - 1) * step - 2 * pad + reach + 1) for size, out, step, pad, reach in sizes]
 
@@ -130,7 +131,7 @@ def _reach(problem: Convolution) -> list[int]:
 
 
 def _fits_torch(problem: Convolution) -> bool:
-    """What torch's transposed convolutions do."""
+    """Whether torch's transposed convolution computes this."""
     if not 3 <= len(problem.x) <= 5 or not problem.mirrored:
         return False
     limits = map(max, problem.spread, problem.dilation)
@@ -149,7 +150,7 @@ def _suits_torch(problem: Convolution) -> bool:
 
 @CONVOLUTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """torch's own transposed convolution. The others multiply the zeros between the values, and have the weight turned around first."""
+    """torch's own transposed convolution. The other forms multiply the zeros between the values, and need the weight reversed first."""
     space = tuple(range(2, x.ndim))
     if not problem.swapped:
         # (groups * out, in, *kernel) to (groups * in, out, *kernel)
@@ -305,7 +306,7 @@ def _convolve(
 def _input_gradient(
     grad: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """What flows back to an input of `shape`: grad spread out by the stride, convolved with the mirrored weight."""
+    """The gradient of an input of `shape`: grad spread out by the stride, convolved with the reversed weight."""
     space = range(2, grad.ndim)
     mirrored = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
     if groups > 1:
@@ -360,10 +361,10 @@ def _correlate(
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """What the gradient of a convolution's weight is asked to be, apart from its operands' values.
+    """The gradient of a convolution's weight, apart from its operands' values.
 
     Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
-    convolution's); dtype (of x and grad; the result's is its accumulator's); precision; platform.
+    convolution's); dtype (of x and grad; the result has its accumulator's); precision; platform.
     """
 
     x: tuple[int, ...]
@@ -410,7 +411,7 @@ def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 
 def _is_torchs(problem: WeightGradient) -> bool:
-    """grad has the shape of the convolution's result. That of a transposed one with more output padding than stride has not."""
+    """Whether grad has the shape of the convolution's result. A transposed convolution with more output padding than stride has another."""
     if not 3 <= len(problem.x) <= 5:
         return False
     sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
@@ -445,7 +446,7 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
 
 @WEIGHT_GRADIENT.form("xla")
 def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """x convolved with grad, batch and channels in each other's roles."""
+    """x convolved with grad: batch and channels exchange their roles."""
     margins = []
     sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
     for dim, step, pad, spread in sizes:

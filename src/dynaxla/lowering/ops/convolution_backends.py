@@ -42,7 +42,7 @@ def convolution_with_settings(
 
 @lowers(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
 def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
-    """As `convolution` with one group; `kernel` repeats the size of the weight's."""
+    """As `convolution` with one group. `kernel`: the last sizes of the weight."""
     return convolution(x, weight, bias, stride, padding, [1], False, [0], 1, ctx=ctx)
 
 

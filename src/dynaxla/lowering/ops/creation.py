@@ -56,12 +56,20 @@ def new_full(x: Array, size: Any, value: Any, *, dtype: DType | None = None, ctx
 
 @lowers(aten.scalar_tensor.default)
 def scalar_tensor(value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """A number as a tensor.
+
+    Shape:  [].
+    Dtype:  `dtype` if given, else the default float.
+    """
     return _filled(value, ctx)
 
 
 @lowers(aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format)
 def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Also for `empty`, so that a program gives the same results at every call."""
+    """Zeros; also for `empty`, so that a program gives the same results at every call.
+
+    Dtype:  `dtype` if given, else the default float.
+    """
     return _filled(0, ctx)
 
 
@@ -72,6 +80,10 @@ def empty_strided(size: Any, layout: Any, *, dtype: DType | None = None, ctx: Co
 
 @lowers(aten.zeros_like.default, aten.empty_like.default)
 def zeros_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Zeros in the shape of x; also for `empty_like`.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(0, ctx)
 
 
@@ -91,11 +103,19 @@ def new_empty_strided(x: Array, size: Any, stride: Any, *, dtype: DType | None =
 
 @lowers(aten.ones.default)
 def ones(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Ones.
+
+    Dtype:  `dtype` if given, else the default float.
+    """
     return _filled(1, ctx)
 
 
 @lowers(aten.ones_like.default)
 def ones_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Ones in the shape of x.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(1, ctx)
 
 
@@ -179,6 +199,11 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
 
 @lowers(aten.eye.m)
 def eye(rows: int, columns: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """A matrix with ones on its diagonal, else zeros.
+
+    Shape:  (rows, columns).
+    Dtype:  `dtype` if given, else the default float.
+    """
     shape = (rows, columns)
     return convert(lax.eq(lax.broadcasted_iota(np.int64, shape, 0), lax.broadcasted_iota(np.int64, shape, 1)), ctx.output.jax_dtype)
 
@@ -193,17 +218,25 @@ def eye_square(size: int, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten._to_copy.default)
 def to_copy(x: Array, *, dtype: DType | None = None) -> Array:
+    """x in another dtype; one without an imaginary part, or without fractions, drops them.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return x if dtype is None else convert(x, dtype)
 
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
 def fill(x: Array, value: Any) -> Array:
+    """One value in the shape of x.
+
+    Dtype:  that of x.
+    """
     return expand(convert(value, x.dtype), x.shape) if isinstance(value, jax.Array) else full_like(x, value)
 
 
 @lowers(aten.copy.default)
 def copy(x: Array, source: Array) -> Array:
-    """source with the shape and dtype of x."""
+    """`source` with the shape and dtype of x."""
     return expand(convert(source, x.dtype), x.shape)
 
 
@@ -229,7 +262,7 @@ def conjugate(x: Array) -> Array:
 
 @lowers(aten._conj.default)
 def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
-    """In the gradient of a tensor times a number, x is that number."""
+    """The conjugate. In the gradient of a tensor times a number, x is that number: its result is a tensor of shape []."""
     return conjugate(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 

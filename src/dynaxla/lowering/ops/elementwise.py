@@ -95,7 +95,10 @@ def _exact_division(ctx: Context) -> Function:
 
 
 def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
-    """Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer: as Python's //, also for infinities and signed zeros."""
+    """Division rounded down, as Python's //, also for infinities and signed zeros.
+
+    Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer
+    """
     if dtypes.is_integer(x.dtype):
         quotient = lax.div(x, y)
         if np.issubdtype(x.dtype, np.unsignedinteger):
@@ -324,7 +327,7 @@ def _reciprocal(x: Array) -> Array:
 
 
 def _shift_right(x: Array, bits: Array) -> Array:
-    """The sign moves in from the left; all of it where the shift is negative or wider than the dtype."""
+    """A shift that fills with the sign from the left: only signs are left if it is negative or wider than the dtype."""
     return (lax.shift_right_logical if np.issubdtype(x.dtype, np.unsignedinteger) else lax.shift_right_arithmetic)(x, bits)
 
 
@@ -336,7 +339,7 @@ def _absolute(x: Array) -> Array:
 
 
 def sign(x: Array) -> Array:
-    """Of a complex number: its direction. The sign of nan is 0."""
+    """-1, 0 or 1; of a complex number, its direction. The sign of nan is 0."""
     if dtypes.is_bool(x.dtype):
         return x
     if dtypes.is_complex(x.dtype):
@@ -355,7 +358,7 @@ def _round_half_to_even(x: Array) -> Array:
 
 
 def _floats_only(function: Function) -> Function:
-    """Integers are round already."""
+    """The function for floats; integers stay as they are."""
     return lambda x: function(x) if dtypes.is_float(x.dtype) else x
 
 
@@ -390,7 +393,7 @@ def _exp2(x: Array) -> Array:
 
 
 def _log2(x: Array) -> Array:
-    """Exact for powers of two: their exponents are taken from their bits."""
+    """The binary logarithm. It is exact for powers of two, as their exponents are taken from their bits."""
     if dtypes.is_complex(x.dtype):
         return _scaled(lax.log(x), 1 / math.log(2))
     mantissa, exponent = jnp.frexp(x)
@@ -410,7 +413,10 @@ def _log10(x: Array) -> Array:
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:
-    """log(exp(x) + exp(y)) without overflow on the way. Source of the complex case: ATen native/cpu/LogAddExp.h, _log_add_exp_helper."""
+    """log(exp(x) + exp(y)) without overflow on the way.
+
+    Source: for complex numbers, ATen native/cpu/LogAddExp.h, _log_add_exp_helper
+    """
     if not dtypes.is_complex(x.dtype):
         return jnp.logaddexp(x, y)
     # jnp.logaddexp brings the imaginary part of complex numbers between -pi and pi, ATen does not.

@@ -32,7 +32,9 @@ def _times(x: Array, factor: float) -> Array:
 
 
 def _scaled(x: Array, normalization: int, elements: int) -> Array:
-    """normalization: ATen's fft_norm_mode: 0 leaves sums as they are, 1 divides by the root of the number of elements, 2 by the number."""
+    """The result of a transform with ATen's fft_norm_mode: 0 leaves sums as they are, 1 divides by the root of the number of elements, 2 by
+    the number.
+    """
     return _times(x, {0: 1.0, 1: 1 / math.sqrt(elements), 2: 1 / elements}[normalization])
 
 

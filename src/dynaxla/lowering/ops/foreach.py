@@ -29,6 +29,11 @@ aten = torch.ops.aten
 
 @lowers(aten._foreach_norm.Scalar)
 def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
+    """The norm of each tensor, as `linalg_vector_norm` of all its elements.
+
+    Shape:  each [].
+    Dtype:  the real dtype of `dtype`, if given, else of each tensor.
+    """
     return [linalg_vector_norm(x, ord, dtype=dtype, ctx=ctx) for x in tensors]
 
 
@@ -58,7 +63,7 @@ _SINGLE_OVERLOADS = {
 
 
 def _overloads() -> Iterator[OpOverload]:
-    """Those that return new tensors and have no lowering yet."""
+    """The overloads of `_foreach_*` ops that return new tensors and have no lowering yet."""
     for name in private.op_names():
         if name.startswith("aten::_foreach_"):
             base, _, overload = name.removeprefix("aten::").partition(".")

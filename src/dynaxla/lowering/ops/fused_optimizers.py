@@ -18,7 +18,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def _results(op: Callable[..., Any], lists: Sequence[Tensors], written: int, **settings: Any) -> list[torch.Tensor]:
-    """What torch's step makes of copies of the lists that it writes."""
+    """The tensors of the lists that torch's step writes, after a step on copies of them."""
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:written]]
     op(*copies, *map(list, lists[written:]), **settings)
     return [tensor for tensors in copies for tensor in tensors]
@@ -108,7 +108,7 @@ def _lower(
     *arguments: Any,
     **settings: Any,
 ) -> list[Array]:
-    """What the lowering of torch's op gives, as one list. Of the arguments, the last three are keywords there."""
+    """As `optimizers.fused_sgd`, with the lists of results one after the other."""
     *lists, lr, grad_scale, found_inf = arguments
     results = lowering(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
     return [array for arrays in results for array in arrays]

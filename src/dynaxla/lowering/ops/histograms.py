@@ -45,7 +45,10 @@ def _widened(low: Array, high: Array, margin: float) -> tuple[Array, Array]:
 
 
 def _even_edges(low: Array, high: Array, bins: int, dtype: dtypes.DType) -> Array:
-    """Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel: counted from the nearer end."""
+    """bins + 1 numbers from low to high, evenly apart, counted from the nearer end.
+
+    Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
+    """
     work = dtypes.accumulator(dtype)
     low, high = (lax.broadcast(convert(convert(end, dtype), work), (bins + 1,)) for end in (low, high))
     step = lax.div(lax.sub(high, low), full_like(low, bins))

@@ -97,7 +97,7 @@ def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
 
 @lowers(aten._unsafe_index.Tensor)
 def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
-    """As `index`, but indices are not checked, and out of range read anything."""
+    """As `index`, but indices are not checked: one out of range reads the nearest element."""
     return _read(x, Picks.of(x, indices))
 
 
@@ -149,7 +149,7 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
 
 
 def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
-    """For gather and the scatters."""
+    """The check of indices of gather and the scatters."""
     dim = wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
     require_index(ctx, indices, size, RuntimeError, f"index is out of bounds for dimension {dim} with size {size}", argument(ctx, 2))
@@ -197,7 +197,7 @@ def take(x: Array, indices: Array, ctx: Context) -> Array:
 
 
 def require_flat(ctx: Context, x: Array, indices: Array) -> None:
-    """For take and put."""
+    """The check of indices of take and put."""
     message = f"out of range: tried to access an index that a tensor of {x.size} elements does not have"
     require_index(ctx, indices, x.size, IndexError, message, argument(ctx, 1), from_end=True)
 
@@ -228,7 +228,7 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
 
 
 def clamped(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
-    """Indices moved into the dimensions that they index."""
+    """Indices moved into the dimensions that they index: one out of range becomes the nearest one that is not."""
 
     def clamp(index: Array, size: int) -> Array:
         low, high = (lax.full((), value, index.dtype) for value in (-size, max(size - 1, 0)))

@@ -35,7 +35,7 @@ def adjoint(x: Array) -> Array:
 
 
 def matmul(x: Array, y: Array) -> Array:
-    """Both have the same batch dimensions."""
+    """The products of matrices. Both operands have the same batch dimensions."""
     batch = tuple(range(x.ndim - 2))
     return lax.dot_general(x, y, (((x.ndim - 1,), (y.ndim - 2,)), (batch, batch)), precision=lax.Precision.HIGHEST)
 
@@ -60,7 +60,11 @@ def pick_rows(x: Array, rows: Array) -> Array:
 
 
 def first_true(hits: Array) -> Array:
-    """Of a vector's elements (the last dimension) the number of the first true one, counted from 1; 0 if none is. int32."""
+    """The place of a vector's first true element, counted from 1; 0 if there is none.
+
+    Shape:  hits (*batch, n) gives (*batch).
+    Dtype:  int32.
+    """
     size = hits.shape[-1]
     places = lax.broadcasted_iota(np.int32, hits.shape, hits.ndim - 1)
     first = lax.reduce_min(lax.select(hits, places, full_like(places, size)), (hits.ndim - 1,))
@@ -68,13 +72,18 @@ def first_true(hits: Array) -> Array:
 
 
 def finite_only(x: Array) -> tuple[Array, Array]:
-    """The matrices, zero where an element is not finite: LAPACK's iterations may not end with these. And which are as they were."""
+    """The matrices, all zero where an element is not finite, since LAPACK's iterations may not end with these; and which matrices are
+    finite.
+
+    Shape:  x (*batch, m, n) gives that of x, and (*batch).
+    Dtype:  that of x; bool.
+    """
     finite = lax.reduce_and(is_finite(x), (x.ndim - 2, x.ndim - 1))
     return lax.select(_per_batch(finite, x.shape), x, full_like(x, 0)), finite
 
 
 def nan_unless(good: Array, results: Array) -> Array:
-    """NaN for a batch's elements that are not good."""
+    """The results, NaN for those elements of the batch that are not good."""
     return lax.select(_per_batch(good, results.shape), results, full_like(results, math.nan))
 
 
@@ -83,7 +92,7 @@ def _per_batch(values: Array, shape: Sequence[int]) -> Array:
 
 
 def require_convergence(values: Array, ctx: Context, name: str) -> None:
-    """values: NaN where an iteration over finite numbers failed."""
+    """The program's call raises LinAlgError where an iteration failed. values: its results, NaN where it did."""
     kind = "singular values" if "svd" in name else "eigenvalues"
     message = f"The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated {kind}."
     ctx.require(lax.bitwise_not(is_nan(values)), LinAlgError, f"{name}: {message}")
@@ -105,9 +114,7 @@ _OTHER_ERROR = (RuntimeError, "The factorization failed.")
 
 @lowers(aten._linalg_check_errors.default)
 def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Context) -> None:
-    """The program's call raises what eager's `api_name` raises for matrices that could not be factored. info: 0 for each matrix that is
-    well.
-    """
+    """The program's call raises what eager's `api_name` raises, if a matrix could not be factored. info: 0 for each matrix that could."""
     error, message = next((found for word, found in _ERRORS.items() if word in api_name), _OTHER_ERROR)
     ctx.require(lax.eq(info, full_like(info, 0)), error, f"{api_name}: {message}")
 

@@ -36,7 +36,7 @@ def _factor(x: Array) -> tuple[Array, Array]:
 
 
 def _factor_by_columns(x: Array) -> tuple[Array, Array]:
-    """The same, slowly, as far as it goes."""
+    """As `_factor`, one column after the other: slow, but it keeps the columns before the failure."""
     size, last = x.shape[-1], x.ndim - 1
     places = lax.iota(np.int32, size)
 
@@ -130,7 +130,7 @@ def cholesky_inverse(factor: Array, upper: bool = False, *, ctx: Context) -> Arr
     """The inverse of the matrix that has this factor.
 
     Shape:  that of the factor.
-    Raises: when the program runs, for a zero on the diagonal.
+    Raises: LinAlgError when the program runs, for a zero on the diagonal.
     """
     singular = first_true(lax.eq(diagonal(factor), full_like(diagonal(factor), 0)))
     linalg_check_errors(singular, "cholesky_inverse", is_matrix=factor.ndim == 2, ctx=ctx)

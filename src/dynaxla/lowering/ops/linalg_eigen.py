@@ -21,7 +21,8 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the second is empty.
     Dtype:  the real one of x, and that of x.
-    Raises: at run time for NaNs, as LAPACK does not converge; with two rows or fewer it does, and the results are NaN.
+    Raises: LinAlgError when the program runs, for NaNs, as LAPACK does not converge; with two rows or fewer it does, and the results are
+            NaN.
     """
     lower = UPLO.upper() == "L"
     x = tril(x) if lower else triu(x)
@@ -40,7 +41,7 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
     Shape:  x (*batch, m, n) gives (*batch, m, k), (*batch, k) and (*batch, k, n), k being the smaller of both; with `full_matrices`, U and
             Vh are square. Without `compute_uv`, they are empty vectors.
     Dtype:  that of x; the singular values' is the real one.
-    Raises: at run time for NaNs; infinities make NaNs.
+    Raises: LinAlgError when the program runs, for NaNs; infinities make NaNs.
     """
     message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
     ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)

@@ -128,8 +128,9 @@ def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, ad
 
 @functools.cache
 def _prefers_transpose(op: OpOverload) -> bool:
-    """Whether the kernel factors the transpose of a real contiguous matrix, and then the gradient's formula expects that: it depends
-    on the release of torch."""
+    """Whether torch's kernel factors the transpose of a real contiguous matrix, which the formula of the gradient then expects. It depends
+    on the release of torch.
+    """
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
         factors = op(x, x)[1] if op is aten._linalg_solve_ex.default else op(x)[-2]

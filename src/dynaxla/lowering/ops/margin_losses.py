@@ -27,7 +27,10 @@ def _batched(x: Array, rank: int) -> Array:
 
 
 def _per_sample(grad: Array, batch: int, classes: int, reduction: int) -> Array:
-    """What flows into each term of each sample's loss. (batch, 1)"""
+    """The gradient that reaches each term of each sample's loss.
+
+    Shape:  (batch, 1).
+    """
     wide = convert(grad, dtypes.accumulator(grad.dtype))
     count = classes * batch if reduction == _MEAN else classes
     return lax.broadcast_in_dim(lax.div(wide, full_like(wide, count)), (batch, 1), (0,) if wide.ndim else ())

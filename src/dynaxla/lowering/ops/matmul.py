@@ -80,7 +80,7 @@ _FEW_PRODUCTS = 2_000_000
 
 
 def _fits_torch(problem: Contraction) -> bool:
-    """Products of two matrices, where torch has MKL."""
+    """Whether these are products of two matrices, and torch has MKL."""
     return (
         len(problem.x) == len(problem.y) == 2
         and len(problem.over[0]) == 1
@@ -109,7 +109,7 @@ def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
 
 
 def _fits_onednn(problem: Contraction) -> bool:
-    """Products of matrices whose batch dimensions come first."""
+    """Whether these are products of matrices whose batch dimensions come first."""
     leading = tuple(range(len(problem.x) - 2))
     return (
         problem.batch == (leading, leading)
@@ -239,7 +239,7 @@ def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
 
 def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
-    """x @ y + bias, and with it the activation that follows, where the form has means of its own for that."""
+    """x @ y + bias, and the activation that follows, if the form can compute these together."""
     x, y, over, batch = _untransposed(x, y, ctx, 1)
     problem = _problem(x, y, over, batch, x.dtype, ctx)
     form = ctx.choose(CONTRACTION, problem)

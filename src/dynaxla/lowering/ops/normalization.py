@@ -132,7 +132,10 @@ def _batch_norm(
 
 
 def _require_vectors(*parameters: Array | None) -> None:
-    """Raises: UnsupportedOp, where ATen's kernels refuse (channels in another shape than a vector)."""
+    """Refuse channels in another shape than a vector, as ATen's kernels do.
+
+    Raises: UnsupportedOp.
+    """
     if any(item is not None and item.ndim != 1 for item in parameters):
         raise UnsupportedOp("of batch norm, running statistics (and the weight, in the backward pass) have to be vectors")
 
@@ -316,7 +319,7 @@ def normalize_last(x: Array, count: int, weight: Array | None, bias: Array | Non
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """What a layer normalization is asked to do whose mean and standard deviation nobody wants, apart from its operands' values.
+    """A layer normalization whose mean and standard deviation are not needed, apart from its operands' values.
 
     Attributes: x (shape); count (how many of its last dimensions are normalized); eps; dtype; platform.
     """
@@ -426,7 +429,7 @@ def native_layer_norm_backward(
 
 
 def _through_normalization(grad: Array, normalized: Array, inverse: Array, dims: Dims, kept: Dims) -> Array:
-    """The input's gradient: grad, less what would move mean and variance over `dims`, over the standard deviation."""
+    """The gradient of the input: grad, without its parts that move the mean and the variance over `dims`, over the standard deviation."""
     grad_mean = _along(_mean(grad, dims), grad.shape, kept)
     slope = _along(_mean(lax.mul(grad, normalized), dims), grad.shape, kept)
     return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, slope)), _along(inverse, grad.shape, kept))

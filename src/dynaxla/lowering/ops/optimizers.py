@@ -76,7 +76,9 @@ def _power(base: float, exponent: Array) -> Array:
 
 
 def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
-    """decoupled: whether the weight decay is AdamW's."""
+    """The lowering of Adam's fused step: new parameters, unscaled gradients, and states, one list each. decoupled: whether the weight decay
+    is AdamW's.
+    """
 
     def lowering(
         params: Tensors,

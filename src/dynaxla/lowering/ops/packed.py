@@ -16,11 +16,19 @@ from ..registry import lowers
 
 @lowers(weight_orders.pack)
 def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequence[int]) -> Array:
+    """The weight in the order in which oneDNN reads it, and zeros behind it.
+
+    Shape:  a vector, of `Packing.length` elements.
+    Dtype:  that of the weight.
+    """
     return weight_orders.Packing(tuple(dims), tuple(blocked), tuple(sizes)).pack(weight)
 
 
 def _require_length(packed: Array, numbers: int) -> None:
-    """oneDNN asks for no size. Raises: ValueError for a packed weight that cannot hold so many numbers and what is read behind them."""
+    """Refuse a packed weight that is too short: oneDNN does not know its size, and would read beyond it.
+
+    Raises: ValueError if it cannot hold so many numbers and what a kernel reads behind them.
+    """
     if not onednn.takes_packed():
         raise ValueError("weights were packed for another version of jaxlib")
     if packed.size < numbers + weight_orders.SLACK:
@@ -29,7 +37,12 @@ def _require_length(packed: Array, numbers: int) -> None:
 
 @lowers(weight_orders.packed_linear)
 def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, ctx: Context) -> Array:
-    """x @ weight + bias, and with it the activation that follows."""
+    """x @ weight + bias, and with it the activation that follows.
+
+    Shape:  x (rows, in) gives (rows, columns).
+    Dtype:  that of x.
+    Raises: ValueError for a weight that was packed for another version of jaxlib, or is too short.
+    """
     _require_length(packed, x.shape[1] * columns)
 
     def compute(activation: str) -> Array:
@@ -50,7 +63,12 @@ def packed_convolution(
     *,
     ctx: Context,
 ) -> Array:
-    """Shape: x (batch, in, height, width); weight: its shape before it was packed, (out, in, height, width)."""
+    """A convolution with a packed weight.
+
+    Shape:  x (batch, in, height, width); weight: its shape before it was packed, (out, in, height, width).
+    Dtype:  that of x.
+    Raises: ValueError for a weight that was packed for another version of jaxlib, or is too short.
+    """
     _require_length(packed, math.prod(weight))
     batch, out, *space = ctx.output.shape
     margins = [(margin, margin) for margin in padding]

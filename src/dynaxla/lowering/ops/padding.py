@@ -28,7 +28,9 @@ def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | co
 
 
 def _pad_dim(x: Array, dim: int, before: int, after: int, edge: Callable[[Array, int, int, bool], Array]) -> Array:
-    """Pad one dimension with what `edge` makes of x. What crops one side may reach into the other's padding, so it comes last."""
+    """Pad one dimension with the elements that `edge` takes from x. An end that is cropped may lie in the other end's padding, so cropping
+    comes last.
+    """
     parts = [edge(x, dim, before, True)] if before > 0 else []
     parts.append(x)
     if after > 0:

@@ -167,7 +167,7 @@ def _suits_torch(problem: MaxPool) -> bool:
 
 @MAX_POOL.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
-    """torch's own kernel: one pass, where XLA makes and compares positions in passes of their own."""
+    """torch's own kernel: one pass. XLA makes and compares the positions in further passes."""
     op = aten.max_pool2d_with_indices if len(problem.dims) == 2 else aten.max_pool3d_with_indices
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
@@ -187,7 +187,7 @@ def _max_pool_by_taps(problem: MaxPool, x: Array) -> tuple[Array, Array]:
 
 @MAX_POOL_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
-    """torch's own kernel, which adds each number where it belongs, once."""
+    """torch's own kernel, which adds each number once, where it belongs."""
     op = aten.max_pool2d_with_indices_backward if len(problem.dims) == 2 else aten.max_pool3d_with_indices_backward
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
@@ -205,7 +205,7 @@ def _has_few_taps(problem: MaxPoolGradient) -> bool:
 
 @MAX_POOL_GRADIENT.form("taps", fits=_has_few_taps)
 def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
-    """A scatter walks its updates one by one. Instead every place of the input asks each window that could have chosen it."""
+    """Each place of the input adds up what the windows give that may have chosen it. XLA's scatter takes one update at a time."""
     wide = convert(grad, dtypes.accumulator(grad.dtype))
     nothing = lax.full_like(wide, 0)
     places = convert(positions, np.dtype(np.int32 if math.prod(dim.size for dim in problem.dims) < 2**31 else np.int64))
@@ -377,7 +377,7 @@ def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) 
 
 
 def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
-    """What each window's sum is divided by: how many places it covers, padding counted or not."""
+    """The number by which each window's sum is divided: how many places the window covers, with or without padding."""
     if divisor_override is not None:
         return np.full([dim.out for dim in dims], divisor_override)
     counts = np.ones([1] * len(dims), np.int64)

@@ -32,7 +32,10 @@ MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np
 
 
 def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
-    """float32 or float64 numbers from [0, 1), or complex ones of such."""
+    """Numbers from [0, 1); of complex numbers, both parts.
+
+    Dtype:  `dtype`: float32, float64, or the complex of one of them.
+    """
     if dtypes.is_complex(dtype):
         return lax.complex(uniform_numbers(ctx, shape, dtypes.real(dtype)), uniform_numbers(ctx, shape, dtypes.real(dtype)))
     return uniform_from(ctx.key(), shape, dtype)

@@ -84,14 +84,17 @@ def _word(ctx: Context, shape: Shape) -> Array:
 
 
 def _high_product(high: Array, low: Array, factor: Array) -> Array:
-    """What is above 2**128 in the product of high * 2**64 + low with factor. Dtype: uint64, all of them."""
+    """The part above 2**128 of the product (high * 2**64 + low) * factor.
+
+    Dtype:  uint64, of operands and result.
+    """
     upper, lower, carried = _upper(high, factor), lax.mul(high, factor), _upper(low, factor)
     total = lax.add(lower, carried)
     return lax.add(upper, lax.convert_element_type(lax.lt(total, carried), np.uint64))
 
 
 def _upper(x: Array, y: Array) -> Array:
-    """What is above 2**64 in a product of uint64, by those of their halves."""
+    """The upper 64 bits of a product of uint64 numbers, computed from the products of their halves."""
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
     (x_high, x_low), (y_high, y_low) = ((lax.shift_right_logical(value, half), lax.bitwise_and(value, mask)) for value in (x, y))
     crossed = lax.mul(x_high, y_low), lax.mul(x_low, y_high)
@@ -115,7 +118,7 @@ _C_NAMES = {
 
 
 def _limits(dtype: DType) -> tuple[float, float]:
-    """Of the integers that random_ may draw for a dtype."""
+    """The smallest and the largest integer that random_ may draw for a dtype."""
     if dtypes.is_bool(dtype):
         return 0, 1
     if dtypes.is_integer(dtype):
@@ -308,7 +311,7 @@ def poisson(rate: Array, ctx: Context) -> Array:
     few = _by_inversion(ctx, lax.select(small, wide, full_like(wide, 0)))
     many = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
     drawn = lax.select(small, few, many)
-    # What int64 does not hold becomes what a cast makes of it.
+    # A rate that int64 does not hold becomes what a cast to int64 makes of it.
     drawn = lax.select(lax.gt(wide, full_like(wide, _LARGE_RATE)), wide, drawn)
     return convert(convert(drawn, np.dtype(np.int64)), np.dtype(rate.dtype))
 

@@ -27,7 +27,11 @@ def _wide(x: Array) -> Array:
 
 
 def _gates(x: Array, bias: Array | None, count: int) -> list[Array]:
-    """x (batch, count * hidden) plus a bias, as `count` parts, in the accumulator's dtype."""
+    """x plus a bias, as `count` parts.
+
+    Shape:  x (batch, count * hidden) gives (batch, hidden) for each part.
+    Dtype:  the accumulator's.
+    """
     x = _wide(x)
     if bias is not None:
         x = lax.add(x, lax.broadcast_in_dim(_wide(bias), x.shape, (1,)))
@@ -53,7 +57,7 @@ def _tanh_slope(out: Array) -> Array:
 
 
 def _bias_gradient(gates: Array) -> Array:
-    """Summed over the batch."""
+    """The gradient of a bias: that of the gates, summed over the batch."""
     return convert(lax.reduce_sum(_wide(gates), (0,)), gates.dtype)
 
 

@@ -49,7 +49,7 @@ def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDi
 
 
 def _identity(reduce: str, dtype: dtypes.DType) -> Any:
-    """What leaves any value as it is."""
+    """The value that leaves any other as it is when both are combined."""
     if reduce in ("sum", "mean"):
         return 0
     if reduce == "prod":
@@ -190,7 +190,7 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
 
 
 def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[Exception] = IndexError, *, from_end: bool = False) -> None:
-    """For index_add and the like."""
+    """The checks of indices of index_add, index_copy, index_reduce and index_fill."""
     dim = wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
     message = f"index out of range in self: dimension {dim} has size {size}"

@@ -72,7 +72,7 @@ class _Segments:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of a tensor with a value for each segment."""
+        """The shape of a tensor with a value for each segment."""
         return (*self.outer_shape, self.count, *self.inner_shape)
 
     def rows(self, x: Array) -> Array:
@@ -145,7 +145,7 @@ def segment_reduce_backward(
     initial: float | None = None,
     ctx: Context,
 ) -> Array:
-    """The gradient of data. Several extrema share a positive gradient, and only such a one.
+    """The gradient of data. Of several equal extrema each gets its share of a positive gradient, and each all of another, as in ATen.
 
     Shape:  that of data.
     Dtype:  that of data.

@@ -23,12 +23,20 @@ _FLOAT64 = np.dtype(np.float64)
 
 @lowers(aten.range.step)
 def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """start, start + step, and so on up to end, which is included: the old torch.range.
+
+    Shape:  [(end - start) // step + 1].
+    Dtype:  `dtype` if given; else the default float.
+    """
     return arange(start, end, step, ctx=ctx)
 
 
 @lowers(aten.range.default)
 def range_(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """start, start + step, and so on up to end, which belongs to it: the old torch.range."""
+    """start, start + 1, and so on up to end, which is included: the old torch.range.
+
+    Dtype:  `dtype` if given; else the default float.
+    """
     return arange(start, end, ctx=ctx)
 
 

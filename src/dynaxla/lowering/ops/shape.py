@@ -285,7 +285,7 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
-# What writes to a part of a tensor changes all elements that share memory with that part.
+# The following ops write to a part of a tensor, and change all elements that share memory with that part.
 
 
 @lowers(aten.diagonal_scatter.default)

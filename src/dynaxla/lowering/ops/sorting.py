@@ -288,7 +288,8 @@ def checked_searchsorted(
 
 
 def searchsorted(sorted_sequence: Array, x: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    """For x whose leading dimensions are those of the sequence, or any x beside a sequence of one dimension.
+    """Where x would be inserted in each row of a sorted sequence. The leading dimensions of x and of the sequence are equal, unless the
+    sequence has one dimension.
 
     Shape:  that of x.
     Dtype:  int32 with `out_int32`, else int64.

@@ -77,7 +77,10 @@ def _erfcx(x: Array) -> Array:
 
 
 def _log_ndtr(x: Array) -> Array:
-    """The logarithm of the normal distribution function. Source: ATen native/Math.h, calc_log_ndtr."""
+    """The logarithm of the normal distribution function.
+
+    Source: ATen native/Math.h, calc_log_ndtr
+    """
     # jax.scipy.special.log_ndtr rounds the distribution function first: at 5 it is off by 4% in float32, at 8 by 7% in float64.
     scaled = lax.mul(x, number(math.sqrt(0.5), x.dtype))
     half = number(0.5, x.dtype)
@@ -112,7 +115,10 @@ def gcd(x: Array, y: Array) -> Array:
 
 
 def lcm(x: Array, y: Array) -> Array:
-    """The least common multiple; 0 where either is 0. Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel."""
+    """The least common multiple; 0 where either is 0.
+
+    Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel
+    """
     # jnp.lcm depends on jnp.gcd; it also leaves the sign that an overflow gives, where ATen takes the absolute value.
     dtype = np.dtype(x.dtype)
     if dtype.itemsize < 4:
@@ -165,7 +171,10 @@ def zeta(x: Array, q: Array) -> Array:
 
 
 def _trigamma(x: Array) -> Array:
-    """The derivative of digamma. Source: ATen native/Math.h, trigamma."""
+    """The derivative of digamma.
+
+    Source: ATen native/Math.h, trigamma
+    """
     # jax.scipy.special.polygamma(1, x) is wrong below -8 (-0.01 instead of 15.07 at -100.3) and 0 from 1e19 on in float32; at the poles it
     # is infinite, where ATen gives a large finite number.
     one = number(1, x.dtype)

@@ -55,7 +55,7 @@ class Windows:
         return Windows.from_reads(self.size, len(self.index), self.index[self.real], place[self.real], self.weight[self.real])
 
     def gather(self, x: Array, dim: int) -> Array:
-        """What is read: `dim` becomes two dimensions, (places, reads)."""
+        """The elements that each place reads: `dim` becomes two dimensions, (places, reads)."""
         return take(x, self.index, dim)
 
     def sum(self, x: Array, dim: int) -> Array:

@@ -137,6 +137,8 @@ def _tanh_argument(x: Array) -> Array:
 
 @lowers(aten.gelu.default)
 def gelu(x: Array, *, approximate: str = "none") -> Array:
+    """x times the normal distribution function of x, or with `approximate` "tanh" its approximation."""
+
     def exact(x: Array) -> Array:
         return lax.mul(_times(x, 0.5), _plus(lax.erf(_times(x, _SQRT_HALF)), 1))
 
@@ -179,6 +181,7 @@ def hardtanh_backward(grad: Array, x: Array, low: Any, high: Any) -> Array:
 
 @lowers(aten.threshold.default)
 def threshold(x: Array, limit: Any, value: Any) -> Array:
+    """x where it is above the limit or nan, else `value`."""
     return lax.select(lax.le(x, number(limit, x.dtype)), full_like(x, value), x)
 
 
@@ -199,11 +202,14 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
+    """grad, times the slope where x is not positive. x may be the result instead: its sign is the same."""
     return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, _times(grad, negative_slope)), grad, x)
 
 
 @lowers(aten.elu.default)
 def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
+    """scale * x, and below 0 scale * alpha * (exp(input_scale * x) - 1)."""
+
     def function(x: Array) -> Array:
         negative = _times(lax.expm1(_times(x, input_scale)), alpha * scale)
         # expm1 of a large x is infinite, but not selected
@@ -266,6 +272,7 @@ def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
 
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad: Array, x: Array, buffer: Array) -> Array:
+    """The gradient of x, computed from x: the buffer is not read."""
     return _apply(lambda grad, x: lax.mul(grad, lax.logistic(lax.neg(x))), grad, x)
 
 

@@ -27,6 +27,7 @@ def signbit(x: Array) -> Array:
 
 
 def is_infinite(x: Array) -> Array:
+    """Whether an element, or a part of a complex one, is infinite."""
     if dtypes.is_complex(x.dtype):
         return lax.bitwise_or(is_infinite(lax.real(x)), is_infinite(lax.imag(x)))
     return lax.eq(lax.abs(x), number(np.inf, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
@@ -37,6 +38,7 @@ def is_nan(x: Array) -> Array:
 
 
 def is_finite(x: Array) -> Array:
+    """Whether an element, with both parts of a complex one, is finite."""
     if dtypes.is_complex(x.dtype):
         return lax.bitwise_and(lax.is_finite(lax.real(x)), lax.is_finite(lax.imag(x)))
     return lax.is_finite(x) if dtypes.is_float(x.dtype) else lax.full(x.shape, True)

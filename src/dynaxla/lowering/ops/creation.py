@@ -75,6 +75,10 @@ def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.empty_strided.default, aten.empty_permuted.default)
 def empty_strided(size: Any, layout: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Zeros. Strides and orders of dimensions are eager's; an array has none.
+
+    Dtype:  `dtype` if given, else the default float.
+    """
     return _filled(0, ctx)
 
 
@@ -98,6 +102,10 @@ def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) 
 
 @lowers(aten.new_empty_strided.default)
 def new_empty_strided(x: Array, size: Any, stride: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """Zeros. Strides are eager's; an array has none.
+
+    Dtype:  `dtype` if given, else that of x.
+    """
     return _filled(0, ctx)
 
 
@@ -159,11 +167,13 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, c
 
 @lowers(aten.arange.start)
 def arange_start(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """As `arange`, with step 1."""
     return arange(start, end, ctx=ctx)
 
 
 @lowers(aten.arange.default)
 def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """As `arange`, from 0 with step 1."""
     return arange(0, end, ctx=ctx)
 
 
@@ -210,6 +220,7 @@ def eye(rows: int, columns: int, *, dtype: DType | None = None, ctx: Context) ->
 
 @lowers(aten.eye.default)
 def eye_square(size: int, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """As `eye`, with as many columns as rows."""
     return eye(size, size, ctx=ctx)
 
 
@@ -257,6 +268,7 @@ lower_table(
 
 
 def conjugate(x: Array) -> Array:
+    """The conjugate; x itself unless it is complex."""
     return lax.conj(x) if dtypes.is_complex(x.dtype) else x
 
 

@@ -146,6 +146,10 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
 def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
+    """Division rounded down.
+
+    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    """
     return div_mode(x, y, rounding_mode="floor", ctx=ctx)
 
 
@@ -188,11 +192,19 @@ def _remainder(x: Array, y: Array) -> Array:
 
 @lowers(aten.addcmul.default)
 def addcmul(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
+    """x + value * y * z.
+
+    Shape:  all three broadcast.
+    """
     return elementwise(lambda a, b, c: lax.add(a, lax.mul(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
 
 
 @lowers(aten.addcdiv.default)
 def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
+    """x + value * y / z.
+
+    Shape:  all three broadcast.
+    """
     return elementwise(lambda a, b, c: lax.add(a, lax.div(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
 
 

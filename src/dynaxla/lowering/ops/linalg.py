@@ -41,6 +41,10 @@ def matmul(x: Array, y: Array) -> Array:
 
 
 def identity(size: int, dtype: DType, batch: Sequence[int] = ()) -> Array:
+    """Identity matrices, one for each element of the batch.
+
+    Shape:  (*batch, size, size).
+    """
     return expand(jnp.eye(size, dtype=dtype), (*batch, size, size))
 
 

@@ -78,6 +78,9 @@ def _power(base: float, exponent: Array) -> Array:
 def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
     """The lowering of Adam's fused step: new parameters, unscaled gradients, and states, one list each. decoupled: whether the weight decay
     is AdamW's.
+
+    Shape:  each that of its operand.
+    Dtype:  each that of its operand.
     """
 
     def lowering(
@@ -140,7 +143,11 @@ def fused_sgd(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """New parameters, unscaled gradients, and momentum buffers, one list each."""
+    """New parameters, unscaled gradients, and momentum buffers, one list each.
+
+    Shape:  each that of its operand.
+    Dtype:  each that of its operand.
+    """
 
     def step(param: Array, grad: Array, *buffers: Array) -> tuple[Array, ...]:
         if weight_decay:
@@ -171,7 +178,11 @@ def fused_adagrad(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """New parameters, unscaled gradients, and sums of squares, one list each; and the steps as they are."""
+    """New parameters, unscaled gradients, and sums of squares, one list each; and the steps as they are.
+
+    Shape:  each that of its operand.
+    Dtype:  each that of its operand.
+    """
 
     def step(param: Array, grad: Array, total: Array, count: Array) -> tuple[Array, ...]:
         if weight_decay:

@@ -25,6 +25,7 @@ prims = torch.ops.prims
 
 @lowers(prims.convert_element_type.default)
 def convert_element_type(x: Array, dtype: DType) -> Array:
+    """x as `dtype`, as ATen's copies cast it."""
     return convert(x, dtype)
 
 
@@ -35,6 +36,7 @@ def device_put(x: Array, device: torch.device, non_blocking: bool = False) -> Ar
 
 @lowers(prims.iota.default)
 def iota(length: int, *, start: int, step: int, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
+    """start, start + step, and so on: `length` numbers."""
     return creation.arange(start, None, step, ctx=ctx)
 
 
@@ -50,11 +52,13 @@ def full_like(x: Array, value: complex, *, dtype: DType, requires_grad: bool = F
 
 @lowers(prims.empty.default)
 def empty(shape: list[int], *, dtype: DType, requires_grad: bool = False) -> Array:
+    """Zeros, so that a program gives the same results at every call."""
     return lax.full(shape, number(0, dtype))
 
 
 @lowers(prims.empty_strided.default, prims.empty_permuted.default)
 def empty_strided(shape: list[int], layout: list[int], *, dtype: DType, requires_grad: bool = False) -> Array:
+    """Zeros, so that a program gives the same results at every call. Strides are eager's; an array has none."""
     return lax.full(shape, number(0, dtype))
 
 
@@ -65,6 +69,7 @@ def scalar_tensor(value: complex, *, dtype: DType | None = None, ctx: Context) -
 
 @lowers(prims.broadcast_in_dim.default)
 def broadcast_in_dim(x: Array, shape: list[int], broadcast_dimensions: list[int]) -> Array:
+    """x repeated in `shape`. broadcast_dimensions: which dimension of the result each dimension of x becomes."""
     return lax.broadcast_in_dim(x, tuple(shape), tuple(broadcast_dimensions))
 
 
@@ -84,11 +89,21 @@ def div(x: Array, y: Array) -> Array:
 
 @lowers(prims.normal.default)
 def normal(shape: list[int], *, mean: float, std: float, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
+    """Numbers of the normal distribution.
+
+    Shape:  `shape`.
+    Dtype:  `dtype`.
+    """
     return random.normal(mean, std, ctx=ctx)
 
 
 @lowers(prims.uniform.default)
 def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: list[int], ctx: Context) -> Array:
+    """Numbers from [low, high).
+
+    Shape:  `shape`.
+    Dtype:  `dtype`.
+    """
     return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
 
 

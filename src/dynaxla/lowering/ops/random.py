@@ -90,6 +90,11 @@ def rand(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.rand_like.default, aten.rand_like.generator)
 def rand_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """As `rand`.
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, else that of x.
+    """
     return rand(x.shape, ctx=ctx)
 
 
@@ -104,6 +109,11 @@ def randn(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.randn_like.default, aten.randn_like.generator)
 def randn_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
+    """As `randn`.
+
+    Shape:  that of x.
+    Dtype:  `dtype` if given, else that of x.
+    """
     return randn(x.shape, ctx=ctx)
 
 
@@ -228,6 +238,10 @@ def rrelu_with_noise_functional(
 
 @lowers(aten.rrelu_with_noise_backward.default)
 def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float, upper: float, training: bool, is_result: bool) -> Array:
+    """The gradient of x: grad times the slopes, which `noise` holds while training.
+
+    Shape:  that of x.
+    """
     if training and upper - lower > 1e-6:
         return lax.mul(grad, noise)
     return leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
@@ -300,6 +314,10 @@ def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
 
 
 def standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
+    """Numbers of the exponential distribution with rate 1; at least the smallest normal number.
+
+    Dtype:  that in which a result of `dtype` is computed: a float of 32 bits or more.
+    """
     drawn = uniform_numbers(ctx, shape, _computation(dtype))
     return lax.max(lax.neg(lax.log1p(lax.neg(drawn))), number(np.finfo(drawn.dtype).tiny, drawn.dtype))
 

@@ -61,20 +61,35 @@ def _cosines(*coefficients: float) -> Callable[[Array], Array]:
 
 
 def bartlett_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
+    """A triangle: 0 at its ends, 1 in the middle.
+
+    Shape:  [length].
+    """
     one = number(1, _FLOAT64)
     return _window(length, periodic, ctx, lambda place: lax.sub(one, lax.abs(lax.sub(lax.add(place, place), one))))
 
 
 def blackman_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
+    """0.42 - 0.5 cos(2 pi x) + 0.08 cos(4 pi x) for x from 0 to 1.
+
+    Shape:  [length].
+    """
     return _window(length, periodic, ctx, _cosines(0.42, -0.5, 0.08))
 
 
 def hamming_window(length: int, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, *, ctx: Context) -> Array:
+    """alpha - beta cos(2 pi x) for x from 0 to 1.
+
+    Shape:  [length].
+    """
     return _window(length, periodic, ctx, _cosines(alpha, -beta))
 
 
 def kaiser_window(length: int, periodic: bool = True, beta: float = 12.0, *, ctx: Context) -> Array:
-    """I0(beta sqrt(1 - x**2)) / I0(beta) for x from -1 to 1."""
+    """I0(beta sqrt(1 - x**2)) / I0(beta) for x from -1 to 1.
+
+    Shape:  [length].
+    """
 
     def shape(place: Array) -> Array:
         x = lax.sub(lax.add(place, place), number(1, _FLOAT64))

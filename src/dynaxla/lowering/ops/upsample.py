@@ -153,12 +153,23 @@ def _register(name: str, count: int, method: Method, has_align_corners: bool) ->
         return [method(dtype, size, places, align_corners, scale) for size, places, scale in zip(space, out, scales, strict=True)]
 
     def forward(x: Array, output_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
+        """x at other sizes. Half types are computed in float32.
+
+        Shape:  x (batch, channel, *space) gives (batch, channel, *output_size).
+        Dtype:  that of x.
+        Raises: UnsupportedOp for integers, unless each place copies its nearest one.
+        """
         _check_dtype(x, method, ctx)
         if 0 in ctx.output.shape:
             return lax.full(ctx.output.shape, 0, x.dtype)
         return _resample(x, windows(x, x.shape[-count:], output_size, rest))
 
     def backward(grad: Array, output_size: Sizes, input_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
+        """The gradient of x: each place gets its share from every place that reads it.
+
+        Shape:  `input_size`: (batch, channel, *space).
+        Dtype:  that of grad.
+        """
         if 0 in ctx.output.shape:
             return lax.full(ctx.output.shape, 0, grad.dtype)
         return _resample(grad, [window.mirrored() for window in windows(grad, input_size[-count:], output_size, rest)])

@@ -202,7 +202,8 @@ def _masked_scale(x: Array, mask: Array, scale: float) -> Array:
 def native_dropout_backward(grad: Array, mask: Array, scale: float) -> Array:
     """grad * mask * scale.
 
-    Dtype:  that of grad.
+    Shape:  that of grad.
+    Dtype:  that of grad; the default float for bool and integers.
     """
     return _masked_scale(convert(grad, result_type((grad, scale))), mask, scale)
 

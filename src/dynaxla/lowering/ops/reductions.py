@@ -462,7 +462,7 @@ def dist(x: Array, other: Array, p: float = 2, *, ctx: Context) -> Array:
     """The p-norm of x - other, which are broadcast.
 
     Shape:  [].
-    Dtype:  that of x.
+    Dtype:  that of x; for complex x the real dtype.
     """
     shape = np.broadcast_shapes(x.shape, other.shape)
     return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p, ctx=ctx)

@@ -14,6 +14,7 @@ import decimal
 import faulthandler
 import gc
 import hashlib
+import inspect
 import locale
 import logging
 import multiprocessing
@@ -106,12 +107,20 @@ def interpreter() -> State:
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count()),
         "gc.callbacks": list(map(_identity, gc.callbacks)),
         "warnings.filters": list(warnings.filters),
-        "warnings": (_identity(warnings.showwarning), _identity(warnings.warn), warnings.defaultaction),  # type: ignore[attr-defined]
+        "warnings": (_identity(_showwarning()), _identity(warnings.warn), warnings.defaultaction),  # type: ignore[attr-defined]
         "copyreg": len(copyreg.dispatch_table),
         "decimal": repr(decimal.getcontext()),
         "modules": [name for name in ("matplotlib", "torchvision", "timm", "transformers", "typer", "rich") if name in sys.modules],
         "builtins": _names(__builtins__ if isinstance(__builtins__, dict) else vars(__builtins__)),
     }
+
+
+def _showwarning() -> Any:
+    """What shows warnings, below what TorchDynamo puts over it while it makes fake tensors of arguments."""
+    function: Any = warnings.showwarning
+    while function.__module__ == "torch._logging._internal":
+        function = inspect.getclosurevars(function).nonlocals["prior"]
+    return function
 
 
 def log() -> State:

@@ -53,7 +53,7 @@ def test_every_module_has_its_layer() -> None:
 
 
 # `protocol` says in more than one package what its modules offer.
-SHARED_NAMES = {"__init__", "protocol", "reductions"}
+SHARED_NAMES = {"__init__", "protocol"}
 
 
 def test_no_two_modules_share_a_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,8 @@ from .dtypes import DType
 
 # Beyond this many places in a window, each is no longer looked at on its own.
 MOST_TAPS = 36
+
+Sizes = Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -53,3 +56,25 @@ def lowest(dtype: DType) -> float | int:
 def pad(x: Array, value: float | int, margins: dict[int, tuple[int, int]], spacing: int = 0) -> Array:
     """Pad, or crop where negative, along some dimensions, with `spacing` new places between the old ones."""
     return lax.pad(x, lax.full((), value, x.dtype), [(*margins[dim], spacing) if dim in margins else (0, 0, 0) for dim in range(x.ndim)])
+
+
+def windows_along(
+    space: Sizes, out: Sizes, rank: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,)
+) -> list[PoolWindows]:
+    """space, out: the last sizes of input and output. Settings given once hold for all dimensions; stride () means that of the kernel."""
+    count = len(space)
+    settings = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
+    return [PoolWindows(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
+
+
+def reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[PoolWindows]) -> Array:
+    """The sum or maximum of each window; beyond the ends lies `initial`."""
+    crop = {dim.dim: (0, min(dim.margins[1], 0)) for dim in dims}
+    if any(high for _, high in crop.values()):
+        x = pad(x, initial, crop)
+    window, stride, dilation, padding = [1] * x.ndim, [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
+    for dim in dims:
+        window[dim.dim], stride[dim.dim], dilation[dim.dim] = dim.kernel, dim.stride, dim.dilation
+        padding[dim.dim] = (dim.margins[0], max(dim.margins[1], 0))
+    combine = lax.max if function == "max" else lax.add
+    return lax.reduce_window(x, np.array(initial, x.dtype), combine, window, stride, padding, window_dilation=dilation)

@@ -18,9 +18,9 @@ from ..context import Context
 from ..cpu.exponential import exp
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
-from .bounds import refuse_unless
 from .comparison import is_nan
-from .rounding import rounded
+from .division import exact_division
+from .rounding import truncate
 
 aten = torch.ops.aten
 Function = Callable[..., Array]
@@ -70,124 +70,6 @@ def rsub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
 @lowers(aten.rsub.Scalar)
 def rsub_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
     return sub(y, x, alpha=alpha)
-
-
-@lowers(aten.div.Tensor, aten.div.Scalar)
-def div(x: Any, y: Any, ctx: Context) -> Array:
-    """True division.
-
-    Dtype:  promoted from both; the default float for bool and integers.
-    """
-    return elementwise(_exact_division(ctx) if _is_broadcast(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT)
-
-
-def _is_broadcast(x: Any, y: Any) -> bool:
-    """Whether elements of x share an element of y, and that is not known to be a power of two."""
-    if isinstance(y, Array):
-        return isinstance(x, Array) and y.shape != np.broadcast_shapes(x.shape, y.shape)
-    return isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
-
-
-def _exact_division(ctx: Context) -> Function:
-    # XLA multiplies by the reciprocal of a broadcast divisor, so that 49 / 7 may be a bit off 7 and change what floor() makes of it. The
-    # barrier keeps it from that, and XLA:CPU fuses through it.
-    return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
-
-
-def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
-    """Division rounded down, as Python's //, also for infinities and signed zeros.
-
-    Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer
-    """
-    if dtypes.is_integer(x.dtype):
-        quotient = lax.div(x, y)
-        if np.issubdtype(x.dtype, np.unsignedinteger):
-            return quotient
-        rounds_up = _differs_in_sign(lax.rem(x, y), y)
-        return lax.select(rounds_up, lax.sub(quotient, number(1, x.dtype)), quotient)
-    one, half = number(1, x.dtype), number(0.5, x.dtype)
-    remainder = lax.rem(x, y)
-    quotient = kept(divide(kept(lax.sub(x, remainder)), y))
-    quotient = lax.select(_differs_in_sign(remainder, y), kept(lax.sub(quotient, one)), quotient)
-    floor = lax.floor(quotient)
-    floor = lax.select(lax.gt(lax.sub(quotient, floor), half), kept(lax.add(floor, one)), floor)
-    plain = lax.div(x, y)
-    floor = lax.select(lax.eq(quotient, number(0, x.dtype)), jnp.copysign(full_like(x, 0), plain), floor)
-    return lax.select(lax.eq(y, number(0, x.dtype)), plain, floor)
-
-
-def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
-    """Whether a remainder is not zero and lies on the other side of zero than the divisor."""
-    zero = number(0, remainder.dtype)
-    return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
-
-
-def _truncating_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
-    return lax.div(x, y) if dtypes.is_integer(x.dtype) else _truncate(kept(divide(x, y)))
-
-
-@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Array:
-    """Division rounded towards zero ("trunc") or down ("floor"); true division if the mode is None.
-
-    Dtype:  promoted from both; as of `div` if the mode is None.
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
-    """
-    if rounding_mode is None:
-        return div(x, y, ctx)
-    _refuse_zero(ctx, x, y)
-    rounding = _floor_divide if rounding_mode == "floor" else _truncating_divide
-    # Of two tensors of a half type, ATen rounds every intermediate result to it; a number as divisor is used in float32 throughout.
-    common = result_type((x, y))
-    narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
-    kept: Rounding = (lambda value: rounded(value, common)) if narrow else (lambda value: value)
-    return elementwise(lambda a, b: rounding(a, b, _exact_division(ctx), kept), (x, y), Promotion.DEFAULT)
-
-
-@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
-def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
-    """Division rounded down.
-
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
-    """
-    return div_mode(x, y, rounding_mode="floor", ctx=ctx)
-
-
-def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
-    if not ctx.eager.refuses_zero_divisors or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
-        return
-    if isinstance(y, Array):
-        ctx.require(lax.ne(y, number(0, y.dtype)), RuntimeError, "ZeroDivisionError")
-    else:
-        refuse_unless(ctx, y != 0, RuntimeError, "ZeroDivisionError")
-
-
-@lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
-def remainder(x: Any, y: Any, ctx: Context) -> Array:
-    """The remainder with the divisor's sign, as Python's %. ATen rounds a number as divisor to the half type.
-
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
-    """
-    _refuse_zero(ctx, x, y)
-    return elementwise(_remainder, (x, y), Promotion.NO_OPMATH)
-
-
-@lowers(aten.fmod.Tensor, aten.fmod.Scalar)
-def fmod(x: Any, y: Any, ctx: Context) -> Array:
-    """The remainder with the dividend's sign, as C's %.
-
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
-    """
-    _refuse_zero(ctx, x, y)
-    return elementwise(lax.rem, (x, y), Promotion.NO_OPMATH)
-
-
-def _remainder(x: Array, y: Array) -> Array:
-    """The remainder with the divisor's sign, as Python's %."""
-    remainder = lax.rem(x, y)
-    if np.issubdtype(x.dtype, np.unsignedinteger):
-        return remainder
-    return lax.select(_differs_in_sign(remainder, y), lax.add(remainder, y), remainder)
 
 
 @lowers(aten.addcmul.default)
@@ -361,10 +243,6 @@ def sign(x: Array) -> Array:
     return lax.sign(x)
 
 
-def _truncate(x: Array) -> Array:
-    return lax.select(lax.lt(x, number(0, x.dtype)), lax.ceil(x), lax.floor(x))
-
-
 def _round_half_to_even(x: Array) -> Array:
     return lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
 
@@ -388,8 +266,8 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     def function(x: Array) -> Array:
         ten = full_like(x, 10 ** abs(decimals))
         if decimals < 0:
-            return lax.mul(_round_half_to_even(_exact_division(ctx)(x, ten)), ten)
-        return _exact_division(ctx)(_round_half_to_even(lax.mul(x, ten)), ten)
+            return lax.mul(_round_half_to_even(exact_division(ctx)(x, ten)), ten)
+        return exact_division(ctx)(_round_half_to_even(lax.mul(x, ten)), ten)
 
     return elementwise(function, (x,), Promotion.DEFAULT)
 
@@ -475,9 +353,9 @@ lower_table(
         aten.sgn.default: sign,
         aten.floor.default: _floats_only(lax.floor),
         aten.ceil.default: _floats_only(lax.ceil),
-        aten.trunc.default: _floats_only(_truncate),
+        aten.trunc.default: _floats_only(truncate),
         aten.round.default: _floats_only(_round_half_to_even),
-        aten.frac.default: lambda x: lax.sub(x, _truncate(x)),
+        aten.frac.default: lambda x: lax.sub(x, truncate(x)),
         aten.bitwise_and.Tensor: lax.bitwise_and,
         aten.bitwise_and.Scalar: lax.bitwise_and,
         aten.bitwise_and.Scalar_Tensor: lax.bitwise_and,

@@ -14,7 +14,7 @@ from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert, full_like
 from ..registry import lowers
-from .pooling import maxima, scatter_maxima
+from .max_pooling import maxima, scatter_maxima
 from .rounding import rounded
 
 aten = torch.ops.aten

@@ -1,4 +1,4 @@
-"""Half-type arithmetic rounded after every step, where ATen computes in the half type itself and a result depends on the last bit."""
+"""Rounding towards zero; and of half types after every step, where ATen computes in the half type and results depend on the last bit."""
 
 from __future__ import annotations
 
@@ -17,3 +17,8 @@ def rounded(x: Array, dtype: DType) -> Array:
     # reduce_precision would flush denormals
     small = lax.lt(lax.abs(x), number(float(limits.tiny), x.dtype))
     return lax.select(small, x, lax.reduce_precision(x, limits.nexp, limits.nmant))
+
+
+def truncate(x: Array) -> Array:
+    """x rounded towards zero."""
+    return lax.select(lax.lt(x, number(0, x.dtype)), lax.ceil(x), lax.floor(x))

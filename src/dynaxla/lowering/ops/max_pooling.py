@@ -1,4 +1,4 @@
-"""Max and average pooling over windows, plain and adaptive, forward and backward."""
+"""Max pooling over windows, plain and adaptive, forward and backward."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..cpu import torch_kernels, window_maxima
 from ..cpu.channels_last import order_in_program
 from ..dtypes import DType
 from ..forms import Forms, Operand
-from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad
+from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad, reduce_window, windows_along
 from ..promotion import convert
 from ..registry import lowers
 from .bounds import argument, require_index
@@ -31,31 +31,8 @@ aten = torch.ops.aten
 Sizes = Sequence[int]
 
 
-def _dims(space: Sizes, out: Sizes, rank: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,)) -> list[PoolWindows]:
-    """space, out: the last sizes of input and output. Settings given once hold for all dimensions; stride () means that of the kernel."""
-    count = len(space)
-    settings = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
-    return [PoolWindows(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
-
-
 def _is_nan(x: Array) -> Array | None:
     return lax.ne(x, x) if dtypes.is_float(x.dtype) else None
-
-
-def _reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[PoolWindows]) -> Array:
-    """The sum or maximum of each window; beyond the ends lies `initial`."""
-    crop = {dim.dim: (0, min(dim.margins[1], 0)) for dim in dims}
-    if any(high for _, high in crop.values()):
-        x = pad(x, initial, crop)
-    window, stride, dilation, padding = [1] * x.ndim, [1] * x.ndim, [1] * x.ndim, [(0, 0)] * x.ndim
-    for dim in dims:
-        window[dim.dim], stride[dim.dim], dilation[dim.dim] = dim.kernel, dim.stride, dim.dilation
-        padding[dim.dim] = (dim.margins[0], max(dim.margins[1], 0))
-    combine = lax.max if function == "max" else lax.add
-    return lax.reduce_window(x, np.array(initial, x.dtype), combine, window, stride, padding, window_dilation=dilation)
-
-
-# --- max pooling
 
 
 def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
@@ -91,7 +68,7 @@ def _maximum(dims: Sequence[PoolWindows], x: Array, ctx: Context) -> Array:
     """Each window's maximum; NaN if there is one."""
     if window_maxima.suits(dims, ctx.platform):
         return window_maxima.by_taps(dims, x, order_in_program(ctx))
-    return _reduce_window(x, lowest(x.dtype), "max", dims)
+    return reduce_window(x, lowest(x.dtype), "max", dims)
 
 
 @dataclass(frozen=True)
@@ -242,7 +219,7 @@ def max_pool_with_indices(
     """
     count = 2 if ctx.node.target is aten.max_pool2d_with_indices.default else 3
     shape = ctx.output[0].shape
-    dims = _dims(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding, dilation)
+    dims = windows_along(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in shape:
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
     if all(user.args[1] != 1 for user in ctx.node.users):
@@ -271,7 +248,7 @@ def max_pool_with_indices_backward(
     Dtype:  that of x.
     """
     count = 2 if ctx.node.target is aten.max_pool2d_with_indices_backward.default else 3
-    dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding, dilation)
+    dims = windows_along(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in grad.shape:
         return lax.full_like(x, 0)
     problem = MaxPoolGradient(x.shape, tuple(dims), ceil_mode, order_in_program(ctx), x.dtype, ctx.platform)
@@ -371,141 +348,3 @@ def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) 
     rows, columns = math.prod(x.shape[:-count]), math.prod(x.shape[-count:])
     values, chosen = (lax.reshape(array, (rows, columns)) for array in (x, indices))
     return lax.reshape(write_elements(lax.full((rows, places), 0, x.dtype), 1, chosen, values, "set"), shape)
-
-
-# --- average pooling
-
-
-def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
-    """The number by which each window's sum is divided: how many places the window covers, with or without padding."""
-    if divisor_override is not None:
-        return np.full([dim.out for dim in dims], divisor_override)
-    counts = np.ones([1] * len(dims), np.int64)
-    for place, dim in enumerate(dims):
-        low, high = (-dim.padding, dim.size + dim.padding) if count_include_pad else (0, dim.size)
-        # With ceil_mode the last window may reach beyond the padding: what lies there is never counted.
-        covered = np.minimum(dim.starts + dim.kernel, high) - np.maximum(dim.starts, low)
-        counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != place])
-    return counts
-
-
-def _divide(x: Array, divisors: np.ndarray) -> Array:
-    """x over the divisors of its last dimensions; integers lose their fraction."""
-    if (divisors == divisors.flat[0]).all():
-        return lax.div(x, lax.full_like(x, divisors.flat[0]))
-    return lax.div(x, lax.broadcast_in_dim(divisors.astype(x.dtype), x.shape, range(x.ndim - divisors.ndim, x.ndim)))
-
-
-def _count(ctx: Context) -> int:
-    return 2 if "2d" in ctx.node.target._schema.name else 3
-
-
-@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)
-def avg_pool(
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    *,
-    ctx: Context,
-) -> Array:
-    """The mean of each window. Half types are added in float32; integers lose the fraction of their mean.
-
-    Shape:  x (..., *space) gives (..., *windows), the last two or three dimensions.
-    Dtype:  that of x.
-    """
-    count, shape = _count(ctx), ctx.output.shape
-    if 0 in shape:
-        return lax.full(shape, 0, x.dtype)
-    dims = _dims(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding)
-    total = _reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", dims)
-    return convert(_divide(total, _divisors(dims, count_include_pad, divisor_override)), x.dtype)
-
-
-@lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
-def avg_pool_backward(
-    grad: Array,
-    x: Array,
-    kernel: Sizes,
-    stride: Sizes,
-    padding: Sizes,
-    ceil_mode: bool,
-    count_include_pad: bool,
-    divisor_override: int | None,
-    *,
-    ctx: Context,
-) -> Array:
-    """Each place gets its share from every window that covers it.
-
-    Shape:  that of x.
-    Dtype:  that of x.
-    """
-    if 0 in grad.shape:
-        return lax.full_like(x, 0)
-    count = _count(ctx)
-    dims = _dims(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding)
-    out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(dims, count_include_pad, divisor_override))
-    for dim in dims:
-        out = _spread_windows(out, dim)
-    return convert(out, x.dtype)
-
-
-def _spread_windows(x: Array, dim: PoolWindows) -> Array:
-    """Along one dimension, from windows to places: the sum of all windows that cover a place."""
-    if dim.kernel == dim.stride and dim.padding == 0:
-        shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
-        repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
-        repeated = lax.reshape(repeated, (*x.shape[: dim.dim], dim.out * dim.kernel, *x.shape[dim.dim + 1 :]))
-        rest = dim.size - dim.out * dim.kernel
-        return pad(repeated, 0, {dim.dim: (0, rest)}) if rest else repeated
-    before = dim.kernel - 1 - dim.padding
-    after = dim.size + dim.padding - (dim.out - 1) * dim.stride - 1
-    spaced = pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
-    window = [dim.kernel if other == dim.dim else 1 for other in range(x.ndim)]
-    return lax.reduce_window(spaced, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
-
-
-@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
-def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
-    """The mean of each of so many windows. Half types are added in float32.
-
-    Shape:  x (..., *space) gives (..., *output_size).
-    Dtype:  that of x.
-    """
-    count = len(output_size)
-    shape = (*x.shape[:-count], *output_size)
-    if 0 in shape:
-        return lax.full(shape, 0, x.dtype)
-    out = convert(x, dtypes.accumulator(x.dtype))
-    for dim, size in enumerate(output_size, x.ndim - count):
-        out = _adaptive_mean(out, dim, size)
-    return convert(out, x.dtype)
-
-
-def _adaptive_mean(x: Array, dim: int, places: int) -> Array:
-    size = x.shape[dim]
-    if size % places:
-        return Windows.adaptive(size, places).sum(x, dim)
-    if size == places:
-        return x
-    split = lax.reshape(x, (*x.shape[:dim], places, size // places, *x.shape[dim + 1 :]))
-    total = lax.reduce_sum(split, (dim + 1,))
-    return lax.div(total, lax.full_like(total, size // places))
-
-
-@lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
-def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
-    """Each place gets its share from every window that covers it.
-
-    Shape:  that of x.
-    Dtype:  that of x.
-    """
-    if 0 in grad.shape or 0 in x.shape:
-        return lax.full_like(x, 0)
-    out = convert(grad, dtypes.accumulator(grad.dtype))
-    for dim in range(x.ndim - _count(ctx), x.ndim):
-        out = Windows.adaptive(x.shape[dim], grad.shape[dim]).mirrored().sum(out, dim)
-    return convert(out, x.dtype)

@@ -1,0 +1,155 @@
+"""Average pooling over windows, plain and adaptive, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context
+from ..pool_windows import PoolWindows, pad, reduce_window, windows_along
+from ..promotion import convert
+from ..registry import lowers
+from .windows import Windows
+
+aten = torch.ops.aten
+
+Sizes = Sequence[int]
+
+
+def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
+    """The number by which each window's sum is divided: how many places the window covers, with or without padding."""
+    if divisor_override is not None:
+        return np.full([dim.out for dim in dims], divisor_override)
+    counts = np.ones([1] * len(dims), np.int64)
+    for place, dim in enumerate(dims):
+        low, high = (-dim.padding, dim.size + dim.padding) if count_include_pad else (0, dim.size)
+        # With ceil_mode the last window may reach beyond the padding: what lies there is never counted.
+        covered = np.minimum(dim.starts + dim.kernel, high) - np.maximum(dim.starts, low)
+        counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != place])
+    return counts
+
+
+def _divide(x: Array, divisors: np.ndarray) -> Array:
+    """x over the divisors of its last dimensions; integers lose their fraction."""
+    if (divisors == divisors.flat[0]).all():
+        return lax.div(x, lax.full_like(x, divisors.flat[0]))
+    return lax.div(x, lax.broadcast_in_dim(divisors.astype(x.dtype), x.shape, range(x.ndim - divisors.ndim, x.ndim)))
+
+
+def _count(ctx: Context) -> int:
+    return 2 if "2d" in ctx.node.target._schema.name else 3
+
+
+@lowers(aten.avg_pool2d.default, aten.avg_pool3d.default)
+def avg_pool(
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    ctx: Context,
+) -> Array:
+    """The mean of each window. Half types are added in float32; integers lose the fraction of their mean.
+
+    Shape:  x (..., *space) gives (..., *windows), the last two or three dimensions.
+    Dtype:  that of x.
+    """
+    count, shape = _count(ctx), ctx.output.shape
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype)
+    dims = windows_along(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding)
+    total = reduce_window(convert(x, dtypes.accumulator(x.dtype)), 0, "add", dims)
+    return convert(_divide(total, _divisors(dims, count_include_pad, divisor_override)), x.dtype)
+
+
+@lowers(aten.avg_pool2d_backward.default, aten.avg_pool3d_backward.default)
+def avg_pool_backward(
+    grad: Array,
+    x: Array,
+    kernel: Sizes,
+    stride: Sizes,
+    padding: Sizes,
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor_override: int | None,
+    *,
+    ctx: Context,
+) -> Array:
+    """Each place gets its share from every window that covers it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
+    if 0 in grad.shape:
+        return lax.full_like(x, 0)
+    count = _count(ctx)
+    dims = windows_along(x.shape[-count:], grad.shape[-count:], x.ndim, kernel, stride, padding)
+    out = _divide(convert(grad, dtypes.accumulator(grad.dtype)), _divisors(dims, count_include_pad, divisor_override))
+    for dim in dims:
+        out = _spread_windows(out, dim)
+    return convert(out, x.dtype)
+
+
+def _spread_windows(x: Array, dim: PoolWindows) -> Array:
+    """Along one dimension, from windows to places: the sum of all windows that cover a place."""
+    if dim.kernel == dim.stride and dim.padding == 0:
+        shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
+        repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
+        repeated = lax.reshape(repeated, (*x.shape[: dim.dim], dim.out * dim.kernel, *x.shape[dim.dim + 1 :]))
+        rest = dim.size - dim.out * dim.kernel
+        return pad(repeated, 0, {dim.dim: (0, rest)}) if rest else repeated
+    before = dim.kernel - 1 - dim.padding
+    after = dim.size + dim.padding - (dim.out - 1) * dim.stride - 1
+    spaced = pad(x, 0, {dim.dim: (before, after)}, dim.stride - 1)
+    window = [dim.kernel if other == dim.dim else 1 for other in range(x.ndim)]
+    return lax.reduce_window(spaced, np.array(0, x.dtype), lax.add, window, [1] * x.ndim, "VALID")
+
+
+@lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
+def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
+    """The mean of each of so many windows. Half types are added in float32.
+
+    Shape:  x (..., *space) gives (..., *output_size).
+    Dtype:  that of x.
+    """
+    count = len(output_size)
+    shape = (*x.shape[:-count], *output_size)
+    if 0 in shape:
+        return lax.full(shape, 0, x.dtype)
+    out = convert(x, dtypes.accumulator(x.dtype))
+    for dim, size in enumerate(output_size, x.ndim - count):
+        out = _adaptive_mean(out, dim, size)
+    return convert(out, x.dtype)
+
+
+def _adaptive_mean(x: Array, dim: int, places: int) -> Array:
+    size = x.shape[dim]
+    if size % places:
+        return Windows.adaptive(size, places).sum(x, dim)
+    if size == places:
+        return x
+    split = lax.reshape(x, (*x.shape[:dim], places, size // places, *x.shape[dim + 1 :]))
+    total = lax.reduce_sum(split, (dim + 1,))
+    return lax.div(total, lax.full_like(total, size // places))
+
+
+@lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
+def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
+    """Each place gets its share from every window that covers it.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+    """
+    if 0 in grad.shape or 0 in x.shape:
+        return lax.full_like(x, 0)
+    out = convert(grad, dtypes.accumulator(grad.dtype))
+    for dim in range(x.ndim - _count(ctx), x.ndim):
+        out = Windows.adaptive(x.shape[dim], grad.shape[dim]).mirrored().sum(out, dim)
+    return convert(out, x.dtype)

@@ -1,0 +1,260 @@
+"""Batch normalization, forward and backward. Statistics of half types are computed in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from .. import dtypes
+from ..context import Context
+from ..promotion import convert
+from ..registry import lowers
+from .moments import affine, along, but_channels, moments_over, reciprocal_root
+
+aten = torch.ops.aten
+
+Dims = Sequence[int]
+Three = tuple[Array | None, Array | None, Array | None]
+
+
+def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array, Array]:
+    """x normalized by its own statistics, in the accumulator's dtype; mean, biased variance and 1 / standard deviation per channel."""
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    mean, variance, centered = moments_over(wide, but_channels(x))
+    inverse = reciprocal_root(variance, eps)
+    factor = inverse if weight is None else lax.mul(inverse, convert(weight, wide.dtype))
+    return affine(centered, factor, bias, (1,)), mean, variance, inverse
+
+
+def _normalize_by_running(x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float) -> Array:
+    """x normalized by given statistics, in the accumulator's dtype."""
+    dtype = dtypes.accumulator(x.dtype)
+    factor = reciprocal_root(convert(running_var, dtype), eps)
+    if weight is not None:
+        factor = lax.mul(factor, convert(weight, dtype))
+    # As ATen does, everything per channel goes into one factor and one shift: a channel's work is one multiplication and one addition.
+    shift = lax.neg(lax.mul(convert(running_mean, dtype), factor))
+    if bias is not None:
+        shift = lax.add(convert(bias, dtype), shift)
+    return affine(convert(x, dtype), factor, shift, (1,))
+
+
+def _blend(running: Array, statistic: Array, momentum: float) -> Array:
+    """(1 - momentum) * running + momentum * statistic"""
+    wide = convert(running, statistic.dtype)
+    blended = lax.add(lax.mul(wide, lax.full_like(wide, 1 - momentum)), lax.mul(statistic, lax.full_like(wide, momentum)))
+    return blended
+
+
+def _saved(ctx: Context, index: int, statistic: Array | None) -> Array:
+    """A saved statistic in the dtype that ATen saves it in; without one, the empty tensor that ATen gives instead."""
+    spec = ctx.output[index]
+    return lax.full(spec.shape, 0, spec.jax_dtype) if statistic is None else convert(statistic, spec.jax_dtype)
+
+
+def _batch_norm(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+    ctx: Context,
+) -> tuple[Array, Array, Array, Array | None, Array | None]:
+    """The normalized x, saved mean and 1 / standard deviation, and the new running statistics."""
+    _require_vectors(running_mean, running_var)
+    # ATen's forward kernels read as many numbers as there are channels, in whatever shape they come.
+    weight, bias = (None if item is None else lax.reshape(item, (item.size,)) for item in (weight, bias))
+    if not training:
+        assert running_mean is not None
+        assert running_var is not None
+        out = _normalize_by_running(x, weight, bias, running_mean, running_var, eps)
+        return convert(out, x.dtype), _saved(ctx, 1, None), _saved(ctx, 2, None), running_mean, running_var
+    out, mean, variance, inverse = _normalize_by_batch(x, weight, bias, eps)
+    count = math.prod(x.shape[dim] for dim in but_channels(x))
+    if running_mean is not None:
+        running_mean = _blend(running_mean, mean, momentum)
+    if running_var is not None:
+        # The running variance is the unbiased one; of a single value that is 0 / 0.
+        unbiased = lax.mul(variance, lax.full_like(variance, count / (count - 1) if count != 1 else math.nan))
+        running_var = _blend(running_var, unbiased, momentum)
+    return convert(out, x.dtype), _saved(ctx, 1, mean), _saved(ctx, 2, inverse), running_mean, running_var
+
+
+def _require_vectors(*parameters: Array | None) -> None:
+    """Refuse channels in another shape than a vector, as ATen's kernels do.
+
+    Raises: UnsupportedOp.
+    """
+    if any(item is not None and item.ndim != 1 for item in parameters):
+        raise UnsupportedOp("of batch norm, running statistics (and the weight, in the backward pass) have to be vectors")
+
+
+@lowers(aten._native_batch_norm_legit_functional.default)
+def batch_norm_functional(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    training: bool,
+    momentum: float,
+    eps: float,
+    *,
+    ctx: Context,
+) -> tuple[Array | None, ...]:
+    """Batch norm: the result, the saved mean and 1 / standard deviation, and the new running mean and variance.
+
+    Shape:  that of x (batch, channel, *space); statistics (channel), and the saved ones empty without `training`.
+    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    """
+    *results, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
+    return *results, _saved(ctx, 3, new_mean), _saved(ctx, 4, new_var)
+
+
+@lowers(aten._native_batch_norm_legit.no_stats)
+def batch_norm_no_stats(
+    x: Array, weight: Array | None, bias: Array | None, training: bool, momentum: float, eps: float, *, ctx: Context
+) -> tuple[Array, Array, Array]:
+    """Batch norm by x's own statistics: the result, mean and 1 / standard deviation.
+
+    Shape:  that of x (batch, channel, *space); statistics (channel).
+    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    """
+    return _batch_norm(x, weight, bias, None, None, True, momentum, eps, ctx)[:3]
+
+
+@lowers(aten._native_batch_norm_legit_no_training.default)
+def batch_norm_no_training(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+    *,
+    ctx: Context,
+) -> tuple[Array, Array, Array]:
+    """Batch norm by running statistics: the result, and two empty vectors where others save statistics.
+
+    Shape:  that of x.
+    """
+    return _batch_norm(x, weight, bias, running_mean, running_var, False, momentum, eps, ctx)[:3]
+
+
+@lowers(aten._batch_norm_with_update_functional.default)
+def batch_norm_with_update(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array,
+    running_var: Array,
+    momentum: float,
+    eps: float,
+    *,
+    ctx: Context,
+) -> tuple[Array | None, ...]:
+    """Batch norm by x's own statistics: the result, mean, 1 / standard deviation, an empty reserve, and the new running mean and variance.
+
+    Shape:  that of x (batch, channel, *space); statistics (channel).
+    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    """
+    out, mean, inverse, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, ctx)
+    return out, mean, inverse, _saved(ctx, 3, None), _saved(ctx, 4, new_mean), _saved(ctx, 5, new_var)
+
+
+@lowers(aten._batch_norm_no_update.default)
+def batch_norm_no_update(
+    x: Array,
+    weight: Array | None,
+    bias: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    momentum: float,
+    eps: float,
+    *,
+    ctx: Context,
+) -> tuple[Array, ...]:
+    """Batch norm by running statistics, or without such by x's own: the result, the saved mean and 1 / standard deviation, and an empty
+    reserve.
+
+    Shape:  that of x (batch, channel, *space); the saved ones are (channel), and empty with running statistics.
+    """
+    training = running_mean is None or running_var is None
+    out, mean, inverse, *_ = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
+    return out, mean, inverse, _saved(ctx, 3, None)
+
+
+@lowers(aten.native_batch_norm_backward.default)
+def native_batch_norm_backward(
+    grad: Array,
+    x: Array,
+    weight: Array | None,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_invstd: Array | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> Three:
+    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+
+    Shape:  that of x, and (channel) twice.
+    """
+    _require_vectors(weight, running_mean, running_var)
+    dtype = dtypes.accumulator(x.dtype)
+    dims = but_channels(x)
+    wide = convert(grad, dtype)
+    if train:
+        assert save_mean is not None
+        assert save_invstd is not None
+        mean, inverse = convert(save_mean, dtype), convert(save_invstd, dtype)
+    else:
+        assert running_mean is not None
+        assert running_var is not None
+        mean, inverse = convert(running_mean, dtype), reciprocal_root(convert(running_var, dtype), eps)
+    centered = lax.sub(convert(x, dtype), along(mean, x.shape, (1,)))
+    grad_bias = lax.reduce_sum(wide, dims)
+    grad_weight = lax.mul(lax.reduce_sum(lax.mul(wide, centered), dims), inverse)
+    grad_input = None
+    if output_mask[0]:
+        factor = inverse if weight is None else lax.mul(inverse, convert(weight, dtype))
+        if train:
+            count = lax.full_like(inverse, math.prod(x.shape[dim] for dim in dims))
+            # The parts of grad that move the mean and the variance do not reach the input.
+            slope = lax.div(lax.mul(grad_weight, inverse), count)
+            wide = lax.sub(wide, along(lax.div(grad_bias, count), x.shape, (1,)))
+            wide = lax.sub(wide, lax.mul(centered, along(slope, x.shape, (1,))))
+        grad_input = convert(lax.mul(wide, along(factor, x.shape, (1,))), x.dtype)
+    parameter_dtype = x.dtype if weight is None else weight.dtype
+    return (
+        grad_input,
+        convert(grad_weight, parameter_dtype) if output_mask[1] else None,
+        convert(grad_bias, parameter_dtype) if output_mask[2] else None,
+    )
+
+
+@lowers(aten.batch_norm_backward.default)
+def batch_norm_backward(
+    grad: Array,
+    x: Array,
+    weight: Array,
+    running_mean: Array | None,
+    running_var: Array | None,
+    save_mean: Array | None,
+    save_var: Array | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Array,
+) -> Three:
+    """As `native_batch_norm_backward`; the reserve, which cuDNN alone could read, is not needed."""
+    return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask)

@@ -33,7 +33,8 @@ def test_unknown_option() -> None:
 
 @pytest.mark.parametrize("options", [{"executables": 0}, {"executables": True}, {"xla": 3}, {"dump": 5}, {"xla": {"a": None}}])
 def test_wrong_option_value(options: dict[str, Any]) -> None:
-    with pytest.raises(dynaxla.OptionError, match="option"):
+    (name,) = options
+    with pytest.raises(dynaxla.OptionError, match=f"option {name}="):
         compile_and_call(lambda x: x * 2, torch.randn(3), options=options)
 
 
@@ -82,13 +83,6 @@ def test_mode_is_refused_and_default_accepted() -> None:
     compile_and_call(lambda x: x * 2, torch.randn(3), mode="default")
 
 
-def test_sparse_tensor() -> None:
-    backend_input = torch.eye(3).to_sparse()
-    with pytest.raises((dynaxla.UnsupportedTensor, torch._dynamo.exc.Unsupported)):
-        compile_and_call(lambda x: x * 2, backend_input)
-    still_works()
-
-
 def test_sparse_tensor_at_the_backend() -> None:
     module = torch.fx.symbolic_trace(lambda x: x * 2)
     with pytest.raises(dynaxla.UnsupportedTensor, match=r"sparse(.|\n)*to_dense"):
@@ -110,7 +104,7 @@ def test_meta_tensor() -> None:
 
 
 def test_tensors_on_different_devices() -> None:
-    with pytest.raises((dynaxla.DynaxlaError, torch._dynamo.exc.TorchRuntimeError)):
+    with pytest.raises(dynaxla.UnsupportedTensor, match=r"an input: torch.float32 of shape \[3\] is on the meta device"):
         compile_and_call(lambda x, y: (x * 2, y * 2), torch.randn(3), torch.randn(3, device="meta"))
     still_works()
 
@@ -190,12 +184,6 @@ def test_out_of_memory() -> None:
     with pytest.raises(dynaxla.OutOfMemory, match=r"out of memory(.|\n)*inputs are unchanged"):
         compile_and_call(huge, x)
     assert torch.equal(x, before)
-    still_works()
-
-
-def test_an_error_inside_the_graph_is_eagers() -> None:
-    with pytest.raises((RuntimeError, torch._dynamo.exc.TorchRuntimeError), match=r"(?i)size|shape|broadcast"):
-        compile_and_call(lambda x, y: x + y, torch.randn(3), torch.randn(4))
     still_works()
 
 

@@ -27,8 +27,6 @@ from dynaxla.runtime import private
 pytestmark = pytest.mark.skipif(
     not onednn.is_available() or not hasattr(os, "sched_getaffinity"), reason="weights are packed for oneDNN, on Linux"
 )
-# On others, weights may have to stay as they are.
-ORDERS_ARE_KNOWN = "AVX512" in torch.backends.cpu.get_cpu_capability()
 
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 
@@ -42,6 +40,13 @@ def packed(dump: Path) -> int:
     return sum(file.read_text().count(f"dynaxla.packed_{op}") for file in dump.glob("*.aten.txt") for op in ("linear", "convolution"))
 
 
+def assert_packed(dump: Path) -> None:
+    """One product or convolution reads packed weights."""
+    if not packed(dump) and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        pytest.skip("oneDNN's order is not known on this processor, so the weight stays as it is")
+    assert packed(dump) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("rows", "inputs", "columns"), [(2, 512, 512), (9, 131, 259), (128, 768, 1000), (1, 4096, 1031), (300, 64, 257)])
@@ -50,7 +55,7 @@ def test_linear(rows: int, inputs: int, columns: int, bias: bool, dtype: torch.d
     net = nn.Linear(inputs, columns, bias, dtype=dtype).requires_grad_(False)
     x = torch.randn(rows, inputs, dtype=dtype)
     assert_equal(frozen(net, tmp_path)(x), net(x), tolerance=TOLERANCE[dtype])
-    assert packed(tmp_path) == 1 or not ORDERS_ARE_KNOWN
+    assert_packed(tmp_path)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -71,9 +76,9 @@ def test_convolution(inputs: int, outputs: int, kernel: Any, settings: dict[str,
     x = torch.randn(2, inputs, 7, 9, dtype=dtype)
     compiled = frozen(net, tmp_path)
     assert_equal(compiled(x), net(x), tolerance=TOLERANCE[dtype])
-    assert packed(tmp_path) == 1 or not ORDERS_ARE_KNOWN
     last = x.to(memory_format=torch.channels_last)
     assert_equal(compiled(last), net(last), tolerance=TOLERANCE[dtype])
+    assert_packed(tmp_path)
 
 
 class Block(nn.Module):

@@ -203,8 +203,6 @@ def clear_failure() -> None:
         compiled(torch.linalg.inv)(torch.zeros(3, 3))
     with pytest.raises(torch.linalg.LinAlgError):
         compiled(torch.linalg.cholesky)(-torch.eye(3))
-    with pytest.raises(RuntimeError):
-        compiled(lambda x: x.view(7))(randn(6))
     with pytest.raises(dynaxla.UnsupportedTensor) as caught:
         compiled(lambda x: x * 2)(torch.empty(3, device="meta"))
     assert caught.value.hint
@@ -217,7 +215,7 @@ def clear_failure() -> None:
     with pytest.raises(dynaxla.UnsupportedOp) as unsupported:
         compiled(lambda x: torch.ops.promises.scaled(x, 2.0), fallback="error")(randn(3))
     assert unsupported.value.op == "promises.scaled.default"
-    assert "float32" in unsupported.value.inputs or "f32" in unsupported.value.inputs
+    assert unsupported.value.inputs == "f32[3]"
     assert "scenarios.py" in unsupported.value.where
 
 

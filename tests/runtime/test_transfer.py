@@ -97,7 +97,7 @@ def test_layout(shape: tuple[int, ...], stride: tuple[int, ...], dense: bool, pa
     tensor = torch.arange(float(max(storage_extent(shape, stride), 1))).as_strided(shape, stride)
     packed_tensor = layout.pack_tensor(tensor)
     assert packed_tensor.is_contiguous()
-    assert packed_tensor.data_ptr() == tensor.data_ptr() or not dense
+    assert (packed_tensor.data_ptr() == tensor.data_ptr()) == dense
     logical = layout.unpack(jax.numpy.asarray(packed_tensor.numpy()))
     assert np.array_equal(np.asarray(logical), tensor.numpy())
     assert np.array_equal(np.asarray(layout.pack(logical)), packed_tensor.numpy())

@@ -178,9 +178,3 @@ def test_double_backward_is_refused() -> None:
     (gradient,) = torch.autograd.grad(compiled(x).square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="does not currently support double backward"):
         gradient.sum().backward()
-
-
-def test_loss_that_is_not_a_scalar() -> None:
-    compiled = torch.compile(nn.Linear(3, 2), backend="dynaxla")
-    with pytest.raises(RuntimeError, match="only for scalar outputs"):
-        compiled(torch.randn(2, 3)).backward()

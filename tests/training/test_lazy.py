@@ -769,7 +769,7 @@ def test_a_program_that_fails() -> None:
     compare(dict(here.model.named_parameters()), before[0], 0.0, "parameters")
     compare(here.optimizer.state_dict(), before[1], 0.0, "state")
     assert len(here.log) == 4
-    assert all(parameter.grad is None or parameter.grad.isnan().all() for parameter in here.model.parameters())
+    assert all(parameter.grad is None for parameter in here.model.parameters())
     here.optimizer.zero_grad()
     assert step(x, torch.tensor([2])).isfinite()
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test conformance random-programs surroundings stress lint format
+.PHONY: install bench test conformance random-programs surroundings explore stress lint format
 
 install: $(INSTALLED)
 
@@ -31,6 +31,10 @@ random-programs: install
 # Random surroundings of a step, one change in each, e.g. make surroundings ARGS="--count 20000 --seed 3", or ARGS=--faults
 surroundings: install
 	PYTHONPATH=tests $(VENV)/bin/python -m surroundings_cases $(ARGS)
+
+# All of these and hypothesis's tests in turn, others in every run, e.g. make explore ARGS="--minutes 60", or ARGS="--minutes 5 --seed 3"
+explore: install
+	PYTHONPATH=tests $(VENV)/bin/python -m explore $(ARGS)
 
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install

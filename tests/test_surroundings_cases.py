@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from surroundings_cases import faults
 from surroundings_cases.cases import draw_case, judge, judge_compiled
@@ -23,7 +23,7 @@ QUICKLY_FOUND = [
 ]
 
 
-@settings(max_examples=150, derandomize=True, deadline=None, database=None, print_blob=False, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150)
 @given(st.data(), st.booleans())
 def test_what_eager_mode_notices_is_seen(data: st.DataObject, with_observation: bool) -> None:
     case = draw_case(HypothesisChoices(data.draw))

@@ -1,0 +1,51 @@
+"""Dimensions, sizes and slices as ATen and Python count them."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.lowering.dimensions import clamp_slice, infer, move, reduced, slice_dim, wrap
+
+
+def test_dimensions_are_counted_from_the_front() -> None:
+    assert [wrap(dim, 3) for dim in (0, 2, -1, -3)] == [0, 2, 2, 0]
+    assert [wrap(dim, 0) for dim in (0, -1)] == [0, 0]
+
+
+def test_reduced_dimensions() -> None:
+    assert reduced(None, 3) == reduced([], 3) == (0, 1, 2)
+    assert reduced(-1, 3) == (2,)
+    assert reduced([0, -1], 3) == (0, 2)
+    assert reduced(None, 0) == reduced(0, 0) == reduced([-1], 0) == ()
+
+
+@pytest.mark.parametrize("sizes", [(2, -1), (-1,), (3, -1, 2), (6, 4), (-1, 24)], ids=str)
+def test_inferred_sizes_are_torchs(sizes: tuple[int, ...]) -> None:
+    assert infer(sizes, 24) == tuple(torch.empty(24).view(sizes).shape)
+
+
+def test_inferred_sizes_of_nothing() -> None:
+    assert infer((2, -1), 0) == tuple(torch.empty(0).view(2, -1).shape)
+
+
+def test_slices_are_pythons() -> None:
+    bounds = [None, -9, -3, -1, 0, 1, 4, 5, 9]
+    for size, start, end, step in itertools.product((0, 1, 5), bounds, bounds, (1, 2, 7)):
+        first, last, count = clamp_slice(size, start, end, step)
+        assert list(range(first, last, step)) == list(range(size))[start:end:step]
+        assert count == len(range(first, last, step))
+
+
+def test_slicing_and_moving_one_dimension() -> None:
+    x = np.arange(24).reshape(2, 3, 4)
+    array = jnp.asarray(x)
+    assert slice_dim(array, 1, 0, 3) is array
+    np.testing.assert_array_equal(slice_dim(array, 2, 1, 4, 2), x[:, :, 1:4:2])
+    assert move(array, 1, 1) is array
+    for source, destination in itertools.permutations(range(3), 2):
+        np.testing.assert_array_equal(move(array, source, destination), np.moveaxis(x, source, destination))

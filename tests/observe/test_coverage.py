@@ -1,0 +1,27 @@
+"""Which ops were lowered, and which torch computed: every use is counted, and each op that torch computes is named once in the log."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from dynaxla.observe import coverage
+
+
+def test_uses_are_counted_and_a_fallback_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    coverage.reset()
+    with caplog.at_level(logging.WARNING, "dynaxla"):
+        coverage.lowered("coverage_test.both")
+        for _ in range(2):
+            coverage.fell_back("coverage_test.both", "for a test", "model.py:3, in forward")
+        coverage.fell_back("coverage_test.nowhere", "for a test", "")
+    assert coverage.snapshot() == {
+        "coverage_test.both": {"lowered": 1, "fallback": 2},
+        "coverage_test.nowhere": {"lowered": 0, "fallback": 1},
+    }
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith("torch's own kernel computes coverage_test.both: for a test (first at model.py:3, in forward);")
+    assert second.startswith("torch's own kernel computes coverage_test.nowhere: for a test;")
+    coverage.reset()
+    assert coverage.snapshot() == {}

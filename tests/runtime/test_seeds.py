@@ -1,0 +1,31 @@
+"""A program's seed comes from torch's generator: another one at every call, the same ones after `torch.manual_seed`."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dynaxla.runtime import transfer
+from dynaxla.runtime.seeds import seed
+
+
+def seeds(count: int) -> list[list[int]]:
+    torch.manual_seed(5)
+    made = [seed(torch.device("cpu"), transfer.cpu_device()) for _ in range(count)]
+    assert all(item.dtype == np.int32 and item.shape == (2,) for item in made)
+    return [np.asarray(item).tolist() for item in made]
+
+
+def test_torchs_seed_rules() -> None:
+    first = seeds(50)
+    assert seeds(50) == first
+    assert len({tuple(item) for item in first}) == 50
+    assert min(map(min, first)) < 0 < max(map(max, first))
+
+
+def test_the_generator_goes_on() -> None:
+    torch.manual_seed(5)
+    seed(torch.device("cpu"), transfer.cpu_device())
+    after = torch.rand(3)
+    torch.manual_seed(5)
+    assert not torch.equal(torch.rand(3), after)

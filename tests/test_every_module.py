@@ -1,0 +1,78 @@
+"""Tests lie as the modules do: `src/dynaxla/a/b.py` is tested by `tests/a/test_b.py`, or it is written here where it is tested, and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent / "src" / "dynaxla"
+
+# By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
+ELSEWHERE = {
+    # One measurement, from the request to the report.
+    "bench/test_bench.py": """
+        bench/agreement bench/breaks bench/capture bench/engines bench/errors bench/functions bench/measure bench/names
+        bench/report bench/requests bench/runner bench/session bench/suites bench/training bench/watch""",
+    "bench/test_cpu.py": "bench/first_call bench/peak_memory bench/small",
+    # What a call of torch.compile takes and gives.
+    "test_contracts.py": "backend buffers/arguments buffers/native buffers/plan buffers/protocol capture/decompositions",
+    "test_errors.py": "config",
+    "test_import_order.py": "runtime/quiet_jax",
+    # The commands are run as a user runs them.
+    "test_cli.py": "cli/bench cli/doctor cli/op_table cli/ops cli/tune",
+    # A program, compiled and called.
+    "lowering/test_function.py": "capture/aten_graph engine/protocol lowering/interpreter lowering/graphs",
+    "capture/test_inputs.py": "engine/xla engine/executable engine/retrace",
+    "capture/test_freeze.py": "engine/compositions",
+    "lowering/test_fallback.py": "capture/split",
+    "capture/test_between.py": "lowering/asynchronous",
+    "capture/test_checkpointing.py": "lowering/keyed",
+    "capture/test_packing.py": "lowering/cpu/weight_orders lowering/ops/packed runtime/affinity",
+    # Forms are compared with each other, whatever they are built on.
+    "lowering/test_forms.py": "lowering/cpu/onednn lowering/cpu/torch_kernels lowering/epilogue",
+    "lowering/cpu/test_halves.py": "lowering/cpu/evaluation",
+    "lowering/cpu/test_cpu_reductions.py": "lowering/cpu/reductions",
+    "lowering/ops/test_bounds.py": "lowering/context lowering/ops/checks",
+    # What an op's lowering is made of is tested with the op.
+    "lowering/ops/test_elementwise.py": "lowering/ops/comparison lowering/ops/rounding lowering/ops/special",
+    "lowering/ops/test_indexing.py": "lowering/ops/embedding lowering/ops/scattering",
+    "lowering/ops/test_shape.py": "lowering/ops/padding lowering/ops/sizes lowering/ops/strided",
+    "lowering/ops/test_pooling.py": "lowering/ops/windows",
+    "lowering/ops/test_margin_losses.py": "lowering/ops/losses",
+    "lowering/ops/test_attention.py": "lowering/ops/transformer",
+    "training/test_fused_steps.py": "lowering/ops/fused_optimizers training/fused",
+    # A step is recorded or lazy; nobody sees the parts but in what it does.
+    "training/test_step.py": """
+        training/recorder training/recordings training/scalars training/shadows training/watched
+        training/torch_state""",
+    "training/test_checkpointed_steps.py": "training/draws",
+    "training/test_lazy.py": "training/kinds training/parts training/traces",
+    "training/test_observation.py": "training/names training/purity",
+    "training/test_surroundings.py": "training/contents training/holders training/visiting training/watching",
+    "tuning/test_tuner.py": "tuning/table",
+}
+
+
+def _modules() -> set[str]:
+    return {
+        path.relative_to(SOURCE).with_suffix("").as_posix() for path in SOURCE.rglob("*.py") if path.stem not in ("__init__", "__main__")
+    }
+
+
+def _test_of(module: str) -> str:
+    folder, _, name = module.rpartition("/")
+    return f"{folder}/test_{name}.py" if folder else f"test_{name}.py"
+
+
+def test_every_module_has_a_test() -> None:
+    written = {module for modules in ELSEWHERE.values() for module in modules.split()}
+    missing = [module for module in sorted(_modules() - written) if not (TESTS / _test_of(module)).exists()]
+    assert not missing, f"no test file of its own name, and no other one in {Path(__file__).name}"
+
+
+def test_what_is_written_here_is_so() -> None:
+    assert [test for test in ELSEWHERE if not (TESTS / test).exists()] == []
+    modules = [module for text in ELSEWHERE.values() for module in text.split()]
+    assert len(set(modules)) == len(modules)
+    assert sorted(set(modules) - _modules()) == [], "there are no such modules"
+    assert [module for module in modules if (TESTS / _test_of(module)).exists()] == [], "these have a test file of their own name"

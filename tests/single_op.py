@@ -1,13 +1,15 @@
-"""Run one ATen op through its lowering, whatever decomposition or dispatch would make of it under torch.compile."""
+"""Run ATen ops through their lowerings, whatever decomposition or dispatch would make of them under torch.compile."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from compare import assert_equal
-from torch._subclasses import FakeTensorMode
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from dynaxla.capture.aten_graph import AtenGraph
@@ -15,14 +17,31 @@ from dynaxla.config import Options
 from dynaxla.engine.xla import Program
 
 
-def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:
-    """The op's results, computed by a program that holds nothing else.
+@dataclass
+class Call:
+    """One call of an op. expected: what its results look like, for an op without a kernel on the CPU."""
 
-    expected: what they look like, for an op without a kernel on the CPU.
-    """
+    op: torch._ops.OpOverload
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    expected: Any = None
+
+    def eagerly(self) -> Any:
+        results = self.op(*self.args, **self.kwargs)
+        return tuple(results) if isinstance(results, list) else results
+
+
+def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:
+    """The op's results, computed by a program that holds nothing else."""
+    return run_ops([Call(op, args, kwargs, expected)])[0]
+
+
+def run_ops(calls: Sequence[Call]) -> list[Any]:
+    """The results of each call, all computed by one program."""
     graph = torch.fx.Graph()
     mode = FakeTensorMode()
     tensors: list[torch.Tensor] = []
+    results: list[Any] = []
 
     def placeholder(value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
@@ -32,18 +51,25 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
         tensors.append(value)
         return node
 
-    node_args, node_kwargs = pytree.tree_map(placeholder, (args, kwargs))
-    node = graph.call_function(op, node_args, node_kwargs)
-    fake_args, fake_kwargs = pytree.tree_map(
-        lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf, (node_args, node_kwargs)
-    )
+    # Inputs stand before everything else.
+    arguments = [pytree.tree_map(placeholder, (tuple(call.args), dict(call.kwargs))) for call in calls]
+    for call, (args, kwargs) in zip(calls, arguments, strict=True):
+        results.append(_add(graph, mode, call, args, kwargs))
+    nodes, form = pytree.tree_flatten(results)
+    graph.output(tuple(node for node in nodes if isinstance(node, torch.fx.Node)))
+    given = iter(Program(AtenGraph("ops", torch.fx.GraphModule({}, graph)), Options(fallback="error"))(tensors))
+    return pytree.tree_unflatten([next(given) if isinstance(node, torch.fx.Node) else node for node in nodes], form)
+
+
+def _add(graph: torch.fx.Graph, mode: FakeTensorMode, call: Call, args: Any, kwargs: Any) -> Any:
+    """The nodes of a call's results."""
+    node = graph.call_function(call.op, args, kwargs)
+    fake_args, fake_kwargs = pytree.tree_map(lambda leaf: leaf.meta["val"] if isinstance(leaf, torch.fx.Node) else leaf, (args, kwargs))
     with mode:
-        node.meta["val"] = (
-            op(*fake_args, **fake_kwargs) if expected is None else pytree.tree_map_only(torch.Tensor, mode.from_tensor, expected)
-        )
+        value = call.op(*fake_args, **fake_kwargs) if call.expected is None else call.expected
+        node.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda x: x if isinstance(x, FakeTensor) else mode.from_tensor(x), value)
     if not isinstance(node.meta["val"], (tuple, list)):
-        graph.output((node,))
-        return Program(AtenGraph("single_op", torch.fx.GraphModule({}, graph)), Options(fallback="error"))(tensors)[0]
+        return node
     results: list[Any] = []
     for index, value in enumerate(node.meta["val"]):
         if isinstance(value, torch.Tensor):
@@ -52,12 +78,9 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
             results.append(result)
         else:
             results.append(value)
-    graph.output(tuple(results))
-    return tuple(Program(AtenGraph("single_op", torch.fx.GraphModule({}, graph)), Options(fallback="error"))(tensors))
+    return tuple(results)
 
 
 def check_op(op: torch._ops.OpOverload, *args: Any, tolerance: tuple[float, float] | None = None, **kwargs: Any) -> None:
     """Compare the lowering with the op's own kernel."""
-    expected = op(*args, **kwargs)
-    expected = tuple(expected) if isinstance(expected, list) else expected
-    assert_equal(run_op(op, *args, **kwargs), expected, tolerance=tolerance)
+    assert_equal(run_op(op, *args, **kwargs), Call(op, args, kwargs).eagerly(), tolerance=tolerance)

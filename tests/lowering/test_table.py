@@ -1,0 +1,171 @@
+"""What every lowering must do, for each row of the table: eager mode's values, dtypes, shapes and strides, for dense operands and others,
+of rank 0 and without elements; sizes that change; gradients."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+import torch
+from compare import assert_equal
+from gradients import differentiable, leaf
+from lowering.table import FLOATS, ROWS, Make, Op
+from single_op import Call, run_ops
+from torch.testing._internal.common_utils import noncontiguous_like
+from torch.utils import _pytree as pytree
+
+from dynaxla.lowering import registry
+
+aten = torch.ops.aten
+
+# So many rows are compiled as one program.
+TOGETHER = 8
+GROUPS = [ROWS[first : first + TOGETHER] for first in range(0, len(ROWS), TOGETHER)]
+SIZE = 4
+
+
+def operands(row: Op, dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    if dtype == torch.bool:
+        return torch.rand(shape) < 0.5
+    if dtype.is_complex:
+        return torch.complex(torch.empty(shape).uniform_(row.low, row.high), torch.empty(shape).uniform_(row.low, row.high)).to(dtype)
+    low, high = row.low, row.high
+    if not dtype.is_floating_point:
+        low, high = (low if dtype.is_signed else max(low, 0)), max(high, 1)
+        return torch.empty(shape, dtype=torch.float64).uniform_(low, high).round().to(dtype)
+    return torch.empty(shape, dtype=torch.float64).uniform_(low, high).to(dtype)
+
+
+def transposed(x: torch.Tensor) -> torch.Tensor:
+    return x.transpose(0, -1).contiguous().transpose(0, -1) if x.dim() else x
+
+
+# How operands lie, and how many there are of them. What eager mode refuses of the last two is left out.
+FORMS: dict[str, tuple[Callable[[Make], Make], int]] = {
+    "dense": (lambda make: make, SIZE),
+    "transposed": (lambda make: lambda *shape: transposed(make(*shape)), SIZE),
+    "with gaps": (lambda make: lambda *shape: noncontiguous_like(make(*shape)), SIZE),
+    "rank 0": (lambda make: lambda *shape: make(), SIZE),
+    "empty": (lambda make: make, 0),
+}
+MAY_BE_REFUSED = ("rank 0", "empty")
+
+
+def calls(row: Op) -> Iterator[tuple[str, torch.dtype, Call, Any]]:
+    """Each with its form and eager's result."""
+    for dtype, (form, (change, size)) in itertools.product(row.dtypes, FORMS.items()):
+        # How operands lie is nothing that depends on their dtype.
+        if form in row.without or (form != "dense" and dtype is not row.dtypes[0]):
+            continue
+        make = change(lambda *shape, dtype=dtype: operands(row, dtype, *shape))
+        for args in row.samples(make, size):
+            call = Call(row.op, args)
+            try:
+                yield form, dtype, call, call.eagerly()
+            except (RuntimeError, IndexError):
+                if form not in MAY_BE_REFUSED:
+                    raise
+
+
+def named(group: Sequence[Op]) -> str:
+    return f"{group[0]}-{group[-1]}"
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=named)
+def test_values_dtypes_shapes_and_strides(group: Sequence[Op]) -> None:
+    wanted = [(row, *item) for row in group for item in calls(row)]
+    results = run_ops([call for _, _, _, call, _ in wanted])
+    for (row, form, dtype, call, expected), result in zip(wanted, results, strict=True):
+        try:
+            assert_equal(result, expected, tolerance=row.tolerance.get(dtype))
+        except AssertionError as error:
+            raise AssertionError(f"{row}, {form}, {dtype}, of {call.args}: {error}") from error
+
+
+# torch cannot differentiate powers whose exponent is symbolic.
+@torch._dynamo.config.patch(specialize_int=True, specialize_float=True)
+@pytest.mark.parametrize("group", GROUPS, ids=named)
+def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:
+    """One graph for two sizes, in float32."""
+
+    def function(samples: list[list[tuple[Any, ...]]]) -> list[Any]:
+        return [[row.op(*args) for args in sample] for row, sample in zip(group, samples, strict=True)]
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=True, options={"fallback": "error"})
+    for size in (SIZE, SIZE + 2):
+        samples = [list(row.samples(lambda *shape, row=row: operands(row, _real(row), *shape), size)) for row in group]
+        mine, theirs = (_leaves(group, samples) for _ in range(2))
+        actual, expected = compiled(mine), function(theirs)
+        for row, result, right in zip(group, actual, expected, strict=True):
+            _compare(row, result, right, "result")
+        cotangents = [torch.randn_like(out) for out in differentiable(expected)]
+        for results in (actual, expected):
+            torch.autograd.backward(differentiable(results), cotangents)
+        for row, given, right in zip(group, mine, theirs, strict=True):
+            _compare(row, _gradients(given), _gradients(right), "gradient")
+
+
+def _real(row: Op) -> torch.dtype:
+    return torch.float32 if torch.float32 in row.dtypes else row.dtypes[0]
+
+
+def _leaves(group: Sequence[Op], samples: list[list[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]:
+    rows = zip(group, samples, strict=True)
+    return [pytree.tree_map_only(torch.Tensor, leaf if row.gradient else torch.clone, sample) for row, sample in rows]
+
+
+def _gradients(samples: Any) -> list[torch.Tensor | None]:
+    return [value.grad for value in pytree.tree_leaves(samples) if isinstance(value, torch.Tensor)]
+
+
+def _compare(row: Op, actual: Any, expected: Any, what: str) -> None:
+    try:
+        assert_equal(actual, expected, tolerance=row.tolerance.get(_real(row)))
+    except AssertionError as error:
+        raise AssertionError(f"{row}, {what}: {error}") from error
+
+
+def test_no_op_has_two_rows() -> None:
+    assert len({row.op for row in ROWS}) == len(ROWS)
+
+
+def _only(condition: Callable[[Any], bool]) -> Callable[[Any], Any]:
+    """The cosine, but the sine where the operand is as said."""
+    return lambda x: jnp.sin(x) if condition(x) else jnp.cos(x)
+
+
+def row_of(op: torch._ops.OpOverload) -> Op:
+    """For floats alone."""
+    return next(dataclasses.replace(row, dtypes=FLOATS) for row in ROWS if row.op is op)
+
+
+def _replace_cos(lowering: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_rules", {key: rule for key, rule in registry._rules.items() if key[0] is not aten.cos.default})
+    registry.register(aten.cos.default, lowering)
+
+
+WRONG = {
+    "dense, torch.float32": (lambda x: jnp.cos(x) * 1.001, test_values_dtypes_shapes_and_strides),
+    "dense, torch.bfloat16": (_only(lambda x: x.dtype == jnp.bfloat16), test_values_dtypes_shapes_and_strides),
+    "rank 0, torch.float32": (_only(lambda x: x.ndim == 0), test_values_dtypes_shapes_and_strides),
+    "result": (_only(lambda x: x.ndim and x.shape[0] == SIZE + 2), test_gradients_and_changing_sizes),
+}
+
+
+@pytest.mark.parametrize("found", WRONG)
+def test_a_wrong_lowering_is_found(found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each in another property: the values, a dtype's, those of rank 0, and another size's."""
+    lowering, test = WRONG[found]
+    _replace_cos(lowering, monkeypatch)
+    with pytest.raises(AssertionError, match=f"^aten.cos.default, {found}"):
+        test([row_of(aten.cos.default)])
+
+
+def test_a_wrong_gradient_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    _replace_cos(lambda x: jnp.cos(x) * 1.001, monkeypatch)
+    with pytest.raises(AssertionError, match=r"^aten.sin.default, gradient"):
+        test_gradients_and_changing_sizes([row_of(aten.sin.default)])

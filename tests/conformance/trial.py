@@ -71,7 +71,7 @@ class Runner:
         first: list[Outcome] = []
         waiting: list[tuple[Trial, Run]] = []
         for trial in trials:
-            if len(first) < 2 or any(outcome.verdict != "pass" for outcome in first) or not _can_join(trial):
+            if len(first) < 2 or any(outcome.verdict != "pass" for outcome in first) or not can_join(trial):
                 outcome = self.run(trial)
                 first = [*first, outcome][:2]
                 yield trial, outcome
@@ -87,13 +87,8 @@ class Runner:
 
     def _joined(self, waiting: Sequence[tuple[Trial, Run]]) -> Iterator[tuple[Trial, Outcome]]:
         """Trials, with eager's results, compiled as one function."""
-        try:
-            runs = self._call_together([trial for trial, _ in waiting])
-        except Raised:
-            runs = []
-        for index, (trial, expected) in enumerate(waiting):
-            found = self._compare(trial, runs[index], expected) if runs else None
-            yield trial, found if isinstance(found, Outcome) else self.run(trial)
+        outcomes = _run_joined([(self, trial, expected) for trial, expected in waiting])
+        return ((trial, outcome) for (trial, _), outcome in zip(waiting, outcomes, strict=True))
 
     def _make_room(self) -> None:
         """Each compiled program takes some of the memory mappings that a process may have (65,530 on Linux), and XLA crashes without."""
@@ -104,7 +99,7 @@ class Runner:
             torch._dynamo.reset()
             gc.collect()
 
-    def _call_together(self, trials: Sequence[Trial]) -> list[Run]:
+    def call_together(self, trials: Sequence[Trial]) -> list[Run]:
         """Raises: Raised."""
         self._make_room()
         tensors = [copy_tensors(trial.call.tensors) for trial in trials]
@@ -139,12 +134,12 @@ class Runner:
             actual = self._call(trial, self.backend)
         except Raised as raised:
             return self._raised(trial, raised.error)
-        difference = self._compare(trial, actual, expected)
+        difference = self.compare(trial, actual, expected)
         if isinstance(difference, Outcome):
             return difference
         return self._differs(trial, difference)
 
-    def _compare(self, trial: Trial, actual: Run, expected: Run) -> judge.Difference | Outcome:
+    def compare(self, trial: Trial, actual: Run, expected: Run) -> judge.Difference | Outcome:
         """The outcome if the two agree."""
         forms = [
             judge.form(actual.result, expected.result),
@@ -184,6 +179,10 @@ class Runner:
             found = judge.values(unique(actual), unique(expected), self.tolerance, of_reference(unique))
             note = "compared in what of the results is unique"
         return found or judge.values(others(actual), others(expected), self.tolerance, of_reference(others), "input"), note
+
+    def call_eagerly(self, trial: Trial) -> Run:
+        """Raises: Raised."""
+        return self._call(trial, None)
 
     def _call_wide(self, trial: Trial) -> Run | None:
         """What eager gives in float64 or complex128, or None where that cannot be."""
@@ -268,9 +267,35 @@ class Runner:
                 own = self._call(trial, backend)
             except Raised:
                 continue
-            if isinstance(self._compare(trial, self._call(trial, self.backend), own), Outcome):
+            if isinstance(self.compare(trial, self._call(trial, self.backend), own), Outcome):
                 return Outcome("skip", f"torch.compile itself differs from eager: {difference.kind}", difference.text[:300])
         return Outcome("fail", f"wrong {difference.kind}", difference.text[:600])
+
+
+def run_together(calls: Sequence[tuple[Runner, Trial]]) -> list[Outcome]:
+    """The outcomes of calls that can join, of several cases, compiled as one function; what does not pass so is compiled alone."""
+    outcomes: dict[int, Outcome] = {}
+    waiting: dict[int, tuple[Runner, Trial, Run]] = {}
+    for index, (runner, trial) in enumerate(calls):
+        try:
+            waiting[index] = runner, trial, runner.call_eagerly(trial)
+        except Raised:
+            outcomes[index] = runner.run(trial)
+    outcomes |= zip(waiting, _run_joined(list(waiting.values())), strict=True)
+    return [outcomes[index] for index in range(len(calls))]
+
+
+def _run_joined(waiting: Sequence[tuple[Runner, Trial, Run]]) -> list[Outcome]:
+    """Trials, each with its case's runner and eager's results."""
+    try:
+        runs = waiting[0][0].call_together([trial for _, trial, _ in waiting]) if waiting else []
+    except Raised:
+        runs = []
+    outcomes = []
+    for index, (runner, trial, expected) in enumerate(waiting):
+        found = runner.compare(trial, runs[index], expected) if runs else None
+        outcomes.append(found if isinstance(found, Outcome) else runner.run(trial))
+    return outcomes
 
 
 def _unique(trial: Trial, run: Run) -> list[torch.Tensor]:
@@ -284,7 +309,8 @@ def _drawn(trial: Trial, run: Run) -> list[Any]:
     return [_unique(trial, run), run.inputs, run.gradients]
 
 
-def _can_join(trial: Trial) -> bool:
+def can_join(trial: Trial) -> bool:
+    """Whether it may be compiled as one function with others."""
     return not trial.expects_error and not trial.differentiate and not isinstance(trial.call.function, torch.nn.Module)
 
 

@@ -36,13 +36,7 @@ def run_case(case: Case, max_samples: int | None = None, together: int = 1, prog
     before = observed.counts()
     verdicts: Counter[tuple[str, str]] = Counter()
     examples: dict[str, dict[str, str]] = {}
-    override = tolerance_of(case)
-
-    def tolerance(dtype: torch.dtype) -> judge.Tolerance:
-        default = judge.default_tolerance(dtype)
-        return max(default[0], override[0]), max(default[1], override[1]) if default != (0, 0) else default
-
-    runner = Runner(tolerance, uninitialised=uninitialised(case))
+    runner = runner_of(case)
     database = _Database(itertools.islice(trials(case), max_samples), progress)
     for trial, outcome in runner.outcomes(database, together):
         verdicts[outcome.verdict, outcome.label] += 1
@@ -65,6 +59,17 @@ def run_case(case: Case, max_samples: int | None = None, together: int = 1, prog
         "complete": max_samples is None,
         "seconds": round(time.perf_counter() - started, 2),
     }
+
+
+def runner_of(case: Case) -> Runner:
+    """With the case's tolerances."""
+    override = tolerance_of(case)
+
+    def tolerance(dtype: torch.dtype) -> judge.Tolerance:
+        default = judge.default_tolerance(dtype)
+        return max(default[0], override[0]), max(default[1], override[1]) if default != (0, 0) else default
+
+    return Runner(tolerance, uninitialised=uninitialised(case))
 
 
 class _Database:

@@ -11,36 +11,49 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 ELSEWHERE = {
     # One measurement, from the request to the report.
     "bench/test_bench.py": """
-        bench/agreement bench/breaks bench/capture bench/engines bench/errors bench/functions bench/measure bench/names
+        bench/agreement bench/breaks bench/capture bench/benchmark_error bench/choices bench/engines bench/functions bench/measure
         bench/report bench/requests bench/runner bench/session bench/suites bench/training bench/watch""",
     "bench/test_cpu.py": "bench/first_call bench/peak_memory bench/small",
     # What a call of torch.compile takes and gives.
     "test_contracts.py": "backend buffers/arguments buffers/native buffers/plan buffers/protocol capture/decompositions",
     "test_errors.py": "config",
     "test_import_order.py": "runtime/quiet_jax",
+    # What has a fast way and a public one is tried with both.
+    "runtime/test_transfer.py": "runtime/guards runtime/programs",
+    "runtime/test_threads.py": "runtime/clients",
+    "test_stress.py": "runtime/capture_lock",
+    "tuning/test_tuner.py": "runtime/machine tuning/table",
     # The commands are run as a user runs them.
-    "test_cli.py": "cli/bench cli/doctor cli/op_table cli/ops cli/tune",
+    "test_cli.py": "cli/bench cli/examination cli/op_table cli/ops cli/tune",
     # A program, compiled and called.
-    "lowering/test_function.py": "capture/aten_graph engine/protocol lowering/interpreter lowering/graphs",
+    "lowering/test_function.py": """
+        capture/aten_graph engine/protocol lowering/interpreter lowering/graphs lowering/metadata
+        lowering/settings""",
     "capture/test_inputs.py": "engine/xla engine/executable engine/retrace",
     "capture/test_freeze.py": "engine/compositions",
+    "lowering/test_platforms.py": "lowering/eager",
+    "lowering/ops/test_random.py": "lowering/random_keys",
     "lowering/test_fallback.py": "capture/split",
     "capture/test_between.py": "lowering/asynchronous",
     "capture/test_checkpointing.py": "lowering/keyed",
     "capture/test_packing.py": "lowering/cpu/weight_orders lowering/ops/packed runtime/affinity",
     # Forms are compared with each other, whatever they are built on.
     "lowering/test_forms.py": "lowering/cpu/onednn lowering/cpu/torch_kernels lowering/epilogue",
+    "lowering/cpu/test_transposes.py": "lowering/cpu/channels_last lowering/memory_order",
+    "lowering/cpu/test_in_memory.py": "lowering/cpu/shared_values",
     "lowering/cpu/test_halves.py": "lowering/cpu/evaluation",
-    "lowering/cpu/test_cpu_reductions.py": "lowering/cpu/reductions",
-    "lowering/ops/test_bounds.py": "lowering/context lowering/ops/checks",
+    "lowering/ops/test_bounds.py": "lowering/checks lowering/context lowering/ops/assertions",
     # What an op's lowering is made of is tested with the op.
-    "lowering/ops/test_elementwise.py": "lowering/ops/comparison lowering/ops/rounding lowering/ops/special",
+    "lowering/ops/test_elementwise.py": """
+        lowering/ops/comparison lowering/ops/division lowering/ops/rounding lowering/ops/special""",
     "lowering/ops/test_indexing.py": "lowering/ops/embedding lowering/ops/scattering",
     "lowering/ops/test_shape.py": "lowering/ops/padding lowering/ops/sizes lowering/ops/strided",
-    "lowering/ops/test_pooling.py": "lowering/ops/windows",
+    "lowering/ops/test_normalization.py": "lowering/ops/batch_norm lowering/ops/moments",
+    "lowering/ops/test_pooling.py": """
+        lowering/cpu/window_maxima lowering/ops/average_pooling lowering/ops/max_pooling lowering/ops/windows lowering/pool_windows""",
     "lowering/ops/test_margin_losses.py": "lowering/ops/losses",
     "lowering/ops/test_attention.py": "lowering/ops/transformer",
-    "training/test_fused_steps.py": "lowering/ops/fused_optimizers training/fused",
+    "training/test_fused_steps.py": "lowering/ops/fused_optimizers",
     # A step is recorded or lazy; nobody sees the parts but in what it does.
     "training/test_step.py": """
         training/recorder training/recordings training/scalars training/shadows training/watched
@@ -49,7 +62,6 @@ ELSEWHERE = {
     "training/test_lazy.py": "training/kinds training/parts training/traces",
     "training/test_observation.py": "training/names training/purity",
     "training/test_surroundings.py": "training/contents training/holders training/visiting training/watching",
-    "tuning/test_tuner.py": "tuning/table",
 }
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dynaxla.runtime import transfer
+from dynaxla.runtime import clients
 from dynaxla.runtime.seeds import seed
 
 
 def seeds(count: int) -> list[list[int]]:
     torch.manual_seed(5)
-    made = [seed(torch.device("cpu"), transfer.cpu_device()) for _ in range(count)]
+    made = [seed(torch.device("cpu"), clients.cpu_device()) for _ in range(count)]
     assert all(item.dtype == np.int32 and item.shape == (2,) for item in made)
     return [np.asarray(item).tolist() for item in made]
 
@@ -25,7 +25,7 @@ def test_torchs_seed_rules() -> None:
 
 def test_the_generator_goes_on() -> None:
     torch.manual_seed(5)
-    seed(torch.device("cpu"), transfer.cpu_device())
+    seed(torch.device("cpu"), clients.cpu_device())
     after = torch.rand(3)
     torch.manual_seed(5)
     assert not torch.equal(torch.rand(3), after)

@@ -83,11 +83,13 @@ class Options:
 
     @property
     def dump_directory(self) -> Path | None:
+        """Where graphs are written; None for nowhere."""
         return Path(self.dump) if self.dump is not None else None
 
 
 @functools.cache
 def open_store(folder: Path) -> Store:
+    """The store in a folder; one object for each folder."""
     return Store(folder)
 
 

@@ -64,6 +64,7 @@ def is_cut_off() -> bool:
 
 
 def cut_off() -> ForkError:
+    """The error for a child of a process that had used XLA."""
     from .errors import ForkError  # it needs torch, which those who only want a lock need not import
 
     return ForkError(

@@ -58,14 +58,17 @@ def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> 
 
 
 def fft_c2r(x: torch.Tensor, *, dim: list[int], last_dim_size: int) -> torch.Tensor:
+    """prims.fft_c2r in ATen's terms, unscaled."""
     return torch._fft_c2r(x, dim, 0, last_dim_size)
 
 
 def fft_r2c(x: torch.Tensor, *, dim: list[int], onesided: bool) -> torch.Tensor:
+    """prims.fft_r2c in ATen's terms, unscaled."""
     return torch._fft_r2c(x, dim, 0, onesided)
 
 
 def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
+    """prims.fft_c2c in ATen's terms, unscaled."""
     return torch._fft_c2c(x, dim, 0, forward)
 
 
@@ -85,6 +88,7 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
+    """Those for AOTAutograd, by op: of every op that has no lowering on this platform. The caller may change the dict."""
     return dict(_without_lowering(platform, len(registry)))
 
 

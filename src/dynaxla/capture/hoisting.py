@@ -61,11 +61,13 @@ class _Place:
         self._graph = graph
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
+        """Insert a node behind the last one."""
         with self._graph.inserting_before(None) if self.last is None else self._graph.inserting_after(self.last):
             self.last = _call(self._graph, op, *args, **kwargs)
         return self.last
 
     def move(self, node: Node) -> None:
+        """Move a node behind the last one."""
         first = next(iter(self._graph.nodes))
         if self.last is None and node is not first:
             first.prepend(node)

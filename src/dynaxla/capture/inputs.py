@@ -39,6 +39,7 @@ class Sizes:
         return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
 
     def values(self, args: Sequence[Any]) -> SymbolValues:
+        """The values of the graph's symbols in a call."""
         return SymbolValues(
             {expression: args[index] if dim is None else args[index].shape[dim] for expression, (index, dim) in self._sources.items()}
         )

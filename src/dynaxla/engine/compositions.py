@@ -248,4 +248,5 @@ class _Prepared:
         self._references = [weakref.ref(source, gone) for source in sources]
 
     def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
+        """Whether these are the tensors that it was computed from, and nothing has been written to them."""
         return self._state == states(sources)

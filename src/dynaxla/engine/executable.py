@@ -77,6 +77,7 @@ class Executable:
 
 
 def execution_error(name: str, error: Exception) -> ExecutionError:
+    """What a caller gets for an exception of XLA's while a program ran: OutOfMemory if that is what it was."""
     text = str(error)
     if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text or "out of memory" in text:
         return OutOfMemory(f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged")
@@ -84,6 +85,7 @@ def execution_error(name: str, error: Exception) -> ExecutionError:
 
 
 def compilation_error(name: str, error: Exception) -> CompilationError:
+    """What a caller gets for an exception of XLA's while it compiled a program."""
     return CompilationError(
         f"XLA could not compile {name}: {error}",
         hint="options={'dump': DIR} writes the program; check options={'xla': ...} if you gave any",

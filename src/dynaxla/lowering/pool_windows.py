@@ -50,6 +50,7 @@ class PoolWindows:
 
 
 def lowest(dtype: DType) -> float | int:
+    """The lowest number of a dtype; minus infinity for floats."""
     return -math.inf if dtypes.is_float(dtype) else int(jnp.iinfo(dtype).min)
 
 

@@ -20,6 +20,7 @@ class Settings:
 
     @staticmethod
     def current(platform: str) -> Settings:
+        """As PyTorch is set now. platform: JAX's name."""
         if platform != "cuda":
             return EXACT
         return Settings(torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32)
@@ -31,6 +32,7 @@ class Settings:
 
     @property
     def convolution_precision(self) -> lax.Precision:
+        """For convolutions, as `matmul_precision` for dots."""
         return lax.Precision.DEFAULT if self.convolution_tf32 else lax.Precision.HIGHEST
 
 

@@ -14,6 +14,7 @@ _logged: set[str] = set()
 
 
 def lowered(op: str) -> None:
+    """Count a lowering that was used."""
     with _lock:
         _lowered[op] += 1
 
@@ -38,6 +39,7 @@ def snapshot() -> dict[str, dict[str, int]]:
 
 
 def reset() -> None:
+    """Set all counts to zero."""
     with _lock:
         _lowered.clear()
         _fallbacks.clear()

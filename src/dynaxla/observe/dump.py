@@ -28,6 +28,7 @@ def prepare(directory: str | os.PathLike[str]) -> Path:
 
 
 def graph_text(module: torch.fx.GraphModule) -> str:
+    """The graph as Python code, with shapes, dtypes, strides and devices."""
     return module.print_readable(print_output=False, include_stride=True, include_device=True)
 
 

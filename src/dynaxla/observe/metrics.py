@@ -18,6 +18,7 @@ _thread = threading.local()  # inside: seconds of the phases that have ended wit
 
 
 def add(name: str, amount: int = 1) -> None:
+    """Count something."""
     with _lock:
         _counts[name] += amount
 
@@ -63,6 +64,7 @@ def seconds() -> dict[str, float]:
 
 
 def reset() -> None:
+    """Set all counts and times to zero."""
     with _lock:
         _counts.clear()
         _seconds.clear()

@@ -21,12 +21,14 @@ class LeastRecentlyUsed(Generic[V]):
         self._lock = forks.lock()
 
     def get(self, key: Hashable) -> V | None:
+        """The value, which counts as used now; None if there is none."""
         with self._lock:
             if key in self._entries:
                 self._entries.move_to_end(key)
             return self._entries.get(key)
 
     def put(self, key: Hashable, value: V) -> None:
+        """Keep a value. Those not used for the longest time are dropped beyond the capacity."""
         dropped = []  # freed without the lock
         with self._lock:
             self._entries[key] = value

@@ -87,6 +87,7 @@ class _Failures:
                     self._kept.clear()
 
     def keep(self, error: BaseException) -> str:
+        """Keep an exception. Returns: the text for XLA to hand on, by which it is found again."""
         number = next(self._numbers)
         with self._lock:
             self._kept[number] = error, error.__traceback__

@@ -43,6 +43,7 @@ class DictCheck:
                 item.add_dict_version_guard(each, [""], None)
 
     def are_unchanged(self) -> bool:
+        """True if nothing has been put in or taken out. False does not mean that something has."""
         return self._tree is not None and bool(self._tree.check(self._dicts))
 
 

@@ -41,6 +41,7 @@ class Layout:
 
     @staticmethod
     def of(shape: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
+        """The layout of a tensor with this shape and these strides."""
         packed = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]
         order = tuple(range(len(shape)))
         if not _is_row_major(packed, stride):

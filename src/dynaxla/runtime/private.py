@@ -89,6 +89,7 @@ def force_public() -> Iterator[None]:
 
 
 def jaxlib_version() -> str:
+    """The version, such as 0.10.2."""
     import jaxlib
 
     return jaxlib.__version__
@@ -225,6 +226,7 @@ def compiling_flag() -> Any:
 
 
 def set_compiling_flag(value: Any) -> None:
+    """Set what `compiling_flag` gives."""
     torch.compiler._is_compiling_flag = value
 
 

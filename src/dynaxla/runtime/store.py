@@ -83,6 +83,7 @@ class Store:
         return iter(sorted(path.name for path in self._files()))
 
     def clear(self) -> None:
+        """Delete all files of the store."""
         for path in self._files():
             path.unlink(missing_ok=True)
 

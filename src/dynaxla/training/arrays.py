@@ -103,12 +103,14 @@ for _name in ("__repr__", "__str__", "__format__", "__eq__", "__ne__", "__lt__",
 
 
 def track(array: np.ndarray[Any, Any], path: str, read: set[str]) -> Tracked:
+    """A view that adds `path` to `read` when this thread asks for its values."""
     tracked = array.view(Tracked)
     np.ndarray.__getattribute__(tracked, "__dict__").update(dynaxla_path=path, dynaxla_read=read, dynaxla_thread=threading.get_ident())
     return tracked
 
 
 def untracked(array: Tracked) -> np.ndarray[Any, Any]:
+    """The same memory as an ordinary array."""
     return np.ndarray.view(array, np.ndarray)
 
 
@@ -163,6 +165,7 @@ class StandIns:
             self._given.paths.pop(id(tracked), None)
 
     def is_one(self, place: tuple[str, Any], value: Any) -> bool:
+        """Whether the value was put into this place by `enter`."""
         return value is not None and self._put.get(place) is value
 
     def check(self, written: Collection[str]) -> None:
@@ -198,6 +201,7 @@ class StandIns:
 
 
 def path_of(array: Tracked) -> str:
+    """Where the array was met."""
     return str(np.ndarray.__getattribute__(array, "__dict__")["dynaxla_path"])
 
 

@@ -245,6 +245,7 @@ _DISALLOWS_INSTANCES = 1 << 7  # Py_TPFLAGS_DISALLOW_INSTANTIATION: iterators, a
 
 
 def hides_state(value: Any) -> bool:
+    """Whether a value is of a kind whose state Python cannot look at."""
     kind: Any = type(value)
     return _hides_state(kind)
 

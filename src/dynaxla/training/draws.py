@@ -45,6 +45,7 @@ class Draws:
         return self._first.get(place)
 
     def keep(self, place: tuple[Any, ...], node: Node, result: Any) -> None:
+        """Note the node and the result of a draw that was made at a place."""
         self._first[place] = node, result
 
 

@@ -74,6 +74,7 @@ class Holder:
         return changed | {key: value for key, value in now.items() if self.items.get(key, ABSENT) is not value}
 
     def now(self) -> dict[Any, Any]:
+        """The entries that count, as they are now."""
         found = entries(self.target)
         return found if self.counts is None else {key: value for key, value in found.items() if self.counts(key)}
 

@@ -41,6 +41,7 @@ _kinds: dict[Any, Kind] = {}
 
 
 def kind_of(op: Any) -> Kind:
+    """What an op is to a lazy step; worked out once for each op."""
     found = _kinds.get(op)
     if found is None:
         found = _kinds[op] = _classify(op)
@@ -96,6 +97,7 @@ def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:
+    """The tensors in nested lists, tuples and dicts, in order."""
     if isinstance(values, torch.Tensor):
         yield values
     elif isinstance(values, (list, tuple)):

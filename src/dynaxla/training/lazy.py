@@ -113,6 +113,7 @@ class Session(TorchDispatchMode):
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
+        """Inside, this thread's ops are noted instead of run."""
         with self._functions, self:
             yield
 

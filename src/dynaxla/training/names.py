@@ -94,6 +94,7 @@ class _Code:
 
 
 def names_of(code: types.CodeType) -> Names:
+    """The names that a function's code uses; worked out once for each code object."""
     return _names_by_identity(_Code(code))
 
 

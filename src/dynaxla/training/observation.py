@@ -52,10 +52,12 @@ class Observation:
 
     @functools.cached_property
     def touched(self) -> Touched:
+        """What the code that ran could look at."""
         return Touched.of(self.codes)
 
     @property
     def is_pure(self) -> bool:
+        """Whether the run did nothing but compute with tensors."""
         return not self.effects and not self.changes_settings
 
 
@@ -103,6 +105,7 @@ class _Observer:
         self._earlier: Any = None
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a function under observation. The profiler that was set before is called too, and set again afterwards."""
         self._earlier = sys.getprofile()
         mine = self._event
         sys.setprofile(mine)
@@ -120,6 +123,7 @@ class _Observer:
             self._aside.clear()
 
     def observation(self, changes_settings: bool) -> Observation:
+        """What has been seen so far. changes_settings: whether the run has left a setting of torch's changed."""
         codes = {code: list(places.values()) for code, places in self._codes.values()}
         effects = [*self._effects, *_unseen(codes)]
         return Observation(codes, effects, changes_settings)

@@ -221,6 +221,7 @@ def _filled(empty: Any, items: dict[Any, Any]) -> Any:
 
 
 def outputs_of(template: Any) -> list[Output]:
+    """The program's outputs that a template is built of."""
     if isinstance(template, Output):
         return [template]
     if isinstance(template, Built):
@@ -238,6 +239,7 @@ def known_of(template: Any) -> list[str]:
 
 
 def build(template: Any, output: Callable[[Output], torch.Tensor], around: Walk) -> Any:
+    """What a template stands for. output: gives the tensor of one of the program's outputs."""
     if isinstance(template, Output):
         return output(template)
     if isinstance(template, Known):

@@ -106,6 +106,7 @@ def mark_number(placeholder: Node) -> None:
 
 
 def is_number(placeholder: Node) -> bool:
+    """Whether a placeholder is a Python number, not a tensor."""
     return _MARK in placeholder.meta
 
 

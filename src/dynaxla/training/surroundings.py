@@ -65,13 +65,16 @@ class Walk:
     _watch: Watch | None = None
 
     def path_of(self, value: Any) -> str | None:
+        """The path of an object that the walk, or the one below it, has met; None if neither has."""
         found = self.paths.get(id(value))
         return found if found is not None or self.base is None else self.base.path_of(value)
 
     def knows(self, path: str) -> bool:
+        """Whether the path is of an object that was met."""
         return path in self.objects or (self.base is not None and self.base.knows(path))
 
     def object_at(self, path: str) -> Any:
+        """Raises: KeyError for a path that was not met."""
         return self.objects[path] if path in self.objects or self.base is None else self.base.object_at(path)
 
     def input_at(self, path: str) -> torch.Tensor:
@@ -81,6 +84,7 @@ class Walk:
         return self.tensors[path] if path in self.tensors or self.base is None else self.base.input_at(path)
 
     def number_at(self, place: Place) -> float:
+        """The number that stands in a place now."""
         path, key = place
         return float(self.holders[path].target[key])
 
@@ -112,6 +116,7 @@ class Walk:
         return self._watch.is_unchanged()
 
     def metas_now(self) -> list[tuple[Any, ...]]:
+        """What `meta` says now of every tensor, in the order in which they were met."""
         return list(map(meta, self.tensors.values()))
 
     def sharing_now(self) -> list[tuple[int, int]]:
@@ -124,6 +129,7 @@ class Walk:
         return found
 
     def restore(self) -> None:
+        """Give every holder the entries that it had when it was met."""
         for holder in self.holders.values():
             holder.restore()
 

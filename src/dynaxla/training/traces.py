@@ -35,6 +35,7 @@ Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype, bool, bool]
 
 
 def geometry(tensor: torch.Tensor) -> Geometry:
+    """Which elements of its storage a tensor reads, and as what."""
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
@@ -109,6 +110,7 @@ class OpNode:
     is_loose: bool = False
 
     def path(self) -> list[OpNode]:
+        """The nodes from the first op to this one."""
         found: list[OpNode] = []
         node = self
         while node.parent is not None:
@@ -270,6 +272,7 @@ class Traces:
         self._compiled: OrderedDict[OpNode, None] = OrderedDict()
 
     def add(self, node: OpNode) -> None:
+        """Count a node that was added."""
         self._count += 1
         metrics.add("recorded_ops")
 

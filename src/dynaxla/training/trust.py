@@ -38,6 +38,7 @@ def _folders() -> tuple[str, ...]:
 
 @functools.lru_cache(4096)
 def is_trusted_file(file: str) -> bool:
+    """Whether a source file belongs to the standard library, torch, JAX, NumPy or dynaxla."""
     if file.startswith(_folders()) or file.startswith("<frozen "):
         return True
     return file.startswith(_STANDARD) and not any(part in file for part in _INSTALLED)
@@ -63,6 +64,7 @@ def is_trusted_namespace(values: Mapping[str, Any]) -> bool:
 
 
 def is_trusted_module(module: types.ModuleType) -> bool:
+    """Whether a module is of one of those, also where it is an object of a class of its own."""
     kind = type(module)
     if kind is not types.ModuleType and getattr(kind, "__module__", "").partition(".")[0] in _PACKAGES and is_trusted_class(kind):
         return True  # such as torch.ops.aten
@@ -75,6 +77,7 @@ def is_trusted_function(function: types.FunctionType) -> bool:
 
 
 def is_trusted_class(kind: type) -> bool:
+    """Whether a class is written in C or defined in a trusted module."""
     if not kind.__flags__ & _HEAP_TYPE:
         return True
     name = getattr(kind, "__module__", None)

@@ -43,11 +43,13 @@ class Update:
     written: Collection[Node]
 
     def nodes(self) -> list[Node]:
+        """The nodes that it reads."""
         found: list[Node] = []
         map_arg((self.args, dict(self.kwargs)), found.append)
         return found
 
     def run(self, value_of: Callable[[Node], Any]) -> Any:
+        """Compute it in eager mode. value_of: gives the tensor of a node. Returns: what the op returns."""
         copies: dict[Node, torch.Tensor] = {}
 
         def given(node: Node) -> Any:

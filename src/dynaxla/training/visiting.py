@@ -78,6 +78,7 @@ class Visitor:
         self._kept: list[Any] = []
 
     def run(self, roots: Mapping[str, Any]) -> None:
+        """Visit everything that the roots, by name, reach."""
         self._waiting.extend((name, value, _NONE) for name, value in roots.items())
         if self._found.base is None:
             self._waiting.extend((f"torch.{name}", value, _NONE) for name, value in _HOOKS.items())

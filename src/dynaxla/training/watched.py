@@ -459,12 +459,15 @@ class _Program:
         }
 
     def compile(self, options: Options, around: Walk, given: Walk) -> None:
+        """Have XLA compile it for the values of a call."""
         self._part.compile(options, self._values(around, given))
 
     def describe(self, around: Walk, given: Walk) -> None:
+        """Note what its inputs are like, for `share`."""
         self._part.describe(self._values(around, given))
 
     def share(self, other: _Program) -> bool:
+        """Run the other's program of XLA if it is the same. Returns: whether it is."""
         return self._part.share(other._part)
 
     def _values(self, around: Walk, given: Walk) -> list[Any]:
@@ -475,6 +478,7 @@ class _Program:
         return values
 
     def run(self, around: Walk, given: Walk) -> Any:
+        """Call it, and put what it gives where the step would have put it. Returns: the step's result."""
         values = self._values(around, given)
         released = around.release_gradients(self._new_gradients, self._used)
         outputs = self._part.run(values)

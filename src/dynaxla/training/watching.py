@@ -67,6 +67,7 @@ class Identities:
         return _pointers(gc.get_referents(*self._targets)), _pointers(list(chain.from_iterable(others)))
 
     def are_unchanged(self) -> bool:
+        """Whether everything is as it was."""
         return not any(self._empty) and bool(self._found == self._now())
 
 
@@ -109,6 +110,7 @@ class Watch:
         self._gather_tensors()
 
     def is_unchanged(self) -> bool:
+        """Whether the program still fits: nothing that its step could look at has changed."""
         return (
             self._fits
             and self._walk.identities.are_unchanged()

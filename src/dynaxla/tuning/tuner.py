@@ -45,6 +45,7 @@ class Measurement:
     chosen: str
 
     def encode(self) -> bytes:
+        """As it is written to a file."""
         return json.dumps(asdict(self)).encode()
 
     @staticmethod

@@ -18,30 +18,21 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
 from ..errors import CaptureError
 from ..observe import metrics
-from ..runtime import hollow, private, transfer
+from ..runtime import hollow, private
 from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
+from .exposure import Exposure
 from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
+from .likenesses import bare, fake_like, hollow_like, op_before
 from .shadows import as_written
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
 
 aten = torch.ops.aten
-
-# Ways by which Python gets at a tensor's memory without asking the dispatcher.
-_EXPOSES = {
-    getattr(torch.Tensor, name)
-    for name in (
-        "numpy", "__array__", "tolist", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
-        "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared", "apply_", "map_", "map2_", "pin_memory", "__setstate__",
-    )
-    if hasattr(torch.Tensor, name)
-}  # fmt: skip
 
 # How many ops may follow the same ops with other sizes or numbers; more of them are run by torch.
 _MOST_VARIANTS = 16
@@ -88,7 +79,7 @@ class Session(TorchDispatchMode):
         super().__init__()
         self._traces = traces
         self._failed: BaseException | None = None
-        self._functions = _Functions(self)
+        self._functions = Exposure(self.flush)
         # By its storage's id: a tensor that the step has made in memory of NumPy's, which Python can write to and read at any time.
         self._foreign: dict[int, torch.Tensor] = {}
         self._start()
@@ -190,10 +181,10 @@ class Session(TorchDispatchMode):
         if op._schema.is_mutable and isinstance(target, torch.Tensor) and self._is_pending(target):
             if any(isinstance(item, torch.Tensor) for item in [*args[1:], *kwargs.values()]):
                 return self._outside(op, args, kwargs)
-            drawn = op(torch.empty_like(_hollow(target)), *args[1:], **kwargs)
+            drawn = op(torch.empty_like(hollow_like(target)), *args[1:], **kwargs)
             return self._attempt(aten.copy_.default, (target, drawn), {})
         if op._schema.name.endswith("_like") and isinstance(target, torch.Tensor) and self._is_pending(target):
-            return op(_hollow(target), *args[1:], **kwargs)
+            return op(hollow_like(target), *args[1:], **kwargs)
         return self._outside(op, args, kwargs)
 
     def _is_at_hand(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
@@ -329,16 +320,16 @@ class Session(TorchDispatchMode):
             return slot, shape
         self._geometries[slot].add(root_shape)
         if storage in self._foreign:
-            root = self._copies[storage, root_shape] = copied(_bare(root))
+            root = self._copies[storage, root_shape] = copied(bare(root))
             new_roots.append((slot, root_shape, root))
         else:
-            new_roots.append((slot, root_shape, _bare(root)))
+            new_roots.append((slot, root_shape, bare(root)))
         return slot, shape, root_shape, root.device
 
     def _check_copy(self, storage: int, shape: Geometry, root: torch.Tensor) -> None:
         """Raises: _Conflict if foreign memory has changed since the part has read it."""
         copy = self._copies.get((storage, shape))
-        if copy is not None and not is_same_data(copy, _bare(root)):
+        if copy is not None and not is_same_data(copy, bare(root)):
             raise _Conflict
 
     def _root(self, storage: int, shape: Geometry, tensor: torch.Tensor) -> tuple[Geometry, torch.Tensor]:
@@ -418,7 +409,7 @@ class Session(TorchDispatchMode):
             for position, tensor in enumerate(tensors):
                 positions.setdefault(id(tensor), position)
                 if id(tensor) not in fakes:
-                    fakes[id(tensor)] = _fake_like(tensor)
+                    fakes[id(tensor)] = fake_like(tensor)
         storages = {storage_id(fake) for fake in fakes.values()}
         back = {id(fake): Given(positions[key]) for key, fake in fakes.items()}
         fake_args, fake_kwargs = with_tensors((tuple(args), dict(kwargs)), lambda tensor: fakes[id(tensor)])
@@ -503,7 +494,13 @@ class Session(TorchDispatchMode):
         live = [slot for slot, reference in enumerate(self._lazy) if reference is not None and not reference.expired()]
         references, made = self._lazy, self._made
         try:
-            with _disable_current_modes(), private.without_torch_function(), torch.no_grad(), _no_autocast(), torch._guards.tracing(None):
+            with (
+                _disable_current_modes(),
+                private.without_torch_function(),
+                torch.no_grad(),
+                private.without_autocast(),
+                torch._guards.tracing(None),
+            ):
                 part = node.program(live, self._version)
                 if part is None:
                     part = node.compile(live, self._version, self._inputs, self._numbers, self._traces.options)
@@ -533,49 +530,3 @@ class Session(TorchDispatchMode):
         """The step has raised: what it did before is done, as in eager mode."""
         if self._failed is None:
             self.flush()
-
-
-def op_before(tensor: torch.Tensor, before: Geometry) -> torch.Tensor:
-    """The tensor as it was before an op changed what it reads of its memory."""
-    shape, stride, offset, *_ = before
-    return torch.as_strided(tensor.detach(), shape, stride, offset)
-
-
-@contextlib.contextmanager
-def _no_autocast() -> Iterator[None]:
-    with private.without_autocast():
-        yield
-
-
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor on the same memory, of which autograd knows nothing: that it was written to has counted when the op was recorded."""
-    plain = transfer.reinterpret(tensor, tensor.shape, tensor.stride())
-    plain = torch._conj(plain) if tensor.is_conj() and not plain.is_conj() else plain
-    return torch._neg_view(plain) if tensor.is_neg() and not plain.is_neg() else plain
-
-
-def _hollow(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory like a tensor's, with nothing in it."""
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-
-
-def _fake_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Under a FakeTensorMode: a tensor like it."""
-    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    fake = torch._conj(fake) if tensor.is_conj() else fake
-    return torch._neg_view(fake) if tensor.is_neg() else fake
-
-
-class _Functions(TorchFunctionMode):
-    """Runs what waits before Python reads memory."""
-
-    def __init__(self, session: Session) -> None:
-        super().__init__()
-        self._session = session
-
-    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if function in _EXPOSES:
-            self._session.flush()
-            with _disable_current_modes():
-                return function(*args, **(kwargs or {}))
-        return function(*args, **(kwargs or {}))

@@ -215,7 +215,7 @@ def clear_failure() -> None:
     with pytest.raises(dynaxla.UnsupportedOp) as unsupported:
         compiled(lambda x: torch.ops.promises.scaled(x, 2.0), fallback="error")(randn(3))
     assert unsupported.value.op == "promises.scaled.default"
-    assert unsupported.value.inputs == "f32[3]"
+    assert unsupported.value.inputs == "f32[3], factor=2.0"
     assert "scenarios.py" in unsupported.value.where
 
 

@@ -76,3 +76,11 @@ def test_a_wrong_program_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     with fault():
         assert command.main(["--only", f"programs:{seed}"]) == 1
     assert verdict.kind in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("only", ["wrong:3", "right", "right:x"])
+def test_a_request_that_means_nothing(only: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--only", only], {"right": right})
+    assert ended.value.code == 2
+    assert "SOURCE is one of right" in capsys.readouterr().err

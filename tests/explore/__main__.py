@@ -26,6 +26,8 @@ def main(argv: list[str] | None = None, sources: Mapping[str, Source] = SOURCES)
     options = parser().parse_args(argv)
     if options.only is not None:
         name, _, seed = options.only.partition(":")
+        if name not in sources or not seed.isdecimal():
+            parser().error(f"--only {options.only}: SOURCE is one of {', '.join(sources)}, and SEED a number")
         problem = sources[name](int(seed))
         print(problem or "nothing is wrong")
         return int(bool(problem))

@@ -86,7 +86,7 @@ def candidates() -> dict[Candidate, frozenset[Hashable]]:
                 if fits and shown not in seen and can_join(trial) and trial.call.key is not None:
                     found[case, trial.number] = shown
                 seen.add(shown)
-        except Exception as error:
+        except Exception as error:  # op_db itself fails for some of its cases, in whatever way; those cannot be chosen
             print(f"{case}: the database raises {error!r}", flush=True)
     return found
 

@@ -316,6 +316,26 @@ def test_a_step_changes_how_an_array_lies_in_memory(change: Callable[[Any], None
     assert repr(results[0]) == repr(results[1])
 
 
+@pytest.mark.parametrize("name", ["flat", "real"])
+def test_a_step_sets_what_an_array_holds(name: str) -> None:
+    results = []
+    for compiled in (False, True):
+        given, source = _arrays(2)
+
+        def function(x: Any, source: Any = source) -> torch.Tensor:
+            setattr(x, name, source)
+            setattr(source, name, 2)
+            return torch.from_numpy(x) + torch.from_numpy(source)
+
+        step = dynaxla.compile_step(function) if compiled else function
+        sums = []
+        for value in (1, 3, 5):
+            given[:], source[:] = 0, value
+            sums.append(step(given).tolist())
+        results.append((sums, given.tolist(), source.tolist()))
+    assert results[0] == results[1]
+
+
 def test_elements_that_share_memory() -> None:
     results = []
     for compiled in (False, True):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from single_op import check_op
 
-import dynaxla.training.fused_steps  # noqa: F401
+import dynaxla.training.fused_steps  # noqa: F401  (it defines the ops)
 
 
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])

@@ -49,7 +49,7 @@ class Tracked(np.ndarray[Any, Any]):
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _METADATA:  # it would be that of this view, not of the array
             _refuse(self, f"{name} of")
-        np.ndarray.__setattr__(self, name, value)
+        setattr(_plain(self), name, _plain(value))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         inputs, kwargs = _plain((inputs, kwargs))

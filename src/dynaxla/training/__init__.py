@@ -2,7 +2,7 @@
 
 step.py          `compile_step`: which way a call goes
 watched.py       recorded: a program runs, and no Python, while nothing that the step could look at has changed
-lazy.py          lazily: Python runs at every call, and its ops are compared with recorded ones (traces.py)
+lazy.py          lazily: Python runs at every call, and its ops are compared with recorded ones (traces.py, prediction.py)
 parts.py         a recorded graph to run: a program, and the updates that torch does after it (updates.py, fused_steps.py)
 
 Of the recorded way:

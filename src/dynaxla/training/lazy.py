@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_map_only
@@ -28,7 +27,8 @@ from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
 from .exposure import Exposure
 from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
-from .likenesses import bare, fake_like, hollow_like, op_before
+from .likenesses import bare, hollow_like, op_before
+from .prediction import Unpredictable, predict
 from .shadows import as_written
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
 
@@ -377,7 +377,10 @@ class Session(TorchDispatchMode):
             child.args, child.kwargs = with_tensors((tuple(args), dict(kwargs)), self._reference)
             child.roots = [(slot, shape) for slot, shape, _ in new_roots]
             child.views = self._views_of(tensors)
-            child.result, made = self._meta(op, args, kwargs, tensors)
+            try:
+                child.result, made = predict(op, args, kwargs, tensors)
+            except Unpredictable as error:
+                raise _Outside from error
             child.made = list(range(len(self._lazy), len(self._lazy) + made))
         node.children[key] = child
         if not child.is_loose:
@@ -399,48 +402,6 @@ class Session(TorchDispatchMode):
                 found[slot, shape] = entry[0]
                 shape = entry[0].source
         return found
-
-    def _meta(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor]) -> tuple[Any, int]:
-        """What an op gives, by running it on fake tensors; and how many of these are new."""
-        mode = FakeTensorMode(allow_non_fake_inputs=True)
-        fakes: dict[int, torch.Tensor] = {}
-        positions: dict[int, int] = {}
-        with mode:
-            for position, tensor in enumerate(tensors):
-                positions.setdefault(id(tensor), position)
-                if id(tensor) not in fakes:
-                    fakes[id(tensor)] = fake_like(tensor)
-        storages = {storage_id(fake) for fake in fakes.values()}
-        back = {id(fake): Given(positions[key]) for key, fake in fakes.items()}
-        fake_args, fake_kwargs = with_tensors((tuple(args), dict(kwargs)), lambda tensor: fakes[id(tensor)])
-        try:
-            with mode:
-                result = op(*fake_args, **fake_kwargs)
-        except Exception as error:  # torch's own kernel says what is wrong, if anything is
-            raise _Outside from error
-        count = 0
-        new: dict[int, torch.Tensor] = {}
-
-        def leaf(value: Any) -> Any:
-            nonlocal count
-            if not isinstance(value, torch.Tensor):
-                return value
-            if id(value) in back:
-                return back[id(value)]
-            if id(value) in new:  # some fake implementations give one tensor for two results
-                value = value.clone()
-            new[id(value)] = value
-            if not isinstance(value, FakeTensor) or value.layout != torch.strided or storage_id(value) in storages:
-                raise _Outside
-            storages.add(storage_id(value))
-            count += 1
-            if value.storage_offset() or value.is_conj() or value.is_neg():
-                raise _Outside
-            return New(geometry(value), value.device, value.untyped_storage().nbytes())
-
-        if isinstance(result, (list, tuple)):
-            return [leaf(item) for item in result], count
-        return leaf(result), count
 
     def _results(self, result: Any, tensors: Sequence[torch.Tensor]) -> Any:
         if isinstance(result, New):

@@ -9,27 +9,34 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
+
+def methods(*names: str) -> frozenset[Any]:
+    """Those of torch.Tensor that this version of torch has."""
+    return frozenset(getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name))
+
+
 # Ways by which Python gets at a tensor's memory without asking the dispatcher.
-_EXPOSES = {
-    getattr(torch.Tensor, name)
-    for name in (
-        "numpy", "__array__", "tolist", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
-        "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared", "apply_", "map_", "map2_", "pin_memory", "__setstate__",
-    )
-    if hasattr(torch.Tensor, name)
-}  # fmt: skip
+EXPOSES = methods(
+    "numpy", "__array__", "tolist", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
+    "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared", "apply_", "map_", "map2_", "pin_memory", "__setstate__",
+)  # fmt: skip
+# Those that give the memory itself, and not what it holds now.
+_GIVES = methods("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage")
 
 
 class Exposure(TorchFunctionMode):
-    """Inside, `before` is called before Python gets at a tensor's memory."""
+    """Inside, `before` is called before Python gets at a tensor's memory, and `given` with a tensor whose memory it may keep."""
 
-    def __init__(self, before: Callable[[], None]) -> None:
+    def __init__(self, before: Callable[[], None], given: Callable[[torch.Tensor], None]) -> None:
         super().__init__()
-        self._before = before
+        self._before, self._given = before, given
 
     def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if function in _EXPOSES:
+        if function in EXPOSES:
             self._before()
             with _disable_current_modes():
-                return function(*args, **(kwargs or {}))
+                result = function(*args, **(kwargs or {}))
+                if function in _GIVES:
+                    self._given(args[0])
+                return result
         return function(*args, **(kwargs or {}))

@@ -12,22 +12,22 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
 
 from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import hollow, private
 from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
+from .contents import LARGE
 from .exposure import Exposure
 from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
-from .likenesses import bare, hollow_like, op_before
+from .likenesses import bare, detached, hollow_like, op_before
 from .prediction import Unpredictable, predict
 from .shadows import as_written
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
@@ -47,13 +47,16 @@ class _Conflict(_Outside):
     same way, or it reads memory that Python has written to since the part has read it."""
 
 
-def run(traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run(
+    traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], exposed: Iterable[torch.Tensor] = ()
+) -> Any:
     """The function's result, its tensors detached. What it changes it has changed when this returns, or raises.
 
+    exposed: tensors whose memory Python may read and write without torch, as a NumPy array.
     Raises: what the function raises, after what it did before; ExecutionError and others of dynaxla's if a program fails: then what that
     program would have written is as it was, and new tensors that it would have given hold NaN.
     """
-    session = Session(traces)
+    session = Session(traces, exposed)
     with torch.autograd.set_multithreading_enabled(False), as_written(), session.waiting():
         try:
             result = function(*args, **kwargs)
@@ -67,21 +70,16 @@ def run(traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwarg
     return result
 
 
-def detached(result: Any) -> Any:
-    """What a step returns: no tensor in it keeps what autograd has saved."""
-    return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)
-
-
 class Session(TorchDispatchMode):
     """One call of a step. What is known of storages holds for one part."""
 
-    def __init__(self, traces: Traces) -> None:
+    def __init__(self, traces: Traces, exposed: Iterable[torch.Tensor] = ()) -> None:
         super().__init__()
         self._traces = traces
         self._failed: BaseException | None = None
-        self._functions = Exposure(self.flush)
-        # By its storage's id: a tensor that the step has made in memory of NumPy's, which Python can write to and read at any time.
-        self._foreign: dict[int, torch.Tensor] = {}
+        self._functions = Exposure(self.flush, self._expose)
+        # By its storage's id: a tensor in memory that Python can write to and read at any time.
+        self._foreign = {storage_id(tensor): tensor for tensor in exposed}
         self._start()
 
     def _start(self) -> None:
@@ -216,6 +214,11 @@ class Session(TorchDispatchMode):
         metrics.add("outside_ops")
         return op(*args, **kwargs)
 
+    def _expose(self, tensor: torch.Tensor) -> None:
+        """From now on Python may write to a tensor's memory, and read it."""
+        if tensor.layout == torch.strided:
+            self._foreign[storage_id(tensor)] = tensor
+
     def _is_lazy(self, storage: int) -> bool:
         slot = self._slots.get(storage)
         return slot is not None and self._lazy[slot] is not None
@@ -327,7 +330,9 @@ class Session(TorchDispatchMode):
         return slot, shape, root_shape, root.device
 
     def _check_copy(self, storage: int, shape: Geometry, root: torch.Tensor) -> None:
-        """Raises: _Conflict if foreign memory has changed since the part has read it."""
+        """Raises: _Conflict if foreign memory has changed since the part has read it; _Outside if it is too large to be copied."""
+        if root.nbytes > LARGE:
+            raise _Outside
         copy = self._copies.get((storage, shape))
         if copy is not None and not is_same_data(copy, bare(root)):
             raise _Conflict

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch.utils._pytree import tree_map_only
 
 from ..runtime import transfer
 from .traces import Geometry
@@ -31,3 +34,8 @@ def fake_like(tensor: torch.Tensor) -> torch.Tensor:
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
     fake = torch._conj(fake) if tensor.is_conj() else fake
     return torch._neg_view(fake) if tensor.is_neg() else fake
+
+
+def detached(result: Any) -> Any:
+    """What a step returns: no tensor in it keeps what autograd has saved."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)

@@ -56,7 +56,8 @@ _WITHIN_TORCH_KINDS = ("_thread.", "_contextvars.", "contextvars.", "_weakrefset
 # them: they are compared before and after.
 _TORCH_ACTS = re.compile(
     r"seed|rng|random|_file|file_|save|load|import_ir|num_threads|num_interop|distributed|_rpc|profiler|kineto|_jit_|crash|"
-    r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr"
+    r"_initExtension|share|_fd|filename|warn_always|record_memory|memory_snapshot|empty_?cache|IPC|ipc|monitor|register|_library|add_docstr|"
+    r"swap_tensor"
 )
 _TORCH_MAY = frozenset(
     # They contain one of the words above, and compute.

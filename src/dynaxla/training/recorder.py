@@ -33,6 +33,7 @@ from ..lowering.asynchronous import NAMESPACES
 from ..runtime.private import storage_id
 from . import arrays, scalars
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
+from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
 from .scalars import Numbers, TracedFloat
 from .shadows import as_written
@@ -41,11 +42,14 @@ from .updates import written
 
 aten = torch.ops.aten
 
-# Ways by which Python asks for a tensor's values.
-_LOOKS = {
-    getattr(torch.Tensor, name)
-    for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "__array__")
-}
+# Ways by which Python asks for a tensor's values, or for memory that a fake one has not.
+_LOOKS = (
+    EXPOSES - methods("__deepcopy__", "is_shared")
+    | methods("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__")
+    | {torch.is_nonzero}
+)
+# They make one tensor of another, as no op does: a real one of a fake.
+_REPLACES = frozenset((torch.Tensor.data.__set__,))
 
 
 # The key of a number that is a tensor's value, beside the tensor's id.
@@ -301,6 +305,10 @@ class Recorder:
         """The storages of fake tensors that the graph writes to."""
         return {storage_of(node.meta["val"]) for item in self.graph.nodes for node in written(item) if "val" in node.meta}
 
+    def tensor_at(self, path: str) -> torch.Tensor:
+        """The real tensor that is a leaf."""
+        return self._tensors[path]
+
     def written_arrays(self) -> set[str]:
         """The paths of NumPy arrays that the graph writes to."""
         found = {path: storage_of(node.meta["val"]) for path, node in self.leaves.items() if path in self.arrays}
@@ -417,6 +425,8 @@ class _Functions(TorchFunctionMode):
                 f"a step needs the value of a tensor in Python ({name})",
                 hint="compute with tensors (torch.where instead of if), or return the tensor and look at it outside the step",
             )
+        if function in _REPLACES:
+            raise CaptureError("a step replaces what a tensor is (x.data = y)", hint="copy into it: x.data.copy_(y)")
         return function(*args, **(kwargs or {}))
 
 

@@ -23,6 +23,7 @@ from ..errors import CaptureError, DynaxlaError, OptionError
 from ..observe import metrics
 from ..runtime import by_torch
 from . import lazy
+from .likenesses import detached
 from .observation import Refused
 from .traces import Traces
 from .watched import Watched
@@ -132,14 +133,14 @@ class CompiledStep(Generic[P, R]):
         if self._failures < _MOST_FAILURES:
             _log.info("%s runs in eager mode once: %s", self, error)
             metrics.add("eager_steps")
-            return lazy.detached(self._function(*args, **kwargs))
+            return detached(self._function(*args, **kwargs))
         result = self._run_lazily(args, kwargs)
         self._lazy = str(error) or type(error).__name__
         _log.info("%s runs lazily: %s", self, self._lazy)
         return result
 
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:
-        return lazy.run(self._traces, self._function, args, kwargs)
+        return lazy.run(self._traces, self._function, args, kwargs, self._watched.exposed(args, kwargs))
 
     def __repr__(self) -> str:
         return f"<compiled step {getattr(self._function, '__qualname__', self._function)}>"

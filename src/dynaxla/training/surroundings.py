@@ -86,12 +86,18 @@ class Walk:
     def number_at(self, place: Place) -> float:
         """The number that stands in a place now."""
         path, key = place
-        return float(self.holders[path].target[key])
+        holders = next(walked.holders for walked in self._chain() if path in walked.holders)
+        return float(holders[path].target[key])
 
     @property
     def arrays(self) -> dict[str, np.ndarray[Any, Any]]:
         """NumPy's arrays, by path."""
         return {path: value for path, (value, _) in self.values.items() if isinstance(value, np.ndarray)}
+
+    @property
+    def holders_of_values(self) -> dict[str, Any]:
+        """What Python can read and write without torch, such as arrays, by path."""
+        return {path: value for path, (value, _) in self.values.items()}
 
     def unreached(self, touched: Touched) -> list[types.CodeType]:
         """Code that has run, is not trusted, and is of no function that the walk or its base has found."""

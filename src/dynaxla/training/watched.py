@@ -6,14 +6,12 @@ where the two give the same program, as they do for most optimizers once their s
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils._pytree import tree_unflatten
 
@@ -27,11 +25,12 @@ from .observation import observe
 from .parts import Part
 from .recorder import HANDLERS, Recorder
 from .recordings import Output, Recording, build, known_of
+from .refusals import refuse_overlapping, refuse_shared_memory, refuse_sources
 from .scalars import Compared, Place, TracedFloat
 from .shadows import compiling, other_groups
-from .surroundings import ABSENT, Holder, Touched, Walk, global_state, storage_of, walk
-from .traces import extent, geometry
-from .updates import written
+from .shared_memory import shared
+from .surroundings import ABSENT, Holder, Touched, Walk, global_state, walk
+from .untouched import Untouched
 
 # How often a step is recorded anew because it ran code that earlier recordings did not run.
 _MOST_ATTEMPTS = 6
@@ -74,6 +73,8 @@ class Watched:
         # The paths of arrays whose values Python has read; and whether it may read others without being noticed.
         self._read: set[str] = set()
         self._reads_unseen = False
+        # Whether the step may find something that Python can write to and a tensor lie in.
+        self._has_holders = True
 
     def situation(self, args: Any, kwargs: Any) -> Situation:
         """Raises: CaptureError for what cannot be watched."""
@@ -131,6 +132,14 @@ class Watched:
                 raise CaptureError(
                     f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
                 )
+
+    def exposed(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
+        """The tensors whose memory the step's Python can read and write without torch."""
+        if not self._has_holders:
+            return []
+        found = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
+        self._has_holders = bool(found.values)
+        return [found.tensors[path] for path in {path for _, path in shared(found.holders_of_values, found.tensors)}]
 
     def run_first(self, program: _Program, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
         """Run what `capture` has given."""
@@ -251,10 +260,10 @@ class Watched:
         tensors = around.tensors | given.tensors
         # The recording may run code that earlier ones did not, and change what does not count for these.
         everything = walk({"step": self._function, "args": args, "kwargs": kwargs})
-        _refuse_sources(everything)
+        refuse_sources(everything)
         stand_ins = StandIns(self._arrays(around) | self._arrays(given), around, given)
         recorder = Recorder(tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
-        flags = {path: tensor.requires_grad for path, tensor in everything.tensors.items()}
+        untouched = Untouched(everything.tensors, everything.objects)
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         groups = _Groups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
         try:
@@ -264,13 +273,11 @@ class Watched:
                 hint = "do that outside the step, or keep the numbers in a tensor"
                 raise CaptureError(f"a step writes to {written[0]} in Python, which a program cannot", hint=hint)
             stand_ins.check(recorder.written_arrays())
+            refuse_shared_memory(recorder, around, given)
             walks = {path: holder for walked in (around, given) for path, holder in walked.holders.items()}
             changes = {(path, key): value for path, holder in walks.items() for key, value in holder.changes().items()}
             changes = {place: value for place, value in changes.items() if not stand_ins.is_one(place, value)} | groups.changes()
-            changed = [path for path, tensor in everything.tensors.items() if tensor.requires_grad != flags[path]]
-            if changed:
-                hint = "detach what is written to it, or set requires_grad outside the step"
-                raise CaptureError(f"a step changes whether {changed[0]} requires gradients", hint=hint)
+            untouched.check()
             return Recording(recorder, result, {place: value for place, value in changes.items() if place[1] != _CHECKED}, given)
         finally:
             stand_ins.restore_values(all_of_them=self._touched is None)
@@ -278,11 +285,7 @@ class Watched:
             around.restore()
             given.restore()
             everything.restore()
-            for path, tensor in everything.tensors.items():
-                if tensor.requires_grad != flags[path]:
-                    if tensor.grad_fn is not None:
-                        tensor.detach_()
-                    tensor.requires_grad_(flags[path])
+            untouched.restore()
 
     def _observed(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises: Refused before it does what a program would not repeat; _Wider if it has run code that no earlier
@@ -408,37 +411,6 @@ def _difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     return ""
 
 
-# What gives something else each time that it is asked, and cannot be put back.
-_SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-
-
-def _refuse_sources(everything: Walk) -> None:
-    """Raises: CaptureError for something that a recording could move on."""
-    for path, kind in everything.incomparable.items():
-        owner = everything.objects.get(path.rpartition(".")[0])
-        # A decorator made by contextlib holds a generator that never runs: each call makes another.
-        if isinstance(everything.object_at(path), _SOURCES) and not isinstance(owner, contextlib.ContextDecorator):
-            hint = "give it to the step item by item"
-            raise CaptureError(f"a step can reach {path}, a {kind}, which each recording would move on", hint=hint)
-
-
-def _refuse_overlapping(recorder: Recorder) -> None:
-    """AOTAutograd misses some inputs that lie in the same memory (torch 2.13: a block of rows and columns, beside the whole).
-
-    Raises: CaptureError if the step writes to one of two such tensors.
-    """
-    fakes = {path: node.meta["val"] for path, node in recorder.leaves.items()}
-    changed = {storage_of(node.meta["val"]) for item in recorder.graph.nodes for node in written(item) if "val" in node.meta}
-    found: dict[int, list[tuple[tuple[int, int], str]]] = {}
-    for path, fake in fakes.items():
-        if storage_of(fake) in changed:
-            found.setdefault(storage_of(fake), []).append((extent(geometry(fake)), path))
-    for places in found.values():
-        for (before, one), (after, other) in itertools.pairwise(sorted(places)):
-            if after[0] < before[1]:
-                raise CaptureError(f"a step writes to memory in which {one} and {other} overlap", hint="clone one of them")
-
-
 class _Program:
     """A recording as a program of XLA, and the updates that torch does after it."""
 
@@ -449,7 +421,7 @@ class _Program:
         placeholders = recorder.graph.find_nodes(op="placeholder")
         self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.numbers[node] for node in placeholders]
         outputs = [recorder.node(output) for output in recording.outputs]
-        _refuse_overlapping(recorder)
+        refuse_overlapping(recorder)
         self._part = Part(recorder.graph, placeholders, outputs, recorder.constants)
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and isinstance(template, Output)]
         templates = [*self._result, *self._changes.values()]
@@ -483,8 +455,9 @@ class _Program:
         released = around.release_gradients(self._new_gradients, self._used)
         outputs = self._part.run(values)
         metrics.add("steps")
-        for (path, key), template in self._changes.items():
-            _holder(around, given, path).put(key, build(template, lambda output: outputs[output.index], given))
-        around.accept_gradients(released)
+        # All is built before anything is changed: a new number may depend on one that changes, too.
+        changes = {place: build(template, lambda output: outputs[output.index], given) for place, template in self._changes.items()}
         leaves = [build(template, lambda output: outputs[output.index], given) for template in self._result]
+        _put(around, given, changes)
+        around.accept_gradients(released)
         return tree_unflatten(leaves, self._spec)

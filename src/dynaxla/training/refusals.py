@@ -1,0 +1,58 @@
+"""What a step must not find or do, if it is to be recorded: what would come out wrong, and what cannot be put back."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..errors import CaptureError
+from .recorder import Recorder
+from .shared_memory import shared
+from .surroundings import Walk, storage_of
+from .traces import extent, geometry
+from .updates import written
+
+# What gives something else each time that it is asked, and cannot be put back.
+_SOURCES = (Iterator, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
+
+
+def refuse_sources(everything: Walk) -> None:
+    """Raises: CaptureError for something that a recording could move on."""
+    for path, kind in everything.incomparable.items():
+        owner = everything.objects.get(path.rpartition(".")[0])
+        # A decorator made by contextlib holds a generator that never runs: each call makes another.
+        if isinstance(everything.object_at(path), _SOURCES) and not isinstance(owner, contextlib.ContextDecorator):
+            hint = "give it to the step item by item"
+            raise CaptureError(f"a step can reach {path}, a {kind}, which each recording would move on", hint=hint)
+
+
+def refuse_overlapping(recorder: Recorder) -> None:
+    """AOTAutograd misses some inputs that lie in the same memory (torch 2.13: a block of rows and columns, beside the whole).
+
+    Raises: CaptureError if the step writes to one of two such tensors.
+    """
+    fakes = {path: node.meta["val"] for path, node in recorder.leaves.items()}
+    changed = {storage_of(node.meta["val"]) for item in recorder.graph.nodes for node in written(item) if "val" in node.meta}
+    found: dict[int, list[tuple[tuple[int, int], str]]] = {}
+    for path, fake in fakes.items():
+        if storage_of(fake) in changed:
+            found.setdefault(storage_of(fake), []).append((extent(geometry(fake)), path))
+    for places in found.values():
+        for (before, one), (after, other) in itertools.pairwise(sorted(places)):
+            if after[0] < before[1]:
+                raise CaptureError(f"a step writes to memory in which {one} and {other} overlap", hint="clone one of them")
+
+
+def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:
+    """A program reads and writes its tensors when the Python around them has run, and compares what Python reads before.
+
+    Raises: CaptureError if the step finds an array, bytearray or memoryview in the memory of a tensor that it computes with.
+    """
+    holders = around.holders_of_values | given.holders_of_values
+    tensors = {path: recorder.tensor_at(path) for path in recorder.leaves if path not in holders}
+    if found := shared(holders, tensors):
+        path, other = found[0]
+        raise CaptureError(f"a step finds {path} in the memory of {other}", hint="give the step a copy of one of them")

@@ -1,0 +1,29 @@
+"""Memory that a tensor shares with something that Python reads and writes without torch: a NumPy array, a bytearray, a memoryview."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..runtime import private
+
+
+def shared(holders: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
+    """The pairs (of paths) of something that holds values, and a tensor part of whose storage it may lie in."""
+    if not holders:
+        return []
+    storages = {path: memory for path, tensor in tensors.items() if (memory := _memory(tensor)) is not None}
+    arrays = {path: np.asarray(value if isinstance(value, np.ndarray) else memoryview(value)) for path, value in holders.items()}
+    return [(path, other) for path, array in arrays.items() for other, memory in storages.items() if np.may_share_memory(array, memory)]
+
+
+def _memory(tensor: torch.Tensor) -> np.ndarray[Any, Any] | None:
+    """All the bytes of a tensor's storage."""
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return None
+    with _disable_current_modes(), private.without_torch_function():
+        return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()

@@ -1,0 +1,75 @@
+"""What a recording may leave of what it meets, though neither graph nor entries of containers show it: the classes of objects; of tensors
+the attributes, the memory, and whether they require gradients."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..errors import CaptureError
+from ..runtime import private
+from .surroundings import storage_of
+
+_ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class Untouched:
+    """Tensors and other objects (by path) as they are before a recording."""
+
+    def __init__(self, tensors: Mapping[str, torch.Tensor], objects: Mapping[str, Any]) -> None:
+        self._tensors = dict(tensors)
+        self._classes = [(path, value, type(value)) for path, value in objects.items()]
+        self._flags = {path: tensor.requires_grad for path, tensor in tensors.items()}
+        self._bare = [path for path, tensor in tensors.items() if not _attributes(tensor)]
+        with _disable_current_modes(), private.without_torch_function():
+            self._data = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in _ORDINARY}
+
+    def check(self) -> None:
+        """Raises: CaptureError for what a program would not do."""
+        if path := next(self._required(), None):
+            hint = "detach what is written to it, or set requires_grad outside the step"
+            raise CaptureError(f"a step changes whether {path} requires gradients", hint=hint)
+        if path := next(self._replaced(), None):
+            raise CaptureError(f"a step replaces what {path} is", hint="copy into it (x.data.copy_(y))")
+        if found := next(self._others(), None):
+            raise CaptureError(f"a step changes the class of {found[0]}", hint="do that outside the step")
+        if path := next(self._marked(), None):
+            raise CaptureError(f"a step sets attributes of {path}, which had none")
+
+    def restore(self) -> None:
+        """Make them what they were."""
+        for path in list(self._replaced()):
+            with _disable_current_modes(), private.without_torch_function():
+                self._tensors[path].data = self._data[path]
+        for path in list(self._marked()):
+            _attributes(self._tensors[path]).clear()
+        for path in list(self._required()):
+            tensor = self._tensors[path]
+            if tensor.grad_fn is not None:
+                tensor.detach_()
+            tensor.requires_grad_(self._flags[path])
+
+        for _, value, kind in list(self._others()):
+            object.__setattr__(value, "__class__", kind)
+
+    def _others(self) -> Iterator[tuple[str, Any, type]]:
+        return (found for found in self._classes if type(found[1]) is not found[2])
+
+    def _required(self) -> Iterator[str]:
+        return (path for path, tensor in self._tensors.items() if tensor.requires_grad != self._flags[path])
+
+    def _replaced(self) -> Iterator[str]:
+        return (path for path, data in self._data.items() if storage_of(self._tensors[path]) != storage_of(data))
+
+    def _marked(self) -> Iterator[str]:
+        return (path for path in self._bare if _attributes(self._tensors[path]))
+
+
+def _attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """A tensor's attributes in Python. One that has none gets no dict by being asked."""
+    dicts = [item for item in gc.get_referents(tensor) if type(item) is dict]
+    return next((item for item in dicts if item is tensor.__dict__), {}) if dicts else {}

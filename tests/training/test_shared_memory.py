@@ -1,0 +1,149 @@
+"""Memory that a step's tensors share with what its Python reads and writes without torch: eager mode's order, recorded or lazy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import dynaxla
+from dynaxla.observe import metrics
+from dynaxla.training.shared_memory import shared
+
+
+def _array_and_tensor(kind: str) -> tuple[Any, torch.Tensor]:
+    """Both in the same memory, holding four ones."""
+    if kind == "bytearray":
+        holder = bytearray(np.ones(4, np.float32).tobytes())
+        return np.frombuffer(holder, np.float32), torch.frombuffer(holder, dtype=torch.float32)
+    if kind == "numpy's":
+        array = np.ones(4, np.float32)
+        return array, torch.from_numpy(array)
+    tensor = torch.ones(4)
+    return tensor.numpy(), tensor
+
+
+def _written_before(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+    array[0] += 1
+    return tensor * x
+
+
+def _written_between(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+    first = tensor * x
+    array[0] += 1
+    second = tensor[:2] * x
+    array[1] = 7
+    return first, second, tensor + x
+
+
+def _read_after(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+    tensor.add_(x)
+    return x * float(array[0]), float(array.sum())
+
+
+def _trained(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+    parameter = torch.nn.Parameter(tensor)
+    optimizer = torch.optim.SGD([parameter], lr=0.125)
+    (parameter * x).sum().backward()
+    optimizer.step()
+    return float(array.sum())
+
+
+def _a_view_is_written(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any:
+    tensor.view(2, 2)[1].mul_(x)
+    return array.tolist()
+
+
+USES: list[Callable[..., Any]] = [_written_before, _written_between, _read_after, _trained, _a_view_is_written]
+
+
+@pytest.mark.parametrize("lazy", [False, True], ids=["recorded if it can be", "lazy"])
+@pytest.mark.parametrize("kind", ["numpy's", "torch's", "bytearray"])
+@pytest.mark.parametrize("use", USES)
+def test_in_eager_modes_order(use: Callable[..., Any], kind: str, lazy: bool) -> None:
+    def make() -> Callable[[torch.Tensor], Any]:
+        array, tensor = _array_and_tensor(kind)
+
+        def step(x: torch.Tensor) -> Any:
+            if lazy and float(x) > 100:
+                print("large")
+            return use(array, tensor, x), tensor.clone()
+
+        return step
+
+    compiled, eager = dynaxla.compile_step(make()), make()
+    for value in (2.0, 3.0, 2.0, 5.0):
+        actual, expected = compiled(torch.tensor(value)), eager(torch.tensor(value))
+        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("get", [lambda x: x.detach().numpy(), lambda x: np.from_dlpack(x.detach()), np.asarray])
+def test_what_a_step_shows_python_itself(get: Callable[[torch.Tensor], Any]) -> None:
+    def step(x: torch.Tensor) -> Any:
+        y = x + 1
+        array = get(y)
+        first = y * 2
+        array[0] = 50
+        y.mul_(2)
+        return first, y * 3, array.copy()
+
+    compiled = dynaxla.compile_step(step)
+    for _ in range(4):
+        torch.testing.assert_close(compiled(torch.arange(3.0)), step(torch.arange(3.0)))
+
+
+def test_large_memory_is_not_copied() -> None:
+    """Torch reads it, at once."""
+    array = np.ones((5 << 20,), np.float32)
+    tensor = torch.from_numpy(array)
+
+    def step(x: torch.Tensor) -> Any:
+        if float(x) > 100:
+            print("large")
+        rows = tensor.view(5, -1).sum(1) * x
+        array[:] = 3
+        return rows + tensor[0]
+
+    compiled = dynaxla.compile_step(step)
+    for start in (1, 2, 1, 4):
+        array[:] = start
+        expected = step(torch.tensor(2.0))
+        array[:] = start
+        torch.testing.assert_close(compiled(torch.tensor(2.0)), expected)
+
+
+def test_an_array_elsewhere_is_no_reason_not_to_record() -> None:
+    array, tensor = np.ones(3, np.float32), torch.ones(3)
+
+    @dynaxla.compile_step(fullgraph=True)
+    def step(x: torch.Tensor) -> Any:
+        return tensor * x * float(array[0])
+
+    before = metrics.snapshot().get("graphs", 0)
+    assert [step(torch.tensor(2.0)).tolist() for _ in range(3)] == [[2.0] * 3] * 3
+    assert metrics.snapshot()["graphs"] == before + 1
+
+
+def test_fullgraph_names_both() -> None:
+    array, tensor = _array_and_tensor("numpy's")
+
+    @dynaxla.compile_step(fullgraph=True)
+    def step(x: torch.Tensor) -> Any:
+        array[0] = 2
+        return tensor * x
+
+    with pytest.raises(dynaxla.errors.CaptureError, match=r"array.*tensor|writes to .*array"):
+        step(torch.tensor(2.0))
+    assert array[0] == 1
+
+
+def test_pairs() -> None:
+    array = np.ones((4, 2), np.float32)
+    holders = {"rows": array[2:], "bytes": bytearray(8), "strings": np.array(["a"])}
+    tensors = {"first": torch.from_numpy(array[:2]), "other": torch.ones(4), "sparse": torch.eye(2).to_sparse(), "none": torch.ones(0)}
+    assert shared({}, tensors) == []
+    assert shared(holders, tensors) == []
+    assert shared(holders | {"all": array[::-1]}, tensors) == [("all", "first")]

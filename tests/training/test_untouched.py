@@ -1,0 +1,192 @@
+"""What a step does to tensors as objects: it happens once per call, or the step is not recorded; a recording leaves nothing behind."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import dynaxla
+from dynaxla.errors import CaptureError
+from dynaxla.training.untouched import Untouched
+
+
+def _data_replaced(model: Any, x: torch.Tensor) -> Any:
+    model.weight.data = model.weight.data * 0.5 + x
+    return model(x)
+
+
+def _data_of_a_result_replaced(model: Any, x: torch.Tensor) -> Any:
+    y = x + 1
+    y.data = torch.cat([y, y * 3])
+    return y * 2
+
+
+def _data_of_an_argument_replaced(model: Any, x: torch.Tensor) -> Any:
+    x.data = x.data * 3
+    return x * 2
+
+
+def _gradients_data_replaced(model: Any, x: torch.Tensor) -> Any:
+    model(x).sum().backward()
+    model.weight.grad.data = model.weight.grad.data + x
+    gradient = model.weight.grad.clone()
+    model.zero_grad()
+    return gradient
+
+
+def _plain_descent(model: Any, x: torch.Tensor) -> Any:
+    """As in many a tutorial."""
+    loss = model(x).square().sum()
+    loss.backward()
+    for parameter in model.parameters():
+        parameter.data = parameter.data - 0.1 * parameter.grad.data
+        parameter.grad = None
+    return loss.detach()
+
+
+def _all_parameters_replaced(model: Any, x: torch.Tensor) -> Any:
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(vector * 0.5, model.parameters())
+    return model(x)
+
+
+def _swapped(model: Any, x: torch.Tensor) -> Any:
+    y, z = x + 1, x * 5
+    torch.utils.swap_tensors(y, z)
+    return y - z
+
+
+def _counted(model: Any, x: torch.Tensor) -> Any:
+    model.weight.calls = getattr(model.weight, "calls", 0) + 1
+    return x * model.weight.calls
+
+
+def _averaged(model: Any, x: torch.Tensor) -> Any:
+    model.weight.average = getattr(model.weight, "average", 0) * 0.5 + model.weight.detach() * x
+    return model.weight.average.sum()
+
+
+def _argument_marked(model: Any, x: torch.Tensor) -> Any:
+    x.seen = getattr(x, "seen", 0) + 1
+    return x * x.seen
+
+
+def _frozen_within(model: Any, x: torch.Tensor) -> Any:
+    model.weight.requires_grad = not model.weight.requires_grad
+    return model(x)
+
+
+def _rate_halved(model: Any, x: torch.Tensor) -> Any:
+    """The learning rate depends on itself, and so does what is returned."""
+    if not hasattr(model, "optimizer"):
+        model.optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.5)
+    for group in model.optimizer.param_groups:
+        group["lr"] *= 0.5
+        group["twice"] = group["lr"] * 2
+    model(x).square().sum().backward()
+    model.optimizer.step()
+    model.optimizer.zero_grad()
+    return model.optimizer.param_groups[0]["lr"], model.optimizer.param_groups[0]["twice"]
+
+
+def _class_changed(model: Any, x: torch.Tensor) -> Any:
+    if not hasattr(model, "parametrizations"):
+        nn.utils.parametrizations.weight_norm(model)
+    return model(x).detach()
+
+
+CHANGES: list[Callable[[Any, torch.Tensor], Any]] = [
+    _data_replaced, _data_of_a_result_replaced, _data_of_an_argument_replaced, _gradients_data_replaced, _plain_descent,
+    _all_parameters_replaced, _swapped, _counted, _averaged, _argument_marked, _frozen_within,
+    _rate_halved, _class_changed,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_as_in_eager_mode(change: Callable[[Any, torch.Tensor], Any]) -> None:
+    def made() -> tuple[nn.Module, Callable[[torch.Tensor], Any]]:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        return model, lambda x: change(model, x)
+
+    (mine, step), (theirs, eager) = made(), made()
+    compiled = dynaxla.compile_step(step)
+    for offset in (0.0, 1.0, -2.0, 0.0):
+        x, other = torch.arange(3.0) + offset, torch.arange(3.0) + offset
+        torch.testing.assert_close(compiled(x), eager(other), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close([x, *mine.parameters()], [other, *theirs.parameters()])
+        torch.testing.assert_close([p.grad for p in mine.parameters()], [p.grad for p in theirs.parameters()])
+        assert [vars(p).keys() for p in mine.parameters()] == [vars(p).keys() for p in theirs.parameters()]
+
+
+# What a fake tensor would answer from memory that it has not, or from a number that it does not know.
+LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "np.from_dlpack": lambda y: np.from_dlpack(y.detach()).copy(),
+    "torch.from_dlpack": lambda y: torch.from_dlpack(y.detach()) * 2,
+    "untyped_storage": lambda y: y.untyped_storage().tolist(),
+    "is_nonzero": lambda y: torch.is_nonzero(y[0]),
+    "a method": lambda y: y[0].is_nonzero(),
+    "repr": repr,
+    "format": "{}".format,
+    "copy": lambda y: copy.copy(y) * 2,
+    "apply_": lambda y: y.clone().apply_(lambda value: value + 1),
+    "map_": lambda y: y.clone().map_(y, lambda one, other: one + other),
+    "data_ptr": lambda y: y.data_ptr() != 0,
+    "a buffer": lambda y: bytes(memoryview(y.numpy())),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+def test_looking_at_a_result(name: str) -> None:
+    def step(x: torch.Tensor) -> Any:
+        y = x + 1
+        return str(LOOKS[name](y)), y * 3
+
+    compiled = dynaxla.compile_step(step)
+    for offset in (0.0, -1.0, 1.0, -1.0):
+        (shown, result), (expected, right) = compiled(torch.arange(3.0) + offset), step(torch.arange(3.0) + offset)
+        assert shown == expected
+        torch.testing.assert_close(result, right)
+
+
+@pytest.mark.parametrize("change", [_data_replaced, _averaged, _frozen_within, _data_of_an_argument_replaced])
+def test_a_refused_step_leaves_all_as_it_was(change: Callable[[Any, torch.Tensor], Any]) -> None:
+    model, x = nn.Linear(3, 2), torch.arange(3.0)
+    before, memory = copy.deepcopy(model), [p.data_ptr() for p in model.parameters()]
+    step = dynaxla.compile_step(lambda x: change(model, x), fullgraph=True)
+    with pytest.raises(CaptureError, match=r"requires gradients|replaces what|sets attributes"):
+        step(x)
+    assert [p.data_ptr() for p in model.parameters()] == memory
+    torch.testing.assert_close([x, *model.parameters()], [torch.arange(3.0), *before.parameters()])
+    assert [(vars(p), p.requires_grad) for p in model.parameters()] == [({}, True)] * 2
+
+
+def test_each_difference_is_seen_and_put_back() -> None:
+    one, other, third, value = (torch.ones(2) for _ in range(4))
+    marked = torch.ones(2)
+    marked.known = 1  # type: ignore[attr-defined]
+    module = nn.Linear(2, 2)
+    untouched = Untouched({"one": one, "other": other, "third": third, "marked": marked}, {"module": module, "number": 1})
+    untouched.check()
+    marked.known = 2  # type: ignore[attr-defined]  # a holder's business
+    untouched.check()
+    for damage, message in (
+        (lambda: setattr(one, "data", value), "replaces what one is"),
+        (lambda: other.requires_grad_(), "whether other requires"),
+        (lambda: setattr(third, "tag", 1), "attributes of third"),
+        (lambda: setattr(module, "__class__", nn.Bilinear), "class of module"),
+    ):
+        damage()
+        with pytest.raises(CaptureError, match=message):
+            untouched.check()
+        untouched.restore()
+        untouched.check()
+    assert one.data_ptr() != value.data_ptr()
+    assert not vars(third)
+    assert type(module) is nn.Linear

@@ -155,6 +155,64 @@ def test_looking_at_a_result(name: str) -> None:
         torch.testing.assert_close(result, right)
 
 
+# What eager mode rejects, and what it takes.
+CHECKS: dict[str, tuple[Callable[[torch.Tensor], Any], type[Exception]]] = {
+    "cholesky": (lambda x: torch.linalg.cholesky(torch.diag(x)), torch.linalg.LinAlgError),
+    "a factor that nothing reads": (lambda x: (torch.linalg.cholesky(torch.diag(x)), x * 2)[1], torch.linalg.LinAlgError),
+    "inv": (lambda x: torch.linalg.inv(torch.diag(x)), torch.linalg.LinAlgError),
+    "solve": (lambda x: torch.linalg.solve(torch.diag(x), x), torch.linalg.LinAlgError),
+    "_assert_async": (lambda x: (torch._assert_async((x > 0).all()), x * 2)[1], RuntimeError),
+    "_assert_async with a message": (lambda x: (torch._assert_async((x > 0).all(), "not positive"), x * 2)[1], RuntimeError),
+}
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_what_eager_mode_rejects(name: str) -> None:
+    step, kind = CHECKS[name]
+    compiled = dynaxla.compile_step(lambda x: step(x), fullgraph=True)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(torch.tensor([2.0, 3.0])), step(torch.tensor([2.0, 3.0])))
+        with pytest.raises(kind) as expected:
+            step(torch.tensor([2.0, 0.0]))
+        with pytest.raises(kind) as raised:
+            compiled(torch.tensor([2.0, 0.0]))
+        assert str(raised.value).split(":")[0] == str(expected.value).split(":")[0]  # the number of the element is not said
+
+
+def test_an_op_that_gives_nothing() -> None:
+    """What it does happens once per call."""
+    seen: list[float] = []
+
+    @torch.library.custom_op("test_untouched::log", mutates_args=())
+    def log(x: torch.Tensor) -> None:
+        seen.append(float(x.sum()))
+
+    log.register_fake(lambda x: None)
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        log(y)
+        return y + 1
+
+    assert [step(torch.tensor(float(value))).item() for value in range(4)] == [1, 3, 5, 7]
+    assert seen == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda y: type(y) is torch.Tensor,
+        lambda y: type(y) in (torch.Tensor, torch.nn.Parameter),
+        lambda y: y.__class__ == torch.Tensor,
+        lambda y: {torch.Tensor: True}.get(type(y), False),
+    ],
+)
+def test_comparing_classes(ask: Callable[[torch.Tensor], bool]) -> None:
+    compiled = dynaxla.compile_step(lambda x: x * 2 if ask(x + 1) else x * 3)
+    assert [compiled(torch.tensor(float(value))).item() for value in range(4)] == [0, 2, 4, 6]
+
+
 @pytest.mark.parametrize("change", [_data_replaced, _averaged, _frozen_within, _data_of_an_argument_replaced])
 def test_a_refused_step_leaves_all_as_it_was(change: Callable[[Any, torch.Tensor], Any]) -> None:
     model, x = nn.Linear(3, 2), torch.arange(3.0)

@@ -142,6 +142,8 @@ class Recorder:
             raise CaptureError("a step draws random numbers from a torch.Generator of its own", op=str(op), hint="use torch.manual_seed")
         if op is aten.lift_fresh.default and not isinstance(args[0], FakeTensor):
             return args[0] if self._view_of(args[0]) is not None else self._constant(args[0])
+        if op is aten._assert_async.default:  # AOTAutograd takes it for dead code (torch 2.13)
+            op, args = aten._assert_async.msg, (*args, "Expected Tensor with single nonzero value, but got zero")
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
         if op is aten.pow.Scalar and _in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
             # Eager mode computes decay ** step count with Python's numbers; 1 - 0.999 ** 1 has but three digits in float32.
@@ -152,7 +154,11 @@ class Recorder:
             return self._draw(op, faked_args, faked_kwargs, result)
         if not op._schema.is_mutable:
             result = _distinct(result)
-        if not op._schema.is_mutable and not any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0]):
+        gives_nothing = not op._schema.returns and not op._schema.is_mutable
+        if gives_nothing and op.namespace != "aten":
+            hint = "call it outside the step, or leave fullgraph out"
+            raise CaptureError(f"a step calls {op}, which gives nothing: what it does instead is not known", op=str(op), hint=hint)
+        if not (op._schema.is_mutable or gives_nothing or any(isinstance(item, torch.Tensor) for item in tree_flatten(result)[0])):
             return result  # a question, such as on which device a tensor is
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
         node = self.graph.call_function(op, *inputs)

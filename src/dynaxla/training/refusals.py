@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..errors import CaptureError
+from .names import codes, names_of
 from .recorder import Recorder
 from .shared_memory import shared
 from .surroundings import Walk, storage_of
 from .traces import extent, geometry
+from .trust import is_trusted_namespace
 from .updates import written
 
 # What gives something else each time that it is asked, and cannot be put back.
@@ -56,3 +60,16 @@ def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:
     if found := shared(holders, tensors):
         path, other = found[0]
         raise CaptureError(f"a step finds {path} in the memory of {other}", hint="give the step a copy of one of them")
+
+
+def refuse_comparing_classes(executed: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> None:
+    """The tensors of a recording are no plain `torch.Tensor`: `type(x) is torch.Tensor` would be false.
+
+    executed: code, with the globals that it ran in. Raises: CaptureError for code that asks for classes and names that one.
+    """
+    for code, places in executed.items():
+        names = names_of(code)
+        asks = "type" in names.read or any("__class__" in part.co_names for part in codes(code))
+        if asks and "Tensor" in names.all and not all(map(is_trusted_namespace, places)):
+            where = f"{code.co_filename}:{code.co_firstlineno}, in {code.co_qualname}"
+            raise CaptureError("a step compares a class with torch.Tensor", where=where, hint="use isinstance(x, torch.Tensor)")

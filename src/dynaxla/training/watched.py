@@ -25,7 +25,7 @@ from .observation import observe
 from .parts import Part
 from .recorder import HANDLERS, Recorder
 from .recordings import Output, Recording, build, known_of
-from .refusals import refuse_overlapping, refuse_shared_memory, refuse_sources
+from .refusals import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .scalars import Compared, Place, TracedFloat
 from .shadows import compiling, other_groups
 from .shared_memory import shared
@@ -293,6 +293,7 @@ class Watched:
         result, observation = observe(self._function, args, kwargs, refuse=True, ignore=HANDLERS)
         if not observation.is_pure:
             raise CaptureError(f"a step does what a program would not: {next(iter(observation.effects), 'it changes settings of torch')}")
+        refuse_comparing_classes(observation.codes)
         if self._widen(observation.codes):
             raise _Wider
         return result

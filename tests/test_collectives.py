@@ -10,6 +10,7 @@ import collectives
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from patience import PATIENCE
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -21,7 +22,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each process raised, by case."""
     folder: Path = tmp_path_factory.mktemp("group")
     processes = multiprocessing.spawn(collectives.run, (str(folder / "rendezvous"), str(folder / "results")), collectives.WORLD, join=False)
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE
     try:
         while not processes.join(timeout=10):
             assert time.monotonic() < deadline, "a process waits for the other one"

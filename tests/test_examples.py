@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from patience import PATIENCE
+
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=600)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import FOR_A_CHILD, PATIENCE
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -22,7 +23,7 @@ def run(child):
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
-        faulthandler.dump_traceback_later(60, exit=True)
+        faulthandler.dump_traceback_later({patience}, exit=True)
         child()
         sys.exit(0)  # an ordinary end, which frees what there is
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
@@ -32,8 +33,8 @@ def run(child):
 def run_script(script: str, threads: int = 1) -> tuple[str, str]:
     """What a program of its own prints to either stream."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    code = _BEGIN.replace("{threads}", str(threads)) + script
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=150)
+    code = _BEGIN.replace("{threads}", str(threads)).replace("{patience}", str(FOR_A_CHILD)) + script
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout, done.stderr
 
@@ -185,10 +186,10 @@ class Data(torch.utils.data.Dataset):
 def square(number):
     return torch.compile(lambda x: x * x, backend="dynaxla")(torch.tensor(float(number))).item()
 
-found = torch.cat(list(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1, multiprocessing_context="fork", timeout=60)))
+found = torch.cat(list(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1, multiprocessing_context="fork", timeout=600)))
 assert torch.allclose(found, torch.stack([((x + index) * 2).tanh().sum(-1) for index in range(8)]), atol=1e-4)
 with multiprocessing.get_context("fork").Pool(2) as pool:
-    assert pool.map_async(square, range(4)).get(60) == [0.0, 1.0, 4.0, 9.0]
+    assert pool.map_async(square, range(4)).get(600) == [0.0, 1.0, 4.0, 9.0]
 print("done")
 """,
         threads=2,

@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from compare import assert_equal
+from patience import PATIENCE
 from torch import nn
 
 from dynaxla.observe import metrics
@@ -84,7 +85,7 @@ print(torch._dynamo.utils.counters["stats"]["unique_graphs"], metrics.snapshot()
 def test_data_loader_with_a_short_last_batch(workers: int) -> None:
     """In a process of its own: JAX warns at every fork once anybody has started its clients, which dynaxla never does."""
     command = [sys.executable, "-W", "error::RuntimeWarning", "-c", LOADER, str(workers)]
-    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
     assert result.stdout.split() == ["2", "3"], "Dynamo graphs; executables: 8, and under the dynamic graph 6 and 8"
     assert result.stderr == ""
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from patience import PATIENCE
 
 import dynaxla
 from dynaxla.runtime import private
@@ -53,6 +54,6 @@ try:
 except UnsupportedVersion as error:
     print(error.message)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert "_AutoDispatchBelowAutograd, which dynaxla needs" in done.stdout

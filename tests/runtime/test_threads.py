@@ -9,6 +9,7 @@ import sys
 import pytest
 import torch
 from jax._src import xla_bridge
+from patience import PATIENCE
 
 from dynaxla.runtime import clients
 
@@ -27,10 +28,10 @@ def test_each_number_of_threads_has_a_client() -> None:
     assert "PJRT_NPROC" not in os.environ
 
 
-def run_script(script: str, seconds: int = 120) -> str:
+def run_script(script: str) -> str:
     """What a program of its own prints."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=seconds)
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 

@@ -15,7 +15,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     torch.set_num_threads(1)
     faulthandler.enable()
-    faulthandler.dump_traceback_later(options.seconds + 400, exit=True)  # it hangs
+    faulthandler.dump_traceback_later(options.seconds + 700, exit=True)  # it hangs
     report = runner.run(options.seconds, options.threads, options.seed, options.backend)
     faulthandler.cancel_dump_traceback_later()
     print(f"{sum(report.counts.values())} jobs: " + ", ".join(f"{count} {name}" for name, count in report.counts.most_common()))

@@ -48,6 +48,12 @@ def test_other_strides_are_copied() -> None:
     assert tensor.tolist() == [[0, 2, 4], [1, 3, 5]]
 
 
+def test_what_has_no_bytes_may_grow() -> None:
+    tensor, _ = hollow.make((0,), (1,), torch.float32, torch.device("cpu"), 0)
+    torch.mul(torch.ones(3), 2, out=tensor)
+    assert tensor.tolist() == [2, 2, 2]
+
+
 def test_its_address_is_not_told() -> None:
     tensor, reference = hollow.make((3,), (1,), torch.float32, torch.device("cpu"), 12)
     with pytest.raises(RuntimeError, match="data pointer"):

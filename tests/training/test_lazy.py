@@ -601,6 +601,25 @@ def in_half() -> tuple[World, Step]:
 
 
 @case
+def fills_and_conjugates() -> tuple[World, Step]:
+    """Results in tensors that grow for them, and writes through conjugates."""
+    here = world()
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        here.log.append(x.sum().item())
+        product = torch.empty(0)
+        torch.mul(x, 2, out=product)
+        number = torch.complex(x, x)
+        mirrored = number.conj()
+        mirrored.mul_(2)
+        turned = torch.complex(x, x + 1).conj()
+        turned.mul_(3)
+        return [product, number, mirrored, turned.imag.clone()]
+
+    return here, step
+
+
+@case
 def spectral() -> tuple[World, Step]:
     torch.manual_seed(0)
     model = nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(nn.Linear(6, 8)), nn.Tanh(), nn.Linear(8, 4))

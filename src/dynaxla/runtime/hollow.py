@@ -22,10 +22,14 @@ _SWAPS = private.SWAPS_MEMORY
 def make(
     shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, nbytes: int
 ) -> tuple[torch.Tensor, StorageWeakRef]:
-    """A tensor without memory, and a reference to its storage that does not keep it alive. nbytes: of the storage."""
-    storage = private.storage_without_memory(device, nbytes) if _SWAPS else torch.UntypedStorage(nbytes, device=device)
+    """A tensor without memory, and a reference to its storage that does not keep it alive.
+
+    nbytes: of the storage. One of no bytes lacks nothing, and can be resized, as what an op is to write its result to (`out`).
+    """
+    lacks = _SWAPS and nbytes > 0
+    storage = private.storage_without_memory(device, nbytes) if lacks else torch.UntypedStorage(nbytes, device=device)
     tensor = torch.empty(0, dtype=dtype, device=device).set_(storage, 0, shape, stride)
-    if _SWAPS:
+    if lacks:
         private.refuse_address(tensor)  # until the storage gets memory
     return tensor, StorageWeakRef(storage)
 

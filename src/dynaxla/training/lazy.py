@@ -238,10 +238,12 @@ class Session(TorchDispatchMode):
         numbers: list[float] = []
         kinds = number_arguments(op)
         self._check_devices(args, kwargs)
-        if self._foreign and any(storage_id(tensor) in self._foreign for tensor in written_by(op, args, kwargs)):
-            raise _Outside
         for tensor in tensors_in((args, kwargs)):
             if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+                raise _Outside
+        for tensor in written_by(op, args, kwargs):
+            # AOTAutograd gives a value that was written to through its conjugate back as a conjugate, or fails (torch 2.13).
+            if storage_id(tensor) in self._foreign or tensor.is_conj():
                 raise _Outside
         if op._schema.name.startswith("aten::_scaled_dot_product") and drops(op, args, kwargs):
             raise _Outside

@@ -39,6 +39,8 @@ def predict(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Se
             result = op(*fake_args, **fake_kwargs)
     except Exception as error:  # torch's own kernel says what is wrong, if anything is
         raise Unpredictable from error
+    if any(fakes[id(tensor)].shape != tensor.shape for tensor in tensors):
+        raise Unpredictable  # what is given as `out` gets another size
     count = 0
     new: dict[int, torch.Tensor] = {}
 

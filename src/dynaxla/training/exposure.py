@@ -16,12 +16,13 @@ def methods(*names: str) -> frozenset[Any]:
 
 
 # Ways by which Python gets at a tensor's memory without asking the dispatcher.
-EXPOSES = methods(
-    "numpy", "__array__", "tolist", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage", "__reduce_ex__",
-    "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared", "apply_", "map_", "map2_", "pin_memory", "__setstate__",
-)  # fmt: skip
+_ADDRESSES = methods("data_ptr", "const_data_ptr", "mutable_data_ptr") | {torch.Tensor.__cuda_array_interface__.__get__}
 # Those that give the memory itself, and not what it holds now.
-_GIVES = methods("numpy", "__array__", "__dlpack__", "data_ptr", "untyped_storage", "storage", "_typed_storage")
+_GIVES = _ADDRESSES | methods("numpy", "__array__", "__dlpack__", "untyped_storage", "storage", "_typed_storage")
+EXPOSES = _GIVES | methods(
+    "tolist", "__reduce_ex__", "__deepcopy__", "__repr__", "__format__", "share_memory_", "is_shared", "apply_", "map_", "map2_",
+    "pin_memory", "__setstate__",
+)  # fmt: skip
 
 
 class Exposure(TorchFunctionMode):

@@ -59,7 +59,7 @@ ELSEWHERE = {
         training/recorder training/recordings training/scalars training/shadows training/watched
         training/torch_state""",
     "training/test_checkpointed_steps.py": "training/draws",
-    "training/test_lazy.py": "training/exposure training/kinds training/likenesses training/parts training/traces",
+    "training/test_lazy.py": "training/parts training/traces",
     "training/test_observation.py": "training/names training/purity",
     "training/test_surroundings.py": "training/contents training/holders training/visiting training/watching",
 }

@@ -130,11 +130,11 @@ def _scaled(x: torch.Tensor, factor: Any) -> torch.Tensor:
 
 def _operand(x: torch.Tensor, other: Any, alpha: Any = 1) -> Any:
     """alpha * other, where both may be traced."""
-    if isinstance(other, torch.Tensor) and not isinstance(alpha, torch.Tensor) and alpha == 1:
-        return other if other.dim() or other.dtype != torch.float64 else _like(other, x)
-    if isinstance(other, torch.Tensor):
-        return _scaled(other, alpha)
-    return _like(alpha, x) * other
+    if isinstance(alpha, torch.Tensor):
+        return _scaled(other, alpha) if isinstance(other, torch.Tensor) else _like(alpha, x) * other
+    if isinstance(other, torch.Tensor) and not other.dim() and other.dtype == torch.float64:
+        other = _like(other, x)
+    return other if alpha == 1 else other * alpha
 
 
 def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -143,8 +143,8 @@ def _lerp(x: torch.Tensor, end: torch.Tensor, weight: torch.Tensor) -> torch.Ten
 
 # name of an op -> a function of the same arguments, where traced numbers are float64 tensors without dimensions.
 _RULES: dict[str, Callable[..., torch.Tensor]] = {
-    "add": lambda x, other, *, alpha=1: x + _operand(x, other, alpha),
-    "sub": lambda x, other, *, alpha=1: x - _operand(x, other, alpha),
+    "add": lambda x, other, alpha=1: x + _operand(x, other, alpha),
+    "sub": lambda x, other, alpha=1: x - _operand(x, other, alpha),
     "rsub": lambda x, other, alpha=1: _operand(x, other) - _scaled(x, alpha),
     "mul": lambda x, other: x * _operand(x, other),
     "div": lambda x, other: x / _operand(x, other),

@@ -56,10 +56,7 @@ ELSEWHERE = {
     "training/test_fused_steps.py": "lowering/ops/fused_optimizers",
     # A step is recorded or lazy; nobody sees the parts but in what it does.
     "training/test_step.py": """
-        training/recorder training/recordings training/scalars training/shadows training/watched
-        training/torch_state""",
-    "training/test_checkpointed_steps.py": "training/draws",
-    "training/test_lazy.py": "training/parts training/traces",
+        training/recorder training/recordings training/watched""",
     "training/test_observation.py": "training/names training/purity",
     "training/test_surroundings.py": "training/contents training/holders training/visiting training/watching",
 }

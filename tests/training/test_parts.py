@@ -1,0 +1,92 @@
+"""A part runs a graph that may write to its inputs; torch does an update that nothing reads, and two parts may share a program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, Node
+
+from dynaxla.config import Options
+from dynaxla.observe import metrics
+from dynaxla.training.parts import Part
+from dynaxla.training.scalars import mark_number, rule
+
+aten = torch.ops.aten
+
+
+def part_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) -> Part:
+    """A graph by hand. build: gets the graph and its inputs, and gives the outputs."""
+    graph = Graph()
+    placeholders = [graph.placeholder(f"x{index}") for index in range(len(values))]
+    with FakeTensorMode() as mode:
+        for node, value in zip(placeholders, values, strict=True):
+            if isinstance(value, float):
+                mark_number(node)
+            node.meta["val"] = mode.from_tensor(torch.as_tensor(value))
+    outputs = build(graph, *placeholders)
+    for node in graph.nodes:
+        if node.op == "call_function":
+            node.meta["val"] = placeholders[0].meta["val"]
+    return Part(graph, placeholders, outputs, {}, range(len(outputs)))
+
+
+def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
+    product = graph.call_function(rule(aten.mul.Tensor), (x, number))
+    graph.call_function(aten.add_.Tensor, (x, 1))
+    return [product, product]
+
+
+@pytest.mark.parametrize("way", ["compiled", "interpreted"])
+def test_a_graph_that_writes(way: str) -> None:
+    x, unread = torch.ones(3), torch.ones(4)
+    part = part_of(doubled, x, unread, 2.0)
+    assert part.read == [0, 2]
+    if way == "compiled":
+        part.compile(Options(), [x, unread, 2.0])
+    else:
+        part.interpret()
+    for number in (2.0, 5.0):
+        before = x.clone()
+        one, two = part.run([x, None, number])
+        assert one.tolist() == two.tolist() == (before * number).tolist()
+        assert torch.equal(x, before + 1)
+
+
+def test_parts_of_one_program() -> None:
+    x = torch.ones(3)
+    parts = [part_of(lambda graph, x, y: [graph.call_function(aten.mul.Tensor, (x, y))], x, x.clone()) for _ in range(3)]
+    first, same, aliased = parts
+    first.compile(Options(), [x, x.clone()])
+    first.run([x, x.clone()])
+    before = metrics.snapshot().get("compile", 0)
+    same.describe([x + 1, x])
+    assert same.share(first)
+    assert same.run([x, x * 3])[0].tolist() == [3, 3, 3]
+    aliased.describe([x, x])
+    assert not aliased.share(first), "two inputs in one memory are another program"
+    other = part_of(lambda graph, x, y: [graph.call_function(aten.add.Tensor, (x, y))], x, x.clone())
+    other.describe([x, x.clone()])
+    assert not other.share(first)
+    assert metrics.snapshot().get("compile", 0) == before
+
+
+def test_constants_are_compared() -> None:
+    def with_constant(value: float) -> Part:
+        graph = Graph()
+        x = graph.placeholder("x")
+        with FakeTensorMode() as mode:
+            x.meta["val"] = mode.from_tensor(torch.ones(2))
+        constant = graph.get_attr("constant")
+        product = graph.call_function(aten.mul.Tensor, (x, constant))
+        constant.meta["val"] = product.meta["val"] = x.meta["val"]
+        return Part(graph, [x], [product], {"constant": torch.full((2,), value)})
+
+    one, same, other = with_constant(1.0), with_constant(1.0), with_constant(2.0)
+    for part in (one, same, other):
+        part.describe([torch.ones(2)])
+    one.interpret()
+    assert same.share(one)
+    assert not other.share(one)

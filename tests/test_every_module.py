@@ -31,17 +31,13 @@ ELSEWHERE = {
         lowering/settings""",
     "capture/test_inputs.py": "engine/xla engine/executable engine/retrace",
     "capture/test_freeze.py": "engine/compositions",
-    "lowering/test_platforms.py": "lowering/eager",
     "lowering/ops/test_random.py": "lowering/random_keys",
     "lowering/test_fallback.py": "capture/split",
-    "capture/test_between.py": "lowering/asynchronous",
     "capture/test_checkpointing.py": "lowering/keyed",
-    "capture/test_packing.py": "lowering/cpu/weight_orders lowering/ops/packed runtime/affinity",
+    "capture/test_packing.py": "lowering/ops/packed runtime/affinity",
     # Forms are compared with each other, whatever they are built on.
-    "lowering/test_forms.py": "lowering/cpu/onednn lowering/cpu/torch_kernels lowering/epilogue",
-    "lowering/cpu/test_transposes.py": "lowering/cpu/channels_last lowering/memory_order",
-    "lowering/cpu/test_in_memory.py": "lowering/cpu/shared_values",
-    "lowering/cpu/test_halves.py": "lowering/cpu/evaluation",
+    "lowering/test_forms.py": "lowering/epilogue",
+    "lowering/cpu/test_transposes.py": "lowering/memory_order",
     "lowering/ops/test_bounds.py": "lowering/checks lowering/context lowering/ops/assertions",
     # What an op's lowering is made of is tested with the op.
     "lowering/ops/test_elementwise.py": """
@@ -50,7 +46,7 @@ ELSEWHERE = {
     "lowering/ops/test_shape.py": "lowering/ops/padding lowering/ops/sizes lowering/ops/strided",
     "lowering/ops/test_normalization.py": "lowering/ops/batch_norm lowering/ops/moments",
     "lowering/ops/test_pooling.py": """
-        lowering/cpu/window_maxima lowering/ops/average_pooling lowering/ops/max_pooling lowering/ops/windows lowering/pool_windows""",
+        lowering/ops/average_pooling lowering/ops/max_pooling lowering/ops/windows lowering/pool_windows""",
     "lowering/ops/test_margin_losses.py": "lowering/ops/losses",
     "lowering/ops/test_attention.py": "lowering/ops/transformer",
     "training/test_fused_steps.py": "lowering/ops/fused_optimizers",

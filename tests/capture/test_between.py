@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed._functional_collectives
-import torch.distributed._symmetric_memory
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import Graph, GraphModule, Node
+from hand_made import Builder, begin_sum
 
 import dynaxla
 from dynaxla.capture.aten_graph import AtenGraph
@@ -17,46 +15,10 @@ from dynaxla.capture.between import ASYNCHRONOUS, NO_ARRAY, ON_VALUES, WRITES, b
 from dynaxla.config import Options
 from dynaxla.engine.compositions import engine_for
 from dynaxla.lowering import Context
-from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
 from dynaxla.lowering.fallback import call_kernel
 from dynaxla.observe import coverage
 
 aten = torch.ops.aten
-
-
-@torch.library.custom_op("dynaxla_test::begin_sum", mutates_args=())
-def begin_sum(x: torch.Tensor) -> torch.Tensor:
-    """As a library's own collective: the result is there once it has been waited for."""
-    return x.clone()
-
-
-begin_sum.register_fake(torch.empty_like)
-
-
-class Builder:
-    """A graph by hand. Every result looks like the first input."""
-
-    def __init__(self) -> None:
-        self.graph = Graph()
-        self.mode = FakeTensorMode()
-
-    def input(self, *shape: int) -> Node:
-        node = self.graph.placeholder(f"x{len(self.graph.nodes)}")
-        node.meta["val"] = self.fake(*shape)
-        return node
-
-    def call(self, op: Any, *args: Any, value: Any = None) -> Node:
-        node = self.graph.call_function(op, args)
-        node.meta["val"] = self.fake(3) if value is None else value
-        return node
-
-    def fake(self, *shape: int) -> torch.Tensor:
-        with self.mode:
-            return torch.empty(shape)
-
-    def module(self, *outputs: Node) -> GraphModule:
-        self.graph.output(outputs)
-        return GraphModule(torch.nn.Module(), self.graph)
 
 
 def test_what_a_wait_reads() -> None:
@@ -65,50 +27,6 @@ def test_what_a_wait_reads() -> None:
     waited = build.call(torch.ops._c10d_functional.wait_tensor.default, begun)
     plain = build.call(begin_sum._opoverload, waited)
     assert between_programs(build.module(plain)) == {begun: ASYNCHRONOUS, waited: ASYNCHRONOUS}
-
-
-@pytest.mark.parametrize(
-    "op",
-    [
-        torch.ops.c10d.allreduce_.default,
-        torch.ops.symm_mem.one_shot_all_reduce.default,
-        torch.ops._c10d_functional.isend.default,
-        torch.ops._dtensor.shard_dim_alltoall.default,
-        torch.ops.quantized.linear_prepack.default,  # it returns an object of a class
-        aten.record_stream.default,
-    ],
-    ids=str,
-)
-def test_ops_known_by_namespace_or_schema(op: Any) -> None:
-    build = Builder()
-    node = build.call(op, build.input(3))
-    assert is_asynchronous(node)
-    assert is_asynchronous(build.call(torch.ops.higher_order.with_effects, build.input(0), op, node))
-
-
-def test_all_collectives_are_known() -> None:
-    for schema in torch._C._jit_get_all_schemas():
-        namespace, _, name = schema.name.partition("::")
-        if namespace in NAMESPACES:
-            op = getattr(getattr(getattr(torch.ops, namespace), name), schema.overload_name or "default")
-            assert is_asynchronous(Builder().call(op)), op
-
-
-def test_objects_among_the_values() -> None:
-    build = Builder()
-    assert is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1, value=torch.futures.Future()))
-    holder = build.graph.placeholder("work")
-    holder.meta["val"] = torch.futures.Future()
-    assert is_asynchronous(build.call(begin_sum._opoverload, holder))
-    assert not is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1))
-
-
-@pytest.mark.parametrize(
-    "op", [aten.rand.generator, aten.uniform_.default, aten.sort.default, aten.item.default, aten._print.default], ids=str
-)
-def test_ordinary_ops(op: Any) -> None:
-    build = Builder()
-    assert not is_asynchronous(build.call(op, build.input(3)))
 
 
 def test_the_other_reasons() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import threading
 import time
@@ -10,8 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from compare import assert_equal
@@ -21,7 +18,6 @@ from torch.nn import functional as F
 
 from dynaxla.errors import LoweringError
 from dynaxla.lowering.cpu import onednn, weight_orders
-from dynaxla.lowering.dtypes import to_jax
 from dynaxla.runtime import private
 
 pytestmark = pytest.mark.skipif(
@@ -201,34 +197,3 @@ def test_forms_are_obeyed(tmp_path: Path) -> None:
     x = torch.randn(2, 64, 5, 5)
     assert_equal(frozen(net, tmp_path, forms={"convolution": "xla", "contraction": "xla"})(x), net(x), tolerance=TOLERANCE[torch.float32])
     assert packed(tmp_path) == 0
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_order_is_packed_as_described(dtype: torch.dtype) -> None:
-    """Element by element: block after block, with zeros where a block is not full."""
-    for candidates, shape in ((weight_orders._of_matrices, (5, 70)), (weight_orders._of_kernels, (20, 5, 2, 3))):
-        for order in candidates(to_jax(dtype)):
-            weight = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
-            found = np.asarray(order.pack(jnp.asarray(weight)))
-            full = order.shape(shape)
-            block = _blocks(order, len(shape))
-            outer = [range(full[dim] // block[dim]) for dim in order.dims]
-            inner = [range(size) for size in order.sizes]
-            wanted = []
-            for place in itertools.product(*outer, *inner):
-                index = [0] * len(shape)
-                for dim, step in zip(order.dims, place, strict=False):
-                    index[dim] = step
-                for dim, size, step in zip(order.blocked, order.sizes, place[len(shape) :], strict=True):
-                    index[dim] = index[dim] * size + step
-                wanted.append(weight[tuple(index)] if all(at < size for at, size in zip(index, shape, strict=True)) else 0)
-            np.testing.assert_array_equal(found[: -weight_orders.SLACK], wanted)
-            assert not found[-weight_orders.SLACK :].any()
-            assert found.size == order.length(shape)
-
-
-def _blocks(order: weight_orders.Packing, rank: int) -> list[int]:
-    sizes = [1] * rank
-    for dim, size in zip(order.blocked, order.sizes, strict=True):
-        sizes[dim] *= size
-    return sizes

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from compare import assert_equal
@@ -300,12 +299,6 @@ def test_attention(form: str, heads_inside: bool) -> None:
         F.scaled_dot_product_attention(*views),
         tolerance=(1e-5, 1e-5),
     )
-
-
-def test_what_onednn_takes() -> None:
-    assert onednn.takes(np.dtype(np.float32)) == onednn.is_available()
-    assert not onednn.takes(np.dtype(np.float64))
-    assert not onednn.takes(np.dtype(np.int32))
 
 
 @pytest.mark.parametrize("form", ["onednn", "xla"])

@@ -1,0 +1,49 @@
+"""How activations lie between convolutions, and how a node's argument lies in the program."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import pytest
+import torch
+from hand_made import Builder
+from torch.fx import Node
+
+from dynaxla.lowering import Context
+from dynaxla.lowering.cpu.channels_last import channels_first, channels_last, order_between_convolutions, order_in_program
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5, 6)])
+def test_there_and_back(shape: tuple[int, ...]) -> None:
+    x = jnp.arange(float(torch.Size(shape).numel())).reshape(shape)
+    moved = channels_last(x)
+    assert moved.shape == (shape[0], *shape[2:], shape[1])
+    assert (channels_first(moved) == x).all()
+    order = order_between_convolutions(len(shape), "cpu")
+    assert order is not None
+    assert moved.shape == tuple(shape[dim] for dim in order)
+    assert order_between_convolutions(len(shape), "cuda") is None
+
+
+def order_of(node: Node, build: Builder) -> tuple[int, ...]:
+    ctx = Context("cpu")
+    ctx.node = build.call(aten.relu.default, node)
+    return order_in_program(ctx)
+
+
+def test_what_comes_between_follows() -> None:
+    """An input lies as the caller has it, a convolution leaves channels last, and the first operand of that rank decides."""
+    build = Builder()
+    plain, last = build.input(2, 3, 4, 5), build.input(2, 3, 4, 5)
+    last.meta["val"] = build.fake(2, 4, 5, 3).permute(0, 3, 1, 2)
+    scale = build.input(3)
+    convolved = build.call(aten.convolution.default, plain, scale, value=build.fake(2, 3, 4, 5))
+    row_major, channels = (0, 1, 2, 3), (0, 2, 3, 1)
+    for source, wanted in ((plain, row_major), (last, channels), (convolved, channels)):
+        assert order_of(source, build) == wanted
+        several = build.call(aten.native_batch_norm.default, scale, source, value=(build.fake(2, 3, 4, 5), build.fake(3)))
+        first = build.call(aten.alias.default, several, value=build.fake(2, 3, 4, 5))
+        assert order_of(first, build) == wanted
+    made = build.call(aten.expand.default, scale, value=build.fake(2, 3, 4, 5))
+    assert order_of(made, build) == row_major

@@ -1,0 +1,35 @@
+"""A value is shared where one of its readers needs it in memory and another would have it computed again."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hand_made import Builder
+from torch.fx import Node
+
+from dynaxla.lowering.cpu.shared_values import shared_values
+
+aten = torch.ops.aten
+
+
+def product(build: Builder, node: Node) -> Node:
+    return build.call(aten.mm.default, node, node)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_which_values(platform: str) -> None:
+    build = Builder()
+    x = build.input(3, 3)
+    names = ("both", "only products", "only sums", "returned", "by a view")
+    values = {name: build.call(aten.relu.default, x) for name in names}
+    more = build.call(aten.relu.default, x)
+    outputs = [product(build, values["both"]), build.call(aten.neg.default, values["both"])]
+    outputs += [product(build, values["only products"]) for _ in range(2)]
+    outputs += [build.call(aten.neg.default, values["only sums"]) for _ in range(2)]
+    outputs += [values["returned"], build.call(aten.neg.default, values["returned"])]
+    view = build.call(aten.t.default, values["by a view"])
+    outputs += [product(build, view), build.call(aten.neg.default, values["by a view"])]
+    outputs += [product(build, build.call(aten.add.Tensor, more, x))]  # an input is in memory, and `more` has one reader
+    graph = build.module(*outputs).graph
+    wanted = {values["both"], values["returned"], values["by a view"]} if platform == "cpu" else set()
+    assert shared_values(graph, platform) == wanted

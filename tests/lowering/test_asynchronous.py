@@ -1,0 +1,59 @@
+"""Ops that no program can hold, nor a fallback, are known by namespace, schema, or what they take and give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed._functional_collectives
+import torch.distributed._symmetric_memory
+from hand_made import Builder, begin_sum
+
+from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        torch.ops.c10d.allreduce_.default,
+        torch.ops.symm_mem.one_shot_all_reduce.default,
+        torch.ops._c10d_functional.isend.default,
+        torch.ops._dtensor.shard_dim_alltoall.default,
+        torch.ops.quantized.linear_prepack.default,  # it returns an object of a class
+        aten.record_stream.default,
+    ],
+    ids=str,
+)
+def test_ops_known_by_namespace_or_schema(op: Any) -> None:
+    build = Builder()
+    node = build.call(op, build.input(3))
+    assert is_asynchronous(node)
+    assert is_asynchronous(build.call(torch.ops.higher_order.with_effects, build.input(0), op, node))
+
+
+def test_all_collectives_are_known() -> None:
+    for schema in torch._C._jit_get_all_schemas():
+        namespace, _, name = schema.name.partition("::")
+        if namespace in NAMESPACES:
+            op = getattr(getattr(getattr(torch.ops, namespace), name), schema.overload_name or "default")
+            assert is_asynchronous(Builder().call(op)), op
+
+
+def test_objects_among_the_values() -> None:
+    build = Builder()
+    assert is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1, value=torch.futures.Future()))
+    holder = build.graph.placeholder("work")
+    holder.meta["val"] = torch.futures.Future()
+    assert is_asynchronous(build.call(begin_sum._opoverload, holder))
+    assert not is_asynchronous(build.call(aten.add.Tensor, build.input(3), 1))
+
+
+@pytest.mark.parametrize(
+    "op", [aten.rand.generator, aten.uniform_.default, aten.sort.default, aten.item.default, aten._print.default], ids=str
+)
+def test_ordinary_ops(op: Any) -> None:
+    build = Builder()
+    assert not is_asynchronous(build.call(op, build.input(3)))

@@ -19,11 +19,12 @@ begin_sum.register_fake(torch.empty_like)
 
 
 class Builder:
-    """A graph by hand. Every result looks like the first input."""
+    """A graph by hand. Every result looks like a vector of three, if nothing else is said. root: what holds its constants."""
 
     def __init__(self) -> None:
         self.graph = Graph()
         self.mode = FakeTensorMode()
+        self.root = torch.nn.Module()
 
     def input(self, *shape: int) -> Node:
         node = self.graph.placeholder(f"x{len(self.graph.nodes)}")
@@ -41,4 +42,4 @@ class Builder:
 
     def module(self, *outputs: Node) -> GraphModule:
         self.graph.output(outputs)
-        return GraphModule(torch.nn.Module(), self.graph)
+        return GraphModule(self.root, self.graph)

@@ -14,6 +14,7 @@ import torch
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import coverage
@@ -344,15 +345,14 @@ def _constant_step(module: GraphModule, node: Node) -> _Step:
 
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
-    from torch.utils._python_dispatch import _disable_current_modes
-
     with _disable_current_modes():
-        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+        # A copy, as what has one element and is contiguous need not have a stride of 1.
+        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
         target = dtypes.to_jax(tensor.dtype)
         if tensor.numel() == 0:
             return np.zeros(tuple(tensor.shape), target)
         flat = tensor.reshape(-1).view(torch.uint8).numpy().view(target)
-        return flat.reshape(tuple(tensor.shape)).copy()
+        return flat.reshape(tuple(tensor.shape))
 
 
 def _substitute(arg: Any, values: dict[Node, Any]) -> Any:

@@ -1,0 +1,140 @@
+"""The interpreter runs what is wanted and what acts, compares each result with torch's, and says which op of which line is at fault."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+import torch
+from hand_made import Builder
+from jax import Array
+from torch.fx import Node
+
+from dynaxla.errors import LoweringError, UnsupportedOp
+from dynaxla.lowering import Context, Interpreter
+from dynaxla.lowering.interpreter import draws_random, is_computable, is_plain_python
+from dynaxla.lowering.registry import Registry
+
+aten = torch.ops.aten
+LINE = '  File "/home/me/model.py", line 41, in forward\n    return f(x)'
+
+
+def registry(**lowerings: Any) -> Registry:
+    found = Registry()
+    for name, function in lowerings.items():
+        found.register(getattr(aten, name).default, function)
+    return found
+
+
+def one_op(build: Builder, op: Any = aten.relu.default) -> Node:
+    node = build.call(op, build.input(3))
+    node.meta["stack_trace"] = LINE
+    return node
+
+
+def run(build: Builder, *outputs: Node, registered: Registry) -> list[Any]:
+    interpreter = Interpreter(build.module(*outputs), "cpu", registered, kernels=False)
+    with jax.enable_x64(True):
+        return interpreter.run_whole([jnp.ones(3, jnp.float32)], Context("cpu"))
+
+
+def fails(x: Array) -> Array:
+    raise KeyError("defect")
+
+
+@pytest.mark.parametrize(
+    ("lowering", "message"),
+    [
+        (lambda x: x[:2], r"gave float32\[2\], PyTorch gives float32\[3\]"),
+        (lambda x: x.astype(jnp.float64), r"gave float64\[3\], PyTorch gives float32\[3\]"),
+        (lambda x: 1.0, r"gave 1\.0, PyTorch gives"),
+        (fails, r"failed: KeyError: 'defect'"),
+    ],
+)
+def test_a_lowering_that_is_wrong(lowering: Any, message: str) -> None:
+    build = Builder()
+    with pytest.raises(LoweringError, match=message) as raised:
+        run(build, one_op(build), registered=registry(relu=lowering))
+    assert raised.value.op == "aten.relu.default"
+    assert raised.value.inputs == "f32[3]"
+    assert raised.value.where == "/home/me/model.py:41, in forward"
+
+
+def test_ops_without_a_lowering_are_all_named() -> None:
+    build = Builder()
+    node = build.call(aten.tanh.default, build.call(aten.sin.default, one_op(build)))
+    with pytest.raises(UnsupportedOp, match="no lowering for aten") as raised:
+        run(build, node, registered=registry())
+    assert "also without a lowering in this graph: aten.sin.default, aten.tanh.default" in raised.value.hint
+    assert raised.value.where == "/home/me/model.py:41, in forward"
+
+
+def test_what_a_lowering_refuses_says_where() -> None:
+    def refuses(x: Array) -> Array:
+        raise UnsupportedOp("relu of three numbers", op="aten.relu.default")
+
+    build = Builder()
+    with pytest.raises(UnsupportedOp, match="three numbers") as raised:
+        run(build, one_op(build), registered=registry(relu=refuses))
+    assert (raised.value.inputs, raised.value.where) == ("f32[3]", "/home/me/model.py:41, in forward")
+
+
+def test_only_what_is_wanted_runs() -> None:
+    """And what acts besides giving a result, whether anybody wants it or not."""
+    ran: list[str] = []
+
+    def noted(name: str) -> Any:
+        return lambda x: (ran.append(name), x)[1]
+
+    build = Builder()
+    x = build.input(3)
+    unwanted = build.call(aten.sin.default, x)
+    build.call(aten.cos.default, unwanted)
+    checked = build.call(aten.tanh.default, x)
+    assertion = build.call(aten._assert_async.default, checked)
+    assertion.meta["val"] = None
+    wanted = build.call(aten.relu.default, x)
+    names = {name: noted(name) for name in ("sin", "cos", "tanh", "relu")}
+    module_registry = registry(**names, _assert_async=lambda x: ran.append("assert"))
+    run(build, wanted, registered=module_registry)
+    assert ran == ["tanh", "assert", "relu"]
+
+
+def test_numbers_and_constants() -> None:
+    """Python's arithmetic on sizes runs as it is, also a sum of more than two; a tensor of the graph is its values, marks resolved."""
+    build = Builder()
+    x, size = build.input(3), build.graph.placeholder("size")
+    size.meta["val"] = 4
+    total = build.call(operator.add, size, 2, 3, value=9)
+    scaled = build.call(aten.mul.Tensor, x, total)
+    build.root.constant = torch.tensor([1 + 2j]).conj().imag
+    constant = build.graph.get_attr("constant")
+    constant.meta["val"] = build.fake(1)
+    module = build.module(scaled, constant, total)
+    interpreter = Interpreter(module, "cpu")
+    with jax.enable_x64(True):
+        product, value, number = interpreter.run_whole((jnp.ones(3, jnp.float32), 4), Context("cpu"))
+    assert (product.tolist(), value.tolist(), number) == ([9, 9, 9], [-2], 9)
+
+
+def test_which_nodes_draw() -> None:
+    build = Builder()
+    x = build.input(3)
+    attention = aten._scaled_dot_product_flash_attention.default
+    nodes = [build.call(aten.rand_like.default, x), build.call(attention, x, x, x, 0.5)]
+    assert all(map(draws_random, nodes))
+    nodes = [build.call(aten.relu.default, x), build.call(attention, x, x, x), build.call(attention, x, x, x, 0.0), x]
+    assert not any(map(draws_random, nodes))
+
+
+def test_which_nodes_a_program_computes() -> None:
+    build = Builder()
+    x = build.input(3)
+    assert is_plain_python(build.call(operator.add, 1, 2, value=3))
+    assert is_plain_python(build.call(operator.getitem, x, 0))
+    assert not is_plain_python(build.call(operator.add, x, x))
+    assert is_computable(build.call(aten.relu.default, x), "cpu")
+    assert not is_computable(build.call(aten._to_sparse.default, x), "cpu")

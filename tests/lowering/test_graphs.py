@@ -1,0 +1,65 @@
+"""Questions about nodes: which lie in another's memory, and how they are described to a user."""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+from hand_made import Builder
+from torch.fx import Graph
+
+from dynaxla.lowering.graphs import describe_inputs, is_view, user_line, viewed
+
+aten = torch.ops.aten
+
+
+def test_views() -> None:
+    """By schema; what keeps that from autograd shares memory all the same, and so does what was written to."""
+    build = Builder()
+    x = build.input(3)
+    parts, unsafe, sums = (build.call(op, x, 1) for op in (aten.split.Tensor, aten.unsafe_split.Tensor, aten.var_mean.correction))
+    cases = [
+        (build.call(aten.t.default, x), True, x),
+        (parts, True, x),
+        (build.call(operator.getitem, parts, 0), True, x),
+        (build.call(operator.getitem, unsafe, 0), False, x),
+        (build.call(operator.getitem, sums, 0), False, None),
+        (build.call(aten.add_.Tensor, x, x), False, x),
+        (build.call(aten.add.Tensor, x, x), False, None),
+        (build.call(operator.add, x, 1), False, None),
+        (x, False, None),
+    ]
+    for node, by_schema, source in cases:
+        assert (is_view(node), viewed(node)) == (by_schema, source), node
+
+
+def test_inputs_as_a_user_reads_them() -> None:
+    build = Builder()
+    x, size = build.input(8, 1024), build.call(operator.add, 1, 2, value=5)
+    assert describe_inputs(build.call(aten.add.Tensor, x, x)) == "f32[8, 1024], f32[8, 1024]"
+    assert describe_inputs(build.call(aten.view.default, x, [size, -1])) == "f32[8, 1024], size=[5, -1]"
+    assert describe_inputs(build.call(aten.cat.default, [x, x], 1)) == "tensors=[f32[8, 1024], f32[8, 1024]], dim=1"
+    assert describe_inputs(build.call(operator.mul, size, 3)) == "5, 3"
+    softmax = build.graph.call_function(aten.sum.dim_IntList, (x, [1]), {"dtype": torch.float64})
+    assert describe_inputs(softmax) == "f32[8, 1024], dim=[1], dtype=torch.float64"
+
+
+TORCH = '  File "/site-packages/torch/nn/modules/linear.py", line 134, in forward\n    return F.linear(x)'
+MINE = '  File "/home/me/my models/model.py", line 41, in forward\n    return self.layer(x)'
+OUTER = '  File "/home/me/train.py", line 7, in step\n    loss = model(x)'
+
+
+@pytest.mark.parametrize(
+    ("lines", "wanted"),
+    [
+        ([OUTER, MINE, TORCH], "/home/me/my models/model.py:41, in forward"),
+        ([OUTER, TORCH], "/home/me/train.py:7, in step"),
+        ([TORCH], TORCH.splitlines()[0].strip()),
+        ([], ""),
+    ],
+)
+def test_the_users_own_line(lines: list[str], wanted: str) -> None:
+    node = Graph().placeholder("x")
+    node.meta["stack_trace"] = "\n".join(lines)
+    assert user_line(node) == wanted

@@ -46,8 +46,7 @@ ELSEWHERE = {
     # A step is recorded or lazy; nobody sees the parts but in what it does.
     "training/test_step.py": """
         training/recorder training/recordings training/watched""",
-    "training/test_observation.py": "training/names training/purity",
-    "training/test_surroundings.py": "training/contents training/holders training/visiting training/watching",
+    "training/test_surroundings.py": "training/visiting training/watching",
 }
 
 

@@ -14,8 +14,9 @@ CPU = torch.device("cpu")
 def test_symbols_get_their_values() -> None:
     """Whole expressions of symbols, too: strides, offsets, sizes that were computed."""
     dynamic = StatelessSymbolicContext([DimDynamic.DYNAMIC] * 2)
+    x = torch.empty(5, 7)
     with FakeTensorMode(shape_env=ShapeEnv()) as mode:
-        fake = mode.from_tensor(torch.empty(5, 7), symbolic_context=dynamic)
+        fake = mode.from_tensor(x, symbolic_context=dynamic)
         rows, columns = fake.shape
         assert isinstance(rows, torch.SymInt)
         assert isinstance(columns, torch.SymInt)

@@ -1,0 +1,158 @@
+"""What a thing is by its content: equal for what is the same to Python and torch, different for what is not, none for what can change."""
+
+from __future__ import annotations
+
+import array
+import datetime
+import decimal
+import functools
+import itertools
+import logging
+import operator
+import re
+import threading
+import types
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.training.contents import (
+    LARGE,
+    NO_CONTENT,
+    content,
+    hides_state,
+    is_known_by_identity,
+    parts_of,
+    plain_part,
+    restore_values,
+    same,
+    size_of,
+    values_of,
+)
+
+DIFFERENT: list[Any] = [
+    *(1, 1.0, True, 0.0, -0.0, 0j, -0j, complex(0, -0.0), "1", b"1", None, ...),
+    *(np.float32(1), np.float64(1), np.int64(1), np.float64(-0.0), np.bool_(True)),
+    *(range(3), range(4), range(0, 3, 2), decimal.Decimal(1), decimal.Decimal("1.0"), datetime.date(2020, 1, 1), datetime.timedelta(1)),
+    *(torch.float32, torch.device("cpu"), torch.finfo(torch.float16), np.finfo(np.float16).dtype, uuid.UUID(int=1), Path("a"), Path("b")),
+    *(re.compile("a"), re.compile("a", re.IGNORECASE), re.compile(b"a"), operator.itemgetter(1), operator.itemgetter(2)),
+    *(operator.attrgetter("a"), operator.methodcaller("a", 1), operator.methodcaller("a", 2)),
+]
+
+
+def test_different_things() -> None:
+    found = [content(value) for value in DIFFERENT]
+    assert NO_CONTENT not in found
+    for one, other in itertools.combinations(range(len(found)), 2):
+        assert found[one] != found[other], (DIFFERENT[one], DIFFERENT[other])
+    assert len(set(found)) == len(found)
+
+
+def test_the_same_thing_again() -> None:
+    """nan too, which is not equal to itself."""
+    pairs = [
+        *((float("nan"), float("nan")), (np.float64("nan"), np.float64("nan")), (decimal.Decimal("1.5"), decimal.Decimal("1.5"))),
+        *((re.compile("a+"), re.compile("a+")), (operator.methodcaller("a", 1), operator.methodcaller("a", 1))),
+    ]
+    assert [content(one) == content(other) != NO_CONTENT for one, other in pairs] == [True] * len(pairs)
+
+
+class Odd(int):
+    """An int of one's own, that may have anything besides."""
+
+
+@pytest.mark.parametrize("value", [[], {}, set(), np.ones(1), Odd(1), threading.Lock(), object(), operator.methodcaller("a", [])], ids=str)
+def test_what_has_none(value: Any) -> None:
+    assert content(value) is NO_CONTENT
+
+
+def test_a_fact_holds_what_it_is_of() -> None:
+    thing, other = [1], [1]
+    assert same(thing) is same(thing)
+    assert same(thing) != same(other)
+    assert len({same(thing), same(thing), same(other)}) == 2
+
+
+def test_known_by_identity() -> None:
+    known = [len, np.add, torch.ops.aten.add.Tensor, torch.nn.functional.relu, logging.getLogger("x"), str.upper, "a".__class__.__len__]
+    assert all(map(is_known_by_identity, known))
+    unknown = [lambda: None, functools.partial(len), [].append, functools.lru_cache(lambda: None), torch.no_grad()(lambda: None), Odd]
+    assert not any(map(is_known_by_identity, unknown))
+
+
+def test_state_in_c() -> None:
+    class Slots:
+        __slots__ = ("a",)
+
+    class Plain(Slots):
+        pass
+
+    assert [hides_state(value) for value in (Slots(), Plain(), Odd(), types.SimpleNamespace(), functools.partial(len))] == [False] * 5
+    hidden = [iter([1]), itertools.count(), threading.Lock(), ValueError(), (i for i in ()), np.random.default_rng(0)]
+    assert [hides_state(value) for value in hidden] == [True] * 6
+
+
+ARRAYS: list[Any] = [
+    np.arange(6.0).reshape(2, 3).T,
+    array.array("i", [1, 2]),
+    bytearray(b"abc"),
+    memoryview(bytearray(b"abc")),
+    np.ones(()),
+]
+
+
+@pytest.mark.parametrize("value", ARRAYS, ids=lambda value: type(value).__name__)
+def test_values_that_change_inside(value: Any) -> None:
+    before = values_of(value)
+    assert before is not None
+    assert values_of(value) == before
+    assert not restore_values(value, before)
+    value[() if getattr(value, "shape", None) == () else 0] = 7
+    assert values_of(value) != before
+    assert restore_values(value, before)
+    assert values_of(value) == before
+
+
+def test_values_of_other_kinds() -> None:
+    """How an array lies is part of what it is; what its memory's size is says no more."""
+    x = np.arange(6.0).reshape(2, 3)
+    forms = [x, x.T, x.reshape(3, 2), x.astype(np.float32), x.view(np.int64), x[::-1]]
+    assert len({(values.kind, values.data) for values in map(values_of, forms) if values is not None}) == len(forms)
+    assert values_of(np.array([object()])) is None
+    closed = memoryview(b"abc")
+    closed.release()
+    assert values_of(closed) is None
+    large = np.broadcast_to(np.float64(1), (LARGE // 8 + 1,))
+    found = values_of(large)
+    assert found is not None
+    assert found.data is None
+    assert size_of(large) > LARGE
+    assert not restore_values(large, found)
+
+
+def test_what_a_step_has_locked_is_unlocked() -> None:
+    x = np.arange(6.0)
+    before = values_of(x)
+    assert before is not None
+    x[0] = 5
+    x.flags.writeable = False
+    assert restore_values(x, before)
+    assert (x[0], x.flags.writeable) == (0, True)
+
+
+def test_parts() -> None:
+    partial = functools.partial(max, 1, key=len)
+    assert parts_of(partial) == {"func": max, "args": (1,), "keywords": {"key": len}}
+    assert parts_of(slice(1, None, 2)) == {"start": 1, "stop": None, "step": 2}
+    things = [1]
+    assert parts_of(things.append) == {"__self__": things, "__name__": "append"}
+    mapping = {"a": 1}
+    found = parts_of(mapping.items())
+    assert found is not None
+    assert found["mapping"] is mapping
+    assert parts_of(things) is None
+    assert plain_part(Odd(7)) == {"int": 7}

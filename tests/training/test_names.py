@@ -1,0 +1,77 @@
+"""What code can name, read off its bytecode: too much is slow, too little is silently wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla.training.names import Touched, codes, names_of
+
+settings: Any = {}
+net: Any = None
+
+
+def test_names_and_globals() -> None:
+    def function() -> Any:
+        import json.decoder
+
+        inner = lambda: settings["rate"]  # noqa: E731
+        return json, inner, net.body.weight, "first.second", "{0.shown:>3}", ("in a tuple",), "two words", ("tupled",)
+
+    found = names_of(function.__code__)
+    assert {"settings", "net", "body", "weight", "rate", "first", "second", "shown", "tupled"} <= found.all
+    assert not {"two", "words", "two words"} & found.all
+    assert (set(found.read), found.imports, found.reflects) == ({"settings", "net"}, ("json.decoder",), False)
+    assert len(list(codes(function.__code__))) == 2
+    assert names_of(function.__code__) is found
+
+
+def matches(x: Any) -> Any:
+    match x:
+        case Touched(names):
+            return names
+
+
+NAMED: dict[str, Callable[..., Any]] = {
+    "a constant": lambda x: getattr(x, "rate"),  # noqa: B009
+    "with a default": lambda x: getattr(x, "rate", None),
+    "asked": lambda x: hasattr(x, "rate"),
+    "of an expression": lambda x: getattr(x.y[0], "rate"),  # noqa: B009
+}
+REFLECTS: dict[str, Callable[..., Any]] = {
+    "a variable": lambda x, name: getattr(x, name),
+    "a computed name": lambda x, name: getattr(x, "rate_" + name),
+    "one of two": lambda x, name: getattr(x, "rate" if name else "other"),
+    "handed on": lambda x, name: map(getattr, x, name),
+    "vars": lambda x: vars(x),
+    "dict": lambda x: x.__dict__,
+    "inner": lambda x: lambda: globals()["rate"],
+    "match": matches,
+    "format": lambda x, text: text.format(x),
+}
+
+
+@pytest.mark.parametrize("name", [*NAMED, *REFLECTS])
+def test_looking_without_naming(name: str) -> None:
+    function = NAMED.get(name) or REFLECTS[name]
+    found = names_of(function.__code__)
+    assert found.reflects == (name in REFLECTS)
+    assert found.reflects or "rate" in found.all
+
+
+def test_what_a_run_has_touched() -> None:
+    def own() -> Any:
+        return settings.rate
+
+    touched = Touched.of({own.__code__: [globals()], os.getenv.__code__: [vars(os)]})
+    assert touched.trusted == {os.getenv.__code__}
+    assert [touched.reads(name) for name in ("rate", "other", "__call__", 3)] == [True, False, True, True]
+    spaces = {id(space): read for space, read, _ in touched.namespaces}
+    assert spaces[id(globals())] == {"settings"}
+    assert "environ" in spaces[id(vars(os))]
+    assert Touched.of({REFLECTS["vars"].__code__: [globals()]}).reads("anything")
+    assert not Touched.of({torch.nn.Module.__setattr__.__code__: [vars(torch.nn.modules.module)]}).reads("rate"), "torch is trusted"

@@ -1,0 +1,62 @@
+"""Which functions of C only compute. What is not known to do so acts: a step's file or draw must never be recorded away."""
+
+from __future__ import annotations
+
+import array
+import collections
+import datetime
+import io
+import itertools
+import math
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.training.purity import acts, constructs
+
+X = torch.ones(2)
+COMPUTES: list[Callable[..., Any]] = [
+    *(len, sorted, getattr, math.sqrt, "a".upper, [].append, {}.update, itertools.chain.from_iterable, dict.fromkeys, sys.getsizeof),
+    *(array.array("i").append, collections.deque().rotate, datetime.date(2020, 1, 1).isoformat, threading.get_ident),
+    *(np.zeros, np.ones(2).sum, np.float32(1).item, np.add.reduce, ValueError().with_traceback),
+    *(torch.relu, torch.rand, X.add_, X.random_, X.register_hook, torch.bernoulli, torch._foreach_add, torch._fused_adamw_),
+]
+ACTS: list[Callable[..., Any]] = [
+    *(print, input, exec, open, time.time, time.sleep, os.getcwd, os.putenv, random.random, random.seed, sys.settrace),
+    *(io.BytesIO().write, threading.Lock().acquire, datetime.datetime.now, datetime.date.today),
+    *(np.ones(2).tofile, np.fromfile, np.random.rand, np.random.default_rng(0).normal),
+    *(torch.Generator().manual_seed, torch.set_num_threads, torch.from_file),
+]
+
+
+@pytest.mark.parametrize("function", COMPUTES, ids=lambda function: getattr(function, "__qualname__", str(function)))
+def test_what_computes(function: Callable[..., Any]) -> None:
+    assert acts(function, within_torch=False) == ""
+
+
+@pytest.mark.parametrize("function", ACTS, ids=lambda function: getattr(function, "__qualname__", str(function)))
+def test_what_acts(function: Callable[..., Any]) -> None:
+    assert function.__name__ in acts(function, within_torch=False)
+
+
+def test_what_torch_may_use_itself() -> None:
+    """Its locks, its clocks and the code that it makes; not files or random numbers."""
+    for function in (exec, time.time, threading.Lock().acquire, sys.settrace):
+        assert acts(function, within_torch=True) == ""
+    for function in (print, open, random.random, io.BytesIO().write):
+        assert acts(function, within_torch=True)
+
+
+def test_making_an_instance() -> None:
+    for kind in (list, ValueError, np.ndarray, torch.Tensor, collections.deque, datetime.date, type("Own", (), {})):
+        assert constructs(kind) == ""
+    assert constructs(io.FileIO) == "_io.FileIO()"
+    assert constructs(type(random.Random(0)).__base__) == "_random.Random()"

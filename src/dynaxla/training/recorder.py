@@ -94,6 +94,7 @@ class Recorder:
             with self._surroundings():
                 result = function(*args, **kwargs)
             self._check_outside()
+            self._check_shapes()
             return result
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             hint = "return the tensor from the step and look at it outside"
@@ -330,6 +331,14 @@ class Recorder:
             if storage_of(fake) in changed or not arrays.is_same_data(tensor, copy):
                 hint = "make the tensor with torch.tensor, which copies, or give the array to the step as an argument"
                 raise CaptureError("a step makes a tensor in the memory of a NumPy array, and writes to that", hint=hint)
+
+    def _check_shapes(self) -> None:
+        """Raises: CaptureError if a tensor around the step has got another shape, as `out` does for a larger result, or `t_` gives it."""
+        for tensor in self._originals.values():
+            fake = self._fakes[id(tensor)]
+            if tensor.layout == torch.strided and (fake.shape, fake.stride()) != (tensor.shape, tensor.stride()):
+                before, after = list(tensor.shape), list(fake.shape)
+                raise CaptureError(f"a step gives a tensor of shape {before} the shape {after}", hint="make a new tensor in the step")
 
     def _number_of(self, tensor: torch.Tensor) -> float:
         """A tensor's only value, as C++ wants it for an op that takes a number."""

@@ -44,8 +44,7 @@ ELSEWHERE = {
     "lowering/ops/test_attention.py": "lowering/ops/transformer",
     "training/test_fused_steps.py": "lowering/ops/fused_optimizers",
     # A step is recorded or lazy; nobody sees the parts but in what it does.
-    "training/test_step.py": """
-        training/recorder training/recordings training/watched""",
+    "training/test_step.py": "training/watched",
     "training/test_surroundings.py": "training/visiting training/watching",
 }
 

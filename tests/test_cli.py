@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 import dynaxla
 from dynaxla import cli
-from dynaxla.bench import choices, cpu, engines, suites, training
 from dynaxla.cli.op_table import ways
 from dynaxla.cli.ops import divided
 from dynaxla.observe import coverage as observed
@@ -102,15 +101,6 @@ assert not {"torch", "jax"} & sys.modules.keys()
 
 def test_help_imports_neither_torch_nor_jax() -> None:
     subprocess.run([sys.executable, "-c", LIGHT], check=True)
-
-
-def test_the_help_names_what_there_is() -> None:
-    assert list(choices.SUITES) == list(suites.SUITES)
-    assert list(choices.MODELS) == [case.name for case in suites.MODELS]
-    assert list(choices.ENGINES) == list(engines.ENGINES)
-    assert list(choices.OPTIMIZERS) == list(training.OPTIMIZERS)
-    assert list(choices.PARTS) == [*cpu.PARTS, choices.FIRST_CALL, choices.MEMORY]
-    assert all(isinstance(getattr(torch, name), torch.dtype) for name in choices.DTYPES)
 
 
 def test_public_names_are_those_listed() -> None:

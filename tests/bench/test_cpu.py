@@ -6,13 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
-from torch import nn
-from torch._dynamo.utils import counters
 from typer.testing import CliRunner
 
 from dynaxla.bench import cpu
-from dynaxla.bench.engines import ENGINES
 from dynaxla.cli import app
 
 
@@ -63,20 +59,6 @@ def test_bad_requests(arguments: list[str], tmp_path: Path) -> None:
     done = CliRunner().invoke(app, ["bench-cpu", *arguments, "--output", str(tmp_path)])
     assert done.exit_code == 2
     assert "there are:" in done.output
-
-
-def test_frozen_inductor_freezes() -> None:
-    """Also beside plain Inductor, whose compiled code TorchDynamo must not find for it; and the setting is left as it was."""
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().requires_grad_(False)
-    x = torch.randn(1, 3, 8, 8)
-    packed = {}
-    with torch.no_grad():
-        for name in ("inductor", "inductor_frozen"):
-            counters.clear()
-            torch.testing.assert_close(ENGINES[name].prepare(model, (x,))(x), model(x))
-            packed[name] = counters["inductor"]["mkldnn_conv_weight_pack_matcher_count"]
-    assert packed == {"inductor": 0, "inductor_frozen": 1}
-    assert not torch._inductor.config.freezing
 
 
 def test_memory(tmp_path: Path) -> None:

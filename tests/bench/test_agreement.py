@@ -1,0 +1,56 @@
+"""What counts as eager's result, and what does not."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.bench import agreement
+
+
+def test_farther_from_eager_is_right_if_eager_is_as_far_from_float64() -> None:
+    reference = torch.ones(4, dtype=torch.float64)
+    eager = torch.full((4,), 1.01)
+    assert not agreement.compare(torch.full((4,), 0.99), eager).agrees
+    assert agreement.compare(torch.full((4,), 0.99), eager, reference).agrees
+    assert not agreement.compare(torch.full((4,), 0.9), eager, reference).agrees
+    infinite = torch.full((4,), float("inf"))
+    assert not agreement.compare(torch.full((4,), 0.9), infinite, reference).agrees
+    assert agreement.compare(infinite, infinite, reference).agrees
+
+
+def test_gradients_are_compared_by_their_norms() -> None:
+    """A small gradient may be off by as much as if it were a hundredth of all; a large one may not."""
+    large, small = torch.ones(100), torch.full((4,), 1e-6)
+    edge = large.index_fill(0, torch.tensor([3]), 1.005)
+    assert agreement.compare([edge, small], [large, small], gradients=True).agrees
+    assert not agreement.compare([edge, small], [large, small]).agrees
+    assert agreement.compare([large, -small], [large, small], gradients=True).agrees
+    assert not agreement.compare([large * 1.01, small], [large, small], gradients=True).agrees
+    assert not agreement.compare([large, small + 0.01], [large, small], gradients=True).agrees
+    assert not agreement.compare([large, small * float("nan")], [large, small], gradients=True).agrees
+    assert not agreement.compare([large, None], [large, small], gradients=True).agrees
+
+
+def test_agreement_where_eager_itself_is_uncertain() -> None:
+    """Inputs that move by rounding show how far a gradient may be off."""
+    eager, near, far = torch.ones(4), torch.full((4,), 1.02), torch.full((4,), 1.1)
+    trials = [[torch.full((4,), 1.01)], [torch.full((4,), 0.998)]]
+    assert not agreement.compare([near], [eager], gradients=True).agrees
+    assert agreement.compare([near], [eager], gradients=True, moved=trials).agrees
+    assert not agreement.compare([far], [eager], gradients=True, moved=trials).agrees
+    assert not agreement.compare([near], [eager], gradients=True, moved=[[torch.full((4,), float("inf"))]]).agrees
+
+    class Steep(torch.nn.Module):
+        def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+            return (x - 1) * tokens
+
+    x, tokens = torch.ones(8), torch.arange(8)
+    moved = agreement.moved(Steep(), (x, tokens))
+    assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in moved)
+    assert len({result.sum().item() for result in moved}) > 1
+
+
+def test_numbers_that_are_no_floats_must_be_equal() -> None:
+    assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 2]), 3]).agrees
+    assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 3]), 3]).detail == "1 of 2 elements differ"
+    assert not agreement.compare([3], [4]).agrees

@@ -1,0 +1,20 @@
+"""What TorchDynamo captures, counted."""
+
+from __future__ import annotations
+
+import torch
+from tiny_bench import Tiny, tiny_inputs
+
+from dynaxla.bench import capture, suites
+
+
+def test_capture_counts_graphs_and_ops() -> None:
+    with torch.no_grad():
+        whole = capture.examine(Tiny().eval(), tiny_inputs(2, torch.Generator()))
+        case = suites.choose("breaks", ["item"])[0]
+        broken = capture.examine(case.build(), case.inputs(1, torch.Generator()))
+    assert (whole.graphs, whole.graph_calls, whole.captured_share, whole.breaks) == (1, 1, 1.0, {})
+    assert whole.ops_per_graph == whole.largest_graph == whole.eager_ops > 0
+    assert broken.graph_calls == 2
+    assert 0.9 < broken.captured_share < 1
+    assert any("item()" in reason for reason in broken.breaks)

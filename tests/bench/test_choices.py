@@ -1,0 +1,16 @@
+"""The help's names are those of the tables, which the help does not import."""
+
+from __future__ import annotations
+
+import torch
+
+from dynaxla.bench import choices, cpu, engines, suites, training
+
+
+def test_the_help_names_what_there_is() -> None:
+    assert list(choices.SUITES) == list(suites.SUITES)
+    assert list(choices.MODELS) == [case.name for case in suites.MODELS]
+    assert list(choices.ENGINES) == list(engines.ENGINES)
+    assert list(choices.OPTIMIZERS) == list(training.OPTIMIZERS)
+    assert list(choices.PARTS) == [*cpu.PARTS, choices.FIRST_CALL, choices.MEMORY]
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in choices.DTYPES)

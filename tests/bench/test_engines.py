@@ -1,0 +1,35 @@
+"""Which engines there are, and which are taken."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+
+from dynaxla.bench import engines
+from dynaxla.bench.benchmark_error import BenchmarkError
+from dynaxla.bench.engines import ENGINES, Engine
+
+
+def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(engines.ENGINES, "inductor", Engine("inductor", lambda model, _: model, lambda: "no compiler"))
+    chosen, notes = engines.choose([], engines.QUICK)
+    assert [engine.name for engine in chosen] == ["eager", "dynaxla", "dynaxla_retrace"]
+    assert notes == ["inductor left out: no compiler"]
+    with pytest.raises(BenchmarkError, match="no compiler"):
+        engines.choose(["inductor"], [])
+
+
+def test_frozen_inductor_freezes() -> None:
+    """Also beside plain Inductor, whose compiled code TorchDynamo must not find for it; and the setting is left as it was."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()).eval().requires_grad_(False)
+    x = torch.randn(1, 3, 8, 8)
+    packed = {}
+    with torch.no_grad():
+        for name in ("inductor", "inductor_frozen"):
+            counters.clear()
+            torch.testing.assert_close(ENGINES[name].prepare(model, (x,))(x), model(x))
+            packed[name] = counters["inductor"]["mkldnn_conv_weight_pack_matcher_count"]
+    assert packed == {"inductor": 0, "inductor_frozen": 1}
+    assert not torch._inductor.config.freezing

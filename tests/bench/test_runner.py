@@ -1,0 +1,71 @@
+"""Another process measures what this one would, and errors come down to one line."""
+
+from __future__ import annotations
+
+import gc
+import os
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla.bench import suites
+from dynaxla.bench.engines import Engine
+from dynaxla.bench.runner import Local, Placement, Remote, RemoteError, empty_caches, first_line
+
+
+def test_another_process_gives_the_same_results_and_its_memory() -> None:
+    case = suites.choose("breaks", ["branch"])[0]
+    placement = Placement()
+    inputs = placement.inputs(case, torch.Generator().manual_seed(3))
+    remote = Remote("eager", case, placement)
+    try:
+        with torch.no_grad():
+            assert torch.equal(remote.call(inputs), placement.model(case)(*inputs))
+        assert remote.time([inputs] * 2).wall_seconds > 0
+        large = (torch.randn(100_000, 256),)
+        memory = remote.memory([large])
+        assert memory.peak_bytes > 2 * large[0].nbytes
+        assert memory.kept_bytes < memory.peak_bytes
+        with pytest.raises(RemoteError) as caught:
+            remote.call((torch.randn(8, 3),))
+        assert first_line(caught.value).startswith("RuntimeError: Given normalized_shape")
+        assert torch.equal(remote.call(inputs), remote.call(inputs))
+    finally:
+        remote.close()
+
+
+def test_the_first_line_is_of_the_real_error() -> None:
+    def backend(*_: Any) -> Any:
+        raise ValueError("\nthe reason\nmore")
+
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed) as caught:
+        torch.compile(lambda x: x + 1, backend=backend)(torch.ones(2))
+    assert first_line(caught.value) == "ValueError: the reason"
+    assert len(first_line(ValueError("x" * 1000))) == 200
+
+
+def test_time_calls_each_input_once_and_holds_garbage_collection() -> None:
+    seen: list[tuple[float, bool]] = []
+    engine = Engine("seeing", lambda model, _: lambda x: seen.append((float(x), gc.isenabled())))
+    local = Local(engine, torch.nn.Identity(), (), Placement())
+    assert gc.isenabled()
+    timing = local.time([(torch.tensor(1.0),), (torch.tensor(2.0),)])
+    assert seen == [(1.0, False), (2.0, False)]
+    assert gc.isenabled()
+    assert timing.wall_seconds > 0
+    local.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        local.call((torch.tensor(1.0),))
+
+
+def test_caches_are_empty_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    for before in (None, "/mine"):
+        monkeypatch.delenv("DYNAXLA_CACHE", raising=False)
+        if before is not None:
+            monkeypatch.setenv("DYNAXLA_CACHE", before)
+        with empty_caches():
+            inside = os.environ["DYNAXLA_CACHE"]
+            assert os.listdir(inside) == []
+        assert os.environ.get("DYNAXLA_CACHE") == before
+        assert not os.path.exists(inside)

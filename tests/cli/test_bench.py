@@ -1,0 +1,69 @@
+"""`dynaxla bench` from its request to its files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from tiny_bench import TINY, fail, invoke, wrapped
+
+from dynaxla.bench import engines, suites
+
+
+@pytest.fixture
+def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(suites.SUITES, "tiny", [TINY])  # type: ignore[arg-type]
+
+
+def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:
+    result = invoke("--suite", "tiny", "--engines", "eager,dynaxla,dynaxla_retrace", "--rounds", "2", "--output", str(tmp_path / "new"))
+    assert result.exit_code == 0, result.output
+    assert "All 3 rows agree with eager." in result.output
+    assert "trace at every call" in result.output
+    name = "tiny-cpu-batch1-float32"
+    assert {file.name for file in (tmp_path / "new").iterdir()} == {f"{name}.{kind}" for kind in ("json", "md", "png")}
+    data = json.loads((tmp_path / "new" / f"{name}.json").read_text())
+    assert [row["engine"] for row in data["models"][0]["rows"]] == ["eager", "dynaxla", "dynaxla_retrace"]
+    assert data["geometric_means"]["eager"] == {"speedup": 1.0, "models": 1}
+    assert data["models"][0]["captured"]["captured_share"] == 1.0
+    assert {"torch", "jax", "cpu", "date"} <= data["environment"].keys()
+    markdown = (tmp_path / "new" / f"{name}.md").read_text()
+    assert re.search(r"^\| tiny \| dynaxla \| .* \| yes \|", markdown, re.MULTILINE)
+    assert f"![speedups]({name}.png)" in markdown
+    assert (tmp_path / "new" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(engines.ENGINES, "failing", wrapped("failing", fail))
+    monkeypatch.setitem(engines.ENGINES, "wrong", wrapped("wrong", lambda y: y + 1))
+    for name, shown in {"failing": "failed: ValueError: out of luck", "wrong": "NO: off by"}.items():
+        result = invoke("--suite", "tiny", "--engines", name, "--rounds", "1", "--output", str(tmp_path))
+        assert result.exit_code == 1
+        assert shown in result.output
+        assert "1 of 2 rows failed or disagree" in result.output
+        assert shown in (tmp_path / "tiny-cpu-batch1-float32.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "known"),
+    [
+        (("--models", "resnet19"), "resnet18, resnet50"),
+        (("--only", "resnet18,nothing", "--only", "none"), "'none', 'nothing'"),
+        (("--suite", "every"), "models, small, functions, breaks"),
+        (("--engines", "tensorrt"), "eager, inductor, torchscript"),
+        (("--engines", "torch_xla"), "torch_xla is not installed"),
+        (("--baseline", "speed"), "eager, inductor"),
+        (("--dtype", "float8"), "float32, bfloat16, float16, float64"),
+        (("--device", "abacus"), "cpu, cuda"),
+        (("--device", "meta"), "cpu, cuda"),
+        (("--device", "cuda:99"), "CUDA devices"),
+        (("--output", "/dev/null/here"), "cannot write"),
+    ],
+)
+def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaxla.bench.session.run", None)
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert known in result.output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tiny_bench import check_case
 
 from dynaxla.bench import engines, suites
 from dynaxla.bench.measure import Settings, measure
@@ -23,3 +24,8 @@ def test_generation_stops_at_the_end_token() -> None:
     assert model(text).shape == (1, 28)
     model.head.bias[0] = 1e4
     assert model(text).shape == (1, 9)
+
+
+@pytest.mark.parametrize("case", suites.BREAKS, ids=lambda case: case.name)
+def test_models_that_break_graphs_can_be_compared(case: suites.Case) -> None:
+    check_case(case)

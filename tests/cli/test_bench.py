@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 from tiny_bench import TINY, fail, invoke, wrapped
+from typer.testing import CliRunner
 
+from dynaxla import cli
 from dynaxla.bench import engines, suites
 
 
@@ -67,3 +69,9 @@ def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkey
     result = invoke(*arguments)
     assert result.exit_code == 2
     assert known in result.output
+
+
+def test_an_unknown_model_is_an_error() -> None:
+    result = CliRunner().invoke(cli.app, ["bench", "--models", "resnet19"])
+    assert result.exit_code == 2
+    assert "there are: resnet18" in result.output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 from jax._src import xla_bridge
 from patience import PATIENCE
 
-from dynaxla.runtime import clients
+from dynaxla.runtime import clients, private
 
 
 def test_each_number_of_threads_has_a_client() -> None:
@@ -41,7 +42,7 @@ def test_first_use_from_many_threads_makes_each_client_once_and_shows_nobody_the
     printed = run_script("""
 import os, sys, threading, torch
 import dynaxla
-from dynaxla.runtime import clients
+from dynaxla.runtime import clients, private
 sys.setswitchinterval(1e-6)
 barrier, seen, failed, running = threading.Barrier(8), set(), [], True
 
@@ -73,55 +74,6 @@ print(failed, seen)
     assert printed == "[] set()\n"
 
 
-def test_steps_and_models_are_captured_in_several_threads_at_once() -> None:
-    printed = run_script("""
-import copy, sys, threading, torch
-import dynaxla
-dynaxla.compile_step  # two threads that import torch._dynamo at once may meet half of it: that is Python's
-sys.setswitchinterval(1e-6)
-barrier, failed = threading.Barrier(4), []
-
-def train(number):
-    torch.manual_seed(number)
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
-    eager, x = copy.deepcopy(model), torch.randn(3, 4)
-    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, eager)]
-
-    def make(model, optimizer):
-        def step(x):
-            loss = model(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            return loss
-        return step
-
-    compiled, plain = dynaxla.compile_step(make(model, optimizers[0])), make(eager, optimizers[1])
-    barrier.wait()
-    for _ in range(3):
-        torch.testing.assert_close(compiled(x), plain(x).detach(), rtol=1e-4, atol=1e-5)
-
-def infer(number):
-    torch.manual_seed(number)
-    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), torch.randn(3, 4)
-    compiled = torch.compile(model, backend="dynaxla")
-    barrier.wait()
-    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
-
-def work(number):
-    try:
-        (train if number % 2 else infer)(number)
-    except BaseException as error:
-        failed.append(repr(error))
-
-threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-[thread.start() for thread in threads]
-[thread.join() for thread in threads]
-print(failed)
-""")
-    assert printed == "[]\n"
-
-
 def test_result_is_the_same_on_any_number_of_threads() -> None:
     x = torch.randn(256, 256)
     before = torch.get_num_threads()
@@ -144,3 +96,39 @@ torch.compile(lambda x: torch.nn.functional.dropout(x * 2) @ x, backend="dynaxla
 assert not xla_bridge._backends, xla_bridge._backends
 """
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_a_variable_is_set_for_c_alone_and_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "DYNAXLA_TEST_VARIABLE"
+    monkeypatch.delenv(name, raising=False)
+    for set_by_user, seen in ((False, "ours"), (True, "users")):
+        if set_by_user:
+            monkeypatch.setenv(name, "users")
+        with clients.c_environment(name, "ours") as value:
+            assert value == seen
+            assert os.environ.get(name) == ("users" if set_by_user else None)
+            assert os.system(f'test "${name}" = {seen}') == 0
+        assert os.system(f'test "${name}" = "{"users" if set_by_user else ""}"') == 0
+
+
+def test_a_variable_is_set_for_a_moment_and_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "DYNAXLA_TEST_VARIABLE"
+    monkeypatch.delenv(name, raising=False)
+    with contextlib.suppress(ValueError), clients.environment(name, "ours"):
+        assert os.environ[name] == "ours"
+        raise ValueError("a client that cannot be made")
+    assert name not in os.environ
+    monkeypatch.setenv(name, "users")
+    with clients.environment(name, "ours"):
+        assert os.environ[name] == "users"
+    assert os.environ[name] == "users"
+
+
+def test_whose_a_device_is() -> None:
+    device = clients.cpu_device()
+    assert clients.is_own(device)
+    assert clients.threads_of(device) == os.environ.get("PJRT_NPROC", str(torch.get_num_threads()))
+    with private.force_public():
+        other = clients.cpu_device()
+    assert not clients.is_own(other)
+    assert clients.threads_of(other) == str(os.cpu_count())

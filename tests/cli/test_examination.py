@@ -1,0 +1,26 @@
+"""`dynaxla doctor`: the findings are shown, and the exit code tells whether something is broken."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from dynaxla import cli, doctor
+from dynaxla.doctor import State
+
+
+@pytest.mark.parametrize("state", State)
+def test_only_what_is_broken_is_an_error(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = doctor.Finding("topic", "what was found", "its value", state, "how to mend it")
+    good = doctor.Finding("topic", "something else", "works", State.GOOD)
+    monkeypatch.setattr(doctor, "examine", lambda: [finding, good])
+    result = CliRunner().invoke(cli.app, ["doctor"])
+    assert result.exit_code == (1 if state is State.BROKEN else 0)
+    assert "what was found" in result.output
+    assert ("how to mend it" in result.output) == (state in (State.DOUBT, State.BROKEN))
+    assert "something else" in result.output
+
+
+def test_this_environment_is_healthy() -> None:
+    healthy = CliRunner().invoke(cli.app, ["doctor"])
+    assert healthy.exit_code == 0, healthy.output

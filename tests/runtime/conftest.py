@@ -1,0 +1,21 @@
+"""What tests of the fast private ways and of the public ones beside them share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from dynaxla.runtime import clients, private
+
+
+@pytest.fixture(params=["fast", "public"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    if request.param == "public":
+        with private.force_public():
+            assert not clients.is_own(clients.cpu_device())
+            yield request.param
+    else:
+        assert all(private.live_fast_paths().values()), private.live_fast_paths()
+        assert clients.is_own(clients.cpu_device())
+        yield request.param

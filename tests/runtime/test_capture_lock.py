@@ -1,0 +1,113 @@
+"""Graphs are captured by one thread at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+
+import torch
+
+from dynaxla.runtime import capture_lock
+
+
+def taken_elsewhere() -> bool:
+    """Whether another thread than this one finds the lock taken."""
+    found: list[bool] = []
+
+    def attempt() -> None:
+        lock = capture_lock.one_at_a_time()
+        found.append(not lock.acquire(blocking=False))
+        if not found[0]:
+            lock.release()
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def test_others_wait_and_this_thread_does_not() -> None:
+    assert not taken_elsewhere()
+    with capture_lock.one_at_a_time(), capture_lock.capturing():
+        assert taken_elsewhere()
+        with capture_lock.capturing():
+            assert taken_elsewhere()
+        assert taken_elsewhere()
+    assert not taken_elsewhere()
+
+
+def test_torch_knows_that_a_graph_is_captured() -> None:
+    assert not torch.compiler.is_compiling()
+    with capture_lock.capturing():
+        with contextlib.suppress(ValueError), capture_lock.capturing():
+            assert torch.compiler.is_compiling()
+            raise ValueError("a capture that fails")
+        assert torch.compiler.is_compiling(), "the outer one goes on"
+    assert not torch.compiler.is_compiling()
+    assert not taken_elsewhere()
+
+
+def test_it_is_dynamos_own() -> None:
+    from torch._dynamo.convert_frame import compile_lock
+
+    assert capture_lock.one_at_a_time() is compile_lock
+
+
+def run_script(script: str, seconds: int = 120) -> str:
+    """What a program of its own prints."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def test_steps_and_models_are_captured_in_several_threads_at_once() -> None:
+    printed = run_script("""
+import copy, sys, threading, torch
+import dynaxla
+dynaxla.compile_step  # two threads that import torch._dynamo at once may meet half of it: that is Python's
+sys.setswitchinterval(1e-6)
+barrier, failed = threading.Barrier(4), []
+
+def train(number):
+    torch.manual_seed(number)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    eager, x = copy.deepcopy(model), torch.randn(3, 4)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, eager)]
+
+    def make(model, optimizer):
+        def step(x):
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss
+        return step
+
+    compiled, plain = dynaxla.compile_step(make(model, optimizers[0])), make(eager, optimizers[1])
+    barrier.wait()
+    for _ in range(3):
+        torch.testing.assert_close(compiled(x), plain(x).detach(), rtol=1e-4, atol=1e-5)
+
+def infer(number):
+    torch.manual_seed(number)
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU()), torch.randn(3, 4)
+    compiled = torch.compile(model, backend="dynaxla")
+    barrier.wait()
+    torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+
+def work(number):
+    try:
+        (train if number % 2 else infer)(number)
+    except BaseException as error:
+        failed.append(repr(error))
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print(failed)
+""")
+    assert printed == "[]\n"

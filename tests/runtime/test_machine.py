@@ -1,0 +1,54 @@
+"""What programs and measurements depend on: the same at every look, and another for another machine."""
+
+from __future__ import annotations
+
+import jax
+import jaxlib
+import pytest
+import torch
+
+import dynaxla
+from dynaxla.runtime import clients, machine
+
+
+class Gpu:
+    platform, device_kind = "gpu", "NVIDIA H100"
+
+
+def test_versions_of_all_that_makes_a_program() -> None:
+    assert machine.versions() == (dynaxla.__version__, torch.__version__, jax.__version__, jaxlib.__version__)
+
+
+def test_machines_have_names() -> None:
+    before = torch.get_num_threads()
+    try:
+        names = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            names.append(machine.machine_name(clients.cpu_device()))
+            assert f"{clients.threads_of(clients.cpu_device())} threads" in names[-1]
+    finally:
+        torch.set_num_threads(before)
+    assert all(name.endswith(f"jaxlib {jaxlib.__version__}") for name in names)
+    assert machine.machine_name(Gpu()) == f"NVIDIA H100, jaxlib {jaxlib.__version__}"  # type: ignore[arg-type]
+
+
+def test_facts_are_those_that_stay() -> None:
+    """The clock's speed, which /proc/cpuinfo has too, would make every look another processor."""
+    first = machine.processor_facts()
+    machine.processor_facts.cache_clear()
+    assert machine.processor_facts() == first != ""
+    assert "MHz" not in first
+    assert len(set(first.splitlines())) == len(first.splitlines()), "not once for each core"
+
+
+def test_without_proc_there_are_facts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise FileNotFoundError("/proc/cpuinfo")
+
+    machine.processor_facts.cache_clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(machine, "open", refuse, raising=False)
+        facts = machine.processor_facts()
+    machine.processor_facts.cache_clear()
+    assert torch.backends.cpu.get_cpu_capability() in facts

@@ -31,13 +31,6 @@ def test_unknown_option() -> None:
     still_works()
 
 
-@pytest.mark.parametrize("options", [{"executables": 0}, {"executables": True}, {"xla": 3}, {"dump": 5}, {"xla": {"a": None}}])
-def test_wrong_option_value(options: dict[str, Any]) -> None:
-    (name,) = options
-    with pytest.raises(dynaxla.OptionError, match=f"option {name}="):
-        compile_and_call(lambda x: x * 2, torch.randn(3), options=options)
-
-
 def test_unknown_xla_option_names_the_option() -> None:
     with pytest.raises(dynaxla.CompilationError, match="xla_no_such_flag"):
         compile_and_call(lambda x: x * 2, torch.randn(3), options={"xla": {"xla_no_such_flag": True}})
@@ -74,27 +67,6 @@ def test_a_defect_of_ours_is_no_compilation_error(monkeypatch: pytest.MonkeyPatc
         with pytest.raises(AttributeError, match=r"^a defect$"):
             compile_and_call(lambda x: x * 2, torch.randn(3))
     still_works()
-
-
-def test_mode_is_refused_and_default_accepted() -> None:
-    with pytest.raises(dynaxla.OptionError, match="reduce-overhead"):
-        compile_and_call(lambda x: x * 2, torch.randn(3), mode="reduce-overhead")
-    torch._dynamo.reset()
-    compile_and_call(lambda x: x * 2, torch.randn(3), mode="default")
-
-
-def test_sparse_tensor_at_the_backend() -> None:
-    module = torch.fx.symbolic_trace(lambda x: x * 2)
-    with pytest.raises(dynaxla.UnsupportedTensor, match=r"sparse(.|\n)*to_dense"):
-        dynaxla.dynaxla(module, [torch.eye(3).to_sparse()])
-
-
-@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
-def test_quantized_tensor_at_the_backend() -> None:
-    module = torch.fx.symbolic_trace(lambda x: x * 2)
-    quantized = torch.quantize_per_tensor(torch.randn(3), 0.1, 0, torch.qint8)
-    with pytest.raises(dynaxla.UnsupportedTensor, match=r"quantized(.|\n)*dequantize"):
-        dynaxla.dynaxla(module, [quantized])
 
 
 def test_meta_tensor() -> None:

@@ -1,0 +1,157 @@
+"""Compiled programs: which are kept in the cache directory, what tells them apart, and that a call is one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+from torch import nn
+
+from dynaxla.lowering.cpu import onednn
+from dynaxla.observe import metrics
+from dynaxla.runtime import clients, heap, private, programs
+from dynaxla.runtime.store import Store
+
+
+def lowered(function: Callable[..., Any], *shapes: tuple[int, ...]) -> jax.stages.Lowered:
+    with jax.default_device(clients.cpu_device()):
+        return jax.jit(function, keep_unused=True).lower(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes))
+
+
+@pytest.mark.usefixtures("way")
+def test_a_call_gives_every_result_whatever_is_read() -> None:
+    device = clients.cpu_device()
+    program = programs.compile_lowered(lowered(lambda x, y: (x + 1, {"a": x * 2}), (3,), (2,)), device, {})
+    arrays = [jax.device_put(np.arange(size, dtype=np.float32), device) for size in (3, 2)]
+    assert [result.tolist() for result in program.call(arrays)] == [[1, 2, 3], [0, 2, 4]]
+    assert "HloModule" in program.text()
+
+
+@pytest.mark.parametrize("changed", ["nothing", "no program", "a short file", "the options", "the program", "the number of threads"])
+def test_what_is_found_in_a_store(changed: str, tmp_path: Path) -> None:
+    """The program that was compiled before is found again, and another never is."""
+    store, before = Store(tmp_path), torch.get_num_threads()
+    programs.compile_lowered(lowered(lambda x: x + 1, (3,)), clients.cpu_device(), {}, store)
+    (key,) = store
+    if changed == "no program":
+        store.put(key, b"no program at all")
+    elif changed == "a short file":
+        (tmp_path / key).write_bytes((tmp_path / key).read_bytes()[:-7])
+    elif changed == "the number of threads":
+        torch.set_num_threads(before + 1)
+    number = 2.0 if changed == "the program" else 1.0
+    options = {"xla_cpu_prefer_vector_width": 128} if changed == "the options" else {}
+    loads = metrics.snapshot().get("loads", 0)
+    try:
+        device = clients.cpu_device()
+        program = programs.compile_lowered(lowered(lambda x: x + number, (3,)), device, options, store)
+        array = jax.device_put(np.zeros(3, np.float32), device)
+        assert program.call([array])[0].tolist() == [number] * 3
+    finally:
+        torch.set_num_threads(before)
+    assert metrics.snapshot().get("loads", 0) - loads == (changed == "nothing")
+    assert len(list(store)) == (1 if changed in ("nothing", "no program", "a short file") else 2)
+
+
+def test_a_fingerprint_is_of_what_is_computed() -> None:
+    def first(x: jax.Array) -> jax.Array:
+        return jnp.sin(x) * 2
+
+    def elsewhere(x: jax.Array) -> jax.Array:
+        one = jnp.sin(x)
+        return one * 2
+
+    elsewhere.__name__ = first.__name__
+    print_of = programs.fingerprint(lowered(first, (3,)))
+    assert programs.fingerprint(lowered(elsewhere, (3,))) == print_of
+    assert programs.fingerprint(lowered(first, (4,))) != print_of
+    assert programs.fingerprint(lowered(lambda x: jnp.sin(x) * 3, (3,))) != print_of
+    with private.force_public():
+        assert programs.fingerprint(lowered(first, (3,))) != programs.fingerprint(lowered(first, (4,)))
+
+
+def test_large_programs_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[bool] = []
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: told.append(True))
+    for elements, keep, expected in ((8, True, False), (heap.LARGE, True, True), (heap.LARGE, False, False)):
+        told.clear()
+        program = programs.compile_lowered(lowered(jnp.sin, (elements,)), clients.cpu_device(), {}, keep_heap=keep)
+        assert program.is_large == bool(told) == expected
+
+
+SCRIPT = """
+import torch
+from dynaxla.observe import metrics
+torch.manual_seed(0)
+net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Softmax(-1))
+x = torch.randn(4, 8)
+with torch.no_grad():
+    torch.testing.assert_close(torch.compile(net, backend="dynaxla")(x), net(x))
+print(metrics.snapshot().get("loads", 0), metrics.snapshot()["compile"])
+"""
+
+
+def test_second_process(tmp_path: Path) -> None:
+    """It compiles nothing."""
+
+    def run() -> str:
+        environment = {**os.environ, "DYNAXLA_CACHE": str(tmp_path)}
+        return subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True).stdout.strip()
+
+    assert run() == "0 1"
+    assert run() == "1 1"
+
+
+def test_kept_after_eviction(tmp_path: Path) -> None:
+    """A program that the process itself dropped is loaded, and right."""
+    store = str(tmp_path)
+    x = torch.randn(3, 4)
+    for loads in (0, 1):
+        torch._dynamo.reset()
+        before = metrics.snapshot().get("loads", 0)
+        torch.testing.assert_close(torch.compile(lambda x: x.sinh() + 1, backend="dynaxla", options={"cache": store})(x), x.sinh() + 1)
+        assert metrics.snapshot().get("loads", 0) - before == loads
+
+
+def test_dumps_of_xla(tmp_path: Path) -> None:
+    """Who asks XLA to write what it does gets that every time."""
+    options = {"cache": str(tmp_path / "cache"), "xla": {"xla_dump_to": str(tmp_path / "dump")}}
+    for number in range(2):
+        torch._dynamo.reset()
+        torch.compile(torch.cosh, backend="dynaxla", options=options)(torch.ones(3))
+        assert (tmp_path / "dump").exists(), number
+        shutil.rmtree(tmp_path / "dump")
+
+
+def test_kernels_are_not_kept(tmp_path: Path) -> None:
+    """A program that calls back into this process means nothing to another."""
+    with torch.library._scoped_library("dynaxla_store", "FRAGMENT") as library:
+        library.define("halved(Tensor x) -> Tensor")
+        library.impl("halved", lambda x: x / 2, "CPU")
+        library.impl("halved", torch.empty_like, "Meta")
+        compiled = torch.compile(lambda x: torch.ops.dynaxla_store.halved(x) + 1, backend="dynaxla", options={"cache": str(tmp_path)})
+        torch.testing.assert_close(compiled(torch.ones(3)), torch.full((3,), 1.5))
+    assert not list(Store(tmp_path / "programs"))
+
+
+@pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
+def test_onednn_is_not_kept(tmp_path: Path) -> None:
+    """jaxlib cannot write such programs, and would not say so."""
+    net = nn.Linear(256, 256)
+    x = torch.randn(256, 256)
+    options = {"cache": str(tmp_path), "forms": {"contraction": "onednn"}}
+    for _ in range(2):
+        torch._dynamo.reset()
+        with torch.no_grad():
+            torch.testing.assert_close(torch.compile(net, backend="dynaxla", options=options)(x), net(x))
+        assert not list(Store(tmp_path / "programs"))

@@ -1,0 +1,119 @@
+"""Options: what is refused, what the environment says, and where things are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dynaxla import config
+from dynaxla.config import Options
+from dynaxla.errors import OptionError
+
+WRONG: list[dict[str, Any]] = [
+    {"dump": 5}, {"executables": 0}, {"executables": True}, {"executables": 2.0}, {"fallback": "eager"}, {"forms": "convolution=xla"},
+    {"forms": {"convolution": 1}}, {"freeze": 1}, {"tune": None}, {"exact_rng": "yes"}, {"cache": 3}, {"heap": "drop"}, {"xla": 3},
+    {"xla": {"a": None}}, {"xla": {1: True}},
+]  # fmt: skip
+RIGHT: dict[str, Any] = {
+    "dump": "here", "executables": 1, "fallback": "error", "forms": {"convolution": "xla"}, "freeze": True, "tune": True, "exact_rng": True,
+    "cache": Path("there"), "heap": "leave", "xla": {"a": True, "b": 1, "c": 0.5, "d": "text"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", WRONG, ids=str)
+def test_wrong_option_value(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(OptionError, match=f"option {name}=(.|\n)*{name} is "):
+        Options.parse(options, None)
+
+
+def test_every_option_is_taken_and_refused_somewhere() -> None:
+    names = {field.name for field in dataclasses.fields(Options)}
+    assert names == RIGHT.keys() == {name for options in WRONG for name in options}
+    parsed = Options.parse(RIGHT, None)
+    assert {name: getattr(parsed, name) for name in names} == RIGHT
+
+
+def test_unknown_options_and_modes() -> None:
+    with pytest.raises(OptionError, match=r"unknown option 'dmup'(.|\n)*did you mean 'dump'"):
+        Options.parse({"dmup": "here"}, None)
+    with pytest.raises(OptionError, match="unknown option 'quite_another'") as raised:
+        Options.parse({"quite_another": 1}, None)
+    assert "did you mean" not in str(raised.value)
+    with pytest.raises(OptionError, match="max-autotune"):
+        Options.parse(None, "max-autotune")
+    assert Options.parse({}, "default") == Options.parse(None, None) == Options()
+
+
+def test_the_environment_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DUMP", "FORMS", "CACHE", "HEAP"):
+        monkeypatch.delenv(f"DYNAXLA_{name}", raising=False)
+    assert (Options().dump, Options().forms, Options().cache, Options().heap) == (None, {}, None, "keep")
+    monkeypatch.setenv("DYNAXLA_DUMP", "a")
+    monkeypatch.setenv("DYNAXLA_FORMS", " convolution = xla,, contraction=onednn ")
+    monkeypatch.setenv("DYNAXLA_CACHE", "b")
+    monkeypatch.setenv("DYNAXLA_HEAP", "leave")
+    found = Options()
+    assert (found.dump, found.cache, found.heap) == ("a", "b", "leave")
+    assert found.forms == {"convolution": "xla", "contraction": "onednn"}
+    assert found.dump_directory == Path("a")
+    given = Options.parse({"dump": None, "forms": {}, "cache": "", "heap": "keep"}, None)
+    assert (given.dump_directory, given.forms, given.cache, given.heap) == (None, {}, "", "keep")
+
+
+@pytest.mark.parametrize(("name", "value"), [("DYNAXLA_FORMS", "convolution"), ("DYNAXLA_HEAP", "drop")])
+def test_a_wrong_variable_is_named(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(OptionError, match=f"{name}='{value}'"):
+        Options.parse(None, None)
+
+
+def test_one_store_for_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = Options(cache=str(tmp_path)).store("programs")
+    assert found is not None
+    assert found.folder == tmp_path / "programs"
+    assert Options(cache=".").store("programs") is found
+    assert Options(cache=str(tmp_path)).store("tuning") is not found
+    assert Options(cache="").store("programs") is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    mine = Options(cache="~/mine").store("programs")
+    assert mine is not None
+    assert mine.folder == tmp_path / "mine" / "programs"
+
+
+def test_the_users_directory_of_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where it cannot be used, work goes on without it; a directory that was asked for must be there."""
+    monkeypatch.delenv("DYNAXLA_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config._default_store.cache_clear()
+    try:
+        found = Options().store("programs")
+        assert found is not None
+        assert found.folder == tmp_path / "dynaxla" / "programs"
+        (tmp_path / "file").touch()
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        config._default_store.cache_clear()
+        assert Options().store("programs") is None
+        assert "nothing is kept between processes" in caplog.text
+    finally:
+        config._default_store.cache_clear()
+    with pytest.raises(OptionError, match="cannot be used"):
+        Options(cache=str(tmp_path / "file")).store("programs")
+
+
+def test_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("DYNAXLA_CACHE", "")
+    torch.compile(torch.exp, backend="dynaxla")(torch.ones(5))
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="cannot be used"):
+        torch.compile(torch.exp, backend="dynaxla", options={"cache": str(tmp_path / "file")})(torch.ones(2))

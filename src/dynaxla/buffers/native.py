@@ -62,11 +62,12 @@ class NativeBuffers:
                     self.specs[position] = _as_given(self.specs[position], args[position])
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
+        self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
-        self._passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position].users]
+        read = interpreter.needed(self.nodes)
+        self._passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position] in read]
         self._positions = self._passed + sorted(aliased - set(self._passed))
         self._draws_random = interpreter.draws_random
-        self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
 
     @property

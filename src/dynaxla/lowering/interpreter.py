@@ -119,7 +119,7 @@ class Interpreter:
     def _run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         ctx.values = values
-        needed = self._needed(wanted)
+        needed = self.needed(wanted)
         for step in self._steps:
             if step.node not in needed:
                 continue
@@ -138,7 +138,7 @@ class Interpreter:
             values[step.node] = value
         return [values[node] for node in wanted]
 
-    def _needed(self, wanted: Sequence[Node]) -> set[Node]:
+    def needed(self, wanted: Sequence[Node]) -> set[Node]:
         """The nodes that the wanted ones are computed from, and those that act; without views of inputs that only outputs need."""
         needed = set(wanted)
         for step in reversed(self._steps):

@@ -358,28 +358,6 @@ def test_aliasing_helper_can_fail() -> None:
         check(lambda x: x.add_(torch.rand(3)), copy.copy(x))
 
 
-def test_an_input_with_other_strides_than_traced() -> None:
-    """torch.compile's guards prevent it; a program called by other means must still not misread the memory."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    from dynaxla import DynaxlaError
-    from dynaxla.capture.aten_graph import AtenGraph
-    from dynaxla.config import Options
-    from dynaxla.engine.xla import Program
-
-    module = make_fx(lambda x: [x.view(-1), x * 2], tracing_mode="fake")(torch.randn(2, 3))
-    program = Program(AtenGraph("other_strides", module), Options())
-    expanded = make_fx(lambda x: [x * 2], tracing_mode="fake")(torch.randn(2, 1).expand(2, 3))
-    compiled_for_expanded = Program(AtenGraph("expanded", expanded), Options())
-    assert compiled_for_expanded([torch.ones(2, 1).expand(2, 3)])[0].sum() == 12
-    with pytest.raises(DynaxlaError, match=r"strides \[1, 0\] was called with .* strides \[3, 1\]"):
-        compiled_for_expanded([torch.randn(2, 3)])
-    for x in (torch.randn(2, 3), torch.randn(3, 2).t(), torch.randn(2, 6)[:, ::2], torch.randn(1, 3).expand(2, 3)):
-        flat, twice = program([x])
-        assert torch.equal(flat, x.reshape(-1))
-        assert torch.equal(twice, x * 2)
-
-
 @pytest.mark.parametrize("gradient", ["contiguous", "expanded", "strided", "transposed", "misaligned"])
 def test_gradients_of_any_layout(gradient: str) -> None:
     makers = {

@@ -1,0 +1,135 @@
+"""A call's tensors as arrays: never stale, never misread, and copied only where they must be."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.buffers.arguments import Arguments, Parameter
+from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine.xla import Program
+from dynaxla.errors import DynaxlaError, UnsupportedTensor
+from dynaxla.observe import metrics
+from dynaxla.runtime import clients
+from dynaxla.runtime.layout import Layout
+
+
+def arguments(*tensors: torch.Tensor, static: bool = False) -> Arguments:
+    """For tensors that look like these."""
+    parameters = [
+        Parameter(tuple(tensor.shape), tensor.stride(), tensor.dtype, Layout.of(tuple(tensor.shape), tensor.stride()), static)
+        for tensor in tensors
+    ]
+    return Arguments(parameters, torch.device("cpu"), clients.cpu_device())
+
+
+def pointers(arrays: list[jax.Array]) -> list[int]:
+    return [array.unsafe_buffer_pointer() for array in arrays]
+
+
+@pytest.fixture
+def counted() -> None:
+    metrics.reset()
+
+
+def counts() -> dict[str, int]:
+    return {name: count for name, count in metrics.snapshot().items() if name in ("aliases", "imports", "input_copies")}
+
+
+@pytest.mark.usefixtures("counted")
+def test_what_stays_where_it_is_is_imported_once() -> None:
+    parameter, x = torch.ones(4, 16), torch.ones(16)
+    given = arguments(parameter, static=True)
+    for value in (1, 2, 3):
+        parameter.fill_(value)
+        (array,) = given.arrays([parameter])
+        assert pointers([array]) == [parameter.data_ptr()]
+        assert np.asarray(array).sum() == 64 * value, "an update in place is seen"
+    assert counts() == {"aliases": 1}
+    given = arguments(x)
+    for expected in ({"imports": 1}, {"imports": 1, "aliases": 1}, {"imports": 1, "aliases": 1}):
+        metrics.reset() if "aliases" not in expected else None
+        given.arrays([x])
+        assert counts() == expected, "an input is kept when it is seen in its place for the second time"
+
+
+def test_another_tensor_is_another_array() -> None:
+    one, other, third = torch.zeros(16), torch.ones(16), torch.full((16,), 2.0)
+    given = arguments(one, other, static=True)
+    for tensors in ([one, other], [one, third], [other, one], [one, other], [one, one]):
+        assert pointers(given.arrays(tensors)) == [tensor.data_ptr() for tensor in tensors]
+
+
+def test_nothing_is_held() -> None:
+    x = torch.ones(16)
+    given = arguments(x, static=True)
+    given.arrays([x])
+    gone = weakref.ref(x.untyped_storage())
+    del x
+    gc.collect()
+    assert gone() is None
+
+
+COPIED = {
+    "misaligned": (torch.zeros(16), lambda: torch.zeros(17)[1:]),
+    "transposed": (torch.zeros(4, 4), lambda: torch.zeros(4, 4).t()),
+    "gapped": (torch.zeros(4, 16)[:, ::2], lambda: torch.zeros(4, 16)[:, ::2]),
+    "conjugate": (torch.zeros(4, dtype=torch.complex64), lambda: torch.zeros(4, dtype=torch.complex64).conj()),
+    "expanded where it need not be": (torch.zeros(4, 4), lambda: torch.zeros(4, 1).expand(4, 4)),
+}
+
+
+@pytest.mark.usefixtures("counted")
+@pytest.mark.parametrize("name", COPIED)
+def test_a_copy_is_of_this_call(name: str) -> None:
+    like, make = COPIED[name]
+    given, tensor = arguments(like, static=True), make()
+    for value in (1, 2, 3):
+        (tensor[:, :1] if name.startswith("expanded") else tensor).fill_(complex(0, value) if tensor.is_complex() else value)
+        (array,) = given.arrays([tensor])
+        assert np.array_equal(np.asarray(array), tensor.resolve_conj().numpy())
+    assert counts()["input_copies"] == 3
+    plain = like.clone() + 5
+    assert np.array_equal(np.asarray(given.arrays([plain])[0]), plain.numpy()), "nothing of the copies has been kept"
+
+
+def test_in_memory_order_and_without_what_is_repeated() -> None:
+    base = torch.arange(64.0).view(4, 16)
+    transposed, expanded = base.t(), base[:, None].expand(4, 3, 16)
+    given = arguments(transposed, expanded)
+    for _ in range(3):
+        arrays = given.arrays([transposed, expanded])
+        assert pointers(arrays) == [base.data_ptr()] * 2
+        assert [array.shape for array in arrays] == [(4, 16), (4, 1, 16)]
+
+
+def test_what_would_be_misread_is_refused() -> None:
+    x, expanded = torch.zeros(2, 3), torch.zeros(2, 1).expand(2, 3)
+    for like, given in ((x, torch.zeros(3, 2)), (x, x.double()), (x, x[0]), (expanded, x)):
+        with pytest.raises(DynaxlaError, match="was called with"):
+            arguments(like).arrays([given])
+    with FakeTensorMode() as mode, pytest.raises(UnsupportedTensor, match="fake"):
+        arguments(x).arrays([mode.from_tensor(x)])
+
+
+def test_an_input_with_other_strides_than_traced() -> None:
+    """torch.compile's guards prevent it; a program called by other means must still not misread the memory."""
+    module = make_fx(lambda x: [x.view(-1), x * 2], tracing_mode="fake")(torch.randn(2, 3))
+    program = Program(AtenGraph("other_strides", module), Options())
+    expanded = make_fx(lambda x: [x * 2], tracing_mode="fake")(torch.randn(2, 1).expand(2, 3))
+    compiled_for_expanded = Program(AtenGraph("expanded", expanded), Options())
+    assert compiled_for_expanded([torch.ones(2, 1).expand(2, 3)])[0].sum() == 12
+    with pytest.raises(DynaxlaError, match=r"strides \[1, 0\] was called with .* strides \[3, 1\]"):
+        compiled_for_expanded([torch.randn(2, 3)])
+    for x in (torch.randn(2, 3), torch.randn(3, 2).t(), torch.randn(2, 6)[:, ::2], torch.randn(1, 3).expand(2, 3)):
+        flat, twice = program([x])
+        assert torch.equal(flat, x.reshape(-1))
+        assert torch.equal(twice, x * 2)

@@ -1,0 +1,123 @@
+"""torch's own memory as a graph's memory: what a program takes and gives, and which tensors a call returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+from torch._functorch._aot_autograd import descriptors
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.buffers.native import NativeBuffers, Place
+from dynaxla.buffers.plan import FromBuffer
+from dynaxla.capture.aten_graph import Phase
+from dynaxla.lowering import Interpreter, SymbolValues
+from dynaxla.runtime import clients
+
+
+def buffers_of(
+    function: Callable[..., Any],
+    inputs: list[torch.Tensor],
+    phase: Phase = "inference",
+    given: list[Any] | None = None,
+    descriptions: list[Any] | None = None,
+) -> NativeBuffers:
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    if descriptions is not None:
+        module.graph.output_node().meta["desc"] = descriptions
+    place = Place(torch.device("cpu"), clients.cpu_device())
+    args = inputs if given is None else given
+    return NativeBuffers(Interpreter(module, "cpu"), SymbolValues(), args, frozenset(), phase, place, reorders=True)
+
+
+def test_a_program_takes_what_it_reads_in_memory_order() -> None:
+    inputs = [torch.zeros(2, 3).t(), torch.zeros(5), torch.zeros(0, 4), torch.zeros(7), torch.zeros(3, dtype=torch.int64)]
+    buffers = buffers_of(lambda x, unread, empty, shown, y: [x * y[:, None], empty + 1, shown[1:]], inputs)
+    assert [(aval.shape, str(aval.dtype)) for aval in buffers.avals()] == [((2, 3), "float32"), ((3,), "int64")]
+    x, y = np.arange(6.0).reshape(2, 3), np.arange(3)
+    unpacked, key = buffers.unpack([jnp.asarray(x), jnp.asarray(y)])
+    assert key is None
+    assert [array.shape for array in unpacked] == [(3, 2), (5,), (0, 4), (7,), (3,)]
+    assert np.array_equal(unpacked[0], x.T)
+    assert np.array_equal(unpacked[4], y)
+    args = list(inputs)
+    taken = buffers.bind(()).take(args)
+    assert [id(tensor) for tensor in taken] == [id(inputs[index]) for index in (0, 4, 3)], "what is only returned stands last"
+    assert args == [], "a caller's list must not keep tensors alive"
+
+
+def test_a_program_that_draws_takes_a_seed_first() -> None:
+    x = torch.zeros(3)
+    buffers = buffers_of(lambda x: [torch.rand_like(x)], [x])
+    assert [(aval.shape, str(aval.dtype)) for aval in buffers.avals()] == [((2,), "int32"), ((3,), "float32")]
+    binding = buffers.bind(())
+    torch.manual_seed(0)
+    first, second = (np.asarray(binding.arrays([x])[0]) for _ in range(2))
+    torch.manual_seed(0)
+    assert not np.array_equal(first, second)
+    assert np.array_equal(first, np.asarray(binding.arrays([x])[0]))
+    _, key = buffers.unpack([jnp.asarray(first), jnp.zeros(3)])
+    assert key is not None
+
+
+def test_which_tensors_a_call_returns() -> None:
+    def function(x: torch.Tensor) -> list[Any]:
+        y = x + 1
+        return [y, y, y.t(), x, x, x[0], None, 7, (y * 2)[:0]]
+
+    x, result = torch.randn(2, 3), torch.randn(2, 3)
+    buffers = buffers_of(function, [x])
+    assert len(buffers.nodes) == 1
+    y, again, transposed, same, same_again, row, none, seven, empty = buffers.bind(()).outputs([result], [x])
+    assert y is again is result
+    assert same is same_again is x
+    assert transposed is not result
+    assert transposed.data_ptr() == result.data_ptr()
+    assert torch.equal(transposed, result.t())
+    assert row.data_ptr() == x.data_ptr()
+    assert torch.equal(row, x[0])
+    assert (none, seven) == (None, 7)
+    assert empty.shape == (0, 3)
+
+
+def test_numbers_are_those_of_the_call() -> None:
+    module = make_fx(lambda x: [x + 1, x.shape[0] * 2], tracing_mode="symbolic")(torch.zeros(5, 3))
+    symbols = {size.node.expr: 4 for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[:1]}
+    rest = {size.node.expr: 3 for size in module.graph.find_nodes(op="placeholder")[0].meta["val"].shape[1:]}
+    place = Place(torch.device("cpu"), clients.cpu_device())
+    values = SymbolValues(symbols | rest)
+    buffers = NativeBuffers(Interpreter(module, "cpu"), values, [torch.zeros(4, 3)], frozenset(), "inference", place, reorders=False)
+    assert [aval.shape for aval in buffers.avals()] == [(4, 3)]
+    (number,) = buffers.numbers
+    assert values.integer(number.meta["val"]) == 8
+    result = torch.zeros(4, 3)
+    assert buffers.bind((8,)).outputs([result], []) == [result, 8]
+
+
+def test_what_is_saved_may_lie_in_another_order_and_is_told_so() -> None:
+    saved, shown = descriptors.SavedForBackwardsAOTOutput(0), descriptors.PlainAOTOutput(0)
+    buffers = buffers_of(lambda x: [x + 1, x * 2], [torch.zeros(2, 3)], "forward", descriptions=[shown, saved])
+    assert list(buffers.free) == [1]
+    ordered = buffers.ordered({1: (1, 0)})
+    assert [output.stride for output in ordered._outputs if isinstance(output, FromBuffer)] == [(3, 1), (1, 2)]
+    assert [output.stride for output in buffers._outputs if isinstance(output, FromBuffer)] == [(3, 1), (3, 1)], "the first is as it was"
+    assert ordered.facts != buffers.facts
+    value = jnp.arange(6.0).reshape(3, 2)  # as the program has it: in the order that was said
+    assert np.array_equal(ordered.pack([value.T, value])[1], value)
+    result = torch.arange(6.0).view(3, 2)
+    assert torch.equal(ordered.bind(()).outputs([torch.zeros(2, 3), result], [])[1], result.t())
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["in another order", "with gaps"])
+def test_a_backward_program_is_for_the_strides_that_it_gets(whole: bool) -> None:
+    given = torch.randn(3, 2).t() if whole else torch.randn(2, 6)[:, ::2]
+    buffers = buffers_of(lambda saved, gradient: [saved * 2, gradient], [torch.zeros(2, 3), torch.zeros(2, 3)], "backward", [given, given])
+    assert buffers.specs[0].stride == (given.stride() if whole else (3, 1))
+    assert buffers.specs[1].stride == (3, 1), "what is returned has the strides of the graph"
+    returned = buffers.bind(()).outputs([torch.zeros(2, 3)], [given, given])[1]
+    assert returned.stride() == (3, 1)
+    assert torch.equal(returned, given)

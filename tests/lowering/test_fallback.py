@@ -183,47 +183,6 @@ def test_random_kernels_draw_anew_and_repeat_with_a_seed() -> None:
     assert torch.equal(second, again[1])
 
 
-@pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
-def test_sizes_that_depend_on_values(backend: str) -> None:
-    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        chosen = (x * 2)[x > 0]
-        places = x.nonzero()
-        y.add_(chosen.sum())
-        return chosen * 3 + 1, places.float() @ torch.ones(2, 2), y[:1], chosen
-
-    compiled = torch.compile(function, backend=backend, fullgraph=True)
-    for _ in range(3):
-        x, y = torch.randn(5, 6), torch.zeros(3)
-        mine, theirs = y.clone(), y.clone()
-        torch.testing.assert_close(compiled(x, mine), function(x, theirs))
-        torch.testing.assert_close(mine, theirs)
-    assert coverage.snapshot()["aten.nonzero.default"]["fallback"] == 1
-
-
-def test_gradients_through_a_split_graph() -> None:
-    x = torch.randn(6, requires_grad=True)
-    mask = torch.tensor([True, False, True, True, False, True])
-
-    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        return (x.sin()[mask] ** 2).sum()
-
-    (expected,) = torch.autograd.grad(function(x, mask), x)
-    (actual,) = torch.autograd.grad(compile_whole(function)(x, mask), x)
-    torch.testing.assert_close(actual, expected)
-
-
-def test_a_number_taken_from_a_tensor() -> None:
-    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        number = index.item()
-        return x * number + 1
-
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        compiled = compile_whole(function)
-        for number in (2, 5):
-            x = torch.randn(3)
-            torch.testing.assert_close(compiled(x, torch.tensor(number)), x * number + 1)
-
-
 def test_control_flow() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x * 2, (x,)) * 3
@@ -271,18 +230,3 @@ def test_kernels_in_several_programs_at_once(threads: int) -> None:
                 torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-2)
     finally:
         torch.set_num_threads(before)
-
-
-def test_views_whose_offsets_depend_on_values() -> None:
-    def function(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        first, second = places.tolist()
-        torch._check(first >= 0)
-        torch._check(second >= first)
-        torch._check(second <= 5)
-        return torch.split(x, [first, second - first, 5 - second])
-
-    x, places = torch.randn(5, 3), torch.tensor([1, 3])
-    with torch._dynamo.config.patch(capture_scalar_outputs=True):
-        pieces = compile_whole(function)(x, places)
-    assert [piece.data_ptr() - x.data_ptr() for piece in pieces] == [0, 12, 36]
-    torch.testing.assert_close(pieces, function(x, places))

@@ -1,0 +1,69 @@
+"""What AOTAutograd takes apart: what has no lowering, and what torch's fake implementations are wrong about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import check
+from torch._decomp import core_aten_decompositions
+
+from dynaxla.capture import decompositions as decompositions_module
+from dynaxla.capture.decompositions import decompositions
+from dynaxla.lowering.registry import Registry, registry
+
+aten = torch.ops.aten
+
+
+def test_an_op_is_lowered_or_taken_apart() -> None:
+    table = decompositions("cpu")
+    core = {op for op in core_aten_decompositions() if isinstance(op, torch._ops.OpOverload)}
+    lowered = {op for op in core if registry.find(op, "cpu") is not None}
+    assert len(lowered) > 100, "most have a lowering, and stay whole"
+    assert core - lowered <= table.keys()
+    kept_apart = lowered & table.keys()
+    assert all(table[op] is not core_aten_decompositions()[op] for op in kept_apart), "only ours may take apart what has a lowering"
+
+
+def test_the_table_is_the_callers_and_a_new_lowering_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = decompositions("cpu")
+    first.clear()
+    assert decompositions("cpu")
+    op = aten.hardswish.default
+    monkeypatch.setattr(decompositions_module, "registry", empty := Registry())
+    assert op in decompositions("cpu")
+    empty.register(op, lambda x: x)
+    assert op not in decompositions("cpu")
+
+
+GAPPED = torch.arange(48.0).view(2, 4, 6)[:, :, ::2]
+# Where the strides or the size of the result are not what torch's fake implementation says.
+CORRECTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "filling what has gaps": (lambda x, i: (x.index_fill(1, i, 7.0), x.mT.index_fill(0, i[:1], 7.0)), (GAPPED, torch.tensor([0, 2]))),
+    "filling with a tensor": (lambda x, i, y: x.mT.index_fill(1, i, y), (GAPPED, torch.tensor([0, 2]), torch.tensor(3.0))),
+    "a power of a number": (lambda x: (torch.pow(2, x.mT), torch.pow(2.5, x), torch.pow(2, x.contiguous())), (GAPPED / 48,)),
+    "pixels of nothing": (lambda x: torch.nn.functional.pixel_unshuffle(x, 2), (torch.zeros(0, 1, 4, 4),)),
+    "repeated not at all": (lambda x: torch.repeat_interleave(x, output_size=3), (torch.zeros(0, dtype=torch.int64),)),
+    "unpooling, channels last": (
+        lambda x, i: torch.nn.functional.max_unpool2d(x, i, 2),
+        (
+            torch.ones(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
+            torch.tensor([0, 3, 8, 14]).view(1, 1, 2, 2).expand(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CORRECTED)
+def test_what_fake_implementations_mislead_about(name: str) -> None:
+    function, inputs = CORRECTED[name]
+    check(function, *inputs, calls=1)
+
+
+def test_no_samples_are_refused_as_in_eager_mode() -> None:
+    weights = torch.ones(3)
+    for function in (torch.multinomial, torch.compile(torch.multinomial, backend="dynaxla", fullgraph=True)):
+        with pytest.raises(RuntimeError, match="n_sample <= 0"):
+            function(weights, 0)

@@ -1,0 +1,167 @@
+"""Engines made of others: what each part is given, what is kept, and that the parts are the whole."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture.aten_graph import AtenGraph, Phase
+from dynaxla.capture.split import split
+from dynaxla.config import Options
+from dynaxla.engine.compositions import Freeze, PackedProgram, Split, SplitProgram, engine_for
+from dynaxla.engine.retrace import RetracedProgram
+from dynaxla.engine.xla import Program
+from dynaxla.lowering.cpu import weight_orders
+from dynaxla.observe import coverage
+
+
+class ByTorch:
+    """An engine that runs each graph as it is, and notes what it was given."""
+
+    def __init__(self) -> None:
+        self.graphs: list[AtenGraph] = []
+        self.before_each: Callable[[], object] = lambda: None
+
+    def runner(self, graph: AtenGraph) -> Any:
+        self.graphs.append(graph)
+
+        class Runner:
+            name = graph.name
+
+            def __call__(_, args: list[Any]) -> Sequence[Any]:
+                self.before_each()
+                results = graph.module(*args)
+                args.clear()
+                return results
+
+            def executables(_) -> list[Any]:
+                return [graph.name]
+
+        return Runner()
+
+
+def split_program(phase: Phase = "inference") -> tuple[SplitProgram, ByTorch]:
+    """Three parts, of which torch runs the second: weights are read by the last."""
+
+    def function(weight: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        return [(x.sin().cos() * weight).exp()]
+
+    engine = ByTorch()
+    module = make_fx(function, tracing_mode="fake")(torch.ones(3), torch.ones(3))
+    graph = AtenGraph("whole", module, static=(0,), phase=phase)
+    return SplitProgram(engine, graph, split(module, lambda node: node.target is torch.ops.aten.cos.default)), engine
+
+
+@pytest.mark.parametrize(("phase", "of_parts"), [("inference", "inference"), ("forward", "inference"), ("backward", "backward")])
+def test_parts_know_their_parameters_and_who_reads_their_results(phase: Phase, of_parts: Phase) -> None:
+    program, engine = split_program(phase)
+    assert [graph.name for graph in engine.graphs] == ["whole_part0", "whole_part2"] == program.executables()
+    position = [node.name for node in program.parts[2][0].inputs].index(program.placeholders[0].name)
+    assert [graph.static for graph in engine.graphs] == [(), (position,)]
+    assert {graph.phase for graph in engine.graphs} == {of_parts}
+    weight, x = torch.randn(3), torch.randn(3)
+    args = [weight, x]
+    torch.testing.assert_close(program(args)[0], (x.sin().cos() * weight).exp())
+    assert args == []
+
+
+def test_what_no_later_part_reads_is_let_go() -> None:
+    program, engine = split_program()
+    x = torch.randn(3)
+    gone, alive = weakref.ref(x), []
+    engine.before_each = lambda: alive.append(gone() is not None)
+    args = [torch.randn(3), x]
+    del x
+    program(args)
+    assert alive == [True, False]
+
+
+def test_which_engine_options_ask_for() -> None:
+    graph = AtenGraph("graph", make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(3)))
+    assert type(engine_for(Options()).runner(graph)) is Program
+    assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
+    assert type(engine_for(Options())) is Split
+    assert type(engine_for(Options(freeze=True))) is Freeze
+
+
+def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def runner(name: str) -> Any:
+        made.append(name)
+        found = ByTorch().runner(AtenGraph(name, make_fx(lambda x: [x + len(made)])(torch.zeros(1))))
+        return found
+
+    made: list[str] = []
+    program = PackedProgram(runner("packed"), lambda: runner("plain"))
+    assert program.executables() == ["packed"]
+    for holds, expected in ((True, 1), (False, 2), (True, 1), (False, 2)):
+        monkeypatch.setattr(weight_orders, "holds", lambda holds=holds: holds)
+        assert program([torch.zeros(1)])[0].item() == expected
+    assert made == ["packed", "plain"], "the second program is made once, when it is needed"
+    assert program.executables() == ["packed", "plain"]
+    assert program._packed.by_torch([torch.zeros(1)])[0].item() == 2, "torch cannot read packed weights"
+
+
+def whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, backend="dynaxla", fullgraph=True)
+
+
+@pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
+def test_sizes_that_depend_on_values(backend: str) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        chosen = (x * 2)[x > 0]
+        places = x.nonzero()
+        y.add_(chosen.sum())
+        return chosen * 3 + 1, places.float() @ torch.ones(2, 2), y[:1], chosen
+
+    coverage.reset()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(3):
+        x, y = torch.randn(5, 6), torch.zeros(3)
+        mine, theirs = y.clone(), y.clone()
+        torch.testing.assert_close(compiled(x, mine), function(x, theirs))
+        torch.testing.assert_close(mine, theirs)
+    assert coverage.snapshot()["aten.nonzero.default"]["fallback"] == 1
+
+
+def test_gradients_through_a_split_graph() -> None:
+    x = torch.randn(6, requires_grad=True)
+    mask = torch.tensor([True, False, True, True, False, True])
+
+    def function(x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return (x.sin()[mask] ** 2).sum()
+
+    (expected,) = torch.autograd.grad(function(x, mask), x)
+    (actual,) = torch.autograd.grad(whole(function)(x, mask), x)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_number_taken_from_a_tensor() -> None:
+    def function(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        number = index.item()
+        return x * number + 1
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = whole(function)
+        for number in (2, 5):
+            x = torch.randn(3)
+            torch.testing.assert_close(compiled(x, torch.tensor(number)), x * number + 1)
+
+
+def test_views_whose_offsets_depend_on_values() -> None:
+    def function(x: torch.Tensor, places: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        first, second = places.tolist()
+        torch._check(first >= 0)
+        torch._check(second >= first)
+        torch._check(second <= 5)
+        return torch.split(x, [first, second - first, 5 - second])
+
+    x, places = torch.randn(5, 3), torch.tensor([1, 3])
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        pieces = whole(function)(x, places)
+    assert [piece.data_ptr() - x.data_ptr() for piece in pieces] == [0, 12, 36]
+    torch.testing.assert_close(pieces, function(x, places))

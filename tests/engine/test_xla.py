@@ -1,0 +1,120 @@
+"""The engine of every day: one program for each combination of sizes and numbers, compiled once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla import forks
+from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine.xla import Program, Xla
+from dynaxla.errors import CompilationError, ForkError
+from dynaxla.observe import metrics
+from dynaxla.runtime import by_torch, programs
+
+
+def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> Program:
+    graph = AtenGraph("graph", make_fx(function, tracing_mode="symbolic")(*inputs))
+    metrics.reset()
+    return Xla(Options(**options)).runner(graph)
+
+
+def compiled() -> int:
+    return metrics.snapshot().get("compile", 0)
+
+
+def test_one_executable_for_each_combination() -> None:
+    runner = program(lambda x, n: [x * n, n + 1], torch.ones(4), 3)
+    for number, (size, factor) in enumerate([(4, 3), (5, 3), (4, 2)], start=1):
+        for _ in range(2):
+            x = torch.randn(size)
+            args = [x, factor]
+            result, following = runner(args)
+            assert torch.equal(result, x * factor)
+            assert (following, args) == (factor + 1, []), "a caller's list must not keep tensors alive"
+        assert compiled() == len(runner.executables()) == number
+
+
+def test_a_number_of_another_type_is_another_number() -> None:
+    """1, 1.0 and True are equal, and the dtypes of what is computed with them are not."""
+    runner = program(lambda x, n: [x * n], torch.ones(4), 3)
+    keys = {runner.sizes.key([torch.ones(4), number]) for number in (1, True, 1.0)}
+    assert len(keys) == 3
+
+
+def test_nothing_to_compute_is_not_compiled() -> None:
+    runner = program(lambda x: [x.t(), x, x.shape[0] * 2], torch.ones(4, 3))
+    x = torch.ones(5, 2)
+    transposed, same, number = runner([x])
+    assert transposed.data_ptr() == x.data_ptr()
+    assert (same is x, number) == (True, 10)
+    assert compiled() == 0
+    assert runner.executables()[0].program is None
+
+
+def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = program(lambda x: [x.sin()], torch.ones(4))
+
+    def refuse(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "compile_lowered", refuse)
+        with pytest.raises(CompilationError, match="could not compile graph"):
+            runner([torch.ones(4)])
+    assert runner.executables() == []
+    torch.testing.assert_close(runner([torch.ones(4)])[0], torch.ones(4).sin())
+
+
+def test_threads_that_come_at_once_compile_once() -> None:
+    runner = program(lambda x: [x.sin()], torch.ones(4))
+    barrier, results = threading.Barrier(4), []
+
+    def call() -> None:
+        barrier.wait()
+        results.append(runner([torch.ones(4)])[0])
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.testing.assert_close(results, [torch.ones(4).sin()] * 4)
+    assert compiled() == 1
+
+
+def test_every_executable_is_dumped_under_a_name_of_its_own(tmp_path: Path) -> None:
+    runner = program(lambda x: [x.sin()], torch.ones(4), dump=str(tmp_path))
+    for size in (2, 3, 2):
+        runner([torch.ones(size)])
+    assert {file.name.partition(".")[0] for file in tmp_path.iterdir()} == {"graph", "graph_2"}
+
+
+def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where XLA had been used before the fork. What it has compiled is left alone, and not called."""
+    for fallback in ("kernel", "error"):
+        runner = program(lambda x: [x.sin()], torch.ones(4), fallback=fallback)
+        runner([torch.ones(4)])
+        left: list[object] = []
+        monkeypatch.setattr(forks, "leave", left.append)
+        runner.after_fork()
+        assert len(left) == 1
+        assert runner.executables() == []
+        monkeypatch.setattr(by_torch, "is_needed", lambda _: True)
+        monkeypatch.setattr(forks, "is_cut_off", lambda: True)
+        before = compiled()
+        if fallback == "kernel":
+            assert torch.equal(runner([torch.ones(4)])[0], torch.ones(4).sin())
+        else:
+            with pytest.raises(ForkError):
+                runner([torch.ones(4)])
+        assert compiled() == before
+        monkeypatch.undo()

@@ -10,27 +10,11 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 # By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
 ELSEWHERE = {
     # One measurement, from the request to the report.
-    "bench/test_bench.py": """
-        bench/agreement bench/breaks bench/capture bench/benchmark_error bench/choices bench/engines bench/functions bench/measure
-        bench/report bench/requests bench/runner bench/session bench/suites bench/training bench/watch""",
-    "bench/test_cpu.py": "bench/first_call bench/peak_memory bench/small",
     # What a call of torch.compile takes and gives.
-    "test_contracts.py": "backend buffers/arguments buffers/native buffers/plan buffers/protocol capture/decompositions",
-    "test_errors.py": "config",
-    "test_import_order.py": "runtime/quiet_jax",
     # What has a fast way and a public one is tried with both.
-    "runtime/test_transfer.py": "runtime/guards runtime/programs",
-    "runtime/test_threads.py": "runtime/clients",
-    "test_stress.py": "runtime/capture_lock",
-    "tuning/test_tuner.py": "runtime/machine tuning/table",
     # The commands are run as a user runs them.
-    "test_cli.py": "cli/bench cli/examination cli/op_table cli/ops cli/tune",
     # A program, compiled and called.
-    "lowering/test_function.py": "capture/aten_graph engine/protocol",
-    "capture/test_inputs.py": "engine/xla engine/executable engine/retrace",
-    "capture/test_freeze.py": "engine/compositions",
-    "lowering/test_fallback.py": "capture/split",
-    "capture/test_packing.py": "lowering/ops/packed runtime/affinity",
+    "capture/test_packing.py": "lowering/ops/packed",
     "lowering/ops/test_bounds.py": "lowering/ops/assertions",
     # What an op's lowering is made of is tested with the op.
     "lowering/ops/test_elementwise.py": """
@@ -46,6 +30,9 @@ ELSEWHERE = {
     # A step is recorded or lazy; nobody sees the parts but in what it does.
     "training/test_step.py": "training/watched",
     "training/test_surroundings.py": "training/visiting training/watching",
+    "bench/test_requests.py": "bench/benchmark_error",
+    "buffers/test_native.py": "buffers/protocol",
+    "engine/test_xla.py": "engine/protocol",
 }
 
 

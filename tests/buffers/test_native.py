@@ -67,14 +67,16 @@ def test_a_program_that_draws_takes_a_seed_first() -> None:
 def test_which_tensors_a_call_returns() -> None:
     def function(x: torch.Tensor) -> list[Any]:
         y = x + 1
-        return [y, y, y.t(), x, x, x[0], None, 7, (y * 2)[:0]]
+        return [y, y, y.view(2, 3), y.t(), x, x, x[0], None, 7, (y * 2)[:0]]
 
     x, result = torch.randn(2, 3), torch.randn(2, 3)
     buffers = buffers_of(function, [x])
     assert len(buffers.nodes) == 1
-    y, again, transposed, same, same_again, row, none, seven, empty = buffers.bind(()).outputs([result], [x])
+    y, again, viewed, transposed, same, same_again, row, none, seven, empty = buffers.bind(()).outputs([result], [x])
     assert y is again is result
     assert same is same_again is x
+    assert viewed is not result, "two tensors in eager mode"
+    assert viewed.data_ptr() == result.data_ptr()
     assert transposed is not result
     assert transposed.data_ptr() == result.data_ptr()
     assert torch.equal(transposed, result.t())

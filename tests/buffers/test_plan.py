@@ -48,6 +48,12 @@ CASES: dict[str, tuple[Callable[[torch.Tensor], list[Any]], torch.Tensor, list[O
         ],
         [],
     ),
+    "views of an input that starts late": (
+        lambda x: [x[1:], x.view(torch.uint8)],
+        torch.zeros(4, 3)[1:3],
+        [FromInput(0, (1, 3), (3, 1), 3, F32, False), FromInput(0, (2, 12), (12, 1), 0, torch.uint8, False)],
+        [],
+    ),
     "the input in other eyes": (
         lambda x: [x.view(torch.int32)[1:], x.view(torch.uint8)],
         X,

@@ -152,6 +152,15 @@ def svd(x: Array, *, full_matrices: bool, ctx: Context) -> tuple[Array, Array, A
     return linalg_eigen.linalg_svd(x, full_matrices, True, ctx=ctx)
 
 
+@lowers(prims.signbit.default)
+def signbit(x: Array) -> Array:
+    """Whether the sign is minus.
+
+    Dtype:  that of x, as graphs have it, though the prim's own kernel gives bool.
+    """
+    return convert(comparison.signbit(x), x.dtype)
+
+
 # Those that do what an ATen op of this package does.
 for _prim, _op in {
     prims.abs: aten.abs.default,
@@ -223,7 +232,6 @@ for _prim, _op in {
     prims.shift_left: aten.bitwise_left_shift.Tensor,
     prims.shift_right_arithmetic: aten.bitwise_right_shift.Tensor,
     prims.sign: aten.sign.default,
-    prims.signbit: aten.signbit.default,
     prims.sin: aten.sin.default,
     prims.sinh: aten.sinh.default,
     prims.spherical_bessel_j0: aten.special_spherical_bessel_j0.default,

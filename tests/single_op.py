@@ -27,8 +27,12 @@ class Call:
     expected: Any = None
 
     def eagerly(self) -> Any:
-        results = self.op(*self.args, **self.kwargs)
-        return tuple(results) if isinstance(results, list) else results
+        """Lists of results as tuples."""
+        return _tuples(self.op(*self.args, **self.kwargs))
+
+
+def _tuples(results: Any) -> Any:
+    return tuple(map(_tuples, results)) if isinstance(results, (tuple, list)) else results
 
 
 def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:
@@ -68,17 +72,23 @@ def _add(graph: torch.fx.Graph, mode: FakeTensorMode, call: Call, args: Any, kwa
     with mode:
         value = call.op(*fake_args, **fake_kwargs) if call.expected is None else call.expected
         node.meta["val"] = pytree.tree_map_only(torch.Tensor, lambda x: x if isinstance(x, FakeTensor) else mode.from_tensor(x), value)
-    if not isinstance(node.meta["val"], (tuple, list)):
+    return _parts(graph, node)
+
+
+def _parts(graph: torch.fx.Graph, node: torch.fx.Node) -> Any:
+    """A node; of one that gives several results, its parts."""
+    values = node.meta["val"]
+    if not isinstance(values, (tuple, list)):
         return node
-    results: list[Any] = []
-    for index, value in enumerate(node.meta["val"]):
-        if isinstance(value, torch.Tensor):
-            result = graph.call_function(operator.getitem, (node, index))
-            result.meta["val"] = value
-            results.append(result)
+    parts: list[Any] = []
+    for index, value in enumerate(values):
+        if isinstance(value, (torch.Tensor, tuple, list)):
+            part = graph.call_function(operator.getitem, (node, index))
+            part.meta["val"] = value
+            parts.append(_parts(graph, part))
         else:
-            results.append(value)
-    return tuple(results)
+            parts.append(value)
+    return tuple(parts)
 
 
 def check_op(op: torch._ops.OpOverload, *args: Any, tolerance: tuple[float, float] | None = None, **kwargs: Any) -> None:

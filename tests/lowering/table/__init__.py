@@ -2,9 +2,35 @@
 
 from __future__ import annotations
 
-from lowering.table import arithmetic, comparisons, functions, images, indices, products, reductions, shapes
+from lowering.table import (
+    activations,
+    arithmetic,
+    comparisons,
+    foreach,
+    functions,
+    images,
+    indices,
+    optimizers,
+    polynomials,
+    products,
+    reductions,
+    shapes,
+)
 
-KINDS = (arithmetic, functions, comparisons, reductions, shapes, indices, products, images)
+KINDS = (
+    arithmetic,
+    functions,
+    activations,
+    polynomials,
+    comparisons,
+    foreach,
+    optimizers,
+    reductions,
+    shapes,
+    indices,
+    products,
+    images,
+)
 ROWS = [row for kind in KINDS for row in kind.ROWS]
 
 # By test file: the ops without a row.

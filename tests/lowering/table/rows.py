@@ -71,6 +71,16 @@ def two(make: Make, n: int) -> list[tuple[Any, ...]]:
     return [(make(n, 3), make(n, 3)), (make(n, 3), make(3)), (make(n, 1), make())]
 
 
+def same(count: int, *rest: Any) -> Samples:
+    """So many tensors of one shape, and further arguments."""
+    return lambda make, n: [(*(make(n, 3) for _ in range(count)), *rest)]
+
+
+def number_and(*numbers: Any) -> Samples:
+    """One or other number, and a tensor."""
+    return lambda make, n: [(number, make(n, 3)) for number in numbers]
+
+
 def three(make: Make, n: int) -> list[tuple[Any, ...]]:
     return [(make(n, 3), make(n, 3), make(3))]
 

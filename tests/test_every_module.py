@@ -17,8 +17,6 @@ ELSEWHERE = {
     "capture/test_packing.py": "lowering/ops/packed",
     "lowering/ops/test_bounds.py": "lowering/ops/assertions",
     # What an op's lowering is made of is tested with the op.
-    "lowering/ops/test_elementwise.py": """
-        lowering/ops/comparison lowering/ops/division lowering/ops/rounding lowering/ops/special""",
     "lowering/ops/test_indexing.py": "lowering/ops/embedding lowering/ops/scattering",
     "lowering/ops/test_shape.py": "lowering/ops/padding lowering/ops/sizes lowering/ops/strided",
     "lowering/ops/test_normalization.py": "lowering/ops/batch_norm lowering/ops/moments",
@@ -26,7 +24,6 @@ ELSEWHERE = {
         lowering/ops/average_pooling lowering/ops/max_pooling lowering/ops/windows""",
     "lowering/ops/test_margin_losses.py": "lowering/ops/losses",
     "lowering/ops/test_attention.py": "lowering/ops/transformer",
-    "training/test_fused_steps.py": "lowering/ops/fused_optimizers",
     # A step is recorded or lazy; nobody sees the parts but in what it does.
     "training/test_step.py": "training/watched",
     "training/test_surroundings.py": "training/visiting training/watching",

@@ -59,26 +59,15 @@ def test_values(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_gradients(dtype: torch.dtype) -> None:
-    # At the kinks, too: x holds whole numbers and halves.
+    """Each one's, at the kinks, too: x holds whole numbers and halves."""
     x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(dtype)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        # The sum of weighted results: one gradient, from every activation.
-        out = torch.zeros_like(x)
-        for index, activation in enumerate(ACTIVATIONS[:-1]):
-            out = out + activation(x) * (index % 5 - 1.5)
-        return out
-
-    # Sums of 28 terms: in half types each is rounded, in another order than eager's.
     # In float64, eager's hardsigmoid divides by a float32 sixth.
-    tolerance = {torch.float16: (5e-2, 5e-2), torch.bfloat16: (0.2, 0.5), torch.float64: (1e-7, 1e-7)}.get(dtype)
-    check_gradients(function, x, tolerance=tolerance)
-
-
-@pytest.mark.parametrize("index", range(len(ACTIVATIONS) - 1))
-def test_each_gradient_in_half_precision(index: int) -> None:
-    x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(torch.bfloat16)
-    check_gradients(ACTIVATIONS[index], x)
+    tolerance = (1e-7, 1e-7) if dtype == torch.float64 else None
+    check_gradients(
+        lambda *xs: [activation(x) for activation, x in zip(ACTIVATIONS[:-1], xs, strict=True)],
+        *[x] * (len(ACTIVATIONS) - 1),
+        tolerance=tolerance,
+    )
 
 
 def test_backward_ops_at_special_values() -> None:
@@ -108,10 +97,9 @@ def test_backward_ops_at_special_values() -> None:
     check(function, grad, x)
 
 
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_prelu(dtype: torch.dtype) -> None:
-    check_gradients(lambda x, w: F.prelu(x, w), torch.randn(2, 3, 5).to(dtype), torch.rand(3).to(dtype), tolerance=(2e-2, 2e-2))
-    check_gradients(lambda x, w: F.prelu(x, w), torch.randn(4).to(dtype), torch.rand(1).to(dtype), tolerance=(2e-2, 2e-2))
+def test_prelu() -> None:
+    for shape, weights in (((2, 3, 5), 3), ((4,), 1)):
+        check_gradients(F.prelu, torch.randn(shape), torch.rand(weights))
 
 
 def test_integers() -> None:
@@ -131,13 +119,9 @@ def test_complex() -> None:
     check_gradients(function, x, tolerance=(1e-4, 1e-4))
 
 
-def test_shapes() -> None:
-    def function(*xs: torch.Tensor) -> list[torch.Tensor]:
-        return [activation(x) for x in xs for activation in ACTIVATIONS[:8]]
-
-    check(
-        function, torch.tensor(0.3), torch.randn(0, 3), torch.randn(3, 4).t(), torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
-    )
+def test_channels_last_is_kept() -> None:
+    x = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    check(lambda x: [activation(x) for activation in ACTIVATIONS[:8]], x)
 
 
 def test_in_place_activations_write_their_argument() -> None:

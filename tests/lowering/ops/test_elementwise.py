@@ -12,56 +12,13 @@ import jax
 import pytest
 import torch
 from compare import check
+from operands import ALL, COMPLEX, FLOATS, INTEGERS, check_each, make, specials, works
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from dynaxla.lowering import dtypes, promotion
 
-INTEGERS = [torch.uint8, torch.int8, torch.int64]
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-COMPLEX = [torch.complex64]
-REAL = [torch.bool, *INTEGERS, *FLOATS]
-ALL = [*REAL, *COMPLEX]
 PROMOTED = [torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64]
 NUMBERS = [True, 3, -2, 0.1, 2.5 + 0.5j]
-
-
-def make(dtype: torch.dtype, *shape: int, low: float = -9, high: float = 9) -> torch.Tensor:
-    if dtype == torch.bool:
-        return torch.rand(shape) < 0.5
-    if dtype.is_complex:
-        return torch.complex(*(torch.empty(shape, dtype=torch.float64).uniform_(low, high) for _ in range(2))).to(dtype)
-    if not dtype.is_signed:
-        low = max(low, 0)
-    x = torch.empty(shape, dtype=torch.float64).uniform_(low, high)
-    return x.to(dtype) if dtype.is_floating_point else x.round().to(dtype)
-
-
-def specials(dtype: torch.dtype) -> torch.Tensor:
-    """What usually goes wrong: zeros of both signs, infinities, nan, halves, limits of the dtype."""
-    if dtype.is_floating_point:
-        limits = torch.finfo(dtype)
-        exact = [0.0, -0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 1.0, -1.0, 3.0, 1e-3, math.inf, -math.inf, math.nan, limits.max, limits.min]
-        return torch.tensor([*exact, *torch.linspace(-8, 8, 29).tolist()], dtype=dtype)
-    if dtype == torch.bool:
-        return torch.tensor([True, False])
-    limits = torch.iinfo(dtype)
-    return torch.tensor([0, 1, 2, 3, 7, 100, limits.max, limits.max - 1, limits.min, limits.min + 1], dtype=dtype)
-
-
-def works(function: Callable[..., Any], *args: Any) -> bool:
-    """Whether eager has this op for these arguments."""
-    try:
-        function(*args)
-    except (RuntimeError, TypeError, IndexError):
-        return False
-    return True
-
-
-def check_each(functions: list[Callable[..., Any]], *args: Any, **options: Any) -> None:
-    """One program with all functions that eager supports for these arguments."""
-    supported = [function for function in functions if works(function, *args)]
-    assert supported, "eager supports none"
-    check(lambda *xs: [function(*xs) for function in supported], *args, **options)
 
 
 def operands() -> list[Any]:
@@ -151,48 +108,6 @@ def test_arithmetic(dtype: torch.dtype) -> None:
         make(dtype, 4, 5, low=1),
         make(dtype, 1, 5),
     )
-
-
-@pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
-def test_divisions_and_remainders(dtype: torch.dtype) -> None:
-    """All signs, whole quotients, infinities and zeros (not for integers: eager raises there)."""
-    x = torch.cat([specials(dtype), make(dtype, 200)])
-    if dtype.is_floating_point:
-        # eager's fmod gives nan where the quotient overflows; ours is the remainder
-        x = x[x.abs() != torch.finfo(dtype).max]
-    y = specials(dtype)[:, None]
-    if not dtype.is_floating_point:
-        y = y[y != 0][:, None]
-    # eager's process dies of the smallest integer modulo -1
-    numbers: list[float] = [3, 7] if not dtype.is_signed else [3, -7]
-    if dtype.is_floating_point:
-        numbers += [-1, 0.37, -2.5]
-    functions = [
-        lambda x, y: torch.div(x, y, rounding_mode="floor"),
-        lambda x, y: torch.div(x, y, rounding_mode="trunc"),
-        lambda x, y: torch.div(x, y, rounding_mode=None),
-        lambda x, y: x // y,
-        lambda x, y: x % y,
-        lambda x, y: torch.fmod(x, y),
-        lambda x, y: torch.remainder(5, y),
-        lambda x, y: 5 // y,
-    ]
-    for number in numbers:
-        functions += [
-            lambda x, y, number=number: torch.div(x, number, rounding_mode="floor"),
-            lambda x, y, number=number: torch.div(x, number, rounding_mode="trunc"),
-            lambda x, y, number=number: x // number,
-            lambda x, y, number=number: x % number,
-            lambda x, y, number=number: torch.fmod(x, number),
-            lambda x, y, number=number: x / number,
-        ]
-    check_each(functions, x, y)
-
-
-def test_division_by_a_number_is_exact() -> None:
-    """XLA's own way, a product with the reciprocal, is off for two thirds of these."""
-    x = torch.arange(3000.0)
-    check(lambda x, c: [(x * n) / n for n in (3, 7, 13, 41)] + [(x * 49) / c], x, torch.tensor(49.0), tolerance=(0, 0))
 
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *COMPLEX], ids=str)
@@ -337,105 +252,6 @@ def test_bits_and_integers(dtype: torch.dtype) -> None:
         check_each([operator.add, operator.mul, operator.sub], specials(dtype), specials(dtype)[:, None].clone())
         check_each([operator.lshift, operator.rshift, lambda x, y: x << 3, lambda x, y: x >> 3], specials(dtype), shifts)
         check_each([torch.gcd, torch.lcm], make(dtype, 6, low=-100, high=100), make(dtype, 7, 1, low=-100, high=100))
-
-
-@pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
-    ops = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
-    x = make(dtype, 20, low=-2, high=2)
-    check_each([lambda x, op=op, n=n: op(x, n) for op in ops for n in (0, 1, True, 0.1, -1, 1.5, math.inf, math.nan, 300)], x)
-    check_each([lambda x, n=n: torch.ops.aten.eq.Scalar(x, n) for n in (0, 1, 0.5)], x)
-
-
-@pytest.mark.parametrize("dtype", REAL, ids=str)
-def test_clamp(dtype: torch.dtype) -> None:
-    functions: list[Callable[..., Any]] = [
-        lambda x, low, high: torch.clamp(x, low, high),
-        lambda x, low, high: torch.clamp(x, min=low),
-        lambda x, low, high: torch.clamp(x, max=high),
-        lambda x, low, high: torch.clamp(x, high, low),
-    ]
-    for bounds in ((1, 5), (None, 2), (2, None), (0.5, 2.5), (5, 1), (-math.inf, 3.0), (math.nan, 1.0), (None, math.nan)):
-        functions.append(lambda x, low, high, bounds=bounds: torch.clamp(x, *bounds))
-    check_each(functions, torch.cat([specials(dtype), make(dtype, 30)]), make(dtype, 1), make(dtype, 2, 1))
-
-
-@pytest.mark.parametrize("dtype", ALL, ids=str)
-def test_where_and_masked_fill(dtype: torch.dtype) -> None:
-    value: Any = 2 if not (dtype.is_floating_point or dtype.is_complex) else -0.1
-    check_each(
-        [
-            lambda mask, x, y: torch.where(mask, x, y),
-            lambda mask, x, y: torch.where(mask, x, value),
-            lambda mask, x, y: torch.where(mask, 1.5, x),
-            lambda mask, x, y: torch.where(mask, x.sum(), y),
-            lambda mask, x, y: torch.where(mask, 1, 0.5),
-            lambda mask, x, y: torch.where(mask[0, 0], x, y),
-            lambda mask, x, y: x.masked_fill(mask, value),
-            lambda mask, x, y: x.masked_fill(mask, True),
-            lambda mask, x, y: x.masked_fill(mask, y[0]),
-            lambda mask, x, y: y.masked_fill(mask, value),
-            lambda mask, x, y: x.clone().masked_fill_(mask[0], value),
-            lambda mask, x, y: x.masked_fill(mask, -math.inf),
-        ],
-        torch.rand(4, 5) < 0.5,
-        make(dtype, 4, 5),
-        make(dtype, 5),
-    )
-
-
-@pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
-def test_nan_to_num(dtype: torch.dtype) -> None:
-    functions = [torch.nan_to_num, lambda x: torch.nan_to_num(x, 1.5, 2.5), lambda x: torch.nan_to_num(x, neginf=-7.0)]
-    x = specials(dtype) if dtype.is_floating_point else torch.complex(*[specials(torch.float32)] * 2).to(dtype)
-    check_each([*functions, torch.isnan, torch.isinf, torch.isfinite, torch.sgn], x)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_table_functions(dtype: torch.dtype) -> None:
-    names = "lgamma digamma erfinv i0"
-    special = "i0e i1 i1e ndtri log_ndtr ndtr entr erfcx"
-    functions: list[Callable[..., Any]] = [getattr(torch, name) for name in names.split()]
-    functions += [getattr(torch.special, name) for name in special.split()]
-    check_each(functions, torch.cat([make(dtype, 40), torch.tensor([0.0, -0.0, 1.0, -1.0, math.nan], dtype=dtype)]))
-    check_each([torch.lgamma, torch.digamma], torch.tensor([math.inf, -2.0, -7.0, 0.5], dtype=dtype))
-    positive = make(dtype, 30, low=0.1)
-    functions = [lambda x, n=n: torch.polygamma(n, x) for n in (0, 1, 2, 3)]
-    functions += [lambda x: torch.mvlgamma(x + 3, 3), lambda x: torch.special.gammainc(x, x.flip(0)), torch.erfinv]
-    functions += [
-        lambda x: torch.special.gammaincc(x, x.flip(0)),
-        lambda x: torch.special.zeta(x + 1.5, x),
-        lambda x: torch.special.zeta(3, x),
-    ]
-    check_each(functions, positive, tolerance={torch.float32: (1e-4, 1e-5), torch.float64: (1e-8, 1e-8)}.get(dtype))
-    negative = make(torch.float64, 30, low=-4.4, high=-0.1)
-    check(lambda x: [torch.polygamma(n, x) for n in (1, 2, 3)], negative, tolerance=(1e-8, 1e-8))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_functions_at_their_edges(dtype: torch.dtype) -> None:
-    """Where JAX's functions of the same names fail: at poles, in the last place before a limit, far from zero, one beside an infinity."""
-    q = torch.tensor([-1e-10, -1e-3, -0.5, -1.25, -5.25, -9.3, -100.3, -2.0, 0.0, 1e-9], dtype=dtype)
-    check(lambda q: [torch.special.zeta(n, q) for n in (1, 2, 3, 11)], q)
-    check(lambda q: [torch.polygamma(n, q) for n in (1, 2, 3, 10)], q[1:-1])
-    check(torch.special.erfcx, torch.tensor([9.2, 9.4, 26.6, -5.0, math.inf, -math.inf], dtype=dtype))
-    x = torch.tensor([5.0, 8.0, -10.0, -1e4, -1e18, math.inf, -math.inf], dtype=dtype)
-    check(torch.special.log_ndtr, x, tolerance=(1e-4, 0.0) if dtype == torch.float32 else (1e-10, 0.0))
-    check_each([torch.digamma, torch.erfinv], torch.tensor([0.0, -0.0, -1.0, -40.0, -1e10, 1.0, 1.5, -2.0, math.inf], dtype=dtype))
-    x = specials(dtype)
-    check_each([torch.hypot, torch.logaddexp, torch.logaddexp2, torch.xlogy, torch.heaviside], x[:, None], x)
-
-
-@pytest.mark.parametrize("dtype", [torch.int8, torch.int16], ids=str)
-def test_divisors_of_the_lowest_integer(dtype: torch.dtype) -> None:
-    x = torch.tensor([torch.iinfo(dtype).min, 0, 1, 6, 100, -1, torch.iinfo(dtype).max], dtype=dtype)
-    check_each([torch.gcd, torch.lcm], x[:, None], x)
-
-
-@pytest.mark.parametrize("dtype", FLOATS, ids=str)
-def test_frexp_and_ldexp(dtype: torch.dtype) -> None:
-    # what frexp makes of the exponents of infinities and nan is not defined
-    check(lambda x: (tuple(torch.frexp(x)), torch.ldexp(x, torch.tensor(3))), make(dtype, 30))
 
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)

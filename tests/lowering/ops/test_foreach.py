@@ -14,67 +14,6 @@ from dynaxla.observe import coverage
 
 aten = torch.ops.aten
 
-# torch's own shape propagation reads the values of the last argument of these, so that no graph can hold them.
-READ_VALUES = {aten._foreach_addcmul.Tensor, aten._foreach_addcdiv.Tensor}
-
-
-def overloads() -> list[torch._ops.OpOverload]:
-    found = []
-    for name in torch._C._dispatch_get_all_op_names():
-        if name.startswith("aten::_foreach_"):
-            base, _, overload = name.removeprefix("aten::").partition(".")
-            op = getattr(getattr(aten, base), overload or "default")
-            if not op._schema.is_mutable and op not in READ_VALUES:
-                found.append(op)
-    return sorted(found, key=str)
-
-
-def random(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.randint(0, 5, shape).to(dtype)
-
-
-def samples(op: torch._ops.OpOverload, dtypes: tuple[torch.dtype, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """Lists of a transposed matrix of the first dtype, and a rank-0 tensor of the second."""
-    args: list[Any] = []
-    keywords: dict[str, Any] = {}
-    matrix, scalar = dtypes
-    for argument in op._schema.arguments:
-        kind = str(argument.type)
-        if kind == "List[Tensor]":
-            if op is aten._foreach_mm.default:
-                args.append([random((3, 3), matrix).t(), random((3, 3), scalar)])
-            elif op is aten._foreach_pow.ScalarAndTensor:  # torch's shape propagation does not give eager's strides
-                args.append([random((2, 3), matrix), random((), scalar)])
-            else:
-                args.append([random((3, 2), matrix).t(), random((), scalar)])
-        elif kind == "List[number]":
-            args.append([0.25, 2] if matrix.is_floating_point else [3, 1])
-        elif kind == "Tensor":
-            args.append(random((), matrix))
-        elif argument.name == "alpha":
-            keywords["alpha"] = 2
-        elif kind == "number":
-            args.append(2 if argument.name == "ord" else 0.7 if matrix.is_floating_point else 3)
-    return args, keywords
-
-
-@pytest.mark.parametrize("dtypes", [(torch.float32, torch.bfloat16), (torch.int64, torch.bool)], ids=["floats", "integers"])
-def test_every_overload_as_eager_has_it(dtypes: tuple[torch.dtype, ...]) -> None:
-    calls = []
-    for op in overloads():
-        args, keywords = samples(op, dtypes)
-        try:
-            op(*args, **keywords)
-        except (RuntimeError, NotImplementedError):
-            continue
-        calls.append((op, keywords, args))
-    assert len(calls) > 40
-
-    def function(every: list[Any]) -> list[Any]:
-        return [list(op(*args, **keywords)) for (op, keywords, _), args in zip(calls, every, strict=True)]
-
-    check(function, [args for _, _, args in calls], calls=1)
-
 
 def test_promotion_norms_and_mutation() -> None:
     def function(xs: list[torch.Tensor], ys: list[torch.Tensor]) -> list[Any]:

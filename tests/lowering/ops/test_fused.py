@@ -12,31 +12,11 @@ from torch.nn.utils.parametrizations import weight_norm
 aten = torch.ops.aten
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64], ids=str)
-def test_add_relu(dtype: torch.dtype) -> None:
-    x, y = (torch.randn(3, 4).mul(3).to(dtype) for _ in range(2))
-    check_op(aten._add_relu.Tensor, x, y, alpha=2)
-    check_op(aten._add_relu.Tensor, x[0, 0], y[1, 1])
-    check_op(aten._add_relu.Tensor, x, y.t().contiguous().t())
-
-
-def test_addmm_activation() -> None:
-    for use_gelu in (False, True):
-        check_op(
-            aten._addmm_activation.default, torch.randn(4), torch.randn(3, 5), torch.randn(4, 5).t(), beta=0.5, alpha=2, use_gelu=use_gelu
-        )
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_masked_scale(dtype: torch.dtype) -> None:
     x, mask = torch.randn(3, 4).to(dtype), torch.tensor([0, 1, 1, 0], dtype=torch.uint8).expand(3, 4)
     expected = x * mask * 1.25
     assert_equal(run_op(aten._masked_scale.default, x, mask, 1.25, expected=expected), expected)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_transform_bias_rescale_qkv(dtype: torch.dtype) -> None:
-    check_op(aten._transform_bias_rescale_qkv.default, torch.randn(2, 3, 24).to(dtype), torch.randn(24).to(dtype), 2)
 
 
 def test_masked_softmax() -> None:
@@ -53,15 +33,11 @@ def test_masked_softmax() -> None:
 
 
 def test_glu_in_forward_mode() -> None:
-    check_op(aten.glu_jvp.default, torch.randn(3, 2), torch.randn(3, 4), torch.randn(3, 4), -1)
-    x, grad = torch.randn(3, 4), torch.randn(3, 2)
-    check_op(aten.glu_backward_jvp.default, aten.glu_backward(grad, x, 1), grad, x, torch.randn(3, 2), torch.randn(3, 4), 1)
     check(lambda x, dx: torch.func.jvp(lambda x: torch.nn.functional.glu(x, 0), (x,), (dx,)), torch.randn(4, 3), torch.randn(4, 3))
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_weight_norm(dim: int) -> None:
-    check_op(aten._weight_norm_interface_backward.default, torch.randn(3, 4), torch.randn(3, 4), *torch.rand(2, 3, 1), 0)
     layer = weight_norm(torch.nn.Linear(4, 3), dim=dim)
     parameters = dict(layer.named_parameters())
 

@@ -36,6 +36,7 @@ ROWS: list[Op] = [
     Op(aten.sub.Tensor, two, NUMERIC),
     Op(aten.sub.Scalar, of(2), NUMERIC),
     Op(aten.rsub.Tensor, two, NUMERIC),
+    Op(aten.rsub.Scalar, of(2, 3), (torch.float32, torch.int64)),
     Op(aten.mul.Tensor, two, EVERY),
     Op(aten.mul.Scalar, with_numbers, EVERY),
     Op(aten.div.Tensor, two, NUMERIC, low=1),

@@ -363,7 +363,8 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> A
     Shape:  `sizes`, that of the source.
     """
     count = math.prod(sizes)
-    mask = expand(mask, grad.shape)
+    shape = np.broadcast_shapes(mask.shape, grad.shape)
+    mask, grad = expand(mask, shape), expand(grad, shape)
     # A place past the end is dropped.
     places = lax.select(mask, ordinals(mask), lax.full(grad.shape, count, np.dtype(np.int64)))
     flat = write_slices(lax.full((count,), 0, grad.dtype), 0, lax.reshape(places, (grad.size,)), lax.reshape(grad, (grad.size,)), "set")

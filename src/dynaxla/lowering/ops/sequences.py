@@ -117,6 +117,12 @@ for _packet, _function in {
             registry.register(_op, _with_dtype(_function), source=_function)
 
 
+def _distance(n: int, d: float) -> Any:
+    """Between two frequencies; infinite where nothing lies between the samples."""
+    with np.errstate(divide="ignore"):
+        return np.divide(1.0, n * d)
+
+
 @lowers(aten.fft_fftfreq.default)
 def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
     """The frequencies of a transform's results: 0 to the largest one, then the negative ones. d: the distance between two samples.
@@ -126,7 +132,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context)
     """
     place = lax.iota(np.dtype(np.int64), n)
     place = lax.select(lax.ge(place, full_like(place, (n + 1) // 2)), lax.sub(place, full_like(place, n)), place)
-    return convert(lax.mul(convert(place, _FLOAT64), number(1 / (n * d), _FLOAT64)), ctx.output.jax_dtype)
+    return convert(lax.mul(convert(place, _FLOAT64), _distance(n, d)), ctx.output.jax_dtype)
 
 
 @lowers(aten.fft_rfftfreq.default)
@@ -137,4 +143,4 @@ def rfftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context
     Dtype:  `dtype` if given, else the default float.
     """
     place = lax.iota(_FLOAT64, n // 2 + 1)
-    return convert(lax.mul(place, number(1 / (n * d), _FLOAT64)), ctx.output.jax_dtype)
+    return convert(lax.mul(place, _distance(n, d)), ctx.output.jax_dtype)

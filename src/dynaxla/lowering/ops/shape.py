@@ -42,7 +42,6 @@ lower_table(
     aten.view_copy.default,
     aten._unsafe_view.default,
     aten.reshape.default,
-    aten._reshape_alias.default,
     aten._reshape_copy.default,
 )
 def view(x: Array, size: Sequence[int]) -> Array:
@@ -282,6 +281,9 @@ def diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Arr
 def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
     """Zeros of shape `input_sizes`, with grad on the diagonals."""
     dim1, dim2 = wrap_all((dim1, dim2), len(input_sizes))
+    others = [size for dim, size in enumerate(input_sizes) if dim not in (dim1, dim2)]
+    _, count = diagonal_span(input_sizes[dim1], input_sizes[dim2], offset)
+    grad = broadcast_to(grad, [*others, count])
     return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
@@ -352,7 +354,8 @@ def _spread(x: Array, size: int, dim: int, first: int, step: int) -> Array:
 def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
     """Zeros of shape `input_sizes`, with grad where the slice was."""
     dim = wrap(dim, len(input_sizes))
-    first, _, _ = clamp_slice(input_sizes[dim], start, end, step)
+    first, _, count = clamp_slice(input_sizes[dim], start, end, step)
+    grad = broadcast_to(grad, [*input_sizes[:dim], count, *input_sizes[dim + 1 :]])
     return _spread(grad, input_sizes[dim], dim, first, step)
 
 
@@ -361,6 +364,7 @@ def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: in
     """Zeros of shape `input_sizes`, with grad at one index of one dimension."""
     dim = wrap(dim, len(input_sizes))
     index += input_sizes[dim] if index < 0 else 0
+    grad = broadcast_to(grad, [*input_sizes[:dim], *input_sizes[dim + 1 :]])
     return _spread(lax.expand_dims(grad, [dim]), input_sizes[dim], dim, index, 1)
 
 

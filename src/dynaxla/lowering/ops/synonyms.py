@@ -19,6 +19,7 @@ lower_table(
         aten._lazy_clone.default: lambda x: x,
         aten._conj_copy.default: conjugate,
         aten._neg_view_copy.default: lax.neg,
+        aten._reshape_alias.default: lambda x, size, stride: lax.reshape(x, size),
         aten._reshape_alias_copy.default: lambda x, size, stride: lax.reshape(x, size),
         aten.view_copy.dtype: view_dtype,
         aten._stack.default: stack,

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_equal
+from single_op import Call, run_ops
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
@@ -188,3 +189,11 @@ def test_a_transformer_as_without_checkpoints(reentrant: bool) -> None:
         found.append([loss.detach(), x.grad, *(parameter.grad.clone() for parameter in blocks.parameters())])
     assert_equal(found[1], found[0])
     assert_equal(found[2], found[0], tolerance=(1e-4, 1e-5))
+
+
+def test_each_draw_has_a_key_of_its_own() -> None:
+    random_key, device = torch.ops.dynaxla.random_key.default, {"device": torch.device("cpu")}
+    draws = [Call(random_key, (number,), device, expected=torch.zeros(2, dtype=torch.int32)) for number in range(2)]
+    first, second = run_ops(draws)
+    assert first.shape == (2,)
+    assert not torch.equal(first, second)

@@ -65,7 +65,6 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]
     "div_trunc": (lambda x, y: torch.div(x, y, rounding_mode="trunc"), (T(7, -7), T(2, 3)), [(T(7, 7), T(2, 0))]),
     "remainder": (torch.remainder, (T(7, -7), T(2, 3)), [(T(7, 7), T(2, 0))]),
     "fmod": (torch.fmod, (T(7, -7), T(2, 3)), [(T(7, 7), T(2, 0))]),
-    "assert": (lambda x: (torch._assert_async(x, "no"), x.logical_not())[1], (torch.tensor(True),), [(torch.tensor(False),)]),
 }
 DRAWS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], list[tuple[Any, ...]]]] = {
     "multinomial": (

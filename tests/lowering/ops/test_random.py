@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from compare import assert_equal, check
-from single_op import check_op
+from single_op import run_op
 
 from dynaxla.errors import LoweringError
 
@@ -137,6 +137,19 @@ def test_distributions(dtype: torch.dtype) -> None:
         assert_same_distribution(mine, theirs)
 
 
+def test_distributions_of_prims() -> None:
+    kind = {"dtype": torch.float32, "device": torch.device("cpu")}
+    normal = run_op(torch.ops.prims.normal.default, [N], mean=2.0, std=0.5, requires_grad=False, **kind)
+    assert_same_distribution(normal, torch.randn(N) * 0.5 + 2)
+    uniform = run_op(torch.ops.prims.uniform.default, [N], low=-2.0, high=5.0, stride=[1], **kind)
+    assert_same_distribution(uniform, torch.rand(N) * 7 - 2)
+
+
+def test_normal_functional() -> None:
+    drawn = run_op(torch.ops.aten.normal_functional.default, torch.zeros(N), 2.0, 0.5)
+    assert_same_distribution(drawn, torch.randn(N) * 0.5 + 2)
+
+
 def test_bounds() -> None:
     uniform, narrow, half, exponential, integers = compiled(
         lambda: (
@@ -206,6 +219,23 @@ def test_native_dropout_without_a_train_flag_is_no_silent_wrong_answer() -> None
         compiled(lambda x: torch.native_dropout(x, 0.5, None))(torch.ones(10))
 
 
+def test_fused_dropout() -> None:
+    """Its second argument is the chance to be kept. Torch has it for GPUs alone."""
+    x = torch.rand(200, 100) + 1
+    out, mask = run_op(torch.ops.aten._fused_dropout.default, x, 0.8, expected=(x, x.to(torch.uint8)))
+    assert set(mask.unique().tolist()) == {0, 1}
+    assert abs(mask.float().mean() - 0.8) < 0.02
+    assert_equal(out, x * mask / 0.8)
+
+
+def test_slopes_of_rrelu_with_noise() -> None:
+    x = torch.randn(N)
+    out, noise = run_op(torch.ops.aten.rrelu_with_noise_functional.default, x, torch.zeros(N), 0.1, 0.5, True)
+    assert (noise[x > 0] == 1).all()
+    assert_same_distribution(noise[x <= 0], torch.rand(N) * 0.4 + 0.1)
+    assert_equal(out, x * noise)
+
+
 def test_dropped_nan_stays_nan() -> None:
     x = torch.full((100,), float("nan"))
     assert compiled(lambda x: F.dropout(x, 0.5))(x).isnan().all()
@@ -256,12 +286,6 @@ def test_random_initialisation_in_place() -> None:
     compiled(function)(x)
     expected = torch.nn.init.kaiming_uniform_(torch.zeros(64, 64))
     assert_same_distribution(x, expected)
-
-
-def test_dropped_integers() -> None:
-    """The gradient of dropout, called with integers, is of floats."""
-    for dtype in (torch.int64, torch.bool, torch.bfloat16):
-        check_op(torch.ops.aten.native_dropout_backward.default, (torch.randn(4, 5) * 3).to(dtype), torch.rand(4, 5) > 0.5, 2.0)
 
 
 def test_both_parts_of_complex_numbers() -> None:

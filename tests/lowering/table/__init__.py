@@ -2,35 +2,11 @@
 
 from __future__ import annotations
 
-from lowering.table import (
-    activations,
-    arithmetic,
-    comparisons,
-    foreach,
-    functions,
-    images,
-    indices,
-    optimizers,
-    polynomials,
-    products,
-    reductions,
-    shapes,
-)
+import importlib
+import pkgutil
 
-KINDS = (
-    arithmetic,
-    functions,
-    activations,
-    polynomials,
-    comparisons,
-    foreach,
-    optimizers,
-    reductions,
-    shapes,
-    indices,
-    products,
-    images,
-)
+# Every module here but the one that says what a row is.
+KINDS = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__) if found.name != "rows"]
 ROWS = [row for kind in KINDS for row in kind.ROWS]
 
 # By test file: the ops without a row.

@@ -32,6 +32,9 @@ INTEGERS = (torch.int64, torch.uint8)
 REAL = (*FLOATS, *INTEGERS)
 NUMERIC = (*REAL, torch.complex64)
 EVERY = (*NUMERIC, torch.bool)
+# For what is the same in every dtype, and for ops that do what another one does.
+FEW = (torch.float32, torch.int64)
+PAIR = (torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,11 @@ class Op:
 
     def __str__(self) -> str:
         return str(self.op)
+
+
+def alike(samples: Samples, op: torch._ops.OpOverload, *others: torch._ops.OpOverload, **options: Any) -> list[Op]:
+    """Rows of an op, in every dtype, and of others that do the same."""
+    return [Op(op, samples, EVERY, **options), *(Op(other, samples, FEW, **options) for other in others)]
 
 
 def of(*rest: Any) -> Samples:
@@ -97,6 +105,17 @@ def products(*shapes: tuple[int, ...]) -> Samples:
     """Tensors of these shapes; -1 is the changing size."""
     return lambda make, n: [tuple(make(*(n if size == -1 else size for size in shape)) for shape in shapes)]
 
+
+# A prim's gradient is that of the op from whose decomposition it comes; one that is a view stands in no graph that AOTAutograd takes. What
+# prims refuse of rank 0 they refuse by assertions.
+PRIM: dict[str, Any] = {"gradient": False, "without": ["rank 0"]}
+PRIM_VIEW: dict[str, Any] = {"gradient": False, "without": ["rank 0", "changing sizes"]}
+
+# torch's fake tensors run its kernel, which takes no symbolic sizes.
+NO_SHAPES = ("changing sizes",)
+
+# The arguments hold strides, which fit dense operands.
+AS_STRIDED = ("transposed", "with gaps", "rank 0")
 
 # torch's shape functions give other strides there than its kernels.
 NO_ORDER = ("transposed",)

@@ -1,0 +1,36 @@
+"""Random draws, and the gradients of what draws them; assertions."""
+
+import torch
+from lowering.table.rows import FLOATS, NO_ORDER, Op, aten
+
+ROWS: list[Op] = [
+    # Of integers and bools it is float32.
+    Op(aten.native_dropout_backward.default, lambda make, n: [(make(n, 3), make(n, 3) > 0, 2.0)], (*FLOATS, torch.int64, torch.bool),
+       without=NO_ORDER),
+    Op(aten.rrelu_with_noise_backward.default, lambda make, n: [
+        (make(n, 3), make(n, 3), make(n, 3), 0.1, 0.3, training, False) for training in (True, False)
+    ], FLOATS, gradient=False),
+]  # fmt: skip
+
+# By test file: the ops without a row, and why.
+ELSEWHERE: dict[str, str] = {
+    # What they draw is not what eager mode draws.
+    "lowering/ops/test_random.py": """
+        aten._fused_dropout.default aten._sample_dirichlet.default aten._standard_gamma.default aten.bernoulli.Tensor
+        aten.bernoulli.default aten.bernoulli.p aten.cauchy.default aten.exponential.default aten.log_normal.default
+        aten.native_dropout.default aten.normal.Tensor_Tensor aten.normal.Tensor_float aten.normal.float_Tensor aten.normal.float_float
+        aten.normal_functional.default aten.rand.default aten.rand.generator aten.rand_like.default aten.rand_like.generator
+        aten.randn.default aten.randn.generator aten.randn_like.default aten.randn_like.generator
+        aten.rrelu_with_noise_functional.default aten.uniform.default prims.normal.default prims.uniform.default""",
+    "lowering/ops/test_random_integers.py": """
+        aten.binomial.default aten.geometric.default aten.multinomial.default aten.poisson.default aten.randint.default
+        aten.randint.generator aten.randint.low aten.randint.low_generator aten.randint_like.Tensor aten.randint_like.Tensor_generator
+        aten.randint_like.default aten.randint_like.generator aten.randint_like.low_dtype aten.randint_like.low_generator_dtype
+        aten.random.default aten.random.from aten.random.to aten.randperm.default aten.randperm.generator""",
+    # An op of programs alone, which checkpointed regions draw with.
+    "capture/test_checkpointing.py": "dynaxla.random_key.default",
+    # They have no result, or one that says nothing.
+    "lowering/ops/test_assertions.py": """
+        aten._assert_async.default aten._assert_async.msg aten._assert_scalar.default aten._assert_tensor_metadata.default
+        aten._functional_assert_async.msg""",
+}

@@ -28,6 +28,7 @@ ELSEWHERE = {
     "bench/test_requests.py": "bench/benchmark_error",
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol",
+    "lowering/test_table.py": "lowering/ops/synonyms",
 }
 
 

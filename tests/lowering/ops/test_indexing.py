@@ -1,4 +1,4 @@
-"""Reading and writing by index, masks, and embedding tables."""
+"""Reading by index, and indices that are made."""
 
 from __future__ import annotations
 
@@ -11,18 +11,10 @@ from compare import check
 from gradients import check_gradients
 from torch.nn import functional as F
 
-from dynaxla.errors import UnsupportedOp
-
 aten = torch.ops.aten
 
 I = torch.tensor([2, 0, -1])  # noqa: E741
 J = torch.tensor([[0, 1, 2], [-2, 0, 1]], dtype=torch.int32)
-
-
-def distinct(*shape: int) -> torch.Tensor:
-    """Distinct values far from 0, in no order, so that extrema and products have well-behaved gradients."""
-    count = torch.Size(shape).numel()
-    return (torch.randperm(count).reshape(shape) - count // 2 + 0.5) / count * 3
 
 
 READS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
@@ -55,202 +47,6 @@ def test_indices_without_elements() -> None:
     check(lambda x, i: (x[i], x[:, i], x[:0, i], x.index_select(0, i), x[0].gather(0, i[None])), torch.randn(3, 4), I[:0].long(), calls=1)
 
 
-def writes(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> Any:
-    rows = i % 3
-    a, b, c, d, e = (x.clone() for _ in range(5))
-    a[i[:2]] = y[:2]
-    b[:, i] += 1
-    c[i[:2], :, i[:2]] = y[0, 0]
-    d[..., j[0]] = 7
-    e[1, i[:, None], i] = y[0, :3, :3]
-    return (
-        *[a, b, c, d, e],
-        x.index_put((rows, rows), y[:3, 0], accumulate=True),
-        aten.index_put(x, [None, j], y[:, :2, :3].unsqueeze(-1), True),
-        x.index_add(1, rows, y[:, :3], alpha=2),
-        x.index_copy(0, rows[:2], y[:2]),
-        x.index_fill(2, i, 3),
-        x.put(i, y[0, 0, :3], accumulate=True),
-    )
-
-
-def test_writes() -> None:
-    check_gradients(writes, torch.randn(4, 4, 4), torch.randn(4, 4, 4), constants=[I, J])
-
-
-@pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16, torch.complex64])
-def test_writes_of_other_dtypes(dtype: torch.dtype) -> None:
-    check(writes, torch.randn(4, 4, 4).to(dtype), torch.randn(4, 4, 4).to(dtype), I, J, calls=1)
-
-
-def test_scatter() -> None:
-    index = torch.tensor([[[0], [3]], [[1], [0]]]).expand(2, 2, 3)
-    repeated = torch.randint(0, 2, (4, 3, 2))
-
-    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor, repeated: torch.Tensor) -> Any:
-        return (
-            x.scatter(1, index, y),
-            x.scatter(1, index, 2.0),
-            x.scatter(0, repeated[:1, :, :1], y),
-            x.scatter_add(1, repeated, y),
-            x.scatter_add(-1, repeated[:, :, :1], y),
-            x[0, 0].scatter(0, index[0, :, 0], y[0, 0]),
-            x[0, 0, 0].scatter(0, index[0, 0, 0], y[0, 0, 0]),
-        )
-
-    check(function, torch.randn(4, 4, 4), torch.randn(4, 4, 4), index, repeated)
-    check(function, torch.randn(4, 4, 4).bfloat16(), torch.randn(4, 4, 4).bfloat16(), index, repeated, calls=1)
-    check_gradients(
-        lambda x, y, index: (x.scatter(1, index, y), x.scatter_add(1, index, y), x.scatter(1, index[:, :1], y[:, :1])),
-        torch.randn(4, 4, 4),
-        torch.randn(2, 2, 3),
-        constants=[index],
-    )
-
-
-@pytest.mark.parametrize("reduce", ["sum", "prod", "mean", "amax", "amin"])
-def test_scatter_with_reduction(reduce: str) -> None:
-    index = torch.randint(0, 3, (3, 2, 4))
-
-    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
-        return [
-            (x.scatter_reduce(0, index, y, reduce, include_self=own), x.scatter_reduce(1, index[:, :1], y, reduce, include_self=own))
-            for own in (True, False)
-        ]
-
-    check(function, distinct(4, 4, 4), distinct(4, 4, 4), index, calls=1)
-    check(function, torch.randint(-9, 9, (4, 4, 4)), torch.randint(-9, 9, (4, 4, 4)), index, calls=1)
-    check_gradients(lambda x, y, index: x.scatter_reduce(0, index, y, reduce), distinct(4, 4, 4), distinct(3, 2, 4), constants=[index])
-
-
-@pytest.mark.filterwarnings("ignore:index_reduce")
-@pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
-def test_index_reduce(reduce: str) -> None:
-    index = torch.tensor([2, 0, 2])
-    check(
-        lambda x, y, i: [x.index_reduce(1, i, y, reduce, include_self=own) for own in (True, False)],
-        distinct(4, 4, 2),
-        distinct(4, 3, 2),
-        index,
-        calls=1,
-    )
-
-
-@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
-def test_old_reductions() -> None:
-    index = torch.randint(0, 3, (3, 4))
-    check(
-        lambda x, index: (
-            x.scatter(0, index, x.flip(0), reduce="add"),
-            x.scatter(1, index, 2.0, reduce="multiply"),
-            aten.scatter.value_reduce(x, 1, index[:, :1], 2.0, reduce="add"),
-        ),
-        torch.randn(4, 4),
-        index,
-    )
-
-
-def masked_writes(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor, square: torch.Tensor) -> Any:
-    """`row` has three True places, so it takes one slice or three."""
-    return (
-        x.index_put((row,), y[0]),
-        x.index_put((row,), y[:1]),
-        x.index_put((row,), y[:3]),
-        x.index_put((row,), y[:3, :1]),
-        aten.index_put(x, [None, row], y[:, :1]),
-        aten.index_put(x, [None, row], y[:1, :3], True),
-        aten.index_put(x, [None, None, row], y[0, :, :3]),
-        x.index_put((square,), y[0, 0]),
-        x.index_put((square,), y[0, 0, 0], accumulate=True),
-        x.index_put((square,), y[0, :1]),
-        x.masked_fill(square, 2),
-        x.masked_fill(row[:, None], y[0, 0, 0]),
-        x.masked_scatter(square, y),
-        x.masked_scatter(row, y),
-    )
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.bfloat16])
-def test_masked_writes(dtype: torch.dtype) -> None:
-    row = torch.tensor([True, False, True, True])
-    square = torch.rand(4, 4) > 0.5
-    # The gradient of the values is a read with a mask, whose size depends on data: the values are constants here.
-    x, y = torch.randn(4, 4, 4).to(dtype), torch.randn(4, 4, 4).to(dtype)
-    if dtype.is_floating_point:
-        check_gradients(masked_writes, x, constants=[y, row, square])
-    else:
-        check(masked_writes, x, y, row, square)
-
-
-def in_place(x: torch.Tensor) -> Any:
-    a, b = x.clone(), x.clone()
-    a[x > 0] = 0.5
-    b[x[:, :, 0] > 0] = x[0, 0]
-    return a, b
-
-
-def test_masked_writes_in_place() -> None:
-    check(in_place, torch.randn(4, 4, 3))
-
-
-def test_masks_make_sizes_depend_on_data() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return aten.index_put(x, [x[:, :, 0] > 0, torch.tensor([1])], x.sum())
-
-    x = torch.randn(4, 3, 2)
-    with pytest.raises(UnsupportedOp, match="mask"):
-        torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(x)
-    check(function, x, fallback="kernel")
-    # Without fullgraph TorchDynamo leaves such code to eager mode.
-    assert torch.equal(torch.compile(lambda x: x[x > 0] * 2, backend="dynaxla")(x), x[x > 0] * 2)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_embedding(dtype: torch.dtype) -> None:
-    tokens = torch.randint(0, 7, (3, 5))
-    for settings in ({}, {"padding_idx": 2}, {"padding_idx": -1, "scale_grad_by_freq": True}):
-        check_gradients(lambda w, t, settings=settings: F.embedding(t, w, **settings), torch.randn(7, 4).to(dtype), constants=[tokens])
-
-
-def test_embedding_with_limited_norm() -> None:
-    check(lambda t, w: F.embedding(t, w, max_norm=1.0), torch.randint(0, 7, (3, 5)), torch.randn(7, 4), calls=1)
-
-
-@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_embedding_bag(mode: str) -> None:
-    tokens, starts = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
-    check_gradients(
-        lambda w, t, s: (
-            F.embedding_bag(t, w, s, mode=mode),
-            F.embedding_bag(t, w, s, mode=mode, padding_idx=1),
-            F.embedding_bag(t, w, F.pad(s, (0, 1), value=9), mode=mode, include_last_offset=True),
-            F.embedding_bag(t.view(3, 3), w, mode=mode),
-        ),
-        torch.randn(7, 4),
-        constants=[tokens, starts],
-    )
-
-
-def test_embedding_bag_with_weights() -> None:
-    tokens, starts = torch.randint(0, 7, (9,)), torch.tensor([0, 3, 3, 7])
-    check_gradients(
-        lambda w, p, t, s: [F.embedding_bag(t, w, s, mode="sum", per_sample_weights=p, padding_idx=pad) for pad in (None, 1)],
-        torch.randn(7, 4),
-        torch.rand(9),
-        constants=[tokens, starts],
-    )
-
-
-def test_embedding_bag_scales_by_frequency() -> None:
-    """As `embedding` does. Eager mode on CPU divides by other rows' counts here (torch 2.13), so it is no reference."""
-    weight = torch.zeros(6, 1, requires_grad=True)
-    tokens, starts = torch.tensor([0, 1, 1, 2, 5, 5, 5]), torch.tensor([0, 3])
-    function = torch.compile(lambda w: F.embedding_bag(tokens, w, starts, mode="sum", scale_grad_by_freq=True), backend="dynaxla")
-    function(weight).sum().backward()
-    assert weight.grad is not None
-    assert weight.grad.flatten().tolist() == [1, 1, 1, 0, 0, 1]
-
-
 def test_made_indices() -> None:
     check(
         lambda x: (
@@ -262,28 +58,3 @@ def test_made_indices() -> None:
         ),
         torch.tensor([1, 3, 2]),
     )
-
-
-def test_places_of_nonzero_elements() -> None:
-    x = torch.tensor([[0, 3, 0], [1, 0, 2]])
-    check(
-        lambda x: (
-            torch.nonzero_static(x, size=2),
-            torch.nonzero_static(x > 0, size=5, fill_value=-7),
-            torch.nonzero_static(x[0, 1], size=2),
-            torch.nonzero_static(x[:0], size=1),
-        ),
-        x,
-    )
-
-
-def test_index_fill_keeps_the_order_of_dimensions() -> None:
-    """Of what has gaps, too."""
-    index = torch.tensor([2, 0])
-    for x in (
-        torch.randn(60).as_strided((4, 3), (3, 12)),
-        torch.randn(4, 6)[:, ::2].t(),
-        torch.randn(3, 4).t(),
-        torch.randn(4, 1).expand(4, 3),
-    ):
-        check(lambda x, index: (x.index_fill(0, index, 2.0), x.index_fill(1, index, torch.tensor(3.0))), x, index)

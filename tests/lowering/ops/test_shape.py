@@ -1,4 +1,4 @@
-"""Views, joins, rearrangements, padding and as_strided."""
+"""Views, joins, rearrangements and padding."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from compare import check
 from gradients import check_gradients
 from torch.nn import functional as F
-
-from dynaxla.errors import UnsupportedOp
 
 aten = torch.ops.aten
 
@@ -142,59 +140,6 @@ def test_scatters_of_slices() -> None:
         )
 
     check_gradients(function, x, y)
-
-
-def test_strides() -> None:
-    x = torch.randn(4, 6)
-    check_gradients(lambda x: (x.clone().as_strided((3, 2), (2, 5), 1).neg(), x.exp().as_strided((6, 4), (1, 6)).neg()), x)
-    check(
-        lambda x: (
-            x.t().clone().as_strided((4, 3), (1, 2), 3) + 1,  # memory is row-major over [6, 4]
-            x.exp().t().as_strided((24,), (1,)) + 1,  # memory order is not that of the dimensions
-            x.exp()[:, 1:4].as_strided((2, 2), (6, 1)) + 1,  # within a view with gaps
-            x.exp().as_strided((2, 3), (0, 1), 4) + 1,
-            x.exp().as_strided((0, 3), (1, 1)),
-        ),
-        x,
-        calls=1,
-    )
-
-
-def test_writes_through_strides() -> None:
-    def function(x: torch.Tensor) -> Any:
-        y = x.exp().t().contiguous()
-        y.as_strided((3, 2), (2, 5), 1).mul_(2)
-        return y, torch.as_strided_scatter(x, x[:2, :2] + 1, (2, 2), (1, 3), 2)
-
-    check(function, torch.randn(4, 6))
-
-
-def test_strides_out_of_a_view_are_refused() -> None:
-    function = torch.compile(lambda x: x.exp()[:, :2].as_strided((4, 6), (6, 1)) + 1, backend="dynaxla", fullgraph=True)
-    with pytest.raises(UnsupportedOp, match="outside of that tensor"):
-        function(torch.randn(4, 6))
-
-
-def test_copies() -> None:
-    x = torch.randn(2, 3, 1)
-    check(
-        lambda x: (
-            aten.view_copy(x, [3, 2]),
-            aten.permute_copy(x, [1, 0, 2]),
-            aten.select_copy(x, 0, 1),
-            aten.slice_copy(x, 1, 1),
-            aten.unbind_copy(x, 1),
-            aten.squeeze_copy(x),
-            aten.expand_copy(x, [2, 3, 4]),
-            aten.as_strided_copy(x, [2], [1]),
-            aten.split_with_sizes_copy(x, [1, 2], 1),
-            aten.narrow_copy(x, 1, 1, 2),
-            aten.diagonal_copy(x),
-            aten.t_copy(x[..., 0]),
-        ),
-        x,
-        calls=1,
-    )
 
 
 def test_dynamic_sizes() -> None:

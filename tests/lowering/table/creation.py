@@ -69,6 +69,7 @@ ROWS: list[Op] = [
     Op(aten.view.dtype, of(torch.int32), (torch.float32, torch.int32), gradient=False),
     Op(aten.view_copy.dtype, of(torch.int32), (torch.float32, torch.int32), gradient=False),
     Op(prims.view_of_dtype.default, of(torch.int32), (torch.float32,), **PRIM_VIEW),
+    Op(aten._neg_view_copy.default, of(), FEW, gradient=False),
     # Complex numbers
     Op(aten.complex.default, lambda make, n: [(make(n, 3), make(3))], PAIR),
     Op(aten.polar.default, lambda make, n: [(make(n, 3), make(3))], PAIR),

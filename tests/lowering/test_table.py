@@ -57,6 +57,7 @@ FORMS: dict[str, tuple[Callable[[Make], Make], int]] = {
     "empty": (lambda make: make, 0),
 }
 MAY_BE_REFUSED = ("rank 0", "empty")
+REFUSALS = (RuntimeError, IndexError, ValueError)
 
 
 def arguments(sample: tuple[Any, ...]) -> tuple[tuple[Any, ...], Keywords]:
@@ -75,13 +76,23 @@ def calls(row: Op) -> Iterator[tuple[str, torch.dtype, Call, Any]]:
         if form in row.without or (form != "dense" and dtype is not row.dtypes[0]):
             continue
         make = change(lambda *shape, dtype=dtype: operands(row, dtype, *shape))
-        for sample in row.samples(make, size):
+        for sample in _samples(row, make, size, may_fail=form in MAY_BE_REFUSED):
             call = Call(row.op, *arguments(sample))
             try:
                 yield form, dtype, call, call.eagerly()
-            except (RuntimeError, IndexError):
+            except REFUSALS:
                 if form not in MAY_BE_REFUSED:
                     raise
+
+
+def _samples(row: Op, make: Make, size: int, may_fail: bool) -> Sequence[tuple[Any, ...]]:
+    """None, if one is made by an op that eager mode refuses, and may refuse."""
+    try:
+        return row.samples(make, size)
+    except REFUSALS:
+        if not may_fail:
+            raise
+        return []
 
 
 def named(group: Sequence[Op]) -> str:
@@ -128,8 +139,14 @@ def _real(row: Op) -> torch.dtype:
 
 
 def _leaves(group: Sequence[Op], samples: list[list[tuple[Any, ...]]]) -> list[list[tuple[Any, ...]]]:
-    rows = zip(group, samples, strict=True)
-    return [pytree.tree_map_only(torch.Tensor, leaf if row.gradient else torch.clone, sample) for row, sample in rows]
+    return [[_of_leaves(row, sample) for sample in given] for row, given in zip(group, samples, strict=True)]
+
+
+def _of_leaves(row: Op, sample: tuple[Any, ...]) -> tuple[Any, ...]:
+    constant = [not row.gradient or place in row.constants for place in range(len(sample))]
+    return tuple(
+        pytree.tree_map_only(torch.Tensor, torch.clone if fixed else leaf, item) for fixed, item in zip(constant, sample, strict=True)
+    )
 
 
 def _gradients(samples: Any) -> list[torch.Tensor | None]:

@@ -40,7 +40,7 @@ PAIR = (torch.float32, torch.float64)
 @dataclass(frozen=True)
 class Op:
     """Attributes: low, high: bounds of the operands' numbers; tolerance: by dtype, with a reason; gradient: whether there is one;
-    without: what there is a reason not to try: a form of the operands, or "changing sizes"."""
+    constants: the places of those arguments by which torch does not differentiate; without: what there is a reason not to try: a form of the operands, or "changing sizes"."""
 
     op: torch._ops.OpOverload
     samples: Samples
@@ -49,6 +49,7 @@ class Op:
     high: float = 3.0
     tolerance: dict[torch.dtype, tuple[float, float]] = field(default_factory=dict)
     gradient: bool = True
+    constants: Sequence[int] = ()
     without: Sequence[str] = ()
 
     def __str__(self) -> str:
@@ -119,3 +120,8 @@ AS_STRIDED = ("transposed", "with gaps", "rank 0")
 
 # torch's shape functions give other strides there than its kernels.
 NO_ORDER = ("transposed",)
+# Eager mode takes operands in row-major order alone.
+IN_ORDER = ("transposed", "with gaps")
+
+# torch has no shape function of it, which torch.compile asks for.
+NO_FAKE = ("changing sizes",)

@@ -1,0 +1,90 @@
+"""Pooling, and its backward passes: a gradient, the input, and what was saved."""
+
+from typing import Any
+
+import torch
+from lowering.table.rows import FLOATS, NO_FAKE, Op, Samples, aten, image
+
+BOTH = (torch.float32, torch.float64)
+
+
+def volume(*rest: Any) -> Samples:
+    return lambda make, n: [(make(n, 2, 4, 6, 5), *rest)]
+
+
+def after_average(forward: Any, *shape: int, kernel: list[int], **changed: Any) -> Samples:
+    settings = {"stride": kernel, "padding": [0] * len(kernel), "ceil_mode": False, "count_include_pad": True, "divisor": None} | changed
+
+    def samples(make: Any, n: int) -> list[tuple[Any, ...]]:
+        x = make(n, *shape)
+        return [(make(*forward(x, kernel, *settings.values()).shape), x, kernel, *settings.values())]
+
+    return samples
+
+
+def after_adaptive_average(forward: Any, size: list[int], *shape: int) -> Samples:
+    def samples(make: Any, n: int) -> list[tuple[Any, ...]]:
+        x = make(n, *shape)
+        return [(make(*forward(x, size).shape), x)]
+
+    return samples
+
+
+def after_maximum(forward: Any, *shape: int, settings: list[Any], backward: list[Any]) -> Samples:
+    """What the backward op takes between its input and the places of the maxima is `backward`."""
+
+    def samples(make: Any, n: int) -> list[tuple[Any, ...]]:
+        x = make(n, *shape)
+        out, places = forward(x, *settings)
+        return [(make(*out.shape), x, *backward, places)]
+
+    return samples
+
+
+def places(make: Any, n: int, *shape: int, among: int) -> torch.Tensor:
+    """In each image, different ones."""
+    count = torch.Size(shape[1:]).numel()
+    return (
+        torch.stack([torch.randperm(among)[:count] for _ in range(n * shape[0])]).view(n, *shape)
+        if n
+        else torch.zeros(n, *shape, dtype=torch.int64)
+    )
+
+
+TWO, THREE = (2, 6, 5), (2, 4, 6, 5)
+WIDE, DEEP = [[3, 2], [2, 1], [1, 0], [1, 2], True], [[2, 3, 2], [1, 2, 2], [0, 1, 0], [1, 1, 2], False]
+
+ROWS: list[Op] = [
+    Op(aten.avg_pool2d.default, image([2, 2]), FLOATS),
+    Op(aten.avg_pool3d.default, volume([2, 3, 2], [1, 2, 2], [0, 1, 0], True, False), BOTH),
+    Op(aten.avg_pool2d_backward.default, after_average(aten.avg_pool2d, *TWO, kernel=[3, 2], padding=[1, 0], count_include_pad=False), FLOATS),
+    Op(aten.avg_pool3d_backward.default, after_average(aten.avg_pool3d, *THREE, kernel=[2, 3, 2], divisor=5), BOTH),
+    Op(aten._adaptive_avg_pool2d.default, image([3, 2]), FLOATS),
+    Op(aten._adaptive_avg_pool3d.default, volume([3, 4, 2]), BOTH),
+    Op(aten._adaptive_avg_pool2d_backward.default, after_adaptive_average(aten._adaptive_avg_pool2d, [4, 2], *TWO), FLOATS),
+    Op(aten._adaptive_avg_pool3d_backward.default, after_adaptive_average(aten._adaptive_avg_pool3d, [3, 4, 2], *THREE), BOTH),
+    Op(aten.max_pool2d_with_indices.default, image([2, 2]), FLOATS),
+    Op(aten.max_pool3d_with_indices.default, volume(*DEEP), BOTH),
+    Op(aten.max_pool2d_with_indices_backward.default,
+       after_maximum(aten.max_pool2d_with_indices, *TWO, settings=WIDE, backward=WIDE), FLOATS),
+    Op(aten.max_pool3d_with_indices_backward.default,
+       after_maximum(aten.max_pool3d_with_indices, *THREE, settings=DEEP, backward=DEEP), BOTH),
+    Op(aten.adaptive_max_pool2d.default, image([4, 2]), FLOATS),
+    Op(aten.adaptive_max_pool3d.default, volume([3, 4, 2]), BOTH),
+    Op(aten.adaptive_max_pool2d_backward.default, after_maximum(aten.adaptive_max_pool2d, *TWO, settings=[[4, 2]], backward=[]), FLOATS),
+    Op(aten.adaptive_max_pool3d_backward.default, after_maximum(aten.adaptive_max_pool3d, *THREE, settings=[[3, 4, 2]], backward=[]), BOTH),
+    Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), places(make, n, 2, 3, 2, among=20), [5, 4])], BOTH),
+    Op(aten.max_unpool3d.default,
+       lambda make, n: [(make(n, 2, 2, 3, 2), places(make, n, 2, 2, 3, 2, among=60), [3, 5, 4], [1, 2, 2], [0, 0, 0])], BOTH),
+    Op(aten.fractional_max_pool2d.default, lambda make, n: [(make(n, *TWO), [2, 3], [4, 2], make(n, 2, 2).abs() / 3)], FLOATS, constants=[3]),
+    Op(aten.fractional_max_pool3d.default, lambda make, n: [(make(n, *THREE), [2, 2, 1], [2, 3, 4], make(n, 2, 3).abs() / 3)], BOTH, constants=[3],
+       without=NO_FAKE),
+    Op(aten.fractional_max_pool2d_backward.default,
+       lambda make, n: [(make(n, 2, 2, 2), make(n, *TWO), [2, 3], [2, 2], places(make, n, 2, 2, 2, among=30))], BOTH),
+    Op(aten.fractional_max_pool3d_backward.default,
+       lambda make, n: [(make(n, 2, 2, 2, 1), make(n, *THREE), [2, 2, 1], [2, 2, 1], places(make, n, 2, 2, 2, 1, among=120))], BOTH,
+       without=NO_FAKE),
+]  # fmt: skip
+
+# By test file: the ops without a row, and why.
+ELSEWHERE: dict[str, str] = {}

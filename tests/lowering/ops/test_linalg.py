@@ -1,4 +1,4 @@
-"""What linear algebra refuses at run time, and the matrix exponential."""
+"""What linear algebra refuses at run time (linalg_check_errors and others), and the matrix exponential."""
 
 from __future__ import annotations
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
+from compare import assert_equal, check
 from gradients import check_gradients
+from single_op import run_op
+
+aten = torch.ops.aten
 
 NUMERIC = [
     torch.uint8,
@@ -99,3 +102,14 @@ def test_bilinear_and_gradients() -> None:
         return torch.nn.functional.bilinear(x, y, bilinear), torch.nn.functional.linear(x, w).relu(), x @ w.t()[:, :2]
 
     check_gradients(function, torch.randn(2, 3), torch.randn(2, 4), torch.randn(6, 3), torch.randn(5, 3, 4))
+
+
+def test_products_of_another_dtype() -> None:
+    """mm.dtype, bmm.dtype, addmm.dtype and baddbmm.dtype have kernels for GPUs alone."""
+    x, y, wide = torch.randn(2, 3, 5).bfloat16(), torch.randn(2, 5, 4).bfloat16(), torch.randn(2, 3, 4)
+    product = x.float() @ y.float()
+    assert_equal(run_op(aten.mm.dtype, x[0], y[0], torch.float32, expected=product[0]), product[0])
+    assert_equal(run_op(aten.bmm.dtype, x, y, torch.float32, expected=product), product)
+    added = 2 * wide + 3 * product
+    assert_equal(run_op(aten.addmm.dtype, wide[0], x[0], y[0], torch.float32, beta=2, alpha=3, expected=added[0]), added[0])
+    assert_equal(run_op(aten.baddbmm.dtype, wide, x, y, torch.float32, beta=2, alpha=3, expected=added), added)

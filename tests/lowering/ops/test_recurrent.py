@@ -1,10 +1,11 @@
-"""The fused cells, which have kernels for GPUs only, against the cells that torch composes on the CPU."""
+"""The fused cells, which have kernels for GPUs only, against the cells that torch composes on the CPU, and the CPU's layers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from compare import assert_equal
+from gradients import check_gradients
 from single_op import run_op
 
 aten = torch.ops.aten
@@ -64,3 +65,17 @@ def test_gru_cell(dtype: torch.dtype, biased: bool) -> None:
     gradients = torch.autograd.grad(gru(*gates, hx, *biases)[0], [*gates, hx, *biases], cotangent)
     expected = (*gradients, *[None] * (2 - len(biases)))
     assert_equal(run_op(aten._thnn_fused_gru_cell_backward.default, cotangent, workspace, biased, expected=expected), expected)
+
+
+@pytest.mark.parametrize("reverse", [False, True], ids=["forwards", "backwards"])
+def test_layer(reverse: bool) -> None:
+    """The last result of mkldnn_rnn_layer is what oneDNN keeps for mkldnn_rnn_layer_backward."""
+    sizes = [(5, BATCH, 2), (4 * HIDDEN, 2), (4 * HIDDEN, HIDDEN), (4 * HIDDEN,), (4 * HIDDEN,), (BATCH, HIDDEN), (BATCH, HIDDEN)]
+    operands = [torch.randn(size) for size in sizes]
+
+    def layer(*operands: torch.Tensor, train: bool = True) -> list[torch.Tensor]:
+        return list(aten.mkldnn_rnn_layer(*operands, reverse, [], 2, HIDDEN, 1, True, False, False, train)[:3])
+
+    found = run_op(aten.mkldnn_rnn_layer.default, *operands, reverse, [], 2, HIDDEN, 1, True, False, False, False)
+    assert_equal(list(found[:3]), layer(*operands, train=False))
+    check_gradients(layer, *operands)

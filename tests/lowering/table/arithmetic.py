@@ -40,6 +40,7 @@ ROWS: list[Op] = [
     Op(aten.mul.Tensor, two, EVERY),
     Op(aten.mul.Scalar, with_numbers, EVERY),
     Op(aten.div.Tensor, two, NUMERIC, low=1),
+    Op(aten.true_divide.Tensor, two, (torch.float32, torch.int64), low=1),
     Op(aten.div.Scalar, of(3), NUMERIC),
     Op(aten.floor_divide.default, two, REAL, low=1, gradient=False, without=NO_ORDER),
     Op(aten.floor_divide.Scalar, of(3), REAL, gradient=False),

@@ -9,6 +9,8 @@ BOTH = (torch.float32, torch.float64)
 HALF = (torch.float32, torch.bfloat16)
 # Eager mode rounds between a product and a sum in half types; this does not.
 ROUNDED = {torch.bfloat16: (5e-2, 0.1), torch.float16: (1e-2, 1e-2)}
+# Rounding errors, which layer norms make larger.
+NORMALIZED = {torch.float32: (1e-4, 1e-4)}
 SCALED = Keywords(beta=2, alpha=3)
 
 
@@ -72,7 +74,7 @@ ROWS: list[Op] = [
     Op(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, after_attention, BOTH, gradient=False,
        without=IN_ORDER),
     Op(aten._native_multi_head_attention.default, multi_head, BOTH, gradient=False, without=["empty"]),  # eager mode gives no weights then
-    Op(aten._transformer_encoder_layer_fwd.default, encoder, BOTH, tolerance={torch.float32: (1e-4, 1e-4)}, gradient=False, without=NO_ORDER),
+    Op(aten._transformer_encoder_layer_fwd.default, encoder, BOTH, tolerance=NORMALIZED, gradient=False, without=NO_ORDER),
     # Distances
     Op(aten._cdist_forward.default, lambda make, n: [(make(n, 3, 2), make(n, 4, 2), p, None) for p in POWERS], BOTH),
     Op(aten._cdist_backward.default,
@@ -80,7 +82,7 @@ ROWS: list[Op] = [
     Op(aten._pdist_forward.default, lambda make, n: [(make(n, 3), p) for p in POWERS], BOTH, without=IN_ORDER),
     Op(aten._pdist_backward.default,
        lambda make, n: [(make(n * (n - 1) // 2), make(n, 3), p, make(n * (n - 1) // 2).abs() + 1) for p in POWERS],
-       BOTH, gradient=False, without=[*IN_ORDER, "rank 0"]),  # of which eager mode crashes
+       BOTH, gradient=False, without=[*IN_ORDER, "rank 0", "empty"]),  # of which eager mode crashes
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.
@@ -93,8 +95,6 @@ ELSEWHERE: dict[str, str] = {
         aten._scaled_dot_product_flash_attention.default aten._scaled_dot_product_flash_attention_backward.default
         aten._scaled_dot_product_fused_attention_overrideable.default
         aten._scaled_dot_product_fused_attention_overrideable_backward.default""",
-    # Its operands have to lie in one way, and have a dtype of eight bits.
-    "lowering/ops/test_quantization.py": "aten._scaled_mm.default",
     # Our own: a weight in the order that oneDNN reads.
     "capture/test_packing.py": "dynaxla.pack.default dynaxla.packed_convolution.default dynaxla.packed_linear.default",
 }

@@ -40,7 +40,8 @@ PAIR = (torch.float32, torch.float64)
 @dataclass(frozen=True)
 class Op:
     """Attributes: low, high: bounds of the operands' numbers; tolerance: by dtype, with a reason; gradient: whether there is one;
-    constants: the places of those arguments by which torch does not differentiate; without: what there is a reason not to try: a form of the operands, or "changing sizes"."""
+    constants: the places of those arguments by which torch does not differentiate; without: what there is a reason not to try: a form of
+    the operands, or "changing sizes"."""
 
     op: torch._ops.OpOverload
     samples: Samples

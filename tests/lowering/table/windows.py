@@ -44,11 +44,7 @@ def after_maximum(forward: Any, *shape: int, settings: list[Any], backward: list
 def places(make: Any, n: int, *shape: int, among: int) -> torch.Tensor:
     """In each image, different ones."""
     count = torch.Size(shape[1:]).numel()
-    return (
-        torch.stack([torch.randperm(among)[:count] for _ in range(n * shape[0])]).view(n, *shape)
-        if n
-        else torch.zeros(n, *shape, dtype=torch.int64)
-    )
+    return torch.rand(n, shape[0], among).argsort(-1)[..., :count].reshape(n, *shape).contiguous()
 
 
 TWO, THREE = (2, 6, 5), (2, 4, 6, 5)
@@ -57,7 +53,8 @@ WIDE, DEEP = [[3, 2], [2, 1], [1, 0], [1, 2], True], [[2, 3, 2], [1, 2, 2], [0, 
 ROWS: list[Op] = [
     Op(aten.avg_pool2d.default, image([2, 2]), FLOATS),
     Op(aten.avg_pool3d.default, volume([2, 3, 2], [1, 2, 2], [0, 1, 0], True, False), BOTH),
-    Op(aten.avg_pool2d_backward.default, after_average(aten.avg_pool2d, *TWO, kernel=[3, 2], padding=[1, 0], count_include_pad=False), FLOATS),
+    Op(aten.avg_pool2d_backward.default,
+       after_average(aten.avg_pool2d, *TWO, kernel=[3, 2], padding=[1, 0], count_include_pad=False), FLOATS),
     Op(aten.avg_pool3d_backward.default, after_average(aten.avg_pool3d, *THREE, kernel=[2, 3, 2], divisor=5), BOTH),
     Op(aten._adaptive_avg_pool2d.default, image([3, 2]), FLOATS),
     Op(aten._adaptive_avg_pool3d.default, volume([3, 4, 2]), BOTH),
@@ -76,9 +73,10 @@ ROWS: list[Op] = [
     Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), places(make, n, 2, 3, 2, among=20), [5, 4])], BOTH),
     Op(aten.max_unpool3d.default,
        lambda make, n: [(make(n, 2, 2, 3, 2), places(make, n, 2, 2, 3, 2, among=60), [3, 5, 4], [1, 2, 2], [0, 0, 0])], BOTH),
-    Op(aten.fractional_max_pool2d.default, lambda make, n: [(make(n, *TWO), [2, 3], [4, 2], make(n, 2, 2).abs() / 3)], FLOATS, constants=[3]),
-    Op(aten.fractional_max_pool3d.default, lambda make, n: [(make(n, *THREE), [2, 2, 1], [2, 3, 4], make(n, 2, 3).abs() / 3)], BOTH, constants=[3],
-       without=NO_FAKE),
+    Op(aten.fractional_max_pool2d.default,
+       lambda make, n: [(make(n, *TWO), [2, 3], [4, 2], make(n, 2, 2).abs() / 3)], FLOATS, constants=[3]),
+    Op(aten.fractional_max_pool3d.default,
+       lambda make, n: [(make(n, *THREE), [2, 2, 1], [2, 3, 4], make(n, 2, 3).abs() / 3)], BOTH, constants=[3], without=NO_FAKE),
     Op(aten.fractional_max_pool2d_backward.default,
        lambda make, n: [(make(n, 2, 2, 2), make(n, *TWO), [2, 3], [2, 2], places(make, n, 2, 2, 2, among=30))], BOTH),
     Op(aten.fractional_max_pool3d_backward.default,

@@ -23,7 +23,7 @@ Function = Callable[..., Array]
 Rounding = Callable[[Array], Array]
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar)
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(x: Any, y: Any, ctx: Context) -> Array:
     """True division.
 

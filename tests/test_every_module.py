@@ -16,12 +16,7 @@ ELSEWHERE = {
     # A program, compiled and called.
     "capture/test_packing.py": "lowering/ops/packed",
     # What an op's lowering is made of is tested with the op.
-    "lowering/ops/test_shape.py": "lowering/ops/padding",
-    "lowering/ops/test_normalization.py": "lowering/ops/batch_norm lowering/ops/moments",
-    "lowering/ops/test_pooling.py": """
-        lowering/ops/average_pooling lowering/ops/max_pooling lowering/ops/windows""",
-    "lowering/ops/test_margin_losses.py": "lowering/ops/losses",
-    "lowering/ops/test_attention.py": "lowering/ops/transformer",
+    "lowering/ops/test_normalization.py": "lowering/ops/moments",
     # A step is recorded or lazy; nobody sees the parts but in what it does.
     "training/test_step.py": "training/watched",
     "training/test_surroundings.py": "training/visiting training/watching",
@@ -29,6 +24,8 @@ ELSEWHERE = {
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol",
     "lowering/test_table.py": "lowering/ops/synonyms",
+    "lowering/ops/test_max_pooling.py": "lowering/pool_windows lowering/cpu/window_maxima",
+    "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
 }
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 aten = torch.ops.aten
 SUMS = (1e-4, 2e-5)
 
+
 METHODS = {
     "nearest": {"mode": "nearest"},
     "exact": {"mode": "nearest-exact"},
@@ -70,6 +71,8 @@ TWO_DIMENSIONAL = {
     "_upsample_bicubic2d_aa": [(False,), (True,)],
     "_upsample_lanczos2d_aa": [(False,)],
 }
+
+
 SIZES = [
     ((7, 9), (14, 18), ()),
     ((7, 9), (3, 25), ()),
@@ -87,22 +90,3 @@ def test_ops(name: str, space: tuple[int, int], out: tuple[int, int], scales: tu
         check_op(getattr(aten, name).default, torch.randn(2, 3, *space), out, *align, *scales, tolerance=SUMS)
         grad = torch.randn(2, 3, *out)
         check_op(getattr(aten, f"{name}_backward").default, grad, out, (2, 3, *space), *align, *scales, tolerance=SUMS)
-
-
-def test_ops_of_one_and_three_dimensions() -> None:
-    for name, rest in (("upsample_nearest", ()), ("_upsample_nearest_exact", ())):
-        check_op(getattr(aten, f"{name}1d").default, torch.randn(2, 3, 7), (11,), *rest)
-        check_op(getattr(aten, f"{name}3d").default, torch.randn(2, 3, 7, 4, 5), (11, 3, 5), *rest)
-        check_op(getattr(aten, f"{name}3d_backward").default, torch.randn(2, 3, 11, 3, 5), (11, 3, 5), (2, 3, 7, 4, 5), *rest)
-    check_op(aten.upsample_linear1d.default, torch.randn(2, 3, 7), (11,), False, tolerance=SUMS)
-    check_op(aten.upsample_trilinear3d.default, torch.randn(2, 3, 7, 4, 5), (11, 3, 5), True, tolerance=SUMS)
-    check_op(aten.upsample_trilinear3d_backward.default, torch.randn(2, 3, 6, 3, 5), (6, 3, 5), (2, 3, 7, 4, 5), False, tolerance=SUMS)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
-def test_dtypes(dtype: torch.dtype) -> None:
-    x = torch.randn(2, 3, 7, 9).to(dtype)
-    tolerance = None if dtype == torch.float64 else (3e-2, 3e-2)
-    for name, align in (("upsample_nearest2d", ()), ("upsample_bilinear2d", (False,)), ("upsample_bicubic2d", (False,))):
-        check_op(getattr(aten, name).default, x, (11, 5), *align, tolerance=tolerance)
-    check_op(aten.upsample_nearest2d.default, torch.arange(24, dtype=torch.uint8).view(1, 1, 4, 6), (9, 4))

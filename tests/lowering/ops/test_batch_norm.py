@@ -1,0 +1,59 @@
+"""Batch norms, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from compare import check
+from gradients import check_gradients
+from torch.nn import functional as F
+
+SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15), torch.float32: (1e-4, 1e-4)}
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+
+
+def statistics(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    return [torch.randn(4, dtype=dtype), torch.rand(4, dtype=dtype) + 0.5]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_batch_norm(training: bool, dtype: torch.dtype) -> None:
+    def function(x, w, b, mean, var):
+        return F.batch_norm(x, mean, var, w, b, training, 0.2, 1e-3)
+
+    parameters = [torch.randn(4, dtype=dtype), torch.randn(4, dtype=dtype)]
+    check_gradients(function, torch.randn(3, 4, 5, 6).to(dtype), *parameters, constants=statistics(dtype), tolerance=SUMS.get(dtype))
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (3, 4, 5), (2, 4, 3, 2, 3)], ids=str)
+def test_batch_norm_ranks(shape: tuple[int, ...]) -> None:
+    def function(x, mean, var):
+        return (
+            F.batch_norm(x, mean, var),
+            F.batch_norm(x, mean, var, training=True),
+            F.batch_norm(x, None, None, training=True),
+            F.instance_norm(x) if x.dim() > 2 else x,
+        )
+
+    check_gradients(function, torch.randn(shape), constants=statistics(), tolerance=SUMS[torch.float32])
+
+
+def test_module_without_gradients() -> None:
+    module = torch.nn.BatchNorm2d(4).eval()
+    with torch.no_grad():
+        check(module.forward, torch.randn(3, 4, 5, 6))
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 1, 1), (4, 1, 1), (1, 4), (2, 2)], ids=str)
+@pytest.mark.parametrize("training", [True, False], ids=["training", "evaluation"])
+def test_batch_norm_reads_as_many_weights_as_there_are_channels(shape: tuple[int, ...], training: bool) -> None:
+    """In whatever shape: eager mode's forward kernels do. (Such weights in the backward pass, and running statistics, eager refuses, and
+    torch's own tracing before us.)"""
+
+    def function(x, w, b, mean, var):
+        return F.batch_norm(x, mean, var, w, b, training), F.batch_norm(x, None, None, w, None, True), F.batch_norm(x, mean, var, None, b)
+
+    x = torch.randn(2, 4, 3, 3)
+    for given in (x, x.to(memory_format=torch.channels_last)):
+        check(function, given, torch.randn(shape), torch.randn(shape), *statistics())

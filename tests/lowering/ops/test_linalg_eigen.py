@@ -75,6 +75,8 @@ def test_not_finite() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_eigenvalues(dtype: torch.dtype) -> None:
+    """Of linalg_eig: in whatever order."""
+
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         values, vectors = torch.linalg.eig(x)
         return [values.abs().sum(-1), values.sum(-1), x.to(vectors.dtype) @ vectors - vectors * values.unsqueeze(-2), vectors.norm(dim=-2)]

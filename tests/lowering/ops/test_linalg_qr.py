@@ -11,7 +11,7 @@ DTYPES = [torch.float32, torch.complex128]
 
 
 def factors(x: torch.Tensor) -> list[torch.Tensor]:
-    """What any right factorization agrees on: the signs of Q's columns are free."""
+    """What any right linalg_qr agrees on: the signs of Q's columns are free."""
     results = []
     for mode in ("reduced", "complete"):
         q, r = torch.linalg.qr(x, mode=mode)

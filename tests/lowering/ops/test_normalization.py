@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from compare import check
+from compare import assert_equal, check
 from gradients import check_gradients
+from single_op import run_op
 from torch.nn import functional as F
 
 SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15), torch.float32: (1e-4, 1e-4)}
@@ -66,3 +67,12 @@ def test_empty_and_nan() -> None:
     x = torch.randn(2, 4, 6)
     x[0, 1, 2], x[1, 2, 3] = float("nan"), float("inf")
     check(function, x, *statistics())
+
+
+def test_fused_rms_norm_backward() -> None:
+    x, weight, grad = torch.randn(3, 4, requires_grad=True), torch.randn(4, requires_grad=True), torch.randn(3, 4)
+    out, rstd = torch.ops.aten._fused_rms_norm(x, [4], weight, 1e-3)
+    expected = torch.autograd.grad(out, (x, weight), grad)
+    op = torch.ops.aten._fused_rms_norm_backward.default
+    found = run_op(op, grad, x.detach(), [4], rstd.detach(), weight.detach(), [True, True], expected=expected)
+    assert_equal(found, expected)

@@ -9,23 +9,20 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 
 # By test file: the modules without one of their own name. What a reader of the file meets is the whole that they are parts of.
 ELSEWHERE = {
-    # One measurement, from the request to the report.
-    # What a call of torch.compile takes and gives.
-    # What has a fast way and a public one is tried with both.
-    # The commands are run as a user runs them.
-    # A program, compiled and called.
-    "capture/test_packing.py": "lowering/ops/packed",
-    # What an op's lowering is made of is tested with the op.
-    "lowering/ops/test_normalization.py": "lowering/ops/moments",
-    # A step is recorded or lazy; nobody sees the parts but in what it does.
-    "training/test_step.py": "training/watched",
-    "training/test_surroundings.py": "training/visiting training/watching",
+    # A class without a body, and types alone, which mypy compares.
     "bench/test_requests.py": "bench/benchmark_error",
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol",
+    # Nothing but rows of the table.
     "lowering/test_table.py": "lowering/ops/synonyms",
+    # What several lowerings are made of is tested with them.
     "lowering/ops/test_max_pooling.py": "lowering/pool_windows lowering/cpu/window_maxima",
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
+    "lowering/ops/test_normalization.py": "lowering/ops/moments",
+    "capture/test_packing.py": "lowering/ops/packed",
+    # The recorded way itself, and the parts of one walk.
+    "training/test_step.py": "training/watched",
+    "training/test_surroundings.py": "training/visiting training/watching",
 }
 
 

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""Views, joins, rearrangements and padding."""
-=======
 """Views, joins, rearrangements and as_strided."""
->>>>>>> 0dc1503 (Max and average pooling, batch norms, losses, padding and transformers' kernels have test files of their own)
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ ELSEWHERE = {
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol",
     # Nothing but rows of the table.
-    "lowering/test_table.py": "lowering/ops/synonyms",
+    "lowering/test_every_op.py": "lowering/ops/synonyms",
     # What several lowerings are made of is tested with them.
     "lowering/ops/test_max_pooling.py": "lowering/pool_windows lowering/cpu/window_maxima",
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",

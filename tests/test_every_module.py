@@ -16,7 +16,6 @@ ELSEWHERE = {
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms",
     # What several lowerings are made of is tested with them.
-    "lowering/ops/test_max_pooling.py": "lowering/pool_windows lowering/cpu/window_maxima",
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
     "capture/test_packing.py": "lowering/ops/packed",

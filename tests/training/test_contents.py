@@ -65,7 +65,11 @@ class Odd(int):
     """An int of one's own, that may have anything besides."""
 
 
-@pytest.mark.parametrize("value", [[], {}, set(), np.ones(1), Odd(1), threading.Lock(), object(), operator.methodcaller("a", [])], ids=str)
+@pytest.mark.parametrize(
+    "value",
+    [[], {}, set(), np.ones(1), Odd(1), threading.Lock(), object(), operator.methodcaller("a", [])],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_has_none(value: Any) -> None:
     assert content(value) is NO_CONTENT
 

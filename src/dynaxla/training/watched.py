@@ -25,11 +25,11 @@ from .observation import observe
 from .parts import Part
 from .recorder import HANDLERS, Recorder
 from .recordings import Output, Recording, build, known_of
-from .refusals import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .scalars import Compared, Place, TracedFloat
 from .shadows import compiling, other_groups
 from .shared_memory import shared
 from .surroundings import ABSENT, Holder, Touched, Walk, global_state, walk
+from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .untouched import Untouched
 
 # How often a step is recorded anew because it ran code that earlier recordings did not run.

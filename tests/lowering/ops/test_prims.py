@@ -61,6 +61,7 @@ def test_sum_of_bits() -> None:
 def test_real_parts() -> None:
     z = torch.randn(3, 4, dtype=torch.complex64)
     torch.testing.assert_close(run_op(prims.real.default, z), z.real)
+    torch.testing.assert_close(run_op(prims.imag.default, z), z.imag)
 
 
 def test_empty_has_the_right_metadata() -> None:

@@ -69,11 +69,12 @@ ROWS: list[Op] = [
     Op(aten.view.dtype, of(torch.int32), (torch.float32, torch.int32), gradient=False),
     Op(aten.view_copy.dtype, of(torch.int32), (torch.float32, torch.int32), gradient=False),
     Op(prims.view_of_dtype.default, of(torch.int32), (torch.float32,), **PRIM_VIEW),
-    Op(aten._neg_view_copy.default, of(), FEW, gradient=False),
+    *(Op(op, of(), FEW, gradient=False) for op in (aten._neg_view.default, aten._neg_view_copy.default)),
     # Complex numbers
     Op(aten.complex.default, lambda make, n: [(make(n, 3), make(3))], PAIR),
     Op(aten.polar.default, lambda make, n: [(make(n, 3), make(3))], PAIR),
     *(Op(op, of(), COMPLEX) for op in (aten._conj.default, aten._conj_physical.default)),
+    Op(aten.imag.default, of(), COMPLEX),
     Op(aten._conj_copy.default, of(), COMPLEX, gradient=False),
     *(Op(op, of(), (*COMPLEX, *FEW)) for op in (
         aten.conj_physical.default, aten.real.default, aten.resolve_conj.default, aten.resolve_neg.default,
@@ -102,6 +103,6 @@ ELSEWHERE: dict[str, str] = {
         aten.empty.memory_format aten.empty_like.default aten.empty_permuted.default aten.empty_strided.default aten.new_empty.default
         aten.new_empty_strided.default""",
     # Its fake results have other strides than its own.
-    "lowering/ops/test_prims.py": """prims.real.default
+    "lowering/ops/test_prims.py": """prims.real.default prims.imag.default
         prims.empty.default prims.empty_permuted.default prims.empty_strided.default""",
 }

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._prims  # some ops exist only then
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

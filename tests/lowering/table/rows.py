@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._prims  # some ops exist only then
+from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -19,8 +19,7 @@ ELSEWHERE = {
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
     "capture/test_packing.py": "lowering/ops/packed",
-    # The recorded way itself, and the parts of one walk.
-    "training/test_step.py": "training/watched",
+    # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_step import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 from torch import nn
 from torch.nn import functional as F
+from training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
 from dynaxla.training.updates import Update

@@ -13,19 +13,18 @@ from dynaxla.lowering.settings import EXACT, Settings
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    precision, allowed = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    precision = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = allowed
 
 
 @pytest.mark.parametrize(("precision", "coarse"), [("highest", False), ("high", True), ("medium", True)])
 @pytest.mark.parametrize("allowed", [False, True])
 def test_what_torch_is_set_to(precision: str, coarse: bool, allowed: bool) -> None:
     torch.set_float32_matmul_precision(precision)
-    torch.backends.cudnn.allow_tf32 = allowed
-    assert Settings.current("cuda") == Settings(matmul_tf32=coarse, convolution_tf32=allowed)
-    assert Settings.current("cpu") == Settings.current("tpu") == EXACT
+    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=allowed):  # torch's own tests forbid the assignment
+        assert Settings.current("cuda") == Settings(matmul_tf32=coarse, convolution_tf32=allowed)
+        assert Settings.current("cpu") == Settings.current("tpu") == EXACT
 
 
 def test_precision_of_programs() -> None:

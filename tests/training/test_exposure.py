@@ -27,6 +27,12 @@ LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "format": lambda x: f"{x}",
     "apply_": lambda x: x.apply_(abs),
 }
+# After these Python may go on reading and writing the memory.
+GIVES = ("numpy", "np.asarray", "data_ptr", "storage", "const_data_ptr", "dlpack")
+
+
+def nothing(tensor: torch.Tensor) -> None:
+    raise AssertionError(f"{tensor.shape} is not kept")
 
 
 class NoOp(TorchDispatchMode):
@@ -38,15 +44,17 @@ class NoOp(TorchDispatchMode):
 def test_what_waits(name: str) -> None:
     """What looks then is not seen by the modes around it."""
     calls: list[str] = []
+    kept: list[torch.Tensor] = []
     x = torch.ones(2)
-    with Exposure(lambda: calls.append(name)), NoOp():
+    with Exposure(lambda: calls.append(name), kept.append), NoOp():
         LOOKS[name](x)
     assert calls
+    assert [tensor is x for tensor in kept] == [True] * (name in GIVES)
 
 
 def test_the_address_on_a_gpu() -> None:
     calls: list[int] = []
-    with Exposure(lambda: calls.append(1)), pytest.raises(AttributeError, match="CUDA"):
+    with Exposure(lambda: calls.append(1), nothing), pytest.raises(AttributeError, match="CUDA"):
         torch.ones(2).__cuda_array_interface__  # noqa: B018
     assert calls
 
@@ -54,7 +62,7 @@ def test_the_address_on_a_gpu() -> None:
 @pytest.mark.parametrize("look", [lambda x: x.shape, lambda x: x + 1, lambda x: x.stride(), lambda x: x[0], lambda x: x.dtype])
 def test_what_does_not_wait(look: Callable[[torch.Tensor], Any]) -> None:
     calls: list[int] = []
-    with Exposure(lambda: calls.append(1)):
+    with Exposure(lambda: calls.append(1), nothing):
         look(torch.ones(2))
     assert not calls
 
@@ -64,6 +72,6 @@ def test_nothing_is_shown_if_it_could_not_be_computed() -> None:
         raise KeyError("no")
 
     x = torch.ones(2)
-    with Exposure(fails), pytest.raises(KeyError):
+    with Exposure(fails, nothing), pytest.raises(KeyError):
         x.apply_(lambda value: value + 1)
     assert x.tolist() == [1, 1]

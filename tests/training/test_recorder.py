@@ -82,7 +82,7 @@ X = torch.ones(3)
         (lambda: X.nonzero(), "depend on a tensor's values"),
         (lambda: torch.zeros(3) + torch.rand(3, generator=torch.Generator()), "torch.Generator of its own"),
         (lambda: torch.ops._c10d_functional.wait_tensor(X), "in the background"),
-        (lambda: X + torch.ones(3).data_ptr(), "where a tensor lies"),
+        (lambda: X + torch.ones(3).data_ptr(), "value of a tensor in Python .data_ptr"),
     ],
     ids=["item", "bool", "sizes", "generator", "collective", "address"],
 )

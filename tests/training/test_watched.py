@@ -222,7 +222,7 @@ def test_refused(kind: str, error: type[Exception], text: str) -> None:
     torch.testing.assert_close(snapshot(model, optimizer), before, rtol=0, atol=0)
     assert not seen
     if kind in ("item", "if", "nonzero"):
-        assert "test_step.py" in str(raised.value)
+        assert "test_watched.py" in str(raised.value)
 
 
 def test_what_cannot_be_watched_is_refused() -> None:

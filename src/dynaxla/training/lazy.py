@@ -30,6 +30,7 @@ from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tenso
 from .likenesses import bare, detached, hollow_like, op_before
 from .prediction import Unpredictable, predict
 from .shadows import as_written
+from .shared_memory import is_foreign
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
 
 aten = torch.ops.aten
@@ -146,7 +147,7 @@ class Session(TorchDispatchMode):
             return self._outside(op, args, kwargs)
         storage, before = storage_id(source), geometry(source)
         result = op(*args, **kwargs)
-        if op is aten.lift_fresh.default and storage not in self._slots and not source.untyped_storage().resizable():
+        if op is aten.lift_fresh.default and storage not in self._slots and is_foreign(source):
             self._foreign[storage] = result
         if op is aten.as_strided.default or op is aten.as_strided_.default or op is aten.lift_fresh.default:
             return result  # it may leave what the source reads; resolved by its geometry

@@ -30,6 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from ..buffers.addresses import elements_behind, lies_within
 from ..errors import CaptureError
 from ..lowering.asynchronous import NAMESPACES
+from ..runtime import private
 from ..runtime.private import storage_id
 from . import arrays, scalars
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
@@ -37,6 +38,7 @@ from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
 from .scalars import Numbers, TracedFloat
 from .shadows import as_written
+from .shared_memory import is_foreign
 from .surroundings import storage_of
 from .updates import written
 
@@ -304,7 +306,7 @@ class Recorder:
         node = self.graph.call_function(aten.clone.default, (self.graph.get_attr(name),))
         node.meta["val"] = fake
         self._bind(fake, node)
-        if not tensor.untyped_storage().resizable():  # not torch's own memory
+        if is_foreign(tensor):
             self._outside.append((fake, tensor, self.constants[name]))
         return fake
 
@@ -414,7 +416,8 @@ class _Dispatch(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        return self._recorder.call(op, args, kwargs or {})
+        with private.without_torch_function():  # what is asked of tensors from here on is not asked by the step
+            return self._recorder.call(op, args, kwargs or {})
 
 
 class _Functions(TorchFunctionMode):

@@ -12,6 +12,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..runtime import private
 
 
+def is_foreign(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that the step makes lies in memory that is not torch's own. (Weights that were loaded from a file may, too.)"""
+    with private.without_torch_function():
+        return not tensor.untyped_storage().resizable()
+
+
 def shared(holders: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str]]:
     """The pairs (of paths) of something that holds values, and a tensor part of whose storage it may lie in."""
     if not holders:

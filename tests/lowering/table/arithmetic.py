@@ -44,7 +44,7 @@ ROWS: list[Op] = [
     Op(aten.div.Scalar, of(3), NUMERIC),
     Op(aten.floor_divide.default, two, REAL, low=1, gradient=False, without=NO_ORDER),
     Op(aten.floor_divide.Scalar, of(3), REAL, gradient=False),
-    Op(aten.div.Tensor_mode, lambda make, n: [(make(n, 3), make(3), mode) for mode in ROUNDED], REAL, low=1),
+    Op(aten.div.Tensor_mode, lambda make, n: [(make(n, 3), make(3), mode) for mode in ROUNDED], REAL, low=1, without=NO_ORDER),
     Op(aten.div.Scalar_mode, either(*((3, mode) for mode in ROUNDED)), REAL),
     Op(aten.fmod.Tensor, two, REAL, low=1),
     Op(aten.fmod.Scalar, of(2), REAL),

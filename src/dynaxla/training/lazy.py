@@ -325,11 +325,10 @@ class Session(TorchDispatchMode):
         if self._lazy[slot] is not None or (slot, root_shape) in self._roots or any(item[:2] == (slot, root_shape) for item in new_roots):
             return slot, shape
         self._geometries[slot].add(root_shape)
+        item = bare(root)
         if storage in self._foreign:
-            root = self._copies[storage, root_shape] = copied(bare(root))
-            new_roots.append((slot, root_shape, root))
-        else:
-            new_roots.append((slot, root_shape, bare(root)))
+            item = self._copies[storage, root_shape] = copied(item)
+        new_roots.append((slot, root_shape, item))
         return slot, shape, root_shape, root.device
 
     def _check_copy(self, storage: int, shape: Geometry, root: torch.Tensor) -> None:

@@ -95,6 +95,30 @@ def test_what_a_step_shows_python_itself(get: Callable[[torch.Tensor], Any]) -> 
         torch.testing.assert_close(compiled(torch.arange(3.0)), step(torch.arange(3.0)))
 
 
+@pytest.mark.parametrize("place", ["kept by the step", "an argument", "kept by the step, in a container"])
+def test_an_array_that_comes_later(place: str) -> None:
+    """At a call when the step has long been known to find none."""
+
+    def make(wrap: Callable[..., Any]) -> Callable[[bool], Any]:
+        tensor, kept, counts = torch.ones(3), dict[str, Any](), [0]
+
+        def step(x: torch.Tensor, given: Any) -> Any:
+            counts[0] += 1
+            if counts[0] == 4 and place != "an argument":
+                kept["arrays"] = [tensor.numpy()] if "container" in place else (tensor.numpy(),)
+            product = tensor * x
+            for array in given or kept.get("arrays", ()):
+                array[0] += 1
+            return product.sum().item(), tensor * 1
+
+        wrapped = wrap(step)
+        return lambda late: wrapped(torch.tensor(2.0), [tensor.numpy()] if late and place == "an argument" else None)
+
+    compiled, eager = make(dynaxla.compile_step), make(lambda step: step)
+    for call in range(8):
+        torch.testing.assert_close(compiled(call > 3), eager(call > 3))
+
+
 def test_large_memory_is_not_copied() -> None:
     """Torch reads it, at once."""
     array = np.ones((5 << 20,), np.float32)

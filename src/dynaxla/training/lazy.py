@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -49,11 +49,11 @@ class _Conflict(_Outside):
 
 
 def run(
-    traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], exposed: Iterable[torch.Tensor] = ()
+    traces: Traces, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], exposed: dict[int, torch.Tensor]
 ) -> Any:
     """The function's result, its tensors detached. What it changes it has changed when this returns, or raises.
 
-    exposed: tensors whose memory Python may read and write without torch, as a NumPy array.
+    exposed: tensors whose memory Python may read and write without torch, by their storages' ids; those that the step exposes are added.
     Raises: what the function raises, after what it did before; ExecutionError and others of dynaxla's if a program fails: then what that
     program would have written is as it was, and new tensors that it would have given hold NaN.
     """
@@ -74,13 +74,13 @@ def run(
 class Session(TorchDispatchMode):
     """One call of a step. What is known of storages holds for one part."""
 
-    def __init__(self, traces: Traces, exposed: Iterable[torch.Tensor] = ()) -> None:
+    def __init__(self, traces: Traces, exposed: dict[int, torch.Tensor]) -> None:
         super().__init__()
         self._traces = traces
         self._failed: BaseException | None = None
         self._functions = Exposure(self.flush, self._expose)
         # By its storage's id: a tensor in memory that Python can write to and read at any time.
-        self._foreign = {storage_id(tensor): tensor for tensor in exposed}
+        self._foreign = exposed
         self._start()
 
     def _start(self) -> None:

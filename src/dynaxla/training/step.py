@@ -140,7 +140,13 @@ class CompiledStep(Generic[P, R]):
         return result
 
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:
-        return lazy.run(self._traces, self._function, args, kwargs, self._watched.exposed(args, kwargs))
+        exposed = self._watched.exposed(args, kwargs)
+        before = len(exposed)
+        try:
+            return lazy.run(self._traces, self._function, args, kwargs, exposed)
+        finally:
+            if len(exposed) > before:  # the step has got at memory, and may have kept what reaches it
+                self._watched.has_holders = True
 
     def __repr__(self) -> str:
         return f"<compiled step {getattr(self._function, '__qualname__', self._function)}>"

@@ -52,7 +52,6 @@ class Untouched:
             if tensor.grad_fn is not None:
                 tensor.detach_()
             tensor.requires_grad_(self._flags[path])
-
         for _, value, kind in list(self._others()):
             object.__setattr__(value, "__class__", kind)
 

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..config import Options
 from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.private import storage_id
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
+from .contents import HOLDS_VALUES
 from .observation import observe
 from .parts import Part
 from .recorder import HANDLERS, Recorder
@@ -73,8 +75,9 @@ class Watched:
         # The paths of arrays whose values Python has read; and whether it may read others without being noticed.
         self._read: set[str] = set()
         self._reads_unseen = False
-        # Whether the step may find something that Python can write to and a tensor lie in.
-        self._has_holders = True
+        # Whether the step may find something that Python can write to and a tensor lie in, as far as is known. To search at every call
+        # would take as long as lists are that it can find.
+        self.has_holders = True
 
     def situation(self, args: Any, kwargs: Any) -> Situation:
         """Raises: CaptureError for what cannot be watched."""
@@ -133,13 +136,13 @@ class Watched:
                     f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
                 )
 
-    def exposed(self, args: Any, kwargs: Any) -> list[torch.Tensor]:
-        """The tensors whose memory the step's Python can read and write without torch."""
-        if not self._has_holders:
-            return []
+    def exposed(self, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
+        """The tensors whose memory the step's Python can read and write without torch, by their storages' ids."""
+        if not self.has_holders and not any(isinstance(item, HOLDS_VALUES) for item in tree_leaves((args, kwargs))):
+            return {}
         found = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
-        self._has_holders = bool(found.values)
-        return [found.tensors[path] for path in {path for _, path in shared(found.holders_of_values, found.tensors)}]
+        self.has_holders = bool(found.values)
+        return {storage_id(found.tensors[path]): found.tensors[path] for _, path in shared(found.holders_of_values, found.tensors)}
 
     def run_first(self, program: _Program, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
         """Run what `capture` has given."""

@@ -1,7 +1,7 @@
 """Images: padding, resampling, and sampling at given places."""
 
 import torch
-from lowering.table.rows import FLOATS, Op, Samples, aten
+from lowering.table.rows import FLOATS, FORMULA, Op, Samples, aten
 
 BOTH = (torch.float32, torch.float64)
 SPACE = (4, 6, 5)
@@ -100,8 +100,8 @@ ROWS: list[Op] = [
     ),
     Op(aten.grid_sampler_2d.default, sampled(2), BOTH, tolerance=SUMS),
     Op(aten.grid_sampler_3d.default, sampled(3), BOTH, tolerance=SUMS),
-    Op(aten.grid_sampler_2d_backward.default, after_sampling(2), BOTH, tolerance=SUMS),
-    Op(aten.grid_sampler_3d_backward.default, after_sampling(3), BOTH, tolerance=SUMS),
+    Op(aten.grid_sampler_2d_backward.default, after_sampling(2), BOTH, tolerance=SUMS, **FORMULA),
+    Op(aten.grid_sampler_3d_backward.default, after_sampling(3), BOTH, tolerance=SUMS, **FORMULA),
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import Keywords, Make, Op, Samples, aten
+from lowering.table.rows import FORMULA, Keywords, Make, Op, Samples, aten
 
 DTYPES = (torch.float64, torch.float32, torch.complex64)
 # Errors that grow with the condition of random matrices.
@@ -61,7 +61,7 @@ ROWS: list[Op] = [
         (dominant(make(n, 3, 3)), make(n, 3, 2)), (dominant(make(n, 3, 3)), make(n, 2, 3), Keywords(left=False)),
     ], DTYPES[:2], tolerance=CONDITIONED),
     *(
-        Op(op, lambda make, n: [(make(n, 4, 3),)], DTYPES, tolerance=CONDITIONED)
+        Op(op, lambda make, n: [(make(n, 4, 3),)], DTYPES, tolerance=CONDITIONED, **FORMULA)
         for op in (aten.linalg_lu.default, aten.linalg_lu_factor_ex.default)
     ),
     Op(aten.linalg_lu_solve.default, lambda make, n: [
@@ -74,11 +74,12 @@ ROWS: list[Op] = [
     Op(aten._linalg_svd.default, lambda make, n: [(make(n, 3, 2), False, False)], DTYPES, tolerance=CONDITIONED, gradient=False),
     Op(aten.linalg_pinv.atol_rtol_tensor, lambda make, n: [
         (make(n, 3, 2),), (make(n, 3, 3), Keywords(atol=torch.tensor(1.5, dtype=torch.float64), hermitian=True)),
-    ], DTYPES, tolerance=CONDITIONED),
-    Op(aten.linalg_householder_product.default, lambda make, n: [(make(n, 4, 3), make(n, 2))], DTYPES, tolerance=CONDITIONED),
+    ], DTYPES, tolerance=CONDITIONED, **FORMULA),
+    Op(aten.linalg_householder_product.default, lambda make, n: [(make(n, 4, 3), make(n, 2))], DTYPES, tolerance=CONDITIONED,
+       **FORMULA),
     Op(aten.ormqr.default, lambda make, n: [
         (make(n, 4, 2), make(n, 2), make(n, 3, 4), False, True),
-    ], DTYPES, tolerance=CONDITIONED),
+    ], DTYPES, tolerance=CONDITIONED, **FORMULA),
     # Fourier transforms
     Op(aten._fft_c2c.default, lambda make, n: [(make(n, 3, 4), [1, 2], 1, True), (make(n, 3, 4), [0], 2, False)],
        (torch.complex64, torch.complex128)),

@@ -125,5 +125,8 @@ NO_ORDER = ("transposed",)
 # Eager mode takes operands in row-major order alone.
 IN_ORDER = ("transposed", "with gaps")
 
+# torch's formula for the gradient is long (its symbols take seconds), and made of ops that have rows. The whole database tries it.
+FORMULA: dict[str, Any] = {"gradient": False}
+
 # torch has no shape function of it, which torch.compile asks for.
 NO_FAKE = ("changing sizes",)

@@ -2,29 +2,148 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 from jax import lax
+from patience import PATIENCE
 
 from dynaxla.lowering.settings import EXACT, Settings
+from dynaxla.runtime import private
+
+# torch's own tests forbid assignments to flags of torch.backends; these are what such an assignment calls.
+set_newer = torch._C._set_fp32_precision_setter
+set_cudnn = torch._C._set_cudnn_allow_tf32
+set_cublas = torch._C._set_cublas_allow_tf32
+set_cudnn_enabled = torch._C._set_cudnn_enabled
+set_matmul = torch.set_float32_matmul_precision
+
+
+def usual() -> None:
+    """torch's defaults, each set for its op."""
+    set_matmul("highest")
+    for backend, op in private.FLOAT32_PRECISIONS:
+        set_newer(backend, op, "none")
+    set_cudnn(True)
+    set_cudnn_enabled(True)
 
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
-    precision = torch.get_float32_matmul_precision()
+    usual()
     yield
-    torch.set_float32_matmul_precision(precision)
+    usual()
 
 
-@pytest.mark.parametrize(("precision", "coarse"), [("highest", False), ("high", True), ("medium", True)])
-@pytest.mark.parametrize("allowed", [False, True])
-def test_what_torch_is_set_to(precision: str, coarse: bool, allowed: bool) -> None:
-    torch.set_float32_matmul_precision(precision)
-    with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=allowed):  # torch's own tests forbid the assignment
-        assert Settings.current("cuda") == Settings(matmul_tf32=coarse, convolution_tf32=allowed)
-        assert Settings.current("cpu") == Settings.current("tpu") == EXACT
+class Kernels:
+    """What torch's kernels do, from its documentation of TF32 and ATen's Context.cpp.
+
+    Attributes: given (what each op or backend was told: "none" if it inherits); cudnn (whether cuDNN is used).
+    """
+
+    def __init__(self) -> None:
+        self.given = {("generic", "all"): "none", ("cuda", "all"): "none", ("cuda", "matmul"): "none"}
+        self.given |= {("cuda", "conv"): "tf32", ("cuda", "rnn"): "tf32"}
+        self.cudnn = True
+
+    def newer(self, backend: str, op: str, value: str) -> None:
+        self.given[backend, op] = value
+
+    def matmul(self, value: str) -> None:
+        self.given["cuda", "matmul"] = "ieee" if value == "highest" else "tf32"
+
+    def cublas(self, allowed: bool) -> None:
+        self.given["cuda", "matmul"] = "tf32" if allowed else "ieee"
+
+    def cudnn_tf32(self, allowed: bool) -> None:
+        self.given["cuda", "conv"] = self.given["cuda", "rnn"] = "tf32" if allowed else "none"
+
+    def enabled(self, enabled: bool) -> None:
+        self.cudnn = enabled
+
+    def rounds(self, op: str) -> bool:
+        if op == "conv" and not self.cudnn:
+            op = "matmul"
+        places = [("cuda", op), ("cuda", "all"), ("generic", "all")]
+        return next((self.given[place] for place in places if self.given[place] != "none"), "none") == "tf32"
+
+    def settings(self) -> Settings:
+        return Settings(matmul_tf32=self.rounds("matmul"), convolution_tf32=self.rounds("conv"))
+
+
+Change = tuple[Callable[..., Any], Callable[..., None], tuple[Any, ...]]
+CHANGES: list[Change] = [
+    *((set_matmul, Kernels.matmul, (value,)) for value in ("highest", "high", "medium")),
+    *((set_cublas, Kernels.cublas, (value,)) for value in (False, True)),
+    *((set_cudnn, Kernels.cudnn_tf32, (value,)) for value in (False, True)),
+    *((set_cudnn_enabled, Kernels.enabled, (value,)) for value in (False, True)),
+    *((set_newer, Kernels.newer, ("generic", "all", value)) for value in ("none", "ieee", "tf32", "bf16")),
+    *((set_newer, Kernels.newer, ("cuda", op, value)) for op in ("all", "matmul", "conv", "rnn") for value in ("none", "ieee", "tf32")),
+]
+
+
+@pytest.mark.parametrize("first", range(len(CHANGES)))
+def test_older_and_newer_settings_in_every_order(first: int) -> None:
+    """Three changes after each other, of all that torch has: what the kernels would do, without an error and without a trace."""
+    seen = set()
+    for rest in itertools.product(range(len(CHANGES)), repeat=2):
+        usual()
+        kernels = Kernels()
+        for index in (first, *rest):
+            change, expect, values = CHANGES[index]
+            change(*values)
+            expect(kernels, *values)
+        state = {place: private.float32_precision(*place) for place in private.FLOAT32_PRECISIONS}
+        assert Settings.current("cuda") == kernels.settings(), [CHANGES[index][2] for index in (first, *rest)]
+        assert {place: private.float32_precision(*place) for place in private.FLOAT32_PRECISIONS} == state
+        assert (state["cuda", "rnn"] == "tf32") == kernels.rounds("rnn")
+        seen.add(Settings.current("cuda"))
+    assert len(seen) >= 2
+    assert Settings.current("cpu") == Settings.current("tpu") == EXACT
+
+
+def test_where_the_older_getters_raise() -> None:
+    set_newer("cuda", "matmul", "tf32")
+    set_newer("cuda", "conv", "ieee")
+    with pytest.raises(RuntimeError, match="legacy and new"):
+        torch.get_float32_matmul_precision()
+    with pytest.raises(RuntimeError, match="legacy and new"):
+        _ = torch.backends.cudnn.allow_tf32
+    assert Settings.current("cuda") == Settings(matmul_tf32=True, convolution_tf32=False)
+
+
+@pytest.mark.parametrize("place", private.FLOAT32_PRECISIONS, ids=".".join)
+def test_the_public_way_reads_the_same(place: tuple[str, str]) -> None:
+    for value in ("ieee", "tf32", "none"):
+        set_newer(*place, value)
+        assert value == "none" or private._public_float32_precision(*place) == value
+        for other in private.FLOAT32_PRECISIONS:
+            assert private._public_float32_precision(*other) == private.float32_precision(*other)
+
+
+def test_a_fresh_process() -> None:
+    """torch's own defaults (TF32 for cuDNN alone), and what a later setting for all backends makes of them."""
+    script = """
+import torch
+from dynaxla.lowering.settings import Settings
+from dynaxla.runtime import private
+print(*Settings.current("cuda"))
+torch.backends.fp32_precision = "ieee"
+print(*Settings.current("cuda"), private.float32_precision("cuda", "conv") == "tf32")
+torch.backends.fp32_precision = "tf32"
+print(*Settings.current("cuda"))
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    default, exact, coarse = (line.split() for line in done.stdout.splitlines())
+    assert default == ["False", "True"]
+    assert coarse == ["True", "True"]
+    assert exact[:2] == ["False", exact[2]]  # torch 2.13 lets convolutions inherit until one is set for them; 2.11 does not
 
 
 def test_precision_of_programs() -> None:

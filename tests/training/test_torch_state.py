@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
+from dynaxla.runtime import private
 from dynaxla.training.torch_state import global_state
 
 SETTINGS: list[Callable[[], Any]] = [
@@ -40,3 +42,16 @@ def test_settings_of_torch() -> None:
     assert len(set(states)) == len(states)
     with torch.device("meta"):
         assert global_state() == states[-1]
+
+
+@pytest.mark.parametrize("place", private.FLOAT32_PRECISIONS, ids=".".join)
+def test_precision_of_float32(place: tuple[str, str]) -> None:
+    """The newer settings are seen, also where the older getters raise because they contradict them."""
+    usual, given = global_state(), private.float32_precision(*place)
+    for value in ("ieee", "tf32"):
+        torch._C._set_fp32_precision_setter(*place, value)
+        try:
+            assert (global_state() == usual) == (value == given)
+        finally:
+            torch._C._set_fp32_precision_setter(*place, given)
+    assert global_state() == usual

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from jax import lax
 
+from ..runtime import private
 
-@dataclass(frozen=True)
-class Settings:
+
+class Settings(NamedTuple):
     """They are part of every executable's key.
 
     Attributes: matmul_tf32, convolution_tf32 (whether float32 products may be rounded to TF32; CUDA only).
+
+    torch's other settings of precision need no program of their own. Products of half types are added in float32, and so are at least
+    as precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation` and its `allow_fp16_reduced_precision_reduction` and
+    `allow_bf16_reduced_precision_reduction`, on or off. `torch.backends.cudnn.rnn.fp32_precision` is for a kernel that no program
+    contains: a recurrent layer of cuDNN's is a call of torch's own, which reads it then; one made of products goes by `matmul_tf32`.
+    "bf16" is no precision of CUDA's, and counts as float32 there. Which algorithm cuDNN takes (`benchmark`, `deterministic`, and torch's
+    `use_deterministic_algorithms`) changes the order of sums, not their precision.
     """
 
     matmul_tf32: bool = False
@@ -20,10 +28,13 @@ class Settings:
 
     @staticmethod
     def current(platform: str) -> Settings:
-        """As PyTorch is set now. platform: JAX's name."""
+        """As PyTorch's kernels would read them now, whether set in the older way, the newer or both. platform: JAX's name."""
         if platform != "cuda":
             return EXACT
-        return Settings(torch.get_float32_matmul_precision() != "highest", torch.backends.cudnn.allow_tf32)
+        matmul = private.float32_precision("cuda", "matmul") == "tf32"
+        # Without cuDNN, convolutions are cuBLAS's products.
+        convolution = private.float32_precision("cuda", "conv") == "tf32" if torch.backends.cudnn.enabled else matmul
+        return _ALL[matmul, convolution]
 
     @property
     def matmul_precision(self) -> lax.Precision:
@@ -36,4 +47,5 @@ class Settings:
         return lax.Precision.DEFAULT if self.convolution_tf32 else lax.Precision.HIGHEST
 
 
+_ALL = {(matmul, convolution): Settings(matmul, convolution) for matmul in (False, True) for convolution in (False, True)}
 EXACT = Settings()

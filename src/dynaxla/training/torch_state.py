@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -33,6 +34,14 @@ def _asked(questions: Any) -> tuple[Any, ...]:
     return tuple(question() for question in questions)
 
 
+def _matmul_precision() -> str | None:
+    """None where torch has no answer: it raises if its newer settings contradict this older one."""
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:
+        return None
+
+
 _ALWAYS = (
     torch.is_grad_enabled,
     torch.is_inference_mode_enabled,
@@ -42,13 +51,14 @@ _ALWAYS = (
     torch.is_deterministic_algorithms_warn_only_enabled,
     torch.is_anomaly_enabled,
     torch.is_anomaly_check_nan_enabled,
-    torch.get_float32_matmul_precision,
+    _matmul_precision,
     private.is_forward_mode_enabled,
 )
 
 
 _BACKENDS = (
     *private.BACKEND_SETTINGS,
+    *(functools.partial(private.float32_precision, *place) for place in private.FLOAT32_PRECISIONS),
     lambda: bool(torch.get_deterministic_debug_mode()),
     lambda: torch.utils.deterministic.fill_uninitialized_memory,
     lambda: torch.__future__.get_overwrite_module_params_on_conversion(),

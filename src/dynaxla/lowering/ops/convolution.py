@@ -187,8 +187,19 @@ def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None
     return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
 
 
+def _is_half(problem: Convolution | WeightGradient) -> bool:
+    return dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2
+
+
+@CONVOLUTION.form("cudnn", platforms=["cuda"], fits=_is_half)
+def _by_cudnn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """cuDNN adds half types in float32, and rounds once. For a float32 result XLA would have it multiply float32 operands."""
+    return _by_xla(problem, x, weight, bias, problem.dtype)
+
+
 @CONVOLUTION.form("xla")
-def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
+def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
+    """dtype: the result's; left out, x's accumulator's."""
     out = lax.conv_general_dilated(
         x,
         weight,
@@ -199,7 +210,7 @@ def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = 
         dimension_numbers=_dimension_numbers(_PLAIN, _SWAPPED if problem.swapped else _PLAIN, _PLAIN, x.ndim),
         feature_group_count=problem.groups,
         precision=problem.precision,
-        preferred_element_type=dtypes.accumulator(x.dtype),
+        preferred_element_type=dtype or dtypes.accumulator(x.dtype),
     )
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
 
@@ -230,7 +241,7 @@ def convolution(
         # The gradient of the convolution that goes the other way, with respect to its input.
         out = _input_gradient(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
     else:
-        out = _convolve(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
+        out = convolve(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
     return convert(out, x.dtype)
 
 
@@ -259,7 +270,7 @@ def convolution_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         if transposed:
-            grad_input = _convolve(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
+            grad_input = convolve(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         else:
             grad_input = _input_gradient(grad, weight, None, x.shape, stride, padding, dilation, groups, ctx)
         grad_input = convert(grad_input, x.dtype)
@@ -288,7 +299,7 @@ _PLAIN = (0, 1)
 _SWAPPED = (1, 0)
 
 
-def _convolve(
+def convolve(
     x: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
     """The plain convolution, in x's dtype or the accumulator's."""
@@ -364,7 +375,8 @@ class WeightGradient:
     """The gradient of a convolution's weight, apart from its operands' values.
 
     Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
-    convolution's); dtype (of x and grad; the result has its accumulator's); precision; platform.
+    convolution's); dtype (of x and grad; the result has it, or its accumulator's); precision;
+    platform.
     """
 
     x: tuple[int, ...]
@@ -444,9 +456,15 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
     return convert(result, dtypes.accumulator(problem.dtype))
 
 
+@WEIGHT_GRADIENT.form("cudnn", platforms=["cuda"], fits=_is_half)
+def _weight_gradient_by_cudnn(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """As `_by_cudnn`."""
+    return _weight_gradient_by_xla(problem, x, grad, problem.dtype)
+
+
 @WEIGHT_GRADIENT.form("xla")
-def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """x convolved with grad: batch and channels exchange their roles."""
+def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtype: DType | None = None) -> Array:
+    """x convolved with grad: batch and channels exchange their roles. dtype: as for `_by_xla`."""
     margins = []
     sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
     for dim, step, pad, spread in sizes:
@@ -462,7 +480,7 @@ def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array) -> A
         dimension_numbers=_dimension_numbers(_SWAPPED, _SWAPPED, _SWAPPED, x.ndim),
         batch_group_count=problem.groups,
         precision=problem.precision,
-        preferred_element_type=dtypes.accumulator(x.dtype),
+        preferred_element_type=dtype or dtypes.accumulator(x.dtype),
     )
 
 

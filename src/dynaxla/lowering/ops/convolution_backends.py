@@ -12,7 +12,7 @@ from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
-from .convolution import convolution, convolution_backward
+from .convolution import convolution, convolution_backward, convolve
 
 aten = torch.ops.aten
 Sizes = Sequence[int]
@@ -118,3 +118,12 @@ def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context
             preferred_element_type=dtype,
         )
     return convert(lax.add(out, lax.broadcast_in_dim(convert(bias, dtype), shape, (2,))), x.dtype)
+
+
+@lowers(aten.conv_tbc.default, platforms=["cuda"])
+def conv_tbc_by_forms(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
+    """As `conv_tbc`, by the forms of `convolution`. cuDNN has its own order of dimensions, to which XLA has to transpose in any case."""
+    time, batch, channels = ctx.output.shape
+    x, weight = lax.transpose(x, (1, 2, 0)), lax.transpose(weight, (2, 1, 0))
+    out = convolve(x, weight, bias, (batch, channels, time), [1], [pad], [1], 1, ctx)
+    return convert(lax.transpose(out, (2, 0, 1)), ctx.output.jax_dtype)

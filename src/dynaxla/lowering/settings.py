@@ -19,8 +19,9 @@ class Settings(NamedTuple):
     as precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation` and its `allow_fp16_reduced_precision_reduction` and
     `allow_bf16_reduced_precision_reduction`, on or off. `torch.backends.cudnn.rnn.fp32_precision` is for a kernel that no program
     contains: a recurrent layer of cuDNN's is a call of torch's own, which reads it then; one made of products goes by `matmul_tf32`.
-    "bf16" is no precision of CUDA's, and counts as float32 there. Which algorithm cuDNN takes (`benchmark`, `deterministic`, and torch's
-    `use_deterministic_algorithms`) changes the order of sums, not their precision.
+    "bf16" is no precision of CUDA's, and counts as float32 there. What decides which algorithm cuDNN takes (`benchmark`, `deterministic`)
+    changes the order of sums, not their precision. So does `torch.use_deterministic_algorithms`, which programs do not follow: XLA adds
+    what is scattered to one place in any order.
     """
 
     matmul_tf32: bool = False

@@ -6,6 +6,7 @@ from typing import Any
 
 from ..capture.aten_graph import AtenGraph
 from ..config import Options
+from ..errors import CompilationError
 from ..observe import metrics
 from ..runtime import by_torch, programs
 from .xla import Program
@@ -41,7 +42,12 @@ class RetracedProgram(Program):
             key = (programs.fingerprint(lowered), buffers.facts, facts)
             found = self._executables.get(key)
         if found is None:
-            found = self.executable(self.compile(lowered, traced), buffers, facts)
+            try:
+                compiled = self.compile(lowered, traced)
+            except CompilationError as error:
+                self.do_without_refusable(error)
+                return self._trace_and_run(args)
+            found = self.executable(compiled, buffers, facts)
             self._executables.put(key, found)
         with metrics.timed("run"):
             return found(found.take(args))

@@ -18,10 +18,11 @@ from ..buffers.protocol import Buffers
 from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
+from ..errors import CompilationError
 from ..lowering import Check, Interpreter, Settings
 from ..lowering.cpu.halves import with_few_roundings
 from ..lowering.cpu.transposes import Orders, without_transposes
-from ..lowering.forms import Choice
+from ..lowering.forms import Choices
 from ..lowering.function import Function
 from ..observe import dump, metrics
 from ..runtime import by_torch, devices, heap, programs
@@ -143,12 +144,13 @@ class Program:
         return devices.jax_device(self.device)
 
     @functools.cached_property
-    def choose(self) -> Choice:
+    def choose(self) -> Choices:
         """How a form is chosen for a problem."""
         if self.options.tune:
             options = {**default_options(self.platform), **self.options.xla}
-            return Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning"), self.options.heap == "keep").choose
-        return lambda forms, problem: forms.choose(problem, self.options.forms)
+            heap_is_kept = self.options.heap == "keep"
+            return Choices(Tuner(self.jax_device, self.options.forms, options, self.options.store("tuning"), heap_is_kept).choose)
+        return Choices(lambda forms, problem: forms.choose(problem, self.options.forms))
 
     def executables(self) -> list[Executable]:
         return self._executables.values()
@@ -168,7 +170,19 @@ class Program:
             return self.executable(None, specialised.buffers, specialised.facts)
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         lowered = self.lower(traced)
-        return self.executable(self.compile(lowered, traced), buffers, facts)
+        try:
+            compiled = self.compile(lowered, traced)
+        except CompilationError as error:
+            self.do_without_refusable(error)
+            return self._build(args)
+        return self.executable(compiled, buffers, facts)
+
+    def do_without_refusable(self, error: CompilationError) -> None:
+        """From now on take no form that the machine may lack. Raises: error, if none was taken or they are avoided already."""
+        if self.choose.is_certain or not self.choose.refusable:
+            raise error
+        self.choose.is_certain = True
+        dump.log.warning("%s is compiled again without %s: %s", self.name, ", ".join(sorted(self.choose.refusable)), error)
 
     # The way of a graph with concrete sizes
 

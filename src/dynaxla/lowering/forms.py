@@ -6,7 +6,7 @@
 A form is a function from the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands to the
 result. All forms of an op give the same result up to rounding. The first that fits and suits is taken, in the order in which they are
 written; the last one must exist on every platform, and fit and suit everything. With the option `tune`, all that fit are measured
-instead (see dynaxla.tuning).
+instead (see dynaxla.tuning). A form that calls what a machine may lack says that XLA may refuse it; the program is then compiled without.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from ..errors import OptionError
 from .dtypes import DType
@@ -36,6 +36,7 @@ class Posed(Protocol):
     def platform(self) -> str: ...
 
 
+@runtime_checkable
 class Measurable(Posed, Protocol):
     """A problem that can be measured. Two with the same repr are the same; str() is for people.
 
@@ -58,7 +59,7 @@ class Form(Generic[Problem]):
 
     Attributes: name; run (the problem and the operands to the result); platforms (where it exists; empty means everywhere); fits (whether
     it can solve a problem at all, on those); suits (whether it is expected to be the fastest, among the forms behind it); epilogues (what
-    it can compute besides: see epilogue.py).
+    it can compute besides: see epilogue.py); is_refusable (whether a machine may lack what it calls, which XLA says when it compiles).
     """
 
     name: str
@@ -67,6 +68,7 @@ class Form(Generic[Problem]):
     fits: Callable[[Problem], bool]
     suits: Callable[[Problem], bool]
     epilogues: frozenset[str] = frozenset()
+    is_refusable: bool = False
 
     def solves(self, problem: Problem) -> bool:
         """Whether it exists on the problem's platform, and fits."""
@@ -89,11 +91,12 @@ class Forms(Generic[Problem]):
         fits: Callable[[Problem], bool] = lambda _: True,
         suits: Callable[[Problem], bool] = lambda _: True,
         epilogues: Iterable[str] = (),
+        is_refusable: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register a function as a form."""
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.forms[name] = Form(name, run, tuple(platforms), fits, suits, frozenset(epilogues))
+            self.forms[name] = Form(name, run, tuple(platforms), fits, suits, frozenset(epilogues), is_refusable)
             return run
 
         return decorate
@@ -110,6 +113,10 @@ class Forms(Generic[Problem]):
         fitting = self.fitting(problem, forced)
         return fitting[0] if len(fitting) == 1 else next(form for form in fitting if form.suits(problem))
 
+    def choose_certain(self, problem: Problem) -> Form[Problem]:
+        """As `choose`, of those alone that no machine refuses."""
+        return next(form for form in self.forms.values() if not form.is_refusable and form.solves(problem) and form.suits(problem))
+
 
 FORMS: dict[str, Forms[Any]] = {}
 
@@ -124,6 +131,27 @@ def expected(forms: Forms[Any], problem: Any) -> Form[Any]:
 def generic(forms: Forms[Any], problem: Any) -> Form[Any]:
     """The form that fits everything, of nothing but JAX's own operations: they can be differentiated and batched."""
     return list(forms.forms.values())[-1]
+
+
+class Choices:
+    """A `Choice` that can do without forms that the machine may lack. choose: what it asks otherwise.
+
+    Attributes: refusable (such forms that it has chosen, as "op=form"); is_certain (whether it does without them).
+    """
+
+    def __init__(self, choose: Choice) -> None:
+        self._choose = choose
+        self.refusable: set[str] = set()
+        self.is_certain = False
+
+    def __call__(self, forms: Forms[Any], problem: Any) -> Form[Any]:
+        form = self._choose(forms, problem)
+        if not form.is_refusable:
+            return form
+        if self.is_certain:
+            return forms.choose_certain(problem)
+        self.refusable.add(f"{forms.op}={form.name}")
+        return form
 
 
 def check_forced(forced: Mapping[str, str]) -> None:

@@ -6,6 +6,7 @@ import torch
 from jax import Array
 
 from .context import Context
+from .metadata import TensorSpec
 
 aten = torch.ops.aten
 
@@ -13,13 +14,19 @@ aten = torch.ops.aten
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
 
 
-def eager_order(ctx: Context, value: Array) -> tuple[int, ...] | None:
-    """The order in eager's memory of an argument of the current node; None of other values."""
+def eager_spec(ctx: Context, value: Array) -> TensorSpec | None:
+    """The metadata of an argument of the current node; None of other values."""
     for argument in ctx.node.args:
         if isinstance(argument, torch.fx.Node) and ctx.values.get(argument) is value:
-            found: tuple[int, ...] = ctx.spec(argument).order
+            found: TensorSpec = ctx.spec(argument)
             return found
     return None
+
+
+def eager_order(ctx: Context, value: Array) -> tuple[int, ...] | None:
+    """The order in eager's memory of an argument of the current node; None of other values."""
+    spec = eager_spec(ctx, value)
+    return None if spec is None else spec.order
 
 
 def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:

@@ -79,10 +79,15 @@ class Tuner:
         self.machine = machine.machine_name(device)
 
     def choose(self, forms: Forms[Any], problem: Any) -> Form[Any]:
-        """The fastest of the forms that fit. Raises: CompilationError if XLA refuses them all."""
+        """The fastest of the forms that fit; the expected one for a problem that cannot be measured.
+
+        Raises: CompilationError if XLA refuses them all.
+        """
         fitting = forms.fitting(problem, self.forced)
         if len(fitting) == 1:
             return fitting[0]
+        if not isinstance(problem, Measurable):
+            return forms.choose(problem, self.forced)
         with _lock:
             return forms.forms[self._measurement(forms, problem, fitting).chosen]
 

@@ -1,0 +1,221 @@
+"""cuDNN's attention: one kernel forward and few backward, which compute the scores block by block and keep none of them in memory.
+
+XLA's compiler for CUDA understands these custom calls, plans the kernels, and fails where cuDNN has none (an older cuDNN or device).
+A call's configuration is a message of XLA's xla/service/gpu/backend_configs.proto, as JSON: `GpuBackendConfig` with a
+`CudnnfMHABackendConfig`. Of its fields these are written: `fmha_scale`; `mask_type` (causal: from the top left); `dropout_rate` and `seed`
+(none); `intermediate_tensor_shape` (the scores'); the dimension numbers of the forward's or the backward's products; and what says that
+it is the flash algorithm by cuDNN's frontend. XLA sets `force_deterministic` itself.
+
+Source: openxla/xla, xla/backends/gpu/transforms/cudnn_custom_call_compiler.cc; jax/_src/cudnn/fused_attention_stablehlo.py writes the
+same calls
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array, lax
+
+from ...runtime import private
+from .. import dtypes
+from ..dtypes import DType
+from ..promotion import convert, expand
+
+# Releases of jaxlib whose reading of the configuration is known.
+KNOWN = ((0, 10), (0, 11))
+
+_FORWARD = {False: "__cudnn$fmhaSoftmax", True: "__cudnn$fmhaScaleBiasSoftmax"}
+_BACKWARD = {False: "__cudnn$fmhaSoftmaxBackward", True: "__cudnn$fmhaScaleBiasSoftmaxBackward"}
+
+_NAMES = {"bfloat16": "BF16", "float16": "F16"}
+
+# How heads lie in memory: beside each other within a row, as a linear layer leaves them.
+HEADS_INSIDE = (0, 2, 1, 3)
+_HEADS_OUTSIDE = (0, 1, 2, 3)
+
+# Sizes of heads for which all devices of compute capability 8 and later have kernels, forward and backward.
+_LARGEST_SIZE = 128
+_SIZE_STEP = 8
+
+
+def is_known() -> bool:
+    """Whether this jaxlib reads the calls as they are written here."""
+    return tuple(map(int, private.jaxlib_version().split(".")[:2])) in KNOWN
+
+
+def takes(dtype: DType, size: int) -> bool:
+    """Whether cuDNN has kernels for heads of this dtype and size."""
+    return dtype.name in _NAMES and size % _SIZE_STEP == 0 and 0 < size <= _LARGEST_SIZE
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Attributes: scale (of the scores, before a bias is added); is_causal (row i sees the columns up to i); heads_inside (whether
+    operands and results lie with their heads beside each other, so that taking them so copies nothing)."""
+
+    scale: float
+    is_causal: bool
+    heads_inside: bool
+
+    @property
+    def order(self) -> tuple[int, ...]:
+        return HEADS_INSIDE if self.heads_inside else _HEADS_OUTSIDE
+
+
+def forward(query: Array, key: Array, value: Array, mask: Array | None, settings: Settings) -> tuple[Array, Array]:
+    """The attended values, and the logarithm of each row's sum of exponentials. Both are zero in a row whose mask hides everything.
+
+    Shape:  query (batch, heads, rows, size), key and value (batch, key heads, columns, size), where heads is a multiple of key heads; mask
+            (batch or 1, heads or 1, rows, columns). The results: as query; (batch, heads, rows).
+    Dtype:  query, key, value and the first result have one; the mask's is that, or bool (true where a score counts); float32.
+    """
+    bias = None if mask is None else _Bias.of(mask, query.dtype)
+    operands = [lax.transpose(x, settings.order) for x in (query, key, value)]
+    if bias is not None:
+        operands.append(bias.values)
+    statistics = jax.ShapeDtypeStruct(query.shape[:3], np.float32)
+    config = _config(query, key, settings, _FORWARD_PRODUCTS)
+    out, logsumexp = _call(_FORWARD[bias is not None], config, operands, [query, statistics], settings)
+    if bias is None:
+        return out, logsumexp
+    empty = lax.broadcast_in_dim(bias.empty(logsumexp.shape), out.shape, (0, 1, 2))
+    return lax.select(empty, lax.full_like(out, 0), out), bias.true(logsumexp)
+
+
+def backward(
+    grad: Array, query: Array, key: Array, value: Array, mask: Array | None, out: Array, logsumexp: Array, settings: Settings
+) -> tuple[Array, Array, Array]:
+    """The gradients of query, key and value, each of its operand's shape and dtype. Their sums have another order at every call.
+
+    out, logsumexp: the forward's. The other operands: as for `forward`.
+    """
+    bias = None if mask is None else _Bias.of(mask, query.dtype)
+    query_in, key_in, value_in, grad_in, out_in = (lax.transpose(x, settings.order) for x in (query, key, value, grad, out))
+    if bias is None:
+        operands = [query_in, key_in, value_in, logsumexp, grad_in, out_in]
+    else:
+        operands = [query_in, key_in, value_in, bias.kernels(logsumexp), grad_in, bias.values, out_in]
+    config = _config(query, key, settings, _BACKWARD_PRODUCTS)
+    grad_query, grad_key, grad_value = _call(_BACKWARD[bias is not None], config, operands, [query, key, value], settings)
+    return grad_query, grad_key, grad_value
+
+
+# The lowest numbers that the kernels are given. The second stands for -inf: beside the first its weight is zero.
+_FLOORS = {"bfloat16": (-(2.0**41), -(2.0**42)), "float16": (-(2.0**15), -65504.0)}
+
+
+@dataclass(frozen=True)
+class _Bias:
+    """A mask as the kernels take it. They add it to the scores, and give NaN where a row's numbers are infinite or nearly so.
+
+    Attributes: values (the mask, nowhere below the floor but where it is -inf); largest (number in each row of the mask itself, as
+    float32); floor.
+    """
+
+    values: Array
+    largest: Array
+    floor: float
+
+    @staticmethod
+    def of(mask: Array, dtype: DType) -> _Bias:
+        """mask, dtype (of the query): as for `forward`."""
+        if dtypes.is_bool(mask.dtype):
+            mask = lax.select(mask, lax.full(mask.shape, 0, dtype), lax.full(mask.shape, -np.inf, dtype))
+        floor, lowest = _FLOORS[dtype.name]
+        hidden = lax.eq(mask, lax.full_like(mask, -np.inf))
+        values = lax.select(hidden, lax.full_like(mask, lowest), lax.max(mask, lax.full_like(mask, floor)))
+        return _Bias(values, convert(lax.reduce_max(mask, (3,)), np.dtype(np.float32)), floor)
+
+    def empty(self, shape: Sequence[int]) -> Array:
+        """Which rows see nothing. shape: (batch, heads, rows), of the result."""
+        return expand(lax.eq(self.largest, lax.full_like(self.largest, -np.inf)), shape)
+
+    def true(self, logsumexp: Array) -> Array:
+        """The log-sum-exp with the mask itself, of the kernel's."""
+        low, largest = self._low(logsumexp.shape)
+        moved = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
+        found = lax.select(low, moved, logsumexp)
+        return lax.select(self.empty(logsumexp.shape), lax.full_like(found, 0), found)
+
+    def kernels(self, logsumexp: Array) -> Array:
+        """The kernel's log-sum-exp, of the true one. Zero, as rows have it that see nothing, gives them weights of zero."""
+        low, largest = self._low(logsumexp.shape)
+        moved = lax.add(lax.sub(logsumexp, largest), lax.full_like(logsumexp, self.floor))
+        return lax.select(low, moved, logsumexp)
+
+    def _low(self, shape: Sequence[int]) -> tuple[Array, Array]:
+        """Which rows see nothing above the floor, but something; the largest number of each row."""
+        largest = expand(self.largest, shape)
+        low = lax.bitwise_and(lax.lt(largest, lax.full_like(largest, self.floor)), lax.bitwise_not(self.empty(shape)))
+        return low, largest
+
+
+# A product's two operands, each with the dimension that is summed over, by the letters of its shape: b batch, h heads, r rows, c columns,
+# s size. What lies as (b, h, ...) here lies as (b, ..., h, s) with heads inside; the scores (b, h, r, c) lie as they are.
+_SCORES = "bhrc"
+_QUERY, _KEY = "bhrs", "bhcs"
+
+_FORWARD_PRODUCTS = {
+    "bmm1": (_QUERY, _KEY, "s"),
+    "bmm2": (_SCORES, _KEY, "c"),
+}
+_BACKWARD_PRODUCTS = {
+    "bmm1_grad_gemm1": (_SCORES, _QUERY, "r"),
+    "bmm1_grad_gemm2": (_SCORES, _KEY, "c"),
+    "bmm2_grad_gemm1": (_SCORES, _QUERY, "r"),
+    "bmm2_grad_gemm2": (_QUERY, _KEY, "s"),
+}
+
+
+def _config(query: Array, key: Array, settings: Settings, products: dict[str, tuple[str, str, str]]) -> dict[str, Any]:
+    def packed(letters: str) -> str:
+        return letters if letters == _SCORES else "".join(letters[dim] for dim in settings.order)
+
+    def numbers(x: str, y: str, over: str) -> dict[str, list[str]]:
+        x, y = packed(x), packed(y)
+        return {
+            "lhs_contracting_dimensions": [str(x.index(over))],
+            "rhs_contracting_dimensions": [str(y.index(over))],
+            "lhs_batch_dimensions": [str(x.index(letter)) for letter in "bh"],
+            "rhs_batch_dimensions": [str(y.index(letter)) for letter in "bh"],
+        }
+
+    attention = {
+        "algorithm": {"math_type": "TENSOR_OP_MATH", "tuning_knobs": {"17": "1", "24": "0"}, "is_cudnn_frontend": True},
+        "is_flash_attention": True,
+        "fmha_scale": settings.scale,
+        "mask_type": "CAUSAL" if settings.is_causal else "NO_MASK",
+        "dropout_rate": 0.0,
+        "seed": "42",
+        "max_seg_per_batch": 1,
+        "intermediate_tensor_shape": {
+            "element_type": _NAMES[query.dtype.name],
+            "dimensions": [str(size) for size in (*query.shape[:3], key.shape[2])],
+            "is_dynamic_dimension": [False] * 4,
+            "layout": {"minor_to_major": ["3", "2", "1", "0"]},
+        },
+        **{f"{name}_dot_dimension_numbers": numbers(*product) for name, product in products.items()},
+    }
+    return {"cudnn_fmha_backend_config": attention}
+
+
+def _call(
+    target: str, config: dict[str, Any], operands: Sequence[Array], results: Sequence[Array | jax.ShapeDtypeStruct], settings: Settings
+) -> Sequence[Array]:
+    """The results as they are described, (batch, heads, ...), in the settings' order in memory. The call has a workspace besides: XLA asks
+    cuDNN for its size."""
+    call = jax.ffi.ffi_call(
+        target,
+        [*(jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results), jax.ShapeDtypeStruct((0,), np.uint8)],
+        vmap_method="sequential",
+        output_layouts=[*(settings.order if len(result.shape) == 4 else None for result in results), None],
+        custom_call_api_version=2,
+        legacy_backend_config=json.dumps(config),
+    )
+    *found, _workspace = call(*operands)
+    return found

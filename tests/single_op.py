@@ -42,6 +42,13 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
 
 def run_ops(calls: Sequence[Call]) -> list[Any]:
     """The results of each call, all computed by one program."""
+    module, tensors, results = graph_of(calls)
+    given = iter(Program(AtenGraph("ops", module), Options(fallback="error"))(tensors))
+    return pytree.tree_map_only(torch.fx.Node, lambda _: next(given), results)
+
+
+def graph_of(calls: Sequence[Call]) -> tuple[torch.fx.GraphModule, list[torch.Tensor], list[Any]]:
+    """A graph of these calls, its inputs, and the calls' results: nodes, which are the graph's outputs in their order, or other values."""
     graph = torch.fx.Graph()
     mode = FakeTensorMode()
     tensors: list[torch.Tensor] = []
@@ -59,10 +66,8 @@ def run_ops(calls: Sequence[Call]) -> list[Any]:
     arguments = [pytree.tree_map(placeholder, (tuple(call.args), dict(call.kwargs))) for call in calls]
     for call, (args, kwargs) in zip(calls, arguments, strict=True):
         results.append(_add(graph, mode, call, args, kwargs))
-    nodes, form = pytree.tree_flatten(results)
-    graph.output(tuple(node for node in nodes if isinstance(node, torch.fx.Node)))
-    given = iter(Program(AtenGraph("ops", torch.fx.GraphModule({}, graph)), Options(fallback="error"))(tensors))
-    return pytree.tree_unflatten([next(given) if isinstance(node, torch.fx.Node) else node for node in nodes], form)
+    graph.output(tuple(node for node in pytree.tree_leaves(results) if isinstance(node, torch.fx.Node)))
+    return torch.fx.GraphModule({}, graph), tensors, results
 
 
 def _add(graph: torch.fx.Graph, mode: FakeTensorMode, call: Call, args: Any, kwargs: Any) -> Any:

@@ -15,8 +15,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla import forks
 from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
+from dynaxla.engine.retrace import Retrace
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, ForkError
+from dynaxla.lowering.forms import Form
+from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
 from dynaxla.runtime import by_torch, programs
 
@@ -72,6 +75,36 @@ def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
             runner([torch.ones(4)])
     assert runner.executables() == []
     torch.testing.assert_close(runner([torch.ones(4)])[0], torch.ones(4).sin())
+
+
+def missing(problem: Any, x: jax.Array, y: jax.Array) -> jax.Array:
+    """A form that calls what this machine does not have."""
+    result: jax.Array = CONTRACTION.forms["xla"].run(problem, x, y)
+    return jax.ffi.ffi_call("there is no such call", result)(result)
+
+
+@pytest.mark.parametrize("engine", [Xla, Retrace])
+def test_what_a_machine_lacks_is_done_without(
+    engine: type[Xla | Retrace], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once one form is refused, later sizes do without it at once. With an error of another kind there is nothing to do without."""
+    form = Form("missing", missing, (), lambda problem: True, lambda problem: True, is_refusable=True)
+    monkeypatch.setattr(CONTRACTION, "forms", {"missing": form, **CONTRACTION.forms})
+    graph = AtenGraph("graph", make_fx(lambda x: [x @ x], tracing_mode="symbolic")(torch.ones(4, 4)))
+    runner = engine(Options()).runner(graph)
+    for size in (4, 5):
+        x = torch.randn(size, size)
+        torch.testing.assert_close(runner([x])[0], x @ x)
+    (message,) = [record.getMessage() for record in caplog.records if record.name == "dynaxla"]
+    assert message.startswith("graph is compiled again without contraction=missing: XLA could not compile graph")
+    assert [item.program is not None for item in runner.executables()] == [True, True]
+
+    def refuse(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no")
+
+    monkeypatch.setattr(programs, "compile_lowered", refuse)
+    with pytest.raises(CompilationError, match="INTERNAL: no"):
+        runner([torch.ones(6, 6)])
 
 
 def test_threads_that_come_at_once_compile_once() -> None:

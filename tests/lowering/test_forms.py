@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
 from dynaxla.lowering.cpu import onednn
-from dynaxla.lowering.forms import FORMS, Forms
+from dynaxla.lowering.forms import FORMS, Choices, Forms
 
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
 
@@ -54,7 +54,25 @@ def test_choice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("op", FORMS)
 def test_a_form_for_everything_comes_last(op: str) -> None:
-    assert list(FORMS[op].forms.values())[-1].platforms == ()
+    last = list(FORMS[op].forms.values())[-1]
+    assert last.platforms == ()
+    assert not last.is_refusable
+
+
+@pytest.mark.parametrize("forced", [{}, {"test_choices": "library"}], ids=["", "forced"])
+def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
+    forms: Forms[Problem] = Forms("test_choices")
+    forms.form("library", fits=lambda problem: problem.size > 1, is_refusable=True)(lambda problem: None)
+    forms.form("large", suits=lambda problem: problem.size > 100)(lambda problem: None)
+    forms.form("any")(lambda problem: None)
+    choices = Choices(lambda forms, problem: forms.choose(problem, forced))
+    assert choices(forms, Problem(1)).name == "any"
+    assert choices.refusable == set()
+    assert [choices(forms, Problem(size)).name for size in (2, 200)] == ["library", "library"]
+    assert choices.refusable == {"test_choices=library"}
+    choices.is_certain = True
+    assert [choices(forms, Problem(size)).name for size in (1, 2, 200)] == ["any", "any", "large"]
 
 
 @pytest.mark.parametrize(

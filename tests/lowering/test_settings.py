@@ -35,9 +35,11 @@ def usual() -> None:
 
 @pytest.fixture(autouse=True)
 def as_before() -> Iterator[None]:
+    deterministic = torch.are_deterministic_algorithms_enabled()
     usual()
     yield
     usual()
+    torch.use_deterministic_algorithms(deterministic)
 
 
 class Kernels:
@@ -132,11 +134,11 @@ def test_a_fresh_process() -> None:
 import torch
 from dynaxla.lowering.settings import Settings
 from dynaxla.runtime import private
-print(*Settings.current("cuda"))
+print(*Settings.current("cuda")[:2])
 torch.backends.fp32_precision = "ieee"
-print(*Settings.current("cuda"), private.float32_precision("cuda", "conv") == "tf32")
+print(*Settings.current("cuda")[:2], private.float32_precision("cuda", "conv") == "tf32")
 torch.backends.fp32_precision = "tf32"
-print(*Settings.current("cuda"))
+print(*Settings.current("cuda")[:2])
 """
     done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -144,6 +146,13 @@ print(*Settings.current("cuda"))
     assert default == ["False", "True"]
     assert coarse == ["True", "True"]
     assert exact[:2] == ["False", exact[2]]  # torch 2.13 lets convolutions inherit until one is set for them; 2.11 does not
+
+
+def test_deterministic_algorithms() -> None:
+    assert not Settings.current("cuda").deterministic
+    torch.use_deterministic_algorithms(True)
+    assert Settings.current("cuda").deterministic
+    assert Settings.current("cpu") == EXACT
 
 
 def test_precision_of_programs() -> None:

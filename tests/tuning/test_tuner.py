@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import dynaxla
 from dynaxla import tuning
 from dynaxla.cli import app
-from dynaxla.lowering.forms import FORMS
+from dynaxla.lowering.forms import FORMS, Forms
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
 from dynaxla.runtime.store import Store
@@ -121,6 +121,17 @@ def test_the_fastest_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         {"quick": 0.001, "slow": 0.004, "xla": 0.002}
     )
     assert found.chosen == "quick" != found.expected
+
+
+def test_what_cannot_be_measured_keeps_the_expected_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A problem that does not say what its operands are."""
+    monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
+    forms: Forms[Any] = Forms("test_unmeasured")
+    for name, suits in (("unsuited", False), ("suited", True), ("any", True)):
+        forms.form(name, suits=lambda _, suits=suits: suits)(lambda problem: None)
+    choice = tuner.Tuner(jax.devices("cpu")[0], {}, {}, None)
+    assert choice.choose(forms, SimpleNamespace(platform="cpu")).name == "suited"
+    assert tuning.tried() == []
 
 
 def test_expected_form_wins_a_draw() -> None:

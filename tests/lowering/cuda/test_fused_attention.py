@@ -134,15 +134,15 @@ def test_values(mask_name: str, dtype: np.dtype[Any], heads_inside: bool, key_he
         settings = Settings(0.3, False, heads_inside)
         wide = [x.astype(np.float64) for x in operands]
         wide_mask = None if mask is None else mask if mask.dtype == bool else mask.astype(np.float64)
-        (expected, expected_logsumexp), pull = jax.vjp(lambda *args: reference(*args, wide_mask, settings), *wide)
-        out, logsumexp = forward(*operands, mask, settings)
+        (expected, expected_logsumexp), pull = jax.vjp(jax.jit(lambda *args: reference(*args, wide_mask, settings)), *wide)
+        out, logsumexp = jax.jit(lambda *args: forward(*args, settings))(*operands, mask)
         # In float32 a row of lowest numbers has only these: their scores and their count are lost beside them in bfloat16.
         lost = slice(None) if mask_name != "added" or dtype == F16 else np.array([0, 1, 4, 5])
         np.testing.assert_allclose(out[:, :, lost], expected[:, :, lost], rtol=0.02, atol=0.02)
         np.testing.assert_allclose(logsumexp, expected_logsumexp, rtol=1e-5, atol=1e-2 if dtype == F16 else 1e-4)
         assert mask is None or mask_name == "bool" or not out[:, :, 1].any()
         grad = grad.at[:, :, 2:4].set(0) if dtype == BF16 else grad
-        grads = backward(grad, *operands, mask, out, logsumexp, settings)
+        grads = jax.jit(lambda *args: backward(*args, settings))(grad, *operands, mask, out, logsumexp)
         for mine, theirs in zip(grads, pull((grad.astype(np.float64), jnp.zeros_like(expected_logsumexp))), strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=0.03, atol=0.03)
 

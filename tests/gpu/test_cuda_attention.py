@@ -1,0 +1,132 @@
+"""Attention by cuDNN on CUDA tensors: values, gradients and log-sum-exps are eager mode's, and no scores are in memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dynaxla.engine.xla import Program
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 0), reason="needs an NVIDIA GPU of compute capability 8"
+    ),
+]
+
+# What the results differ by from those in float64, relative to the largest: at most twice as much as eager's, and this.
+ROUNDING = {torch.bfloat16: 1e-2, torch.float16: 2e-3}
+
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+
+
+def heads(
+    dtype: torch.dtype, rows: int = 128, columns: int = 128, size: int = 64, key_heads: int = 4, inside: bool = True
+) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    shapes = [(2, rows, 4, size), *[(2, columns, key_heads, size)] * 2]
+    tensors = [torch.randn(shape, device="cuda", dtype=dtype).transpose(1, 2) for shape in shapes]
+    return [x.detach().requires_grad_() if inside else x.contiguous().detach().requires_grad_() for x in tensors]
+
+
+def results(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Of the function, and its gradients."""
+    out = function(*tensors)
+    torch.manual_seed(1)
+    return [out, *torch.autograd.grad(out, tensors, torch.randn(out.shape, device="cuda", dtype=torch.float64).to(out.dtype))]
+
+
+def check(function: Callable[..., torch.Tensor], tensors: list[torch.Tensor], exact: Callable[..., torch.Tensor] | None = None) -> None:
+    """No farther off than eager mode is. exact: the function in float64, where its mask has to be converted."""
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
+    eager = results(function, tensors)
+    with sdpa_kernel(SDPBackend.MATH):
+        expected = results(exact or function, [x.detach().double().requires_grad_() for x in tensors])
+    for mine, theirs, true in zip(results(compiled, tensors), eager, expected, strict=True):
+        largest = float(true.abs().max())
+        error, usual = (float((x.double() - true).abs().max()) / largest for x in (mine, theirs))
+        assert error <= 2 * usual + ROUNDING[mine.dtype]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_lengths_and_sizes(dtype: torch.dtype, backend: SDPBackend, is_causal: bool, inside: bool) -> None:
+    with sdpa_kernel(backend):
+        for (rows, columns), size in itertools.product([(128, 128), (129, 129), (127, 65), (64, 200)], [64, 128, 40]):
+            if not is_causal or rows == columns:
+                tensors = heads(dtype, rows, columns, size, inside=inside)
+                check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=0.2), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_grouped_heads(dtype: torch.dtype, is_causal: bool) -> None:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        for key_heads in (1, 2):
+            tensors = heads(dtype, key_heads=key_heads)
+            check(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=True), tensors)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("backend", [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION], ids=lambda backend: backend.name)
+@pytest.mark.parametrize("kind", ["padding", "bool", "each head", "lowest"])
+def test_masks(dtype: torch.dtype, backend: SDPBackend, kind: str) -> None:
+    """A row that sees nothing is not compared with eager: its kernels disagree on that."""
+    torch.manual_seed(2)
+    mask = torch.randn(2, 1, 128, 128, device="cuda")
+    if kind == "padding":
+        mask[0, ..., 100:] = -float("inf")
+    elif kind == "each head":
+        mask = torch.randn(2, 4, 128, 128, device="cuda")
+    elif kind == "lowest":
+        mask[0, ..., 100:] = torch.finfo(dtype).min
+    narrow = mask > 0 if kind == "bool" else mask.to(dtype)
+
+    def attention(mask: torch.Tensor) -> Callable[..., torch.Tensor]:
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+    with sdpa_kernel(backend):
+        check(attention(narrow), heads(dtype), attention(narrow if kind == "bool" else narrow.double()))
+
+
+def test_a_row_that_sees_nothing_gives_zeros() -> None:
+    mask = torch.zeros(2, 1, 128, 128, device="cuda", dtype=torch.bfloat16)
+    mask[:, :, 3] = -float("inf")
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+        compiled = torch.compile(lambda *args: F.scaled_dot_product_attention(*args, attn_mask=mask), backend="dynaxla", fullgraph=True)
+        out, *grads = results(compiled, heads(torch.bfloat16))
+    assert not out[:, :, 3].any()
+    assert not grads[0][:, :, 3].any()
+    assert all(x.isfinite().all() for x in (out, *grads))
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_log_sum_exp(is_causal: bool) -> None:
+    op = torch.ops.aten._scaled_dot_product_flash_attention.default
+    tensors = [x.detach() for x in heads(torch.bfloat16, 128, 128)]
+    compiled = torch.compile(lambda *args: op(*args, 0.0, is_causal)[:2], backend="dynaxla", fullgraph=True)
+    torch.testing.assert_close(compiled(*tensors)[1], op(*tensors, 0.0, is_causal)[1], rtol=1e-3, atol=2e-3)
+
+
+def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 by 16 heads of 4096 by 4096 scores would be 4 GiB in bfloat16 alone."""
+    compiled: list[Any] = []
+    real = Program.compile
+
+    def compile_and_keep(self: Program, *args: Any) -> Any:
+        compiled.append(real(self, *args))
+        return compiled[-1]
+
+    monkeypatch.setattr(Program, "compile", compile_and_keep)
+    tensors = [torch.randn(8, 4096, 16, 64, device="cuda", dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
+    results(torch.compile(lambda *args: F.scaled_dot_product_attention(*args, is_causal=True), backend="dynaxla"), tensors)
+    assert len(compiled) == 2
+    assert all("__cudnn$fmhaSoftmax" in program.text() and "4096,4096]" not in program.text() for program in compiled)

@@ -1,0 +1,215 @@
+"""The ways to compute attention: where cuDNN's is taken, and that the ops give the same by each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from cudnn_double import attention_kernel
+from single_op import Call, graph_of
+
+from dynaxla.lowering import Interpreter, Settings
+from dynaxla.lowering.cuda import fused_attention
+from dynaxla.lowering.forms import Choice, Operand, expected, generic
+from dynaxla.lowering.function import Function
+from dynaxla.lowering.ops.attention_forms import ATTENTION, ATTENTION_GRADIENT, Problem
+
+aten = torch.ops.aten
+BF16 = torch.bfloat16
+
+
+def heads(
+    rows: int = 16, columns: int = 16, size: int = 8, count: int = 4, key_heads: int = 4, dtype: torch.dtype = BF16
+) -> list[torch.Tensor]:
+    """As a linear layer leaves them: heads beside each other."""
+    torch.manual_seed(0)
+    shapes = [(2, rows, count, size), *[(2, columns, key_heads, size)] * 2]
+    return [torch.randn(shape).to(dtype).transpose(1, 2) for shape in shapes]
+
+
+def flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any) -> Call:
+    return Call(aten._scaled_dot_product_flash_attention.default, (q, k, v, dropout_p, is_causal), kwargs)
+
+
+def efficient(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None, is_causal: bool = False, **kwargs: Any
+) -> Call:
+    return Call(aten._scaled_dot_product_efficient_attention.default, (q, k, v, mask, True, 0.0, is_causal), kwargs)
+
+
+def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> Call:
+    return Call(aten._scaled_dot_product_cudnn_attention.default, (q, k, v, mask, True, 0.0, False, False))
+
+
+def overrideable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> Call:
+    return Call(aten._scaled_dot_product_fused_attention_overrideable.default, (q, k, v, mask, 0.0, True))
+
+
+def backward(forward: Call, grad_mask: bool = False, results: tuple[torch.Tensor, torch.Tensor] | None = None) -> Call:
+    """The gradient's op. results: the forward's; left out, inputs that look like them."""
+    q, k, v = forward.args[:3]
+    out, logsumexp = results or (torch.randn_like(q), torch.randn(q.shape[:3]))
+    rest = (None, None, q.shape[2], k.shape[2])
+    logsumexp = logsumexp.reshape(logsumexp.shape[:3])
+    seed = torch.zeros((), dtype=torch.int64)
+    name, kwargs = forward.op._schema.name, forward.kwargs
+    if "flash" in name:
+        args: Sequence[Any] = (out, logsumexp, *rest, *forward.args[3:5], seed, seed)
+        op = aten._scaled_dot_product_flash_attention_backward.default
+    elif "efficient" in name:
+        args = (forward.args[3], out, logsumexp, seed, seed, 0.0, [True, True, True, grad_mask], forward.args[6])
+        op = aten._scaled_dot_product_efficient_attention_backward.default
+    else:
+        args = (out, logsumexp[..., None], seed, seed, forward.args[3], *rest, 0.0, False)
+        op = aten._scaled_dot_product_cudnn_attention_backward.default
+    return Call(op, (torch.randn_like(q), q, k, v, *args), kwargs)
+
+
+def function_of(calls: Sequence[Call], platform: str = "cuda", choose: Choice = expected, **settings: bool) -> tuple[Function, list[Any]]:
+    """The calls for a platform, and their inputs as arrays."""
+    module, tensors, _ = graph_of(calls)
+    arrays = [jax.numpy.asarray(x.double().numpy()).astype(str(x.dtype).removeprefix("torch.")) for x in tensors]
+    return Function(Interpreter(module, platform), settings=Settings(**settings), choose=choose), arrays
+
+
+def targets(*calls: Call, platform: str = "cuda", **settings: bool) -> list[str]:
+    """What the program of these calls calls of cuDNN's."""
+    with jax.enable_x64(True):
+        function, arrays = function_of(calls, platform, **settings)
+        draws = [jax.random.key(0)] if function.draws_random else []
+        traced = jax.jit(lambda *args: function(args[: len(arrays)], *args[len(arrays) :]).outputs).trace(*arrays, *draws)
+        return re.findall(r"@__cudnn\$(\w+)", traced.lower(lowering_platforms=(platform,)).as_text())
+
+
+def padding(rows: int = 16, columns: int = 16, dtype: torch.dtype = BF16) -> torch.Tensor:
+    """A mask that hides the last columns of every row and head."""
+    hidden = torch.zeros(2, 1, rows, columns, dtype=dtype)
+    hidden[..., -3:] = -float("inf")
+    return hidden.expand(2, 4, rows, columns)
+
+
+TAKEN = {
+    "flash": lambda: flash(*heads()),
+    "causal": lambda: flash(*heads(), is_causal=True),
+    "float16": lambda: flash(*heads(dtype=torch.float16)),
+    "odd lengths": lambda: flash(*heads(15, 17)),
+    "scale": lambda: flash(*heads(), scale=0.3),
+    "grouped heads": lambda: flash(*heads(key_heads=2)),
+    "size 128": lambda: flash(*heads(size=128)),
+    "efficient": lambda: efficient(*heads()),
+    "causal efficient": lambda: efficient(*heads(), is_causal=True),
+    "cudnn": lambda: cudnn(*heads()),
+}
+
+MASKED = {
+    "efficient": lambda: efficient(*heads(), padding()),
+    "cudnn": lambda: cudnn(*heads(), padding()[:, :1]),
+    "bool": lambda: efficient(*heads(), padding() == 0),
+    "each head": lambda: efficient(*heads(12, 20), torch.randn(2, 4, 12, 20, dtype=BF16)),
+}
+
+LEFT = {
+    "float32": lambda: flash(*heads(dtype=torch.float32)),
+    "float64": lambda: efficient(*heads(dtype=torch.float64)),
+    "size 12": lambda: efficient(*heads(size=12)),
+    "size 136": lambda: flash(*heads(size=136)),
+    "one row": lambda: flash(*heads(1, 16)),
+    "causal from which corner": lambda: efficient(*heads(12, 16), is_causal=True),
+    "causal and a mask": lambda: efficient(*heads(), padding(), is_causal=True),
+    "odd lengths and a mask": lambda: efficient(*heads(15, 16), padding(15, 16)),
+    "another dtype's mask": lambda: efficient(*heads(), padding(dtype=torch.float32)),
+    "negative scale": lambda: flash(*heads(), scale=-0.3),
+    "infinite scale": lambda: flash(*heads(), scale=float("inf")),
+    "no rows": lambda: efficient(*heads(0, 16)),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken(name: str) -> None:
+    call = TAKEN[name]()
+    assert targets(call) == ["fmhaSoftmax"]
+    assert targets(backward(call)) == ["fmhaSoftmaxBackward"]
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_taken_with_a_mask(name: str) -> None:
+    call = MASKED[name]()
+    assert targets(call) == ["fmhaScaleBiasSoftmax"]
+    assert targets(backward(call)) == ["fmhaScaleBiasSoftmaxBackward"]
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_as_it_was(name: str) -> None:
+    call = LEFT[name]()
+    assert targets(call) == []
+    assert targets(backward(call)) == []
+
+
+def test_what_only_the_gradient_does_not_have() -> None:
+    """A mask's gradient; a fixed order of sums, which torch.use_deterministic_algorithms asks for."""
+    call = efficient(*heads(), padding())
+    assert targets(backward(call, grad_mask=True)) == []
+    assert targets(backward(call), deterministic=True) == []
+    assert targets(call, deterministic=True) == ["fmhaScaleBiasSoftmax"]
+
+
+def test_dropout_is_left() -> None:
+    call = flash(*heads(), dropout_p=0.1)
+    assert targets(call) == []
+    assert targets(backward(call)) == []
+
+
+def test_other_names() -> None:
+    assert targets(overrideable(*heads())) == ["fmhaSoftmax"]
+
+
+@pytest.mark.parametrize("platform", ["cpu", "rocm", "tpu"])
+def test_other_platforms_have_one_form(platform: str) -> None:
+    x = Operand((2, 4, 16, 64), np.dtype(jax.numpy.bfloat16))
+    problem = Problem(x, x, x, None, True, 0.125, False, False, False, "cuda")
+    for forms in (ATTENTION, ATTENTION_GRADIENT):
+        assert [form.name for form in forms.fitting(problem, {})] == ["cudnn", "xla"]
+        assert [form.name for form in forms.fitting(replace(problem, platform=platform), {})] == ["xla"]
+
+
+def test_an_unknown_jaxlib_has_one_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused_attention, "KNOWN", ())
+    assert targets(flash(*heads())) == []
+
+
+def test_heads_are_taken_as_they_lie() -> None:
+    """A transpose that a layer wrote, and the one for the call, cancel out."""
+
+    def layouts(*tensors: torch.Tensor) -> list[str]:
+        with jax.enable_x64(True):
+            function, arrays = function_of([flash(*tensors)])
+            text = jax.jit(lambda *args: function(args).outputs).trace(*arrays).lower(lowering_platforms=("cuda",)).as_text()
+        (line,) = [line for line in text.splitlines() if "custom_call @__cudnn" in line]
+        return re.findall(r"tensor<(\d+x\d+x\d+x\d+)xbf16>", line)[:3]
+
+    inside = heads(12, 20)
+    assert layouts(*inside) == ["2x12x4x8", "2x20x4x8", "2x20x4x8"]
+    assert layouts(*(x.contiguous() for x in inside)) == ["2x4x12x8", "2x4x20x8", "2x4x20x8"]
+
+
+@pytest.mark.parametrize("make", [TAKEN["causal"], TAKEN["grouped heads"], TAKEN["odd lengths"], *MASKED.values()])
+def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the forward and of the gradient: as by the form with the scores in memory."""
+    monkeypatch.setattr(fused_attention, "_call", attention_kernel)
+
+    def results(call: Call, choose: Choice) -> list[torch.Tensor]:
+        function, arrays = function_of([call], choose=choose)
+        return [torch.from_numpy(np.array(x, np.float64)) for x in jax.jit(lambda *args: function(args).outputs)(*arrays)]
+
+    with jax.enable_x64(True):
+        call = make()
+        by_cudnn, by_xla = results(call, expected), results(call, generic)
+        torch.testing.assert_close(by_cudnn, by_xla, rtol=0.02, atol=0.02)
+        again = backward(call, results=(by_xla[0].to(BF16), by_xla[1].float()))
+        torch.testing.assert_close(results(again, expected), results(again, generic), rtol=0.03, atol=0.03)

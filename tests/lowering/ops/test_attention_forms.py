@@ -54,7 +54,8 @@ def overrideable(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.
 def backward(forward: Call, grad_mask: bool = False, results: tuple[torch.Tensor, torch.Tensor] | None = None) -> Call:
     """The gradient's op. results: the forward's; left out, inputs that look like them."""
     q, k, v = forward.args[:3]
-    out, logsumexp = results or (torch.randn_like(q), torch.randn(q.shape[:3]))
+    grad = torch.randn(*q.shape[:3], v.shape[3]).to(q.dtype)
+    out, logsumexp = results or (torch.randn_like(grad), torch.randn(q.shape[:3]))
     rest = (None, None, q.shape[2], k.shape[2])
     logsumexp = logsumexp.reshape(logsumexp.shape[:3])
     seed = torch.zeros((), dtype=torch.int64)
@@ -68,7 +69,7 @@ def backward(forward: Call, grad_mask: bool = False, results: tuple[torch.Tensor
     else:
         args = (out, logsumexp[..., None], seed, seed, forward.args[3], *rest, 0.0, False)
         op = aten._scaled_dot_product_cudnn_attention_backward.default
-    return Call(op, (torch.randn_like(q), q, k, v, *args), kwargs)
+    return Call(op, (grad, q, k, v, *args), kwargs)
 
 
 def function_of(calls: Sequence[Call], platform: str = "cuda", choose: Choice = expected, **settings: bool) -> tuple[Function, list[Any]]:
@@ -126,7 +127,8 @@ LEFT = {
     "another dtype's mask": lambda: efficient(*heads(), padding(dtype=torch.float32)),
     "negative scale": lambda: flash(*heads(), scale=-0.3),
     "infinite scale": lambda: flash(*heads(), scale=float("inf")),
-    "no rows": lambda: efficient(*heads(0, 16)),
+    "no columns": lambda: efficient(*heads(16, 0)),
+    "narrow values": lambda: efficient(*heads(size=16)[:2], heads(size=8)[2]),
 }
 
 

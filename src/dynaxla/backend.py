@@ -17,6 +17,7 @@ import torch._inductor.utils  # torch imports it at a first capture; two threads
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .capture.aten_graph import AtenGraph, Phase
@@ -77,7 +78,7 @@ def _compile(
     for tensor in tensors:
         if not is_traceable_wrapper_subclass(tensor):  # the graph has what such a tensor wraps
             check_tensor(tensor, "an input")
-    platform = devices.platform_of(_device_of(tensors))
+    platform = devices.platform_of(_main_device(module, tensors))
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
     bare: list[Runner] = []
@@ -151,6 +152,7 @@ def _metadata() -> Any:
     return context.fw_metadata if context is not None else None
 
 
-def _device_of(tensors: Sequence[torch.Tensor]) -> torch.device:
-    with_dims = {tensor.device for tensor in tensors if tensor.dim()} or {tensor.device for tensor in tensors}
-    return devices.common_device(with_dims)
+def _main_device(module: GraphModule, inputs: Sequence[torch.Tensor]) -> torch.device:
+    """That of most of a graph's work: the accelerator's, if there is one."""
+    values = [node.meta.get("example_value", node.meta.get("val")) for node in module.graph.nodes]
+    return devices.main_device(tensor.device for tensor in pytree.tree_leaves((inputs, values)) if isinstance(tensor, torch.Tensor))

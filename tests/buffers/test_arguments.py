@@ -133,3 +133,23 @@ def test_an_input_with_other_strides_than_traced() -> None:
         flat, twice = program([x])
         assert torch.equal(flat, x.reshape(-1))
         assert torch.equal(twice, x * 2)
+
+
+@pytest.mark.usefixtures("counted")
+def test_beside_a_copy_what_stays_is_kept() -> None:
+    """A number on another device is copied at each call; a parameter beside it is not imported again for that."""
+    parameter, number = torch.ones(16), torch.zeros((), dtype=torch.complex64)
+    given = arguments(parameter, number, static=True)
+    for value in (1, 2, 3):
+        parameter.fill_(value)
+        kept, copied = given.arrays([parameter, torch.tensor(value * 1j).conj()])
+        assert pointers([kept]) == [parameter.data_ptr()]
+        assert np.asarray(copied) == -value * 1j
+    assert counts() == {"aliases": 1, "imports": 3, "input_copies": 3}
+
+
+def test_only_what_has_no_dimensions_is_brought_from_another_device() -> None:
+    parameter = Parameter((3,), (1,), torch.float32, Layout.of((3,), (1,)), False)
+    given = Arguments([parameter], torch.device("meta"), clients.cpu_device())
+    with pytest.raises(DynaxlaError, match="compiled for meta was called with a tensor on cpu"):
+        given.arrays([torch.ones(3)])

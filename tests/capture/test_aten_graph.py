@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
-from dynaxla.capture.aten_graph import graph_device
+from dynaxla.capture.aten_graph import graph_device, graph_devices
 from dynaxla.errors import DeviceMismatch, UnsupportedTensor
 
 aten = torch.ops.aten
@@ -66,7 +66,7 @@ def test_what_runs_between_programs_may_be_anything() -> None:
     sparse = built.call(torch.eye(3).to_sparse(), x)
     dense = built.call(built.tensor((3, 3), CPU), sparse)
     module = built.module(dense)
-    assert graph_device(module, [sparse, dense]) == CPU
-    assert graph_device(module, [dense]) == CPU, "only a node between programs reads it"
+    assert graph_devices(module, [sparse, dense]) == {CPU}
+    assert graph_devices(module, [dense]) == {CPU}, "only a node between programs reads it"
     with pytest.raises(UnsupportedTensor, match="sparse"):
         graph_device(module)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import dynaxla
-from dynaxla.runtime.devices import common_device, jax_device, platform_of
+from dynaxla.runtime import devices
+from dynaxla.runtime.devices import common_device, jax_device, main_device, platform_of, with_index
 
 CPU = torch.device("cpu")
 
@@ -22,6 +23,41 @@ def test_several_devices(names: tuple[str, str]) -> None:
     with pytest.raises(dynaxla.DeviceMismatch, match=f"tensors on several devices: {names[0]}, {names[1]}") as caught:
         common_device(map(torch.device, names))
     assert "torch.compiler.disable" in caught.value.hint
+
+
+def test_a_gpu_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert with_index(torch.device("cuda")) == torch.device("cuda:0"), "no GPU is in use"
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert with_index(torch.device("cuda")) == torch.device("cuda:1")
+    assert with_index(torch.device("cuda:0")) == torch.device("cuda:0")
+    assert with_index(torch.device("cpu:0")) == CPU
+    assert common_device([torch.device("cuda"), torch.device("cuda:1")]) == torch.device("cuda:1")
+
+
+def test_an_accelerator_decides() -> None:
+    assert main_device([]) == CPU
+    assert main_device([CPU, torch.device("meta")]) == CPU, "what has no data is nowhere"
+    assert main_device([torch.device("cuda:1"), CPU, torch.device("cuda:0")]) == torch.device("cuda:0")
+
+
+def test_a_gpu_is_found_by_its_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX lists the devices in any order, and may see fewer."""
+
+    class Seen:
+        def __init__(self, index: int) -> None:
+            self.local_hardware_id = index
+
+    two, one = Seen(2), Seen(1)
+    monkeypatch.setattr(devices, "_without_preallocation", lambda start: [two, one])
+    devices._accelerator.cache_clear()
+    try:
+        assert jax_device(torch.device("cuda:1")) is one
+        assert jax_device(torch.device("cuda:2")) is two
+        with pytest.raises(dynaxla.UnsupportedTensor, match="JAX does not see cuda:0"):
+            jax_device(torch.device("cuda"))
+    finally:
+        devices._accelerator.cache_clear()
 
 
 def test_platforms() -> None:

@@ -14,6 +14,7 @@ import jax
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..capture.aten_graph import goes_along
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import metrics
 from ..runtime import guards, transfer
@@ -39,12 +40,16 @@ class Parameter:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The last call's addresses, and the aliases among them. Replaced as a whole, never changed: calls may run side by side."""
+    """The last call's addresses, and the aliases among them. Replaced as a whole, never changed: calls may run side by side.
+
+    copied: which tensors are not what the executable expects, and are copied at each call.
+    """
 
     check: guards.ArgumentCheck
     pointers: list[int]
     arrays: list[jax.Array | None]
     complete: bool
+    copied: list[bool]
 
 
 class Arguments:
@@ -78,21 +83,23 @@ class Arguments:
         changed = pointers != kept.pointers
         for index, (pointer, before, array) in enumerate(zip(pointers, kept.pointers, kept.arrays, strict=True)):
             if pointer != before or array is None or (self._on_cuda and index == 0):
+                if kept.copied[index]:
+                    arrays[index], _ = self._import(index, self._prepare(self.parameters[index], tensors[index]), False, stream, True)
+                    continue
                 arrays[index], aliases[index] = self._import(index, tensors[index], pointer == before, stream)
                 changed = changed or aliases[index] is not None
         if changed:
-            self._kept = _Kept(kept.check, pointers, aliases, all(alias is not None for alias in aliases))
+            self._kept = _Kept(kept.check, pointers, aliases, all(alias is not None for alias in aliases), kept.copied)
         return arrays
 
     def _import_all(self, tensors: Sequence[torch.Tensor], stream: int | None) -> Sequence[jax.Array]:
         prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
         copied = [mine is not theirs for mine, theirs in zip(prepared, tensors, strict=True)]
         imported = [self._import(index, tensor, False, stream, copied[index]) for index, tensor in enumerate(prepared)]
-        if not any(copied):
-            aliases = [alias for _, alias in imported]
-            self._kept = _Kept(
-                guards.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases)
-            )
+        aliases = [alias for _, alias in imported]
+        self._kept = _Kept(
+            guards.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases), copied
+        )
         return [array for array, _ in imported]
 
     def _prepare(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
@@ -107,7 +114,12 @@ class Arguments:
                 f"was called with {tensor.dtype}{list(tensor.shape)} with strides {list(tensor.stride())}",
                 hint="call it through torch.compile, whose guards compile it anew",
             )
-        if tensor.device != self._torch_device and (tensor.device.type != self._torch_device.type):
+        if tensor.device != self._torch_device:
+            if not goes_along(tensor):
+                raise DynaxlaError(
+                    f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device}",
+                    hint="call it through torch.compile, whose guards compile it anew",
+                )
             metrics.add("input_copies")
             tensor = tensor.to(self._torch_device)
         if tensor.is_conj() or tensor.is_neg():

@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
 
 from ..runtime import devices
 from .between import is_array
@@ -31,20 +32,52 @@ class AtenGraph:
     phase: Phase = "inference"
 
 
-def graph_device(module: GraphModule, between: Collection[Node] = ()) -> torch.device:
-    """The device of a graph. Rank-0 CPU tensors may stand beside tensors of another device, as in eager mode.
+aten = torch.ops.aten
+
+# Ops whose result may be on another device than their operand.
+COPIES = (aten._to_copy.default, torch.ops.prims.device_put.default)
+
+
+def tensors_of(node: Node) -> list[torch.Tensor]:
+    """The tensors that a node gives."""
+    return [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
+
+
+def goes_along(tensor: torch.Tensor) -> bool:
+    """Whether a tensor may stand beside those of any device. What is on the CPU and has no dimensions may, as in eager mode, and so may
+    what has no elements, such as the tokens by which AOTAutograd keeps effects in order."""
+    return tensor.device.type == "cpu" and (not tensor.dim() or any(isinstance(size, int) and not size for size in tensor.shape))
+
+
+def computed_on(node: Node) -> set[torch.device]:
+    """The devices of a node's operands and results, without what may stand beside any. A constant may be copied to any, too."""
+    if node.op in ("get_attr", "output"):
+        return set()
+    sources = [source for source in node.all_input_nodes if not (source.op == "get_attr" and node.target in COPIES)]
+    return {tensor.device for item in (node, *sources) for tensor in tensors_of(item) if not goes_along(tensor)}
+
+
+def graph_devices(module: GraphModule, between: Collection[Node] = ()) -> set[torch.device]:
+    """The devices of what a graph computes, or else of what it is given and may stand beside any.
 
     between: the nodes that run between programs; what only they read or give may be anything.
-    Raises: DeviceMismatch; UnsupportedTensor.
+    Raises: UnsupportedTensor.
     """
     found: set[torch.device] = set()
-    scalars: set[torch.device] = set()
+    others: set[torch.device] = set()
     for node in module.graph.nodes:
-        value = node.meta.get("val")
         anything = node in between or (between and node.users and all(user in between or user.op == "output" for user in node.users))
-        for tensor in value if isinstance(value, (tuple, list)) else [value]:
-            if isinstance(tensor, torch.Tensor):
-                if not anything or is_array(tensor):
-                    check_tensor(tensor, "a tensor of the graph")
-                (found if tensor.dim() or tensor.device.type != "cpu" else scalars).add(tensor.device)
-    return devices.common_device(found or scalars)
+        for tensor in tensors_of(node):
+            if not anything or is_array(tensor):
+                check_tensor(tensor, "a tensor of the graph")
+            others.add(tensor.device)
+        found |= computed_on(node)
+    return found or others
+
+
+def graph_device(module: GraphModule) -> torch.device:
+    """The device of a graph that one program computes.
+
+    Raises: DeviceMismatch; UnsupportedTensor.
+    """
+    return devices.common_device(graph_devices(module))

@@ -10,7 +10,9 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import DynaxlaError
+from .aten_graph import COPIES, computed_on
 from .checkpointing import complete, give_keys, states_as_tensors
+from .crossings import has_several, remove_detours
 
 aten = torch.ops.aten
 
@@ -35,6 +37,8 @@ def partition(
             "an input is written in the forward pass and in the backward pass",
             hint="keep the function out of the graph with torch.compiler.disable",
         )
+    if has_several(joint):
+        remove_detours(joint.graph)
     for node in _mutated(joint):
         if not all(user.target is aten.clone.default for user in node.users):
             with joint.graph.inserting_after(_last_placeholder(joint)):
@@ -44,6 +48,8 @@ def partition(
     for node in joint.graph.nodes:
         if node.target is aten.clone.default and node.args[0].op == "placeholder":
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        elif node.target in COPIES and len(computed_on(node)) > 1:  # between devices: cheap to no graph
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     give_keys(joint, platform, exact_rng)
     with states_as_tensors():
         graphs = min_cut_rematerialization_partition(joint, inputs, **options)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,15 +26,21 @@ class Part:
     outputs: list[Node]
 
 
-def split(module: GraphModule, uncompiled: Callable[[Node], bool]) -> list[Part]:
-    """The graph in parts, to be run in order. Arithmetic on sizes goes with what stands before it."""
-    groups: list[tuple[bool, list[Node]]] = []
+def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[Part]:
+    """The graph in parts, to be run in order. Arithmetic on sizes goes with what stands before it.
+
+    device: of a compiled node; None goes with any.
+    """
+    groups: list[_Group] = []
     placed: set[Node] = set()
 
-    def place(node: Node, compiled: bool) -> None:
-        if not groups or groups[-1][0] != compiled:
-            groups.append((compiled, []))
-        groups[-1][1].append(node)
+    def place(node: Node, compiled: bool, device: Any = None) -> None:
+        last = groups[-1] if groups else None
+        if last is None or not last.takes(compiled, device):
+            last = _Group(compiled)
+            groups.append(last)
+        last.device = last.device or device
+        last.nodes.append(node)
         placed.add(node)
 
     for node in module.graph.nodes:
@@ -46,15 +52,29 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool]) -> list[Part]
             for user in node.users:
                 if is_plain_python(user) and set(user.all_input_nodes) <= {node}:
                     place(user, False)
+        elif _is_size(node) and device(node) is None:
+            place(node, groups[-1].compiled if groups else True)
         else:
-            place(node, groups[-1][0] if groups and _is_size(node) else True)
-    definitions = _definitions(module)
-    return [_part(module, compiled, nodes, definitions) for compiled, nodes in groups]
+            place(node, True, device(node))
+    definitions = _Definitions(module)
+    return [_part(module, group.compiled, group.nodes, definitions, device=group.device) for group in groups]
+
+
+@dataclass
+class _Group:
+    """Nodes of one part. Attributes: compiled; device (None: any); nodes."""
+
+    compiled: bool
+    device: Any = None
+    nodes: list[Node] = field(default_factory=list)
+
+    def takes(self, compiled: bool, device: Any) -> bool:
+        return self.compiled == compiled and (device is None or self.device is None or device == self.device)
 
 
 def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] | None = None) -> Part:
     """These nodes of a graph, in its order, for an XLA program. outputs: of the part; None: those that anything else reads."""
-    return _part(module, True, nodes, _definitions(module), outputs)
+    return _part(module, True, nodes, _Definitions(module), outputs)
 
 
 def _is_size(node: Node) -> bool:
@@ -74,23 +94,41 @@ def _symbols(value: Any) -> set[Any]:
     return found
 
 
-def _definitions(module: GraphModule) -> dict[Any, Node]:
-    """For each symbol a node that tells its value: a number, or else a tensor that has it as a size."""
-    numbers: dict[Any, Node] = {}
-    sizes: dict[Any, Node] = {}
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.SymInt):
-            numbers.setdefault(value.node.expr, node)
-        elif isinstance(value, torch.Tensor):
-            for size in value.shape:
-                if isinstance(size, torch.SymInt):
-                    sizes.setdefault(size.node.expr, node)
-    return {symbol: node for symbol, node in (sizes | numbers).items() if symbol.is_symbol}
+class _Definitions:
+    """For each symbol of a graph the nodes that tell its value: a number, or else tensors that have it as a size, one on each device."""
+
+    def __init__(self, module: GraphModule) -> None:
+        numbers: dict[Any, dict[Any, Node]] = {}
+        sizes: dict[Any, dict[Any, Node]] = {}
+        self._places: dict[Node, int] = {}
+        for node in module.graph.nodes:
+            value = node.meta.get("val")
+            self._places[node] = len(self._places)
+            if isinstance(value, torch.SymInt):
+                numbers.setdefault(value.node.expr, {None: node})
+            elif isinstance(value, torch.Tensor):
+                for size in value.shape:
+                    if isinstance(size, torch.SymInt):
+                        sizes.setdefault(size.node.expr, {}).setdefault(value.device, node)
+        self._nodes = {symbol: nodes for symbol, nodes in (sizes | numbers).items() if symbol.is_symbol}
+        self.all = {node for nodes in self._nodes.values() for node in nodes.values()}
+
+    def node(self, symbol: Any, device: Any, before: Node) -> Node | None:
+        """The node for a part on a device that begins with a node: on that device, if one is there by then."""
+        nodes = self._nodes.get(symbol, {})
+        own = nodes.get(device)
+        if own is not None and self._places[own] < self._places[before]:
+            return own
+        return next(iter(nodes.values()), None)
 
 
 def _part(
-    module: GraphModule, compiled: bool, nodes: Sequence[Node], definitions: Mapping[Any, Node], outputs: Sequence[Node] | None = None
+    module: GraphModule,
+    compiled: bool,
+    nodes: Sequence[Node],
+    definitions: _Definitions,
+    outputs: Sequence[Node] | None = None,
+    device: Any = None,
 ) -> Part:
     inside = set(nodes)
     inputs: dict[Node, None] = {}
@@ -103,10 +141,10 @@ def _part(
                 inputs[source] = None
     if compiled:
         used = {symbol for node in (*inputs, *nodes) for symbol in _symbols(node.meta.get("val"))}
-        inputs |= {definitions[symbol]: None for symbol in used if symbol in definitions and definitions[symbol] not in inside}
-    defining = set(definitions.values())
+        found = (definitions.node(symbol, device, nodes[0]) for symbol in used)
+        inputs |= {node: None for node in found if node is not None and node not in inside}
     if outputs is None:
-        outputs = [node for node in nodes if node in defining or any(user not in inside for user in node.users)]
+        outputs = [node for node in nodes if node in definitions.all or any(user not in inside for user in node.users)]
     graph = torch.fx.Graph()
     copies: dict[Node, Node] = {}
     for source in inputs:

@@ -1,6 +1,6 @@
 """Engines made of others: graphs that no single program can hold, and graphs whose parameters seldom change.
 
-Split    ops that no XLA program can hold run between programs
+Split    ops that no XLA program can hold run between programs, each of which has one device
 Freeze   one program for what parameters and buffers alone decide, one for the rest; its weights in the order in which oneDNN reads them, as
          far as a thread may rely on that
 """
@@ -17,8 +17,9 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, Phase, graph_device
+from ..capture.aten_graph import AtenGraph, Phase, graph_devices
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
+from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
 from ..capture.freeze import Frozen, freeze
 from ..capture.hoisting import hoist
 from ..capture.packing import pack_weights
@@ -44,7 +45,8 @@ def engine_for(options: Options, *, retrace: bool = False, collectives: bool = T
 
 
 class Split:
-    """An engine for graphs with ops that no XLA program can hold: these run between programs of another engine.
+    """An engine for graphs with ops that no XLA program can hold, copies between devices among them: these run between programs of another
+    engine.
 
     collectives: whether there may be any, and other work in the background, between the programs.
     """
@@ -55,16 +57,23 @@ class Split:
     def runner(self, graph: AtenGraph) -> Runner:
         """Raises: UnsupportedOp for an op between programs with options.fallback "error"; CaptureError for a collective that may not be."""
         module = graph.module
+        if has_several(module):
+            module = copied(module)
+            remove_detours(module.graph)
         drawn: set[torch.fx.Node] = set()
         if self._options.exact_rng:
             module, drawn = hoist(module)
         found = between_programs(module)
-        platform = devices.platform_of(graph_device(module, found))
+        platform = devices.platform_of(devices.main_device(graph_devices(module, found)))
         if self._options.fallback == "kernel" and platform not in fallback.PLATFORMS:
             for node in module.graph.nodes:
                 if node.op == "call_function" and node not in found and not is_computable(node, platform):
                     found[node] = "it has no lowering"
         unseen = last_writes(module, found) | drawn
+        arranged = arrange(module, found.keys() | drawn) if has_several(module) else None
+        if arranged is not None:
+            found |= arranged.crossings
+            unseen |= {node for node, reason in found.items() if reason == COPY}
         for node, reason in found.items():
             if reason == ASYNCHRONOUS and not self._collectives:
                 raise _refused(CaptureError, node, reason, _INSTEAD_OF_COLLECTIVES)
@@ -73,9 +82,11 @@ class Split:
             if self._options.fallback == "error":
                 raise _refused(UnsupportedOp, node, reason, _INSTEAD_OF_SPLITTING)
             coverage.fell_back(str(node.target), f"the graph is split around it, since {reason}", user_line(node))
-        if not found and not drawn:
-            return self._inner.runner(graph)
-        return SplitProgram(self._inner, dataclasses.replace(graph, module=module), split(module, (found.keys() | drawn).__contains__))
+        graph = dataclasses.replace(graph, module=module)
+        between = found.keys() | drawn
+        if arranged is not None:
+            return SplitProgram(self._inner, graph, split(module, between.__contains__, arranged.devices.get))
+        return SplitProgram(self._inner, graph, split(module, between.__contains__)) if between else self._inner.runner(graph)
 
 
 _INSTEAD_OF_SPLITTING = "options={'fallback': 'kernel'} splits the graph here; or use a form of fixed size, e.g. torch.where"
@@ -138,7 +149,7 @@ class Freeze:
         self._inner, self._options = inner, options
 
     def runner(self, graph: AtenGraph) -> Runner:
-        device = graph_device(graph.module, between_programs(graph.module))
+        device = devices.main_device(graph_devices(graph.module, between_programs(graph.module)))
         forms = self._options.forms
 
         def pack(nodes: torch.fx.Graph, fixed: Collection[torch.fx.Node]) -> bool:

@@ -28,19 +28,34 @@ def platform_of(device: torch.device) -> str:
     )
 
 
+def with_index(device: torch.device) -> torch.device:
+    """The device that is meant, in the one way to write it: a GPU without an index is torch's current one, and there is one CPU."""
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type != "cuda" or device.index is not None:
+        return device
+    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+
+
 def common_device(devices: Iterable[torch.device]) -> torch.device:
-    """The one device of a graph; cpu if it has no tensors.
+    """The one device of a program; cpu if it has no tensors.
 
     Raises: DeviceMismatch if there are several.
     """
-    distinct = {torch.device(device.type, device.index or 0) if device.type != "cpu" else device for device in devices}
+    distinct = set(map(with_index, devices))
     if len(distinct) > 1:
         names = ", ".join(sorted(map(str, distinct)))
         raise DeviceMismatch(
-            f"one graph has tensors on several devices: {names}",
+            f"one program has tensors on several devices: {names}",
             hint="move them to one device, or keep the transfer out of the graph with torch.compiler.disable",
         )
     return distinct.pop() if distinct else torch.device("cpu")
+
+
+def main_device(devices: Iterable[torch.device]) -> torch.device:
+    """The first of a graph's devices that is not the CPU; cpu if there is none. What is on the meta device has no data, and no place."""
+    others = {with_index(device) for device in devices if device.type not in ("cpu", "meta")}
+    return min(others, key=str) if others else torch.device("cpu")
 
 
 def jax_device(device: torch.device) -> jax.Device:
@@ -49,7 +64,7 @@ def jax_device(device: torch.device) -> jax.Device:
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
     platform = platform_of(device)
-    return clients.cpu_device() if platform == "cpu" else _accelerator(platform, device)
+    return clients.cpu_device() if platform == "cpu" else _accelerator(platform, with_index(device))
 
 
 @functools.cache
@@ -61,9 +76,8 @@ def _accelerator(platform: str, device: torch.device) -> jax.Device:
             f"JAX has no {platform} backend here: {error}",
             hint="install JAX's plugin for it, e.g. pip install 'jax[cuda13]'; `dynaxla doctor` shows what is found",
         ) from error
-    index = device.index or 0
     for candidate in candidates:
-        if candidate.local_hardware_id == index:
+        if candidate.local_hardware_id == device.index:
             return candidate
     raise UnsupportedTensor(
         f"JAX does not see {device}: it sees {', '.join(map(str, candidates))}",

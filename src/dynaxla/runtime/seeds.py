@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import torch
 
-from . import transfer
+from . import devices, transfer
 
 
 def seed(torch_device: torch.device, device: jax.Device) -> jax.Array:
     """A seed, int32[2], another one at every call. It advances torch's default generator of the device."""
     if torch_device.type == "cuda":
-        generator = torch.cuda.default_generators[torch_device.index or 0]
+        generator = torch.cuda.default_generators[devices.with_index(torch_device).index]
         # Reading seed and offset needs no synchronisation; drawing a number would.
         offset = generator.get_offset()
         generator.set_offset(offset + 4)

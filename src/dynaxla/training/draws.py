@@ -15,6 +15,8 @@ from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
+from ..runtime import devices
+
 aten = torch.ops.aten
 
 # What these draw depends on shapes alone; `x` of an op in place is not read.
@@ -101,4 +103,4 @@ def kept_generators() -> Iterator[None]:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    return torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    return torch.cuda.default_generators[devices.with_index(device).index] if device.type == "cuda" else torch.default_generator

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ..errors import CaptureError
 from ..observe import metrics
-from ..runtime import hollow, private
+from ..runtime import devices, hollow, private
 from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
 from .contents import LARGE
@@ -443,10 +443,10 @@ class Session(TorchDispatchMode):
                 raise _Outside
         wanted = kwargs.get("device")
         if wanted is not None:
-            device = torch.device(wanted)
+            device = devices.with_index(torch.device(wanted))
             if self._device is None:
                 self._device = device
-            elif device.type != self._device.type:
+            elif device != self._device:
                 raise _Outside
 
     # Running what was recorded

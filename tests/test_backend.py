@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import traceback
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dynaxla
@@ -102,3 +104,30 @@ def test_every_graph_has_a_name_of_its_own(tmp_path: Path) -> None:
     names = {file.name.partition(".")[0] for file in tmp_path.iterdir()}
     assert len(names) == 4
     assert {name.rpartition("_")[2] for name in names} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize("device", ["cuda", torch.device("cuda"), "cuda:0", torch.device("cuda", 1), "cpu", None], ids=str)
+def test_which_graphs_name_whatever_gpu_is_current(device: Any) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    graph.call_function(torch.zeros, (3,), {"device": device})
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert backend._names_current_gpu(module) is (str(device) == "cuda")
+    graph.call_method("to", (x, device))
+    assert backend._names_current_gpu(module) is (str(device) == "cuda")
+    graph.call_method("cuda", (x,))
+    assert backend._names_current_gpu(module)
+
+
+def test_the_accelerator_is_what_ops_are_taken_apart_for() -> None:
+    """Also where only what is made inside of the graph is on it."""
+    mode = FakeTensorMode()
+    graph = torch.fx.Graph()
+    node = graph.placeholder("x")
+    with mode:
+        node.meta["example_value"] = torch.empty(3, device="cuda:1")
+    graph.output(node)
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    assert backend._main_device(module, [torch.ones(3)]) == torch.device("cuda:1")
+    del node.meta["example_value"]
+    assert backend._main_device(module, [torch.ones(3)]) == torch.device("cpu")

@@ -32,7 +32,7 @@ from .engine.protocol import Runner
 from .errors import DynaxlaError, OptionError
 from .lowering.forms import check_forced
 from .observe import coverage, dump, metrics
-from .runtime import capture_lock, devices
+from .runtime import capture_lock, devices, guards
 
 _graph_numbers = itertools.count()
 
@@ -78,7 +78,10 @@ def _compile(
     for tensor in tensors:
         if not is_traceable_wrapper_subclass(tensor):  # the graph has what such a tensor wraps
             check_tensor(tensor, "an input")
-    platform = devices.platform_of(_main_device(module, tensors))
+    main_device = _main_device(module, tensors)
+    platform = devices.platform_of(main_device)
+    if main_device.type == "cuda" and _names_current_gpu(module):
+        guards.guard_current_gpu()
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
     bare: list[Runner] = []
@@ -156,3 +159,11 @@ def _main_device(module: GraphModule, inputs: Sequence[torch.Tensor]) -> torch.d
     """That of most of a graph's work: the accelerator's, if there is one."""
     values = [node.meta.get("example_value", node.meta.get("val")) for node in module.graph.nodes]
     return devices.main_device(tensor.device for tensor in pytree.tree_leaves((inputs, values)) if isinstance(tensor, torch.Tensor))
+
+
+def _names_current_gpu(module: GraphModule) -> bool:
+    """Whether a graph makes or moves something on "cuda", whichever GPU that is."""
+    leaves = pytree.tree_leaves([(node.args, dict(node.kwargs)) for node in module.graph.nodes])
+    return any(leaf in ("cuda", torch.device("cuda")) for leaf in leaves if isinstance(leaf, (str, torch.device))) or any(
+        node.op == "call_method" and node.target == "cuda" for node in module.graph.nodes
+    )

@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 
 from dynaxla.runtime import guards
@@ -61,3 +62,20 @@ def test_dicts_that_change(way: str) -> None:
     last = guards.DictCheck([other])
     del other["b"]
     assert not last.are_unchanged()
+
+
+def test_another_current_gpu_is_captured_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a graph that makes tensors on "cuda" must be."""
+    current, captured = [0], []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[0])
+
+    def backend(module: torch.fx.GraphModule, _: Any) -> Any:
+        captured.append(current[0])
+        guards.guard_current_gpu()
+        return module
+
+    compiled = torch.compile(lambda x: x + 1, backend=backend)
+    for current[0] in (0, 0, 1, 1, 0):
+        compiled(torch.ones(3))
+    assert captured == [0, 1]
+    guards.guard_current_gpu()  # outside of a capture there is nothing to guard

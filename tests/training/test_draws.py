@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx import Graph
 
-from dynaxla.training.draws import Draws, depends_on_values, draws, is_same, kept_generators
+from dynaxla.training.draws import Draws, _generator, depends_on_values, draws, is_same, kept_generators
 
 aten = torch.ops.aten
 CPU = torch.device("cpu")
@@ -83,3 +83,11 @@ def test_nodes_that_are_computed_alike() -> None:
     assert not is_same(double(x), double(x, 2), {})
     assert not is_same(double(x), graph.call_function(aten.mul.Tensor, (x, x), {"alpha": 1}), {})
     assert (is_same([1, x], (1, x), {}), is_same([1], [True], {})) == (True, False)
+
+
+def test_the_generator_is_the_gpus_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "default_generators", ("first", "second"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert [_generator(torch.device(name)) for name in ("cuda:0", "cuda:1", "cuda")] == ["first", "second", "second"]
+    assert _generator(torch.device("cpu")) is torch.default_generator

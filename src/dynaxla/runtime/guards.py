@@ -1,12 +1,14 @@
-"""Whether tensors and dicts are as they were, compared in C where torch has the means."""
+"""Whether tensors and dicts are as they were, compared in C where torch has the means; and a guard that TorchDynamo does not set."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch._dynamo.guards import GuardManagerType
+from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
+from torch._guards import TracingContext
 
 from .private import Fast
 
@@ -49,3 +51,14 @@ class DictCheck:
 
 def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+
+
+def guard_current_gpu() -> None:
+    """Let TorchDynamo compile anew what it captures now when torch has another current GPU: of itself it does not ask. Outside of its
+    captures, and with a torch that has no such guard, nothing happens."""
+    with contextlib.suppress(ImportError):
+        from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
+
+        if TracingContext.try_get() is not None:
+            current = CallFunctionNoArgsSource(AttrSource(AttrSource(ImportSource("torch"), "cuda"), "current_device"))
+            install_guard(current.make_guard(GuardBuilder.EQUALS_MATCH))

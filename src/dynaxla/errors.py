@@ -42,7 +42,7 @@ class UnsupportedTensor(DynaxlaError):
 
 
 class DeviceMismatch(DynaxlaError):
-    """The tensors of one graph live on different devices."""
+    """The tensors of one program live on different devices."""
 
 
 class LoweringError(DynaxlaError):

@@ -6,7 +6,10 @@ import copy
 
 import pytest
 import torch
+from several_devices import CPU, CUDA, names, to_device, traced
 from torch import nn
+
+from dynaxla.capture.partition import partition
 
 
 def changed_input(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -47,3 +50,22 @@ def test_gradient_of_an_input_that_is_changed() -> None:
         gradients.append([leaf.grad for leaf in leaves])
     for theirs, mine in zip(*gradients, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+def test_what_was_copied_between_devices_is_not_copied_again() -> None:
+    """It is cheap to no graph: a copy to the CPU waits. What is known before any input is made anew instead of being kept."""
+
+    def joint(primals: torch.Tensor, tangents: torch.Tensor) -> list[torch.Tensor]:
+        mask = to_device(torch.ones(3, 3).triu(), "cuda:0")
+        here = to_device((primals * mask).sin(), "cpu")
+        gradient = to_device(tangents * here.exp(), "cuda:0")
+        return [here.exp(), gradient * primals.cos() * mask]
+
+    module = traced(joint, torch.randn(3, 3), torch.randn(3, 3), on=[CUDA, CPU])
+    forward, backward = partition(module, (), platform="cuda", num_fwd_outputs=1)
+    assert names(forward.graph).count("sin") == 1
+    assert "sin" not in names(backward.graph)
+    to_cpu = [node for node in backward.graph.nodes if node.kwargs.get("device") == CPU]
+    assert not to_cpu
+    assert "ones" in names(backward.graph)
+    assert all(node.kwargs["device"] == CUDA for node in backward.graph.nodes if "device" in node.kwargs)

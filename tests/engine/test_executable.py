@@ -11,15 +11,18 @@ import torch
 
 from dynaxla.engine.executable import Executable, compilation_error, execution_error
 from dynaxla.errors import ExecutionError, OutOfMemory
+from dynaxla.observe import metrics
 from dynaxla.runtime import heap
+from dynaxla.runtime.late_checks import failure
 from dynaxla.runtime.programs import XlaProgram
 
 
 class Numbers:
-    """Buffers whose arrays are their tensors. late: whether a check's code is known a call later."""
+    """Buffers whose arrays are their tensors. memory: whether there may be more of it after a call that had too little."""
 
-    def __init__(self, late: bool = False) -> None:
-        self.late = late
+    def __init__(self, memory: bool = False) -> None:
+        self.memory = memory
+        self.abandoned: list[bool] = []
 
     def take(self, args: list[Any]) -> list[Any]:
         return args
@@ -33,12 +36,19 @@ class Numbers:
     def outputs(self, results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
         return [*results, *tensors]
 
-    def code(self, result: Any) -> int | None:
-        return None if self.late else int(result)
+    def abandon(self, for_memory: bool) -> bool:
+        self.abandoned.append(for_memory)
+        return self.memory and for_memory
+
+    def report(self, code: Any, checks: Any, name: str) -> None:
+        if (error := failure(code, checks)) is not None:
+            raise error
 
 
-def executable(call: Callable[[Sequence[Any]], Sequence[Any]], binding: Any = None, checks: Any = (), is_large: bool = False) -> Executable:
-    return Executable("a program", XlaProgram(call, str, is_large), Numbers() if binding is None else binding, checks)
+def executable(
+    call: Callable[[Sequence[Any]], Sequence[Any]], binding: Any = None, checks: Any = (), is_large: bool = False, acts: bool = False
+) -> Executable:
+    return Executable("a program", XlaProgram(call, str, is_large), Numbers() if binding is None else binding, checks, acts)
 
 
 def test_nothing_to_compute_is_not_called() -> None:
@@ -51,7 +61,6 @@ def test_the_first_failed_check_is_raised_and_its_number_is_no_output() -> None:
         with pytest.raises(error, match=message):
             executable(lambda _, code=code: ["result", code], checks=checks)([])
     assert executable(lambda _: ["result", 2], checks=checks)(["x"]) == ["result", "x"]
-    assert executable(lambda _: ["result", 0], Numbers(late=True), checks)([]) == ["result"], "a GPU's is not waited for"
     assert executable(lambda _: ["result", 0])([]) == ["result", 0], "without checks the last result is an output"
 
 
@@ -66,6 +75,41 @@ def test_what_xla_raises_names_the_program(text: str, kind: type[ExecutionError]
         executable(fail)([])
     assert type(raised.value) is kind is type(execution_error("a program", RuntimeError(text)))
     assert isinstance(raised.value.__cause__, jax.errors.JaxRuntimeError)
+
+
+class Memory:
+    """A program that has too little memory at its first calls. calls: how often it was called."""
+
+    def __init__(self, missing: int, text: str = "RESOURCE_EXHAUSTED: no") -> None:
+        self.missing, self.text, self.calls = missing, text, 0
+
+    def __call__(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        self.calls += 1
+        if self.calls <= self.missing:
+            raise jax.errors.JaxRuntimeError(self.text)
+        return ["result", *arrays]
+
+
+def test_a_call_without_memory_is_repeated_once_if_torch_can_give_some() -> None:
+    binding, program = Numbers(memory=True), Memory(1)
+    metrics.reset()
+    assert executable(program, binding)(["x"]) == ["result", "x", "x"]
+    assert (program.calls, binding.abandoned, metrics.snapshot()["repeated"]) == (2, [True], 1)
+    binding, program = Numbers(memory=True), Memory(2)
+    with pytest.raises(OutOfMemory):
+        executable(program, binding)([])
+    assert (program.calls, binding.abandoned) == (2, [True, False]), "after each failure nothing of the call is left"
+
+
+@pytest.mark.parametrize(
+    ("memory", "text", "acts"),
+    [(False, "RESOURCE_EXHAUSTED: no", False), (True, "INTERNAL: no", False), (True, "RESOURCE_EXHAUSTED: no", True)],
+)
+def test_a_call_is_not_repeated_in_vain_nor_where_its_kernels_may_act(memory: bool, text: str, acts: bool) -> None:
+    binding, program = Numbers(memory), Memory(1, text)
+    with pytest.raises(ExecutionError):
+        executable(program, binding, acts=acts)([])
+    assert (program.calls, len(binding.abandoned)) == (1, 1)
 
 
 def test_a_defect_of_ours_is_no_error_of_xlas() -> None:

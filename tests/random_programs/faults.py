@@ -233,7 +233,7 @@ def random_numbers_never_change() -> AbstractContextManager[Any]:
     right = seeds.seed
     first: list[Any] = []
 
-    def seed(*args: Any) -> jax.Array:
+    def seed(*args: Any) -> torch.Tensor:
         first.append(right(*args))
         return first[0]
 
@@ -244,7 +244,7 @@ def random_numbers_never_change() -> AbstractContextManager[Any]:
 def manual_seed_is_ignored() -> AbstractContextManager[Any]:
     right = seeds.seed
 
-    def seed(*args: Any) -> jax.Array:
+    def seed(*args: Any) -> torch.Tensor:
         with torch.random.fork_rng(devices=[]):
             torch.seed()
             return right(*args)

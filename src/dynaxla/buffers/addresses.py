@@ -58,7 +58,7 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
-def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Device, stream: int | None = None) -> jax.Array:
+def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
     """A jax.Array on the aligned memory of a torch tensor, read as a row-major array of `shape`, that does not keep the memory alive.
 
     The caller may use it only while a live tensor has this address, and must check that before every use.
@@ -66,8 +66,8 @@ def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Devic
     """
     strides = row_major(shape)
     if Fast.storage_at is None:
-        return transfer.import_tensor(torch.as_strided(tensor.detach(), shape, strides), device, stream)
+        return transfer.import_tensor(torch.as_strided(tensor.detach(), shape, strides), device)
     storage = Fast.storage_at(tensor.data_ptr(), tensor.device, math.prod(shape) * tensor.element_size())
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
-    return transfer.import_tensor(view, device, stream)
+    return transfer.import_tensor(view, device)

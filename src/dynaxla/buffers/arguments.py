@@ -53,13 +53,15 @@ class _Kept:
 
 
 class Arguments:
-    """Imports the tensors of one executable's calls. Thread-safe."""
+    """Imports the tensors of one executable's calls. Thread-safe.
+
+    On a GPU the arrays are not ordered after torch's work by themselves, nor are copies that are made here: see runtime/streams.py.
+    """
 
     def __init__(self, parameters: Sequence[Parameter], torch_device: torch.device, device: jax.Device) -> None:
         self.parameters = list(parameters)
         self._torch_device = torch_device
         self._device = device
-        self._on_cuda = torch_device.type == "cuda"
         self._kept: _Kept | None = None
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
@@ -70,32 +72,30 @@ class Arguments:
         """
         if not tensors:
             return ()
-        stream = wait_for_torch(self._torch_device, self._device) if self._on_cuda else None
         kept = self._kept
         if kept is None or not kept.check.matches(*tensors):
-            return self._import_all(tensors, stream)
+            return self._import_all(tensors)
         pointers = list(map(_data_ptr, tensors))
-        # On a GPU one argument is imported at every call: XLA orders its stream after torch's only when it imports.
-        if kept.complete and pointers == kept.pointers and not self._on_cuda:
+        if kept.complete and pointers == kept.pointers:
             return kept.arrays
         arrays = list(kept.arrays)
         aliases = list(kept.arrays)
         changed = pointers != kept.pointers
         for index, (pointer, before, array) in enumerate(zip(pointers, kept.pointers, kept.arrays, strict=True)):
-            if pointer != before or array is None or (self._on_cuda and index == 0):
+            if pointer != before or array is None:
                 if kept.copied[index]:
-                    arrays[index], _ = self._import(index, self._prepare(self.parameters[index], tensors[index]), False, stream, True)
+                    arrays[index], _ = self._import(index, self._prepare(self.parameters[index], tensors[index]), False, True)
                     continue
-                arrays[index], aliases[index] = self._import(index, tensors[index], pointer == before, stream)
+                arrays[index], aliases[index] = self._import(index, tensors[index], pointer == before)
                 changed = changed or aliases[index] is not None
         if changed:
             self._kept = _Kept(kept.check, pointers, aliases, all(alias is not None for alias in aliases), kept.copied)
         return arrays
 
-    def _import_all(self, tensors: Sequence[torch.Tensor], stream: int | None) -> Sequence[jax.Array]:
+    def _import_all(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
         copied = [mine is not theirs for mine, theirs in zip(prepared, tensors, strict=True)]
-        imported = [self._import(index, tensor, False, stream, copied[index]) for index, tensor in enumerate(prepared)]
+        imported = [self._import(index, tensor, False, copied[index]) for index, tensor in enumerate(prepared)]
         aliases = [alias for _, alias in imported]
         self._kept = _Kept(
             guards.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases), copied
@@ -135,9 +135,7 @@ class Arguments:
             tensor = torch.as_strided(exact, parameter.shape, parameter.layout.strides)
         return tensor
 
-    def _import(
-        self, index: int, tensor: torch.Tensor, seen_before: bool, stream: int | None, copied: bool = False
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def _import(self, index: int, tensor: torch.Tensor, seen_before: bool, copied: bool = False) -> tuple[jax.Array, jax.Array | None]:
         """The array for this call, and the same array if it may be kept for the next one.
 
         copied: the tensor is a copy for this call, whose memory nobody else keeps alive.
@@ -147,20 +145,13 @@ class Arguments:
         if layout.dense and is_aligned(tensor):
             if not copied and (parameter.static or seen_before):
                 metrics.add("aliases")
-                alias = import_alias(tensor, layout.packed_shape, self._device, stream)
+                alias = import_alias(tensor, layout.packed_shape, self._device)
                 return alias, alias
             metrics.add("imports")
             packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, layout.packed_shape, row_major(layout.packed_shape))
-            return transfer.import_tensor(packed, self._device, stream), None
+            return transfer.import_tensor(packed, self._device), None
         metrics.add("input_copies")
         packed = layout.pack_tensor(tensor)
         if packed.data_ptr() == tensor.data_ptr() or not is_aligned(packed):
             packed = packed.clone()
-        return transfer.import_tensor(packed, self._device, stream), None
-
-
-def wait_for_torch(torch_device: torch.device, device: jax.Device) -> int:
-    """Let XLA's stream wait for what torch's current stream has queued. Returns XLA's stream, which imports then refer to."""
-    stream = device.get_stream_for_external_ready_events()
-    torch.cuda.ExternalStream(stream, device=torch_device).wait_stream(torch.cuda.current_stream(torch_device))
-    return stream
+        return transfer.import_tensor(packed, self._device), None

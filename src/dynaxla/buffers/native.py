@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter, deque
+import functools
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -11,12 +12,12 @@ import jax
 import numpy as np
 import torch
 from jax import lax
-from torch.fx import Node
+from torch.fx import Graph, Node
 
-from ..capture.aten_graph import Phase
+from ..capture.aten_graph import Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
-from ..runtime import seeds, transfer
+from ..runtime import late_checks, seeds, streams, transfer
 from ..runtime.layout import Layout
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
@@ -35,7 +36,7 @@ class NativeBuffers:
 
     symbols: the graph's sizes. args: a call's inputs. static: the positions of parameters and buffers, whose addresses hardly ever change.
     phase: what a forward program gives to a backward program alone may have other strides than in the graph. reorders: whether results
-    that nobody else sees may be given in any order.
+    that nobody else sees may be given in any order. waits: see `AtenGraph`.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class NativeBuffers:
         phase: Phase,
         place: Place,
         reorders: bool,
+        waits: bool = False,
     ) -> None:
         placeholders = interpreter.placeholders
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
@@ -63,11 +65,16 @@ class NativeBuffers:
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
+        self._on_gpu = place.device.type == "cuda"
+        self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
+        self._waits = waits or unguarded
         # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
-        read = interpreter.needed(self.nodes)
+        read = interpreter.needed(self.nodes) | {placeholders[position] for position in self._guards.values()}
         self._passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position] in read]
         self._positions = self._passed + sorted(aliased - set(self._passed))
         self._draws_random = interpreter.draws_random
+        # A GPU's programs all have an argument that is imported last at each call, and orders it: see runtime/streams.py.
+        self._has_seed = self._draws_random or self._on_gpu
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
 
     @property
@@ -76,13 +83,14 @@ class NativeBuffers:
         return tuple(self.specs.items()), tuple(buffer.spec.stride for buffer in self._buffers)
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        seed = [jax.ShapeDtypeStruct((2,), np.int32)] if self._draws_random else []
+        seed = [jax.ShapeDtypeStruct((2,), np.int32)] if self._has_seed else []
         return seed + [jax.ShapeDtypeStruct(item.layout.packed_shape, dtypes.to_jax(item.dtype)) for item in self._parameters()]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
         key = None
-        if self._draws_random:
+        if self._has_seed:
             seed, *arrays = arrays
+        if self._draws_random:
             key = jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
         unread = {position: spec for position, spec in self.specs.items() if position not in self._passed}
         inputs = {position: lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in unread.items()}
@@ -90,11 +98,35 @@ class NativeBuffers:
             inputs[position] = parameter.layout.unpack(array)
         return [inputs[position] for position in self.specs], key
 
-    def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+    def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
+        old = dict(zip(self.specs, inputs, strict=True))
+        holds = lax.eq(code, np.int32(right))
         return [
+            lax.select(holds, value, old[self._guards[index]]) if index in self._guards else value for index, value in enumerate(outputs)
+        ]
+
+    def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        packed = [
             value if index in self.free else buffer.pack(value)
             for index, (buffer, value) in enumerate(zip(self._buffers, outputs, strict=True))
         ]
+        # torch's stream waits for a program of a GPU by one of its results.
+        return packed or ([lax.full((), 0, np.int32)] if self._on_gpu else [])
+
+    def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:
+        """The buffers, by index, whose values will be written to inputs, and the positions of these; whether there are other such outputs
+        that are not a buffer of the input's shape and dtype."""
+        guards: dict[int, int] = {}
+        unguarded = False
+        for index, position in written_inputs(graph).items():
+            output, node = self._outputs[index], self._output_nodes[index]
+            if isinstance(output, FromBuffer) and self._buffers[output.buffer].node is node:
+                new, old = self._buffers[output.buffer].spec, self.specs[position]
+                if (new.shape, new.dtype) == (old.shape, old.dtype) and guards.setdefault(output.buffer, position) == position:
+                    continue
+            is_itself = isinstance(output, FromInput) and output.whole and output.position == position
+            unguarded |= not is_itself and not isinstance(output, Empty)
+        return guards, unguarded
 
     def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> NativeBuffers:
         found = object.__new__(NativeBuffers)
@@ -115,7 +147,7 @@ class NativeBuffers:
 
     def bind(self, numbers: Sequence[Any]) -> NativeBinding:
         arguments = Arguments(self._parameters(), self._place.device, self._place.jax_device)
-        return NativeBinding(arguments, self._positions, self._assembler(numbers), self._place, self._draws_random)
+        return NativeBinding(arguments, self._positions, self._assembler(numbers), self._place, self._draws_random, self._waits)
 
     def _parameters(self) -> list[Parameter]:
         result = []
@@ -168,7 +200,8 @@ class NativeBuffers:
 class NativeBinding:
     """See `protocol.Binding`. Owns the aliases of what it was last called with.
 
-    On a GPU torch's current stream waits for XLA's; no call waits.
+    On a GPU XLA's stream waits for torch's before a program, and torch's current stream for XLA's after it; no call waits, unless `waits`
+    (see `AtenGraph`) and the program has checks.
     """
 
     def __init__(
@@ -178,16 +211,16 @@ class NativeBinding:
         outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
         place: Place,
         draws_random: bool,
+        waits: bool = False,
     ) -> None:
         self.arguments = arguments
         self.positions = list(positions)
         self.outputs = outputs
         self._place = place
         self._on_gpu = place.device.type == "cuda"
-        self._draws_random = draws_random
+        self._draws_random, self._waits = draws_random, waits
         self._count = len(arguments.parameters)
         self._takes_all = self.positions == list(range(len(self.positions)))
-        self._codes: deque[torch.Tensor | None] = deque([None])
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         everything = self._takes_all and len(args) == len(self.positions)
@@ -196,27 +229,41 @@ class NativeBinding:
         return tensors
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        if self._on_gpu:
+            late_checks.look(self._place.device)
         arrays = self.arguments.arrays(tensors if len(tensors) == self._count else tensors[: self._count])
-        return (seeds.seed(self._place.device, self._place.jax_device), *arrays) if self._draws_random else arrays
+        if not self._draws_random and not self._on_gpu:
+            return arrays
+        seed = seeds.seed(self._place.device) if self._draws_random else _no_seed(self._place.device)
+        # Last: copies that torch makes of other arguments are behind it.
+        stream = self._streams.before() if self._on_gpu else None
+        return (transfer.import_tensor(seed, self._place.jax_device, stream), *arrays)
 
     def export(self, results: Sequence[jax.Array]) -> list[torch.Tensor]:
-        stream = _torch_stream(self._place.device) if self._on_gpu else None
+        stream = self._streams.after() if self._on_gpu else None
         return [transfer.export_array(result, stream) for result in results]
 
-    def code(self, result: torch.Tensor) -> int | None:
-        """A GPU's is read at the next call: it is done by then."""
-        if self._on_gpu:
-            self._codes.append(result)
-            earlier = self._codes.popleft()  # every code is looked at once, whatever threads call at the same time
-            if earlier is None:
-                return None
-            result = earlier
-        return int(result)
+    def abandon(self, for_memory: bool) -> bool:
+        if not self._on_gpu:
+            return False
+        self._streams.settle()
+        return for_memory and streams.give_back_memory(self._place.device)
+
+    def report(self, code: torch.Tensor, checks: late_checks.Checks, name: str) -> None:
+        if self._on_gpu and not self._waits:
+            late_checks.of(self._place.device).add(code, checks, name)
+        elif (error := late_checks.failure(int(code), checks)) is not None:
+            raise error
+
+    @functools.cached_property
+    def _streams(self) -> streams.Streams:
+        return streams.of(self._place.device, self._place.jax_device)
 
 
-def _torch_stream(device: torch.device) -> int:
-    """torch's current stream, as DLPack writes it: CUDA's default stream is 1."""
-    return torch.cuda.current_stream(device).cuda_stream or 1
+@functools.cache
+def _no_seed(device: torch.device) -> torch.Tensor:
+    """What a program that draws nothing gets in a seed's place."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -9,6 +9,8 @@ import jax
 import torch
 from torch.fx import Node
 
+from ..runtime.late_checks import Checks
+
 
 class Binding(Protocol):
     """A compiled program's way to tensors and back, at each call. Thread-safe."""
@@ -23,11 +25,20 @@ class Binding(Protocol):
     def export(self, results: Sequence[jax.Array]) -> list[torch.Tensor]:
         """The program's results as tensors, one each, which own their memory."""
 
+    def abandon(self, for_memory: bool) -> bool:
+        """A call has failed: when this returns, nothing of it reads torch's memory any more.
+
+        for_memory: because XLA had too little. Returns: whether there may be more now, since torch has given back what it kept unused.
+        """
+
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
         """The graph's outputs. results: as exported; tensors: as taken."""
 
-    def code(self, result: torch.Tensor) -> int | None:
-        """The number that a program's checks give, or an earlier call's if looking at this one's would mean waiting; None for none."""
+    def report(self, code: torch.Tensor, checks: Checks, name: str) -> None:
+        """code: what a program's checks give, as exported (see `late_checks.failure`). name: the program's.
+
+        Raises: what the first check that failed asks for, here or (if to know it would mean to wait) in a later call.
+        """
 
 
 class Buffers(Protocol):
@@ -54,6 +65,10 @@ class Buffers(Protocol):
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
         """In a program: the function's inputs, and its key if it draws random numbers."""
+
+    def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
+        """In a program: the outputs, with the inputs' old values in place of those that will be written to inputs before anybody has looked
+        at the checks, unless these all hold. outputs, inputs: the function's; code: what the checks give, `right` if all hold."""
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """In a program: what it returns. outputs: of the function, in logical shapes; those that are `free` in any order."""

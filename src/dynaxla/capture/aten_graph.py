@@ -23,13 +23,22 @@ class AtenGraph:
     """A graph as AOTAutograd gives it.
 
     Attributes: name; module (functional ATen ops); static (the positions of parameters and buffers among its inputs); phase (what a forward
-    program gives to a backward program alone may have other strides than in the graph).
+    program gives to a backward program alone may have other strides than in the graph); waits (whether a call waits for the program's
+    checks on a GPU, too: what is written after it depends on other programs as well).
     """
 
     name: str
     module: GraphModule
     static: tuple[int, ...] = ()
     phase: Phase = "inference"
+    waits: bool = False
+
+
+def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:
+    """The outputs, by index, whose values AOTAutograd will write to inputs when the call is over, and the positions of these inputs."""
+    positions = {node.meta["desc"]: index for index, node in enumerate(graph.find_nodes(op="placeholder")) if node.meta.get("desc")}
+    targets = [getattr(description, "mutated_input", None) for description in graph.output_node().meta.get("desc") or ()]
+    return {index: positions[target] for index, target in enumerate(targets) if target is not None}
 
 
 aten = torch.ops.aten

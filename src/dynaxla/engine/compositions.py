@@ -17,7 +17,7 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, Phase, graph_devices
+from ..capture.aten_graph import AtenGraph, Phase, graph_devices, written_inputs
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
 from ..capture.freeze import Frozen, freeze
@@ -112,6 +112,9 @@ class SplitProgram:
         self.placeholders = graph.module.graph.find_nodes(op="placeholder")
         self.outputs = graph.module.graph.output_node().args[0]
         static = {self.placeholders[position] for position in graph.static}
+        between = [node.target for part in parts if not part.compiled for node in part.module.graph.nodes]
+        writes = any(isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable for op in between)
+        waits = writes or bool(written_inputs(graph.module.graph))  # no part's program guards what is written outside of it
         self._runners: list[Runner] = []
         self.parts: list[tuple[Part, Callable[[list[Any]], Sequence[Any]]]] = []
         for part in parts:
@@ -120,7 +123,7 @@ class SplitProgram:
                 positions = tuple(index for index, node in enumerate(part.inputs) if node in static)
                 # What a forward part gives has the strides of the graph: it may be read by torch.
                 phase: Phase = "inference" if graph.phase == "forward" else graph.phase
-                run = engine.runner(AtenGraph(f"{self.name}_part{len(self.parts)}", part.module, positions, phase))
+                run = engine.runner(AtenGraph(f"{self.name}_part{len(self.parts)}", part.module, positions, phase, waits))
                 self._runners.append(run)
             else:
                 run = functools.partial(by_torch.run, part.module)
@@ -181,9 +184,10 @@ class FrozenProgram:
         self.output_values = module.graph.output_node().args[0]
         static = {self.placeholders[position] for position in graph.static} | set(prepared.outputs)
         self._sources = [self.placeholders.index(node) for node in prepared.inputs]
-        self._prepare = engine.runner(AtenGraph(f"{self.name}_prepared", prepared.module, tuple(range(len(prepared.inputs)))))
+        self._prepare = engine.runner(AtenGraph(f"{self.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
-        self._run = engine.runner(AtenGraph(self.name, rest.module, positions))
+        waits = bool(written_inputs(module.graph))  # what the rest gives is written outside of it
+        self._run = engine.runner(AtenGraph(self.name, rest.module, positions, waits=waits))
         self._derived = prepared.outputs
         self._rest = rest
         self._kept: _Prepared | None = None

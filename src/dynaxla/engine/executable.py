@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -19,17 +19,24 @@ class Executable:
     """Owns the XLA program (None: there is nothing to compute), and its binding to tensors.
 
     Call it with the tensors it takes; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
-    torch's current stream waits for XLA's). checks: the exceptions and messages that the program's last result chooses among.
+    torch's current stream waits for XLA's). checks: the exceptions and messages that the program's last result chooses among. acts: whether
+    it calls kernels of torch's.
     """
 
     def __init__(
-        self, name: str, program: programs.XlaProgram | None, binding: Binding, checks: Sequence[tuple[type[Exception], str]] = ()
+        self,
+        name: str,
+        program: programs.XlaProgram | None,
+        binding: Binding,
+        checks: Sequence[tuple[type[Exception], str]] = (),
+        acts: bool = True,
     ) -> None:
         self.name = name
         self.program = program
         self.binding = binding
         self.take = binding.take
         self._call = program.call if program is not None else None
+        self._acts = acts
         self._checks = checks
         self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
         # The first calls take what the heap has left between the holes that compiling made; later ones find what those gave back.
@@ -53,33 +60,51 @@ class Executable:
         affinity.processors()
         try:
             with programs.below_caller(), self._kernels():
-                results = binding.export(self._call(binding.arrays(tensors)))
+                arrays = binding.arrays(tensors)
+                try:
+                    results = binding.export(self._call(arrays))
+                except jax.errors.JaxRuntimeError as error:
+                    results = self._repeat(self._call, arrays, error)
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks:
-            self._raise_failed(results.pop())
+            binding.report(results.pop(), self._checks, self.name)
         metrics.add("calls")
         if self._unsettled_calls > 0:
             self._settle()
         return binding.outputs(results, tensors)
+
+    def _repeat(
+        self, call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]], arrays: Sequence[jax.Array], error: Exception
+    ) -> list[torch.Tensor]:
+        """What a call gives that has failed with `error`, at its second trial, if there is memory now that was missing.
+
+        A program writes nothing but its own memory, so it may start again, unless it calls kernels of torch's, which may act.
+        """
+        if not self.binding.abandon(is_exhausted(error)) or self._acts:
+            raise error
+        metrics.add("repeated")
+        try:
+            return self.binding.export(call(arrays))
+        except jax.errors.JaxRuntimeError:
+            self.binding.abandon(False)
+            raise
 
     def _settle(self) -> None:
         self._unsettled_calls -= 1
         if not self._unsettled_calls:
             heap.return_freed_memory()
 
-    def _raise_failed(self, result: torch.Tensor) -> None:
-        """result: the index of the first check that failed, or the number of checks."""
-        index = self.binding.code(result)
-        if index is not None and index < len(self._checks):
-            error, message = self._checks[index]
-            raise error(message)
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether XLA had too little memory."""
+    return any(text in str(error) for text in ("RESOURCE_EXHAUSTED", "Out of memory", "out of memory"))
 
 
 def execution_error(name: str, error: Exception) -> ExecutionError:
     """What a caller gets for an exception of XLA's while a program ran: OutOfMemory if that is what it was."""
     text = str(error)
-    if "RESOURCE_EXHAUSTED" in text or "Out of memory" in text or "out of memory" in text:
+    if is_exhausted(error):
         return OutOfMemory(f"{name} ran out of memory: {text}", hint="a smaller batch, or free tensors first; the inputs are unchanged")
     return ExecutionError(f"{name} failed while it ran: {text}", hint="the inputs are unchanged; options={'dump': DIR} writes the program")
 

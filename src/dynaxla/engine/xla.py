@@ -25,10 +25,10 @@ from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choices
 from ..lowering.function import Function
 from ..observe import dump, metrics
-from ..runtime import by_torch, devices, heap, programs
+from ..runtime import by_torch, devices, heap, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
-from .executable import Executable, compilation_error, execution_error
+from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .options import default_options, options_for
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
@@ -93,6 +93,7 @@ class Program:
         self.name = graph.name
         self.options = options
         self.phase = graph.phase
+        self.waits = graph.waits
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel")
@@ -191,7 +192,7 @@ class Program:
         interpreter, symbols = self.interpreter, self.sizes.values(args)
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
-        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, reorders)
+        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, reorders, self.waits)
         given = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         if not buffers.nodes and not interpreter.acts:
@@ -211,8 +212,9 @@ class Program:
             inputs, key = buffers.unpack(arrays)
             results = function(inputs, key)
             code = [Check.first_failed(results.checks)] if results.checks else []
+            outputs = buffers.guard(results.outputs, inputs, code[0], len(results.checks)) if code else results.outputs
             checks = tuple((check.error, check.message) for check in results.checks)
-            return _Returned([*buffers.pack(results.outputs), *code], Facts(checks, results.numbers, results.kernels))
+            return _Returned([*buffers.pack(outputs), *code], Facts(checks, results.numbers, results.kernels))
 
         program.__name__ = self.name
         run: Any = program
@@ -234,13 +236,19 @@ class Program:
     def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> programs.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
         options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
+        compile = functools.partial(
+            programs.compile_lowered, lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
+        )
         with metrics.timed("compile"):
             try:
-                compiled = programs.compile_lowered(
-                    lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
-                )
+                try:
+                    compiled = compile()
+                except jax.errors.JaxRuntimeError as error:  # on a GPU, trying kernels takes memory
+                    if not is_exhausted(error) or not streams.give_back_memory(self.device):
+                        raise
+                    compiled = compile()
             except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-                if "RESOURCE_EXHAUSTED" in str(error):
+                if is_exhausted(error):
                     raise execution_error(self.name, error) from error
                 raise compilation_error(self.name, error) from error
         dump.record(self._dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
@@ -252,4 +260,4 @@ class Program:
         return self.name if number == 1 else f"{self.name}_{number}"
 
     def executable(self, compiled: programs.XlaProgram | None, buffers: Buffers, facts: Facts) -> Executable:
-        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks)
+        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=bool(facts.kernels))

@@ -24,7 +24,7 @@ _DLPACK_CPU = 1
 def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None = None) -> jax.Array:
     """A jax.Array on the memory of a contiguous torch tensor. It shares the memory and keeps it alive; misaligned memory is copied.
 
-    stream: on a GPU, XLA's stream, which already waits for the work that torch has queued on the tensor.
+    stream: on a GPU, the stream of XLA's on which the array is ready (see streams.py). None: its reader is ordered by another array.
     """
     if Fast.to_buffer and Fast.torch_to_capsule:
         return Fast.to_buffer(Fast.torch_to_capsule(tensor), device, stream)

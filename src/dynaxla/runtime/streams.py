@@ -1,0 +1,73 @@
+"""The order of torch's and XLA's work on a CUDA device, without a wait of the host. All that dynaxla does with CUDA's streams is here, but
+for kernels that a program calls back (`transfer.on_stream`).
+
+XLA runs every program on one stream of the device, its compute stream, which it hands to nobody. What orders it is this:
+
+- an array that is imported with a stream gets an event, recorded on that stream at the import. Only streams that the device itself gives
+  for that (`get_stream_for_external_ready_events`, four in turn) are taken;
+- before a program starts, the compute stream waits for the events of all its arguments, read or not;
+- the results of a program share one event, recorded on the compute stream behind the program. An export lets a stream wait for it.
+
+So a program whose first argument is imported last, with a stream that waits for torch's, runs after all that torch has queued; its other
+arguments need no events, and aliases may be kept. And torch's stream, at the export of any one result, waits for all of the program: it may
+write what the program reads, or free it. XLA frees and allocates for its compute stream alone. Memory of a result that torch has freed is
+written by a later program at the earliest, and that one waits for every stream of torch's that results were given to.
+Source: XLA, pjrt/pjrt_stream_executor_client.cc (CreateViewOfDeviceBuffer, EnqueueExecution, ExecuteHelper), pjrt/local_device_state.cc.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import jax
+import torch
+
+
+class Streams:
+    """torch's streams and XLA's on one CUDA device. Thread-safe."""
+
+    def __init__(self, torch_device: torch.device, device: jax.Device) -> None:
+        self._torch_device, self._device = torch_device, device
+        self._readers: dict[int, torch.cuda.Stream] = {}
+
+    def before(self) -> int:
+        """A stream of XLA's that waits for what torch's current stream has queued, and for what others may do with earlier results. An
+        array that is imported with it is ready then."""
+        current = torch.cuda.current_stream(self._torch_device)
+        handle = self._device.get_stream_for_external_ready_events()
+        stream = torch.cuda.ExternalStream(handle, device=self._torch_device)
+        for reader in {**self._readers, current.cuda_stream: current}.values():
+            stream.wait_stream(reader)
+        return handle
+
+    def after(self) -> int:
+        """torch's current stream, for exports to let it wait for the program. As DLPack writes it: CUDA's default stream is 1.
+
+        A stream that is not torch's own (`torch.cuda.ExternalStream`) may be destroyed at any time, so later programs do not wait for it:
+        whoever uses one must let torch's stream wait for it before results are freed.
+        """
+        current = torch.cuda.current_stream(self._torch_device)
+        if current.stream_id != current.cuda_stream or not current.cuda_stream:
+            self._readers.setdefault(current.cuda_stream, current)
+        return current.cuda_stream or 1
+
+    def settle(self) -> None:
+        """Wait until the device does nothing any more: a call that has failed may have started a part of its work."""
+        with contextlib.suppress(RuntimeError):  # what is wrong with the device, the call's own exception says
+            torch.cuda.synchronize(self._torch_device)
+
+
+def give_back_memory(device: torch.device) -> bool:
+    """Have torch give a GPU's memory that it keeps unused back to CUDA, from which XLA takes its own. Returns: whether there is any such
+    memory to give, on this device. Nothing but memory is affected."""
+    if device.type != "cuda":
+        return False
+    torch.cuda.empty_cache()
+    return True
+
+
+@functools.cache
+def of(torch_device: torch.device, device: jax.Device) -> Streams:
+    """Those of a device. torch_device, device: the same in torch's words and in JAX's."""
+    return Streams(torch_device, device)

@@ -1,0 +1,567 @@
+"""In which order a CUDA device does torch's and XLA's work, on a machine without one.
+
+`Device` is a double of a GPU: its streams hold work that is done when a test lets it be done, in the order that is worst for the test. It
+takes the place of CUDA's streams and events, of the hand-over by DLPack and of a program's execution, which order themselves as the
+docstring of runtime/streams.py says XLA does. What calls do with them is dynaxla's own code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.buffers import native
+from dynaxla.buffers.arguments import Arguments, Parameter
+from dynaxla.buffers.native import NativeBinding, Place
+from dynaxla.engine.executable import Executable
+from dynaxla.errors import OutOfMemory
+from dynaxla.runtime import late_checks, seeds, streams, transfer
+from dynaxla.runtime.layout import Layout
+from dynaxla.runtime.programs import XlaProgram
+
+CUDA = torch.device("cuda", 0)
+CHECKS = [(IndexError, "out of range"), (ValueError, "not positive")]
+
+
+class Mark:
+    """A place in a stream's work, which is done or not."""
+
+    done = False
+
+
+class Stream:
+    """handle: 0 for CUDA's default stream. is_torchs: whether torch has made it."""
+
+    def __init__(self, handle: int, is_torchs: bool = True) -> None:
+        self.cuda_stream, self.stream_id = handle, (handle + 1 if is_torchs and handle else handle)
+        self.work: deque[Mark | Callable[[], object]] = deque()  # a Mark that is not its own: it waits for that one
+        self.own: set[Mark] = set()
+
+    def mark(self) -> Mark:
+        made = Mark()
+        self.own.add(made)
+        self.work.append(made)
+        return made
+
+    def wait_stream(self, other: Stream) -> None:
+        self.work.append(other.mark())
+
+    def go(self) -> bool:
+        """Do what can be done. Returns: whether that was anything."""
+        has_done = False
+        while self.work:
+            first = self.work[0]
+            if isinstance(first, Mark):
+                if first in self.own:
+                    first.done = True
+                elif not first.done:
+                    break
+            else:
+                first()
+            self.work.popleft()
+            has_done = True
+        return has_done
+
+
+class Array:
+    """A jax.Array's double. mark: done when its contents are there."""
+
+    def __init__(self, memory: torch.Tensor, mark: Mark) -> None:
+        self.memory, self.mark = memory, mark
+
+
+class Device:
+    """See this file. Attributes: host_waits (what the host has waited for); executions (programs that were started); missing (the
+    executions that will have too little memory); given_back (how often torch's cache was emptied); drawn (seeds)."""
+
+    def __init__(self) -> None:
+        self.default = Stream(0)
+        self.compute = Stream(1000)
+        self.external = [Stream(2000 + index) for index in range(4)]
+        self.streams = {stream.cuda_stream: stream for stream in (self.default, self.compute, *self.external)}
+        self.thread = threading.local()
+        self.lock = threading.RLock()
+        self.turn = 0
+        self.host_waits: list[str] = []
+        self.executions = self.missing = self.given_back = self.drawn = 0
+        self.free: list[torch.Tensor] = []
+
+    # torch.cuda
+
+    def current_stream(self, _: Any = None) -> Stream:
+        return getattr(self.thread, "stream", self.default)
+
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before = self.current_stream()
+        self.streams[stream.cuda_stream] = stream
+        self.thread.stream = stream
+        try:
+            yield
+        finally:
+            self.thread.stream = before
+
+    def queue(self, work: Callable[[], object]) -> None:
+        """What torch does on its current stream."""
+        self.current_stream().work.append(work)
+
+    def external_stream(self, handle: int, device: Any = None) -> Stream:
+        return self.streams[handle]
+
+    def event(self) -> Any:
+        def record(stream: Stream) -> None:
+            made.mark = stream.mark()
+
+        def synchronize() -> None:
+            self.host_waits.append("event")
+            self.go()
+            assert made.mark.done
+
+        made = SimpleNamespace(mark=Mark(), record=record, query=lambda: made.mark.done, synchronize=synchronize)
+        return made
+
+    def synchronize(self, _: Any = None) -> None:
+        self.host_waits.append("device")
+        self.go()
+
+    def empty_cache(self) -> None:
+        self.given_back += 1
+
+    def pinned(self, count: int) -> Any:
+        numbers = np.full(count, -1, np.int32)
+
+        def copy(slot: int, code: torch.Tensor, non_blocking: bool) -> None:
+            assert non_blocking
+            self.queue(lambda: numbers.__setitem__(slot, int(code)))
+
+        class Slots:
+            def __getitem__(self, slot: int) -> Any:
+                return SimpleNamespace(copy_=lambda code, non_blocking: copy(slot, code, non_blocking))
+
+            def numpy(self) -> Any:
+                return numbers
+
+        return Slots()
+
+    def later(self, value: torch.Tensor) -> torch.Tensor:
+        """A tensor that torch gives this value on its current stream."""
+        made = torch.full_like(value, -1, memory_format=torch.contiguous_format)
+        self.queue(lambda: made.copy_(value))
+        return made
+
+    def seed(self, _: Any) -> torch.Tensor:
+        self.drawn += 1
+        return self.later(torch.tensor([self.drawn, 0], dtype=torch.int32))
+
+    # XLA
+
+    def get_stream_for_external_ready_events(self) -> int:
+        with self.lock:
+            self.turn += 1
+            return self.external[self.turn % 4].cuda_stream
+
+    def import_tensor(self, tensor: torch.Tensor, _: Any, stream: int | None = None) -> Array:
+        assert stream is None or self.streams[stream] in self.external, "XLA takes its own streams alone"
+        return Array(tensor, (self.compute if stream is None else self.streams[stream]).mark())
+
+    def export_array(self, array: Array, stream: int | None = None) -> torch.Tensor:
+        assert stream, "an export without a stream waits, and with 0 CUDA's meaning is not clear"
+        self.streams[0 if stream == 1 else stream].work.append(array.mark)
+        return array.memory
+
+    def program(self, compute: Callable[..., Sequence[torch.Tensor]], *shapes: tuple[int, ...]) -> Callable[[Sequence[Array]], Any]:
+        """compute: gives float64 results of these shapes, of the arguments, the seed first."""
+
+        def call(arrays: Sequence[Array]) -> list[Array]:
+            with self.lock:
+                self.executions += 1
+                if self.missing:
+                    self.missing -= 1
+                    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate")
+                results = [self.allocate(shape) for shape in shapes]
+
+                def run() -> None:
+                    for result, value in zip(results, compute(*(array.memory for array in arrays)), strict=True):
+                        result.copy_(value)
+
+                self.compute.work.extend([*(array.mark for array in arrays), run])
+                mark = self.compute.mark()
+                return [Array(result, mark) for result in results]
+
+        return call
+
+    def allocate(self, shape: tuple[int, ...]) -> torch.Tensor:
+        """Memory that is free by XLA's own account: torch may still read it."""
+        found = next((memory for memory in self.free if memory.shape == shape), None)
+        if found is None:
+            return torch.full(shape, -1.0, dtype=torch.float64)
+        self.free = [memory for memory in self.free if memory is not found]
+        return found
+
+    # A test's own
+
+    def go(self, order: Sequence[Stream] | None = None) -> None:
+        """Let all work be done. order: of the streams: each goes as far as it can before the next one. XLA's first, if not said."""
+        with self.lock:
+            order = order or [self.compute, *self.external, *self.streams.values()]
+            while any(stream.go() for stream in order):
+                pass
+            assert not any(stream.work for stream in order), "a stream waits for ever"
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", made.current_stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", made.external_stream)
+    monkeypatch.setattr(torch.cuda, "Event", made.event)
+    monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
+    monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
+    monkeypatch.setattr(late_checks, "pinned", made.pinned)
+    monkeypatch.setattr(late_checks, "MOST", 8)
+    monkeypatch.setattr(late_checks, "_reports", {})
+    monkeypatch.setattr(late_checks, "atexit", SimpleNamespace(register=lambda _: None))
+    both = streams.Streams(CUDA, made)  # type: ignore[arg-type]
+    monkeypatch.setattr(streams, "of", lambda *_: both)
+    monkeypatch.setattr(seeds, "seed", made.seed)
+    monkeypatch.setattr(native, "_no_seed", lambda _: torch.zeros(2, dtype=torch.int32))
+    monkeypatch.setattr(transfer, "import_tensor", made.import_tensor)
+    monkeypatch.setattr(transfer, "export_array", made.export_array)
+    pack = Layout.pack_tensor
+    monkeypatch.setattr(Layout, "pack_tensor", lambda layout, tensor: made.later(pack(layout, tensor).clone()))
+    return made
+
+
+def executable(
+    device: Device,
+    compute: Callable[..., Sequence[torch.Tensor]],
+    inputs: Sequence[torch.Tensor] = (),
+    shapes: Sequence[tuple[int, ...]] = ((4,),),
+    *,
+    draws: bool = False,
+    checks: Sequence[tuple[type[Exception], str]] = (),
+    waits: bool = False,
+    acts: bool = False,
+) -> Executable:
+    """A program with these inputs, which gives float64 arrays of these shapes, and the code of its checks as the last of them."""
+    parameters = [Parameter(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
+    arguments = Arguments(parameters, torch.device("cpu"), device)  # type: ignore[arg-type]
+    place = Place(CUDA, device)  # type: ignore[arg-type]
+    binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), place, draws, waits)
+    return Executable("a program", XlaProgram(device.program(compute, *shapes), str), binding, checks, acts)
+
+
+def checked(device: Device, codes: Sequence[int], **options: Any) -> Executable:
+    """A program whose calls give these codes, one after the other."""
+    left = list(codes)
+    return executable(device, lambda seed: [torch.tensor(left.pop(0), dtype=torch.float64)], shapes=[()], checks=CHECKS, **options)
+
+
+ORDERS = {
+    "XLA first": lambda device: [device.compute, *device.external, *device.streams.values()],
+    "torch first": lambda device: [device.default, *device.streams.values()],
+}
+
+
+@pytest.fixture(params=ORDERS.values(), ids=ORDERS.keys())
+def order(request: pytest.FixtureRequest, device: Device) -> Callable[[], Sequence[Stream]]:
+    return lambda: request.param(device)
+
+
+# Before a program
+
+
+def test_a_program_reads_what_torch_has_queued(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+    x = torch.zeros(4)
+    program = executable(device, lambda _, x: [x * 2], [x])
+    for turn in range(4):  # imported for one call, then kept
+        device.queue(lambda turn=turn: x.fill_(turn))
+        (result,) = program([x])
+        device.go(order())
+        assert result.tolist() == [2 * turn] * 4
+    assert device.host_waits == []
+
+
+def test_a_program_reads_a_copy_that_torch_makes_for_the_call(device: Device) -> None:
+    gaps = torch.arange(8.0)[::2]
+    program = executable(device, lambda _, x: [x], [gaps])
+    (result,) = program([gaps])
+    device.go()
+    assert result.tolist() == [0, 2, 4, 6]
+
+
+def test_a_program_without_inputs_waits_too(device: Device) -> None:
+    written: list[str] = []
+    device.queue(lambda: written.append("torch"))
+    executable(device, lambda _: [torch.full((4,), len(written))])([])
+    device.go()
+    assert written == ["torch"]
+    (result,) = executable(device, lambda _: [torch.full((4,), len(written))])([])
+    device.queue(lambda: written.append("later"))
+    device.go()
+    assert result.tolist() == [1] * 4
+
+
+def test_a_seed_is_there_before_the_program(device: Device) -> None:
+    program = executable(device, lambda seed: [seed[:1].expand(4)], draws=True)
+    results = [program([])[0] for _ in range(3)]
+    device.go()
+    assert [int(result[0]) for result in results] == [1, 2, 3]
+    assert device.host_waits == []
+
+
+def test_a_side_stream_is_the_one_that_counts(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+    x = torch.zeros(4)
+    program = executable(device, lambda _, x: [x + 1], [x])
+    read: list[float] = []
+    for turn in range(3):
+        with device.stream(Stream(50)):
+            device.queue(lambda turn=turn: x.fill_(turn))
+            (result,) = program([x])
+            device.queue(lambda result=result: read.append(float(result[0])))
+        device.go(order())
+    assert read == [1, 2, 3]
+
+
+# After a program
+
+
+@pytest.mark.parametrize("shapes", [[(4,)], [()]], ids=["a result", "nothing but what stands for one"])
+def test_what_torch_writes_afterwards_is_not_read(device: Device, shapes: list[tuple[int, ...]]) -> None:
+    x, read = torch.zeros(4), []
+
+    def compute(_: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        read.append(x.tolist())
+        return [torch.zeros(shape) for shape in shapes]
+
+    program = executable(device, compute, [x], shapes)
+    for turn in range(3):
+        device.queue(lambda turn=turn: x.fill_(turn))
+        program([x])
+        device.queue(lambda: x.fill_(-1))
+        device.go([device.default, *device.streams.values()])
+    assert read == [[turn] * 4 for turn in range(3)]
+
+
+def test_torch_reads_results_when_they_are_there(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
+    program = executable(device, lambda _: [torch.ones(4), torch.full((2,), 2.0)], shapes=[(4,), (2,)])
+    one, two = program([])
+    read: list[Any] = []
+    device.queue(lambda: read.extend([one.tolist(), two.tolist()]))
+    device.go(order())
+    assert read == [[1] * 4, [2] * 2]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["the same stream", "another stream"])
+def test_memory_of_a_freed_result_is_written_when_torch_has_read_it(device: Device, elsewhere: bool) -> None:
+    program = executable(device, lambda _: [torch.full((4,), float(device.executions))])
+    (result,) = program([])
+    read: list[Any] = []
+    device.queue(lambda: read.append(result.tolist()))
+    device.free.append(result)
+    with device.stream(Stream(50)) if elsewhere else contextlib.nullcontext():
+        (other,) = program([])
+    assert other is result, "XLA's allocator takes the same memory"
+    device.executions = 7
+    device.go()
+    assert read == [[7] * 4]
+    assert device.host_waits == []
+
+
+def test_a_stream_that_is_not_torchs_is_not_waited_for_later(device: Device) -> None:
+    foreign = Stream(70, is_torchs=False)
+    program = executable(device, lambda _: [torch.zeros(4)])
+    with device.stream(foreign):
+        program([])
+    device.go()
+    del device.streams[70]
+    foreign.mark = None  # type: ignore[assignment, method-assign]  # its owner has destroyed it
+    program([])
+    device.go()
+
+
+# Checks
+
+
+def test_no_call_waits_for_a_check(device: Device) -> None:
+    program = checked(device, [0, 2, 2])
+    program([])
+    program([])
+    assert (device.executions, device.host_waits) == (2, []), "the device has not come to the first call yet"
+    device.go()
+    with pytest.raises(IndexError, match="out of range") as raised:
+        program([])
+    assert "An earlier call of a program" in raised.value.__notes__[0]
+    assert (device.executions, device.host_waits) == (2, []), "it is raised before anything is done"
+    program([])
+    device.go()
+    assert device.executions == 3, "a failure is raised once"
+
+
+def test_whatever_program_is_called_next_raises(device: Device) -> None:
+    checked(device, [1])([])
+    device.go()
+    other = executable(device, lambda _: [torch.zeros(4)])
+    with pytest.raises(ValueError, match="not positive"):
+        other([])
+    other([])
+
+
+def test_failures_are_raised_in_their_order(device: Device) -> None:
+    program = checked(device, [2, 1, 0, 2])
+    for _ in range(4):
+        program([])
+    device.go()
+    with pytest.raises(ValueError, match="not positive"):
+        program([])
+    with pytest.raises(IndexError, match="out of range"):
+        late_checks.finish()
+    late_checks.finish()
+
+
+def test_a_code_whose_event_is_not_done_is_not_read(device: Device) -> None:
+    checked(device, [0])([])
+    while device.compute.work or any(stream.work for stream in device.external):
+        for stream in (device.compute, *device.external, device.default):
+            if stream is device.default and isinstance(stream.work[0], Mark) and stream.work[0] not in stream.own and stream.work[0].done:
+                break  # torch's stream may copy now, but has not yet
+            stream.go()
+        else:
+            continue
+        break
+    late_checks.look(CUDA)
+    device.go()
+    with pytest.raises(IndexError):
+        late_checks.look(CUDA)
+
+
+def test_finish_waits_for_what_is_under_way(device: Device) -> None:
+    checked(device, [0])([])
+    with pytest.raises(IndexError, match="out of range"):
+        late_checks.finish()
+    assert device.host_waits == ["event"]
+
+
+def test_what_nobody_has_seen_is_logged_at_the_end(device: Device, caplog: pytest.LogCaptureFixture) -> None:
+    program = checked(device, [0, 2, 1])
+    for _ in range(3):
+        program([])
+    with caplog.at_level(logging.ERROR, "dynaxla"):
+        late_checks.of(CUDA).at_exit()
+    assert [record.getMessage().splitlines()[0] for record in caplog.records] == ["IndexError: out of range", "ValueError: not positive"]
+
+
+def test_a_device_that_answers_no_more_does_not_keep_the_process(
+    device: Device, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail() -> None:
+        raise RuntimeError("CUDA error")
+
+    checked(device, [0])([])
+    monkeypatch.setattr(late_checks.of(CUDA)._under_way[0].event, "synchronize", fail)
+    late_checks.of(CUDA).at_exit()
+    assert "CUDA error" in caplog.text
+
+
+def test_only_so_many_codes_are_under_way(device: Device) -> None:
+    program = checked(device, [2] * 20)
+    for _ in range(late_checks.MOST):
+        program([])
+    assert device.host_waits == []
+    program([])
+    assert device.host_waits == ["event"], "the first has made room"
+    for _ in range(11):
+        program([])
+    device.go()
+    late_checks.finish()
+
+
+def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
+    program = executable(device, lambda _: [torch.tensor(0.0)], shapes=[()], checks=CHECKS, waits=True)
+
+    class Code:
+        def __int__(self) -> int:
+            device.go()
+            return 0
+
+    program.binding.export = lambda results: [Code()]  # type: ignore[method-assign, list-item, return-value]
+    with pytest.raises(IndexError, match="out of range"):
+        program([])
+
+
+# Memory
+
+
+def test_a_call_without_memory_runs_when_torch_has_given_back_its_own(device: Device) -> None:
+    x = torch.zeros(4)
+    program = executable(device, lambda seed, x: [x + seed[0]], [x], draws=True)
+    device.queue(lambda: x.fill_(5))
+    device.missing = 1
+    (result,) = program([x])
+    device.go()
+    assert result.tolist() == [6] * 4
+    assert (device.executions, device.given_back, device.drawn) == (2, 1, 1), "the same call once more, with the same seed"
+
+
+def test_a_call_without_memory_fails_when_that_is_not_enough(device: Device) -> None:
+    program = executable(device, lambda _: [torch.zeros(4)])
+    device.missing = 2
+    with pytest.raises(OutOfMemory):
+        program([])
+    assert (device.executions, device.given_back) == (2, 1)
+    assert device.host_waits == ["device"] * 2, "nothing of a failed call reads torch's memory when it has raised"
+    program([])
+
+
+def test_a_call_that_may_act_is_not_repeated(device: Device) -> None:
+    program = executable(device, lambda _: [torch.zeros(4)], acts=True)
+    device.missing = 1
+    with pytest.raises(OutOfMemory):
+        program([])
+    assert device.executions == 1
+
+
+# Threads
+
+
+def test_two_threads_each_in_its_order(device: Device) -> None:
+    calls, failed, wrong = 40, [], []
+
+    def work(number: int) -> None:
+        x = torch.zeros(4)
+        mine = executable(device, lambda _, x: [x * 2], [x])
+        check = checked(device, [2, 2, 0, 2] * (calls // 4))
+        with device.stream(Stream(50 + number)):
+            for turn in range(calls):
+                try:
+                    check([])
+                    device.queue(lambda turn=turn: x.fill_(turn))
+                    (result,) = mine([x])
+                    with device.lock:
+                        device.go()
+                except IndexError:
+                    failed.append(number)
+                    continue
+                if result.tolist() != [2 * turn] * 4:
+                    wrong.append((number, turn, result.tolist()))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    device.go()
+    with contextlib.suppress(IndexError):
+        late_checks.finish()
+    assert wrong == []
+    assert failed, "some failure has been raised"

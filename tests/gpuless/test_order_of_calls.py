@@ -364,7 +364,8 @@ def test_torch_reads_results_when_they_are_there(device: Device, order: Callable
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["the same stream", "another stream"])
 def test_memory_of_a_freed_result_is_written_when_torch_has_read_it(device: Device, elsewhere: bool) -> None:
-    program = executable(device, lambda _: [torch.full((4,), float(device.executions))])
+    numbers = [1.0, 2.0]
+    program = executable(device, lambda _: [torch.full((4,), numbers.pop(0))])
     (result,) = program([])
     read: list[Any] = []
     device.queue(lambda: read.append(result.tolist()))
@@ -372,9 +373,8 @@ def test_memory_of_a_freed_result_is_written_when_torch_has_read_it(device: Devi
     with device.stream(Stream(50)) if elsewhere else contextlib.nullcontext():
         (other,) = program([])
     assert other is result, "XLA's allocator takes the same memory"
-    device.executions = 7
     device.go()
-    assert read == [[7] * 4]
+    assert (read, other.tolist()) == ([[1] * 4], [2] * 4)
     assert device.host_waits == []
 
 

@@ -11,6 +11,7 @@ from torch.fx import Graph, Node
 
 from dynaxla.config import Options
 from dynaxla.observe import metrics
+from dynaxla.runtime import late_checks
 from dynaxla.training.parts import Part
 from dynaxla.training.scalars import mark_number, rule
 
@@ -90,3 +91,26 @@ def test_constants_are_compared() -> None:
     one.interpret()
     assert same.share(one)
     assert not other.share(one)
+
+
+def written_in_place(graph: Graph, x: Node, gradient: Node, count: Node) -> list[Node]:
+    graph.call_function(aten.zero_.default, (gradient,))
+    graph.call_function(aten.add_.Tensor, (count, 1))
+    return [graph.call_function(aten.mul.Tensor, (x, 2.0))]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_nothing_is_done_in_place_after_a_failure_that_the_device_knows(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, gradient, count = torch.ones(3), torch.tensor([float("nan"), 1.0, 2.0]), torch.tensor(5)
+    part = part_of(written_in_place, x, gradient, count)
+    monkeypatch.setattr(late_checks, "any_failed", lambda _: torch.tensor(float(fails)))
+    part.compile(Options(), [x, gradient, count])
+    assert part.run([x, gradient, count])[0].tolist() == [2, 2, 2]
+    torch.testing.assert_close(gradient, torch.tensor([float("nan"), 1.0, 2.0]) if fails else torch.zeros(3), equal_nan=True)
+    assert count.item() == (5 if fails else 6)
+
+
+def test_a_flag_says_whether_any_code_tells_of_a_failure() -> None:
+    right, wrong = torch.tensor(2, dtype=torch.int32), torch.tensor(0, dtype=torch.int32)
+    assert late_checks.any_failed([]) is None
+    assert [late_checks.any_failed([(right, 2), (code, 2)]).item() for code in (right, wrong)] == [0.0, 1.0]

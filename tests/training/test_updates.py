@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
+from dynaxla.runtime import late_checks
 from dynaxla.training.updates import Update
 
 FUSED = {"SGD": "_fused_sgd_", "Adam": "_fused_adam_", "AdamW": "_fused_adamw_"}
@@ -22,7 +23,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the ops that torch does after programs, as they come."""
     names: list[str] = []
     run = Update.run
-    monkeypatch.setattr(Update, "run", lambda update, value_of: names.append(update.op.__name__) or run(update, value_of))
+    monkeypatch.setattr(Update, "run", lambda update, *given: names.append(update.op.__name__) or run(update, *given))
     return names
 
 
@@ -234,3 +235,19 @@ def test_nothing_is_left_on_the_optimizer() -> None:
     for x, y in batches(2):
         step(x, y)
     assert set(vars(optimizer)) == before
+
+
+@pytest.mark.parametrize("name", ["SGD momentum", "Adam"])
+def test_nothing_is_written_after_a_program_that_has_failed(name: str, done: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where only the device knows that it has."""
+    model, optimizer, other, second = two(OPTIMIZERS[name], lambda: nn.Linear(6, 8))
+    eager, step = plain(other, second), dynaxla.compile_step(plain(model, optimizer))
+    for number, (x, y) in enumerate(batches(3)):
+        fails = number == 1
+        monkeypatch.setattr(late_checks, "any_failed", lambda _, fails=fails: torch.tensor(float(fails)))
+        done.clear()
+        step(x, y)
+        assert FUSED[name.partition(" ")[0]] in done
+        if not fails:
+            eager(x, y)
+        assert_same(model, other, optimizer, second)

@@ -68,7 +68,8 @@ def any_failed(codes: Sequence[tuple[torch.Tensor, int]]) -> torch.Tensor | None
     """
     if not codes:
         return None
-    return torch.stack([code != right for code, right in codes]).any().to(torch.float32)
+    device = codes[0][0].device
+    return torch.stack([(code != right).to(device) for code, right in codes]).any().to(torch.float32)
 
 
 @dataclass(frozen=True)

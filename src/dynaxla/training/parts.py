@@ -10,6 +10,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..backend import compile_graph
 from ..config import Options
+from ..runtime import late_checks
 from .scalars import is_number
 from .surroundings import meta, storage_of
 from .updates import take_updates
@@ -91,13 +92,17 @@ class Part:
     def run(self, values: Sequence[Any]) -> list[torch.Tensor]:
         """values: tensors and floats for the placeholders; None for those that are not `read`.
 
-        Returns: the outputs. Inputs that the graph writes to are written after the program has succeeded.
+        Returns: the outputs. Inputs that the graph writes to are written after the program has succeeded; on a GPU, where nobody waits for
+        that, they are left as they are by the device if it has not.
         """
         assert self._compiled is not None
         with torch.no_grad():
-            found: dict[Node, Any] = dict(zip(self._computed, self._compiled(*self._tensors(values)), strict=True))
+            with late_checks.collected() as codes:
+                results = self._compiled(*self._tensors(values))
+            found: dict[Node, Any] = dict(zip(self._computed, results, strict=True))
             for node, position in self._sources:
                 found.setdefault(node, values[position])
+            failed = late_checks.any_failed(codes) if self._updates else None
             for update in self._updates:
-                found[update.node] = update.run(found.__getitem__)
+                found[update.node] = update.run(found.__getitem__, failed)
         return [found[node] for node in self._outputs]

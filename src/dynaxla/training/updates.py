@@ -48,8 +48,11 @@ class Update:
         map_arg((self.args, dict(self.kwargs)), found.append)
         return found
 
-    def run(self, value_of: Callable[[Node], Any]) -> Any:
-        """Compute it in eager mode. value_of: gives the tensor of a node. Returns: what the op returns."""
+    def run(self, value_of: Callable[[Node], Any], failed: torch.Tensor | None = None) -> Any:
+        """Compute it in eager mode. value_of: gives the tensor of a node. Returns: what the op returns.
+
+        failed: float32[] on the tensors' device; if it is 1, nothing that exists is written. (The host need not know.)
+        """
         copies: dict[Node, torch.Tensor] = {}
 
         def given(node: Node) -> Any:
@@ -60,10 +63,28 @@ class Update:
             return copies[node]
 
         args, kwargs = map_arg((self.args, dict(self.kwargs)), given)
-        result = self.op(*args, **kwargs)
+        result = self.op(*args, **kwargs) if failed is None else self._run_unless(failed, args, kwargs, value_of)
         for node in copies.keys() & set(self.written):
             value_of(node).copy_(copies[node])
         return result
+
+    def _run_unless(self, failed: torch.Tensor, args: Any, kwargs: Any, value_of: Callable[[Node], Any]) -> Any:
+        """See `run`. torch's fused steps write nothing if `found_inf` is 1."""
+        if isinstance(self.node.target, Fused):
+            found = kwargs.get("found_inf")
+            return self.op(*args, **{**kwargs, "found_inf": failed if found is None else torch.maximum(found, failed)})
+        if self.node.target in _ZEROS:
+            for node in self.written:
+                value = value_of(node)
+                value.masked_fill_(failed.to(value.device) == 0, 0)
+            return None
+        before = {node: value_of(node).clone() for node in self.written}
+        result = self.op(*args, **kwargs)
+        for node, old in before.items():
+            value = value_of(node)
+            value.copy_(torch.where(failed.to(value.device) == 0, value, old))
+        # What a step that writes nothing would have filled.
+        return result.zero_() if self.node.target is aten.empty_like.default else result
 
 
 def written(node: Node) -> list[Node]:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensor as UnsupportedTensor
     from .errors import UnsupportedVersion as UnsupportedVersion
     from .lowering import lowers as lowers
+    from .runtime.late_checks import finish_checks as finish_checks
     from .training import compile_step as compile_step
 
 __version__ = "0.1.0"
@@ -39,6 +40,7 @@ _PUBLIC = {
         "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
     ),
     "lowering": ("lowers",),
+    "runtime.late_checks": ("finish_checks",),
     "training": ("compile_step",),
 }  # fmt: skip
 __all__ = [name for names in _PUBLIC.values() for name in names]

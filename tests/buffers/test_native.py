@@ -25,13 +25,16 @@ def buffers_of(
     phase: Phase = "inference",
     given: list[Any] | None = None,
     descriptions: list[Any] | None = None,
+    device: str = "cpu",
 ) -> NativeBuffers:
     module = make_fx(function, tracing_mode="fake")(*inputs)
     if descriptions is not None:
         module.graph.output_node().meta["desc"] = descriptions
-    place = Place(torch.device("cpu"), clients.cpu_device())
+        for index, node in enumerate(module.graph.find_nodes(op="placeholder")):
+            node.meta["desc"] = descriptors.PlainAOTInput(index)
+    place = Place(torch.device(device), clients.cpu_device())
     args = inputs if given is None else given
-    return NativeBuffers(Interpreter(module, "cpu"), SymbolValues(), args, frozenset(), phase, place, reorders=True)
+    return NativeBuffers(Interpreter(module, device), SymbolValues(), args, frozenset(), phase, place, reorders=True)
 
 
 def test_a_program_takes_what_it_reads_in_memory_order() -> None:
@@ -123,3 +126,65 @@ def test_a_backward_program_is_for_the_strides_that_it_gets(whole: bool) -> None
     returned = buffers.bind(()).outputs([torch.zeros(2, 3)], [given, given])[1]
     assert returned.stride() == (3, 1)
     assert torch.equal(returned, given)
+
+
+def test_a_program_of_a_gpu_has_an_argument_and_a_result_that_order_it() -> None:
+    x = torch.zeros(3)
+    on_gpu, on_cpu = (buffers_of(lambda x: [x], [x], device=device) for device in ("cuda", "cpu"))
+    assert [(aval.shape, str(aval.dtype)) for aval in on_gpu.avals()] == [((2,), "int32")]
+    assert on_cpu.avals() == []
+    assert on_gpu.unpack([jnp.zeros(2, jnp.int32)])[1] is None, "it draws nothing"
+    (only,) = on_gpu.pack([])
+    assert (only.shape, str(only.dtype)) == ((), "int32")
+    assert on_cpu.pack([]) == []
+    with_result = buffers_of(lambda x: [x + 1], [x], device="cuda")
+    assert len(with_result.pack([jnp.zeros(3)])) == 1
+
+
+def _write(position: int) -> Any:
+    return descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(position))
+
+
+def test_what_will_be_written_to_an_input_is_its_old_value_if_a_check_has_failed() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+        return [x * 2, y + 1]
+
+    inputs = [torch.zeros(2, 3).t(), torch.zeros(3)]
+    shown = descriptors.PlainAOTOutput(0)
+    buffers = buffers_of(function, inputs, descriptions=[_write(0), shown], device="cuda")
+    new, old = [jnp.ones((3, 2)), jnp.ones(3)], [jnp.full((3, 2), 5.0), jnp.full(3, 5.0)]
+    for code, written in ((2, 1), (0, 5), (1, 5)):
+        results = buffers.guard(new, old, jnp.int32(code), 2)
+        assert [float(array.min()) for array in results] == [written, 1]
+    assert buffers.guard(new, old, jnp.int32(0), 2)[1] is new[1]
+    on_cpu = buffers_of(function, inputs, descriptions=[_write(0), shown])
+    assert on_cpu.guard(new, old, jnp.int32(0), 2)[0] is new[0], "there the call looks before anything is written"
+
+
+def test_an_input_is_passed_for_its_old_value_alone() -> None:
+    buffers = buffers_of(lambda x, y: [y + 1], [torch.zeros(3), torch.zeros(3)], descriptions=[_write(0)], device="cuda")
+    assert len(buffers.avals()) == 3
+    assert len(buffers_of(lambda x, y: [y + 1], [torch.zeros(3), torch.zeros(3)], descriptions=[_write(0)]).avals()) == 1
+
+
+WRITES: dict[str, tuple[Callable[..., list[Any]], list[Any], bool]] = {
+    "a buffer": (lambda x, y: [x + y], [_write(0)], False),
+    "the same to two inputs": (lambda x, y: [total := x + y, total], [_write(0), _write(1)], True),
+    "another input": (lambda x, y: [y], [_write(0)], True),
+    "itself": (lambda x, y: [x], [_write(0)], False),
+    "another shape": (lambda x, y: [(x + y)[:2]], [_write(0)], True),
+    "a part of what else is given": (
+        lambda x, y: [(total := torch.cat([x, y]))[:3], total],
+        [_write(0), descriptors.PlainAOTOutput(0)],
+        True,
+    ),
+    "nothing": (lambda x, y: [x + y], [descriptors.PlainAOTOutput(0)], False),
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_call_waits_where_the_program_cannot_guard_what_is_written(case: str, device: str) -> None:
+    function, descriptions, waits = WRITES[case]
+    buffers = buffers_of(function, [torch.zeros(3), torch.zeros(3)], descriptions=descriptions, device=device)
+    assert buffers.bind(())._waits is (waits and device == "cuda")

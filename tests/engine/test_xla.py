@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla import forks
@@ -17,11 +19,12 @@ from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.retrace import Retrace
 from dynaxla.engine.xla import Program, Xla
-from dynaxla.errors import CompilationError, ForkError
+from dynaxla.errors import CompilationError, ForkError, OutOfMemory
+from dynaxla.lowering import Interpreter
 from dynaxla.lowering.forms import Form
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
-from dynaxla.runtime import by_torch, programs
+from dynaxla.runtime import by_torch, programs, streams, transfer
 
 
 def program(function: Callable[..., Any], *inputs: Any, **options: Any) -> Program:
@@ -151,3 +154,45 @@ def test_in_a_child_torch_computes_or_says_why_not(monkeypatch: pytest.MonkeyPat
                 runner([torch.ones(4)])
         assert compiled() == before
         monkeypatch.undo()
+
+
+def test_a_program_for_a_gpu_leaves_inputs_alone_if_a_check_fails() -> None:
+    """What torch writes to inputs when the call is over, and nobody has looked at the checks. Compiled for the CPU here."""
+    x, index = torch.zeros(3), torch.tensor([0, 2])
+    module = make_fx(lambda x, index: [x + 1, x[index]], tracing_mode="fake")(x, index)
+    for position, node in enumerate(module.graph.find_nodes(op="placeholder")):
+        node.meta["desc"] = descriptors.PlainAOTInput(position)
+    written = descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(0))
+    module.graph.output_node().meta["desc"] = [written, descriptors.PlainAOTOutput(0)]
+    runner = Program(AtenGraph("graph", module), Options())
+    runner.device, runner.platform, device = torch.device("cuda", 0), "cuda", runner.jax_device
+    runner.interpreter = Interpreter(module, "cuda")
+    specialised = runner.specialise([x, index])
+    assert specialised.function is not None
+    traced, _, facts = runner.trace(specialised.function, specialised.buffers)
+    call = programs.compile_lowered(runner.lower(traced), device, {}).call
+    arrays = [transfer.import_tensor(tensor, device) for tensor in (torch.zeros(2, dtype=torch.int32), torch.full((3,), 5.0))]
+    for numbers, expected, failed in (([0, 2], 6, 0), ([0, 3], 5, 1)):
+        new, _, code = map(transfer.export_array, call([*arrays, transfer.import_tensor(torch.tensor(numbers), device)]))
+        assert (new.tolist(), int(code)) == ([expected] * 3, len(facts.checks) * (1 - failed))
+
+
+@pytest.mark.parametrize(("missing", "gives", "trials"), [(1, True, 2), (1, False, 1), (2, True, 2)])
+def test_a_compilation_without_memory_is_repeated_once_if_torch_can_give_some(
+    missing: int, gives: bool, trials: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = program(lambda x: [x + 1], torch.ones(4))
+    tried: list[int] = []
+    right = programs.compile_lowered
+
+    def compile_lowered(*args: Any) -> programs.XlaProgram:
+        tried.append(len(tried))
+        if len(tried) <= missing:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: autotuning")
+        return right(*args)
+
+    monkeypatch.setattr(programs, "compile_lowered", compile_lowered)
+    monkeypatch.setattr(streams, "give_back_memory", lambda _: gives)
+    with contextlib.nullcontext() if missing < trials else pytest.raises(OutOfMemory):
+        runner.build([torch.ones(4)])
+    assert len(tried) == trials

@@ -2,8 +2,8 @@
 
 A program on a GPU gives the number of its first check that failed. It is copied to pinned memory, and an event behind the copy says when
 it is there. Every later call, of whatever program on that device, looks at those that are there, in their order, and raises what the
-first failed one asks for, before it does anything itself. `finish` waits for all; at the end of the process those that nobody has seen
-are logged.
+first failed one asks for, before it does anything itself. `finish_checks` waits for all; at the end of the process those that nobody has
+seen are logged.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Reports:
                 self._look()
 
     def finish(self) -> None:
-        """See `finish`."""
+        """See `finish_checks`."""
         with self._lock:
             for report in list(self._under_way):
                 report.event.synchronize()
@@ -167,7 +167,11 @@ def look(device: torch.device) -> None:
         reports.look()
 
 
-def finish() -> None:
-    """Wait for all that are under way now. Raises: what the first failed one asks for; the others are looked at later."""
+def finish_checks() -> None:
+    """Wait until the GPUs have come to all programs with checks that have been called (such as that of an index's range).
+
+    Raises: what the first failed check asks for. What other calls' checks have found is raised by the next call, of this function or of a
+    program. On the CPU there is nothing to wait for: a call raises by itself.
+    """
     for reports in list(_reports.values()):
         reports.finish()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
 from compare import assert_equal
 from torch import nn
 
+import dynaxla
 from dynaxla.observe import metrics
 
 pytestmark = [
@@ -184,3 +188,159 @@ def test_convolution_and_channels_last() -> None:
     with torch.no_grad():
         for example in (x, x.to(memory_format=torch.channels_last)):
             assert_equal(compiled(example), net(example), tolerance=(1e-4, 1e-4))
+
+
+@contextlib.contextmanager
+def delayed() -> Iterator[None]:
+    """Inside, the device is busy with a delay kernel, which what is called does not wait for."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(LONG)
+    done = torch.cuda.Event()
+    done.record()
+    yield
+    assert not done.query(), "the host has waited for the device"
+
+
+def test_no_call_waits_and_every_program_does() -> None:
+    """Calls without inputs, with a seed, with a copied input, and with a check."""
+    x, index = torch.zeros(64, 8, device="cuda"), torch.tensor([0, 5], device="cuda")
+    gaps = x[:, ::2]
+    draw = torch.compile(lambda: torch.rand(100, device="cuda"), backend="dynaxla")
+    copied = torch.compile(lambda x: x + 1, backend="dynaxla")
+    checked = torch.compile(lambda x, index: torch.nn.functional.embedding(index, x), backend="dynaxla")
+    for _ in range(3):
+        draw(), copied(gaps), checked(x, index)
+    dynaxla.finish_checks()
+    for turn in range(5):
+        with delayed():
+            x.fill_(turn)
+            results = copied(gaps), checked(x, index), draw()
+        assert torch.all(results[0] == turn + 1)
+        assert torch.all(results[1] == turn)
+        assert results[2].min() >= 0
+        assert results[2].max() < 1
+
+
+class Counted(nn.Module):
+    """An embedding, and a buffer that is written by the program that looks at indices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(10, 4)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        self.calls.add_(1)
+        return self.embedding(index)
+
+
+def test_a_failed_check_is_raised_later_and_its_program_writes_nothing() -> None:
+    model = Counted().cuda()
+    compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
+    good, bad = torch.tensor([1, 2], device="cuda"), torch.tensor([1, 10], device="cuda")
+    with torch.no_grad():
+        compiled(good)
+        compiled(good)
+        dynaxla.finish_checks()
+        with delayed():
+            compiled(bad)
+            compiled(good)
+        torch.cuda.synchronize()
+        with pytest.raises(IndexError):
+            compiled(good)
+        assert model.calls.item() == 3, "the failed call has not counted, nor has the one that raised"
+        compiled(bad)
+        with pytest.raises(IndexError):
+            dynaxla.finish_checks()
+        assert model.calls.item() == 3
+        compiled(good)
+        assert model.calls.item() == 4
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_a_failed_step_changes_no_parameter(kind: type[torch.optim.Optimizer]) -> None:
+    model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)).cuda()
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    @dynaxla.compile_step
+    def step(index: torch.Tensor) -> torch.Tensor:
+        loss = model(index).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    good, bad = torch.tensor([1, 2], device="cuda"), torch.tensor([1, 10], device="cuda")
+    step(good)
+    dynaxla.finish_checks()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    step(bad)
+    with pytest.raises(IndexError):
+        dynaxla.finish_checks()
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+    step(good)
+    assert not any(torch.equal(old, new) for old, new in zip(before[1:], list(model.parameters())[1:], strict=True))
+
+
+def test_a_freed_result_is_read_while_another_stream_calls() -> None:
+    compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
+    x = torch.zeros(1 << 20, device="cuda")
+    compiled(x), compiled(x)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    for turn in range(10):
+        out = compiled(x)
+        out.record_stream(side)  # it says nothing to XLA, and does no harm
+        torch.cuda._sleep(LONG // 10)
+        later = out.clone()
+        del out
+        with torch.cuda.stream(side):
+            others = [compiled(torch.full_like(x, 100.0 + turn)) for _ in range(3)]
+        assert torch.all(later == 1), "another stream's call has written memory that was still being read"
+        side.synchronize()
+        del others
+
+
+def test_threads_on_streams_of_their_own() -> None:
+    compiled = torch.compile(lambda x: (x * 2).sin(), backend="dynaxla")
+    compiled(cuda(1 << 16)), compiled(cuda(1 << 16))
+    torch.cuda.synchronize()
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for turn in range(50):
+                x = torch.full((1 << 16,), float(turn), device="cuda")
+                out = compiled(x)
+                del x
+                if not torch.allclose(out, torch.full_like(out, 2.0 * turn).sin(), atol=1e-5):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_torchs_cache_is_given_to_a_program_that_needs_it() -> None:
+    free, total = torch.cuda.mem_get_info()
+    size = int(0.15 * total) // 4
+    compiled = torch.compile(lambda x: x + torch.zeros(size, device="cuda"), backend="dynaxla")
+    x = torch.ones(1, device="cuda")
+    block = torch.empty(int(free - 0.05 * total), dtype=torch.uint8, device="cuda")
+    del block  # torch keeps it
+    metrics.reset()
+    assert torch.all(compiled(x)[:: size // 100] == 1)
+    assert metrics.snapshot().get("repeated") == 1
+
+
+def test_too_little_memory() -> None:
+    size = torch.cuda.mem_get_info()[1] // 2
+    compiled = torch.compile(lambda x: x.add_(torch.zeros(size, device="cuda").sum()) + torch.zeros(size, device="cuda"), backend="dynaxla")
+    x = torch.ones(1, device="cuda")
+    with pytest.raises(dynaxla.OutOfMemory):
+        compiled(x)
+    assert x.item() == 1
+    assert torch.all(torch.compile(lambda x: x + 1, backend="dynaxla")(x) == 2)

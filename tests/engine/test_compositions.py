@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.aten_graph import AtenGraph, Phase
@@ -79,6 +80,23 @@ def test_what_no_later_part_reads_is_let_go() -> None:
     del x
     program(args)
     assert alive == [True, False]
+
+
+@pytest.mark.parametrize("case", ["nothing", "an input, at the end", "an input, between the parts"])
+def test_parts_know_whether_something_is_written_behind_them(case: str) -> None:
+    module = make_fx(lambda x: [x.sin().cos().exp()], tracing_mode="fake")(torch.ones(3))
+    (x,) = module.graph.find_nodes(op="placeholder")
+    cosine = next(node for node in module.graph.nodes if node.target is torch.ops.aten.cos.default)
+    between = {cosine}
+    if case == "an input, at the end":
+        x.meta["desc"] = descriptors.PlainAOTInput(0)
+        module.graph.output_node().meta["desc"] = [descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(0))]
+    elif case != "nothing":
+        with module.graph.inserting_after(cosine):
+            between.add(module.graph.call_function(torch.ops.aten.copy_.default, (x, cosine)))
+    engine = ByTorch()
+    SplitProgram(engine, AtenGraph("whole", module), split(module, between.__contains__))
+    assert [graph.waits for graph in engine.graphs] == [case != "nothing"] * 2
 
 
 def test_which_engine_options_ask_for() -> None:

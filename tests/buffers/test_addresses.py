@@ -17,17 +17,20 @@ def test_alias_reads_updates_and_holds_nothing(way: type[contextlib.AbstractCont
     with way():
         device = clients.cpu_device()
         tensor = torch.arange(12.0).view(3, 4)
-        array = import_alias(tensor, (3, 4), device)
+        array = import_alias(tensor, (3, 4), (4, 1), device)
+        transposed = import_alias(tensor, (4, 3), (1, 4), device)
         tensor.mul_(2)
         assert np.array_equal(np.asarray(array), tensor.numpy())
+        assert np.array_equal(np.asarray(transposed), tensor.t().numpy())
+        assert transposed.unsafe_buffer_pointer() == tensor.data_ptr()
         parameter = torch.nn.Parameter(torch.arange(16.0))
-        assert import_alias(parameter, (16,), device).unsafe_buffer_pointer() == parameter.data_ptr()
+        assert import_alias(parameter, (16,), (1,), device).unsafe_buffer_pointer() == parameter.data_ptr()
 
 
 def test_an_alias_does_not_keep_memory_alive() -> None:
     tensor = torch.arange(16.0)
     reference = torch.multiprocessing.reductions.StorageWeakRef(tensor.untyped_storage())
-    array = import_alias(tensor, (16,), clients.cpu_device())
+    array = import_alias(tensor, (16,), (1,), clients.cpu_device())
     del tensor
     assert reference.expired()
     del array

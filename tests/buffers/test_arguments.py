@@ -153,3 +153,20 @@ def test_only_what_has_no_dimensions_is_brought_from_another_device() -> None:
     given = Arguments([parameter], torch.device("meta"), clients.cpu_device())
     with pytest.raises(DynaxlaError, match="compiled for meta was called with a tensor on cpu"):
         given.arrays([torch.ones(3)])
+
+
+def test_what_crosses_as_it_is_laid_out() -> None:
+    """The array has the tensor's own shape, and reads its memory in place; a tensor in another order, or misaligned, is copied."""
+    layout = Layout.ordered((4, 16), (1, 0))
+    parameter = Parameter((4, 16), layout.strides, torch.float32, layout, static=True, as_laid_out=True)
+    given = Arguments([parameter], torch.device("cpu"), clients.cpu_device())
+    values = torch.arange(64.0).view(4, 16)
+    laid_out = values.t().contiguous().t()
+    misaligned = torch.empty(65)[1:].view(16, 4).t().copy_(values)
+    for tensor, copies in ((laid_out, 0), (values, 1), (misaligned, 1)):
+        metrics.reset()
+        (array,) = given.arrays([tensor])
+        assert np.array_equal(np.asarray(array), values.numpy())
+        assert array.format.layout.major_to_minor == (1, 0)
+        assert counts().get("input_copies", 0) == copies
+        assert (pointers([array]) == [tensor.data_ptr()]) == (not copies)

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.buffers.native import NativeBuffers, Place
 from dynaxla.buffers.plan import FromBuffer
-from dynaxla.capture.aten_graph import Phase
+from dynaxla.capture.aten_graph import Loose, Phase
 from dynaxla.lowering import Interpreter, SymbolValues
 from dynaxla.runtime import clients
 
@@ -188,3 +188,23 @@ def test_a_call_waits_where_the_program_cannot_guard_what_is_written(case: str, 
     function, descriptions, waits = WRITES[case]
     buffers = buffers_of(function, [torch.zeros(3), torch.zeros(3)], descriptions=descriptions, device=device)
     assert buffers.bind(())._waits is (waits and device == "cuda")
+
+
+def test_inputs_that_may_come_in_any_order() -> None:
+    """An open one is an array in its own shape until its order is chosen; one that has an order crosses in that order."""
+    inputs = [torch.zeros(2, 3), torch.zeros(3, 4), torch.zeros(5), torch.zeros(6, 7)]
+    module = make_fx(lambda x, y, z, unread: [torch.rand_like(x) + x, y + 1, z + 1], tracing_mode="fake")(*inputs)
+    place, loose = Place(torch.device("cpu"), clients.cpu_device()), Loose([1, 2, 3])
+
+    def made() -> NativeBuffers:
+        return NativeBuffers(Interpreter(module, "cpu"), SymbolValues(), inputs, frozenset(), "inference", place, False, loose=loose)
+
+    buffers = made()
+    assert buffers.loose == {2: 1}, "behind the seed and x; a vector has one order, and the last is not read"
+    assert [aval.shape for aval in buffers.avals()[1:]] == [(2, 3), (3, 4), (5,)]
+    (_, y, _) = buffers.ordered({}, {2: (1, 0)}).bind(()).arguments.parameters
+    assert (y.stride, y.as_laid_out, y.array) == ((1, 3), True, ((3, 4), (1, 3)))
+    loose.orders = {1: (1, 0)}
+    chosen = made()
+    assert chosen.loose == {}
+    assert [aval.shape for aval in chosen.avals()[1:]] == [(2, 3), (4, 3), (5,)]

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from dynaxla.capture.freeze import copy_weights, freeze
 from dynaxla.engine.compositions import _Prepared
 from dynaxla.errors import OptionError
 from dynaxla.observe import metrics
@@ -270,3 +272,22 @@ def test_memory_is_given_back() -> None:
 def test_wrong_option() -> None:
     with pytest.raises(OptionError, match="freeze is True or False"):
         torch.compile(torch.exp, backend="dynaxla", options={"freeze": 1})(torch.ones(1))
+
+
+def test_which_weights_are_copied() -> None:
+    """Row-major parameters of more than one place, once each: a program may want them in another order."""
+
+    def function(shared: torch.Tensor, point: torch.Tensor, last: torch.Tensor, x: torch.Tensor) -> list[torch.Tensor]:
+        x = torch.conv2d(torch.conv2d(x, shared), shared)
+        return [torch.conv2d(torch.conv2d(x, point), last), torch.conv2d(x, x[:1])]
+
+    weights = [torch.randn(3, 3, 3, 3), torch.randn(3, 3, 1, 1), torch.randn(3, 3, 3, 3).to(memory_format=torch.channels_last)]
+    inputs = [*weights, torch.randn(1, 3, 9, 9)]
+    module = make_fx(function, tracing_mode="fake")(*inputs)
+    found = freeze(module, [0, 1, 2], copy_weights)
+    assert found is not None
+    assert not found.packed
+    assert [node.name for node in found.prepared.inputs] == ["shared_1"]
+    assert [node.target for node in found.prepared.module.graph.nodes if node.op == "call_function"] == [torch.ops.aten.clone.default]
+    torch.testing.assert_close(list(found.module(*inputs)), function(*inputs))
+    assert freeze(module, [0, 1, 2]) is None

@@ -14,7 +14,6 @@ import jax
 import torch
 
 from ..runtime import private, transfer
-from ..runtime.layout import row_major
 from ..runtime.private import Fast
 
 # Comparable with that of another time, and nothing else.
@@ -58,13 +57,12 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 
 
-def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
-    """A jax.Array on the aligned memory of a torch tensor, read as a row-major array of `shape`, that does not keep the memory alive.
+def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], device: jax.Device) -> jax.Array:
+    """A jax.Array on the aligned memory of a torch tensor, read with this shape and these strides, that does not keep the memory alive.
 
     The caller may use it only while a live tensor has this address, and must check that before every use.
     Where torch lacks the means, the array does keep the memory alive, until the caller drops it.
     """
-    strides = row_major(shape)
     if Fast.storage_at is None:
         return transfer.import_tensor(torch.as_strided(tensor.detach(), shape, strides), device)
     storage = Fast.storage_at(tensor.data_ptr(), tensor.device, math.prod(shape) * tensor.element_size())

@@ -28,7 +28,8 @@ _data_ptr = torch.Tensor.data_ptr
 class Parameter:
     """What the executable expects at one position.
 
-    Attributes: shape, stride, dtype; layout; static (a parameter or buffer of a module: its address hardly ever changes).
+    Attributes: shape, stride, dtype; layout; static (a parameter or buffer of a module: its address hardly ever changes); as_laid_out
+    (whether the array has the tensor's own shape and strides, for which the program was compiled; else it is the packed one).
     """
 
     shape: tuple[int, ...]
@@ -36,6 +37,14 @@ class Parameter:
     dtype: torch.dtype
     layout: Layout
     static: bool
+    as_laid_out: bool = False
+
+    @property
+    def array(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of the array, and the strides with which it reads a tensor's memory."""
+        if self.as_laid_out:
+            return self.shape, self.layout.strides
+        return self.layout.packed_shape, row_major(self.layout.packed_shape)
 
 
 @dataclass(frozen=True)
@@ -145,13 +154,15 @@ class Arguments:
         if layout.dense and is_aligned(tensor):
             if not copied and (parameter.static or seen_before):
                 metrics.add("aliases")
-                alias = import_alias(tensor, layout.packed_shape, self._device)
+                alias = import_alias(tensor, *parameter.array, self._device)
                 return alias, alias
             metrics.add("imports")
-            packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, layout.packed_shape, row_major(layout.packed_shape))
+            packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, *parameter.array)
             return transfer.import_tensor(packed, self._device), None
         metrics.add("input_copies")
         packed = layout.pack_tensor(tensor)
         if packed.data_ptr() == tensor.data_ptr() or not is_aligned(packed):
             packed = packed.clone()
+        if parameter.as_laid_out:
+            packed = transfer.reinterpret(packed, *parameter.array)
         return transfer.import_tensor(packed, self._device), None

@@ -14,13 +14,15 @@ import torch
 from jax import lax
 from torch.fx import Graph, Node
 
-from ..capture.aten_graph import Phase, written_inputs
+from ..capture.aten_graph import Loose, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import late_checks, seeds, streams, transfer
 from ..runtime.layout import Layout
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
+
+Order = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +38,8 @@ class NativeBuffers:
 
     symbols: the graph's sizes. args: a call's inputs. static: the positions of parameters and buffers, whose addresses hardly ever change.
     phase: what a forward program gives to a backward program alone may have other strides than in the graph. reorders: whether results
-    that nobody else sees may be given in any order. waits: see `AtenGraph`.
+    that nobody else sees may be given in any order. waits: see `AtenGraph`. loose: inputs that may come in any order; those that have one
+    have it here.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class NativeBuffers:
         place: Place,
         reorders: bool,
         waits: bool = False,
+        loose: Loose | None = None,
     ) -> None:
         placeholders = interpreter.placeholders
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
@@ -62,6 +66,12 @@ class NativeBuffers:
             for position in self.specs.keys() - aliased:
                 if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
                     self.specs[position] = _as_given(self.specs[position], args[position])
+        several = {position for position, spec in self.specs.items() if len(spec.shape) > 1}
+        choosable = sorted(loose.positions & several - aliased) if loose is not None else []
+        for position in choosable:
+            spec = self.specs[position]
+            order = loose.orders.get(position) if loose is not None and loose.orders is not None else None
+            self.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, order).strides)
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
@@ -75,6 +85,10 @@ class NativeBuffers:
         self._draws_random = interpreter.draws_random
         # A GPU's programs all have an argument that is imported last at each call, and orders it: see runtime/streams.py.
         self._has_seed = self._draws_random or self._on_gpu
+        first = 1 if self._has_seed else 0
+        is_open = loose is not None and loose.orders is None
+        self.loose = {self._passed.index(position) + first: position for position in choosable if is_open and position in self._passed}
+        self._laid_out: frozenset[int] = frozenset()
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
 
     @property
@@ -128,12 +142,16 @@ class NativeBuffers:
             unguarded |= not is_itself and not isinstance(output, Empty)
         return guards, unguarded
 
-    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> NativeBuffers:
+    def ordered(self, orders: Mapping[int, Order], arguments: Mapping[int, Order] | None = None) -> NativeBuffers:
         found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs))
+        found.__dict__.update(self.__dict__, specs=dict(self.specs), _buffers=list(self._buffers), _outputs=list(self._outputs))
         for index in self.free:
-            shape = self._buffers[index].spec.shape
-            found._order(index, Layout.ordered(shape, orders.get(index, tuple(range(len(shape))))))
+            found._order(index, _ordered(self._buffers[index].spec, orders.get(index)))
+        if arguments is not None:
+            for index, position in self.loose.items():
+                spec = self.specs[position]
+                found.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, arguments.get(index)).strides)
+            found._laid_out = frozenset(self.loose.values())
         return found
 
     def _order(self, index: int, layout: Layout) -> None:
@@ -154,7 +172,7 @@ class NativeBuffers:
         for position in self._passed:
             spec = self.specs[position]
             layout = Layout.of(spec.shape, spec.stride)
-            result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self._static))
+            result.append(Parameter(spec.shape, spec.stride, spec.dtype, layout, position in self._static, position in self._laid_out))
         return result
 
     def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
@@ -264,6 +282,11 @@ class NativeBinding:
 def _no_seed(device: torch.device) -> torch.Tensor:
     """What a program that draws nothing gets in a seed's place."""
     return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def _ordered(spec: TensorSpec, order: Order | None) -> Layout:
+    """The dense layout of a tensor whose dimensions lie in this order, or row-major."""
+    return Layout.ordered(spec.shape, order or tuple(range(len(spec.shape))))
 
 
 def _is_tensor(value: Any) -> bool:

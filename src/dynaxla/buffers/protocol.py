@@ -45,7 +45,8 @@ class Buffers(Protocol):
     """The memory of one graph with concrete sizes.
 
     Attributes: nodes (whose values the program gives); numbers (nodes that are returned as numbers); free (the indices among `nodes` of
-    results whose dimensions may lie in any order); facts (hashable: what a binding depends on besides numbers).
+    results whose dimensions may lie in any order); loose (the arrays among `avals()` whose dimensions may, by index, with the position of
+    each among the graph's inputs); facts (hashable: what a binding depends on besides numbers).
     """
 
     @property
@@ -56,6 +57,9 @@ class Buffers(Protocol):
 
     @property
     def free(self) -> Sequence[int]: ...
+
+    @property
+    def loose(self) -> Mapping[int, int]: ...
 
     @property
     def facts(self) -> Any: ...
@@ -73,8 +77,11 @@ class Buffers(Protocol):
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """In a program: what it returns. outputs: of the function, in logical shapes; those that are `free` in any order."""
 
-    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """The same with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's value."""
+    def ordered(self, orders: Mapping[int, tuple[int, ...]], arguments: Mapping[int, tuple[int, ...]] | None = None) -> Buffers:
+        """The same with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's value.
+
+        arguments: the orders of the loose arrays, for which the program was compiled. An array without an order is row-major.
+        """
 
     def bind(self, numbers: Sequence[Any]) -> Binding:
         """numbers: the values of `self.numbers`."""

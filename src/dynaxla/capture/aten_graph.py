@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -18,13 +18,24 @@ from .inputs import check_tensor
 Phase = Literal["forward", "backward", "inference"]
 
 
+class Loose:
+    """Inputs that whoever calls a graph can give in any order in memory: the first program of the graph chooses it.
+
+    Attributes: positions (of these inputs); orders (by position, as in `runtime.layout.Layout.ordered`; None until they are chosen).
+    """
+
+    def __init__(self, positions: Collection[int] = ()) -> None:
+        self.positions = frozenset(positions)
+        self.orders: Mapping[int, tuple[int, ...]] | None = None
+
+
 @dataclass(frozen=True)
 class AtenGraph:
     """A graph as AOTAutograd gives it.
 
     Attributes: name; module (functional ATen ops); static (the positions of parameters and buffers among its inputs); phase (what a forward
     program gives to a backward program alone may have other strides than in the graph); waits (whether a call waits for the program's
-    checks on a GPU, too: what is written after it depends on other programs as well).
+    checks on a GPU, too: what is written after it depends on other programs as well); loose.
     """
 
     name: str
@@ -32,6 +43,7 @@ class AtenGraph:
     static: tuple[int, ...] = ()
     phase: Phase = "inference"
     waits: bool = False
+    loose: Loose = field(default_factory=Loose)
 
 
 def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,27 @@ def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
         if any(user.args[1] != 0 for user in norm.users) or any(item is not None and item.meta["val"].dim() != 1 for item in statistics):
             continue
         _fold(graph, convolution, norm)
+
+
+def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
+    """Let convolutions read copies of row-major parameters, which can lie in whatever order a program wants. Nothing is packed: False.
+
+    fixed: parameters, buffers, and what they alone decide. A kernel of one place needs no copy: its order changes nothing.
+    """
+    copies: dict[Node, Node] = {}
+    for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
+        weight = node.args[1]
+        if weight.op != "placeholder" or weight not in fixed:
+            continue
+        value = weight.meta["val"]
+        if not all(type(size) is int for size in value.shape) or math.prod(value.shape[2:]) == 1 or not value.is_contiguous():
+            continue
+        if weight not in copies:
+            with graph.inserting_before(node):
+                copies[weight] = graph.call_function(aten.clone.default, (weight,))
+            copies[weight].meta["val"] = value.clone()
+        node.args = (node.args[0], copies[weight], *node.args[2:])
+    return False
 
 
 def _plain(node: Node, static: Collection[Node]) -> bool:

@@ -17,10 +17,10 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, Phase, graph_devices, written_inputs
+from ..capture.aten_graph import AtenGraph, Loose, Phase, graph_devices, written_inputs
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
-from ..capture.freeze import Frozen, freeze
+from ..capture.freeze import Frozen, copy_weights, freeze
 from ..capture.hoisting import hoist
 from ..capture.packing import pack_weights
 from ..capture.split import Part, split
@@ -32,7 +32,9 @@ from ..lowering.graphs import describe_inputs, user_line
 from ..lowering.interpreter import is_computable
 from ..observe import coverage, metrics
 from ..runtime import by_torch, devices
+from ..runtime.programs import Orders
 from .executable import Executable
+from .layouts import opens_layouts
 from .protocol import Engine, Runner
 from .retrace import Retrace
 from .xla import Xla
@@ -156,16 +158,17 @@ class Freeze:
         forms = self._options.forms
 
         def pack(nodes: torch.fx.Graph, fixed: Collection[torch.fx.Node]) -> bool:
-            return device.type == "cpu" and not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
+            return not forks.is_cut_off() and pack_weights(nodes, fixed, devices.jax_device(device), forms)
 
-        def plain() -> Runner:
-            frozen = freeze(graph.module, graph.static)
+        def runner(frozen: Frozen | None) -> Runner:
             return self._inner.runner(graph) if frozen is None else FrozenProgram(self._inner, graph, frozen)
 
+        if opens_layouts(device.type):
+            return runner(freeze(graph.module, graph.static, copy_weights))
         packed = freeze(graph.module, graph.static, pack)
         if packed is None or not packed.packed:
-            return plain()
-        return PackedProgram(FrozenProgram(self._inner, graph, packed), plain)
+            return runner(freeze(graph.module, graph.static))
+        return PackedProgram(FrozenProgram(self._inner, graph, packed), lambda: runner(freeze(graph.module, graph.static)))
 
 
 class FrozenProgram:
@@ -187,7 +190,9 @@ class FrozenProgram:
         self._prepare = engine.runner(AtenGraph(f"{self.name}_prepared", prepared.module, tuple(range(len(prepared.inputs))), waits=True))
         positions = tuple(position for position, node in enumerate(rest.inputs) if node in static)
         waits = bool(written_inputs(module.graph))  # what the rest gives is written outside of it
-        self._run = engine.runner(AtenGraph(self.name, rest.module, positions, waits=waits))
+        self._places = [rest.inputs.index(node) for node in prepared.outputs]
+        self._loose = Loose(self._places)
+        self._run = engine.runner(AtenGraph(self.name, rest.module, positions, waits=waits, loose=self._loose))
         self._derived = prepared.outputs
         self._rest = rest
         self._kept: _Prepared | None = None
@@ -207,6 +212,8 @@ class FrozenProgram:
                     metrics.add("preparations")
                     forget = weakref.WeakMethod(self._forget)
                     kept = self._kept = _Prepared(sources, self._prepare, lambda _: (call := forget()) and call())
+        if self._loose.orders is not kept.orders:
+            kept.lay_out(self._loose.orders, self._places)
         values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
         values.update(zip(self._derived, kept.results, strict=True))
         args.clear()
@@ -259,9 +266,21 @@ class _Prepared:
         # First: what another thread changes while the results are computed is seen at the next call.
         self._state = states(sources)
         self.results = compute(list(sources))
+        self.orders: Orders | None = None
         self._storages = [source.untyped_storage() for source in sources]
         self._references = [weakref.ref(source, gone) for source in sources]
 
     def is_of(self, sources: Sequence[torch.Tensor]) -> bool:
         """Whether these are the tensors that it was computed from, and nothing has been written to them."""
         return self._state == states(sources)
+
+    def lay_out(self, orders: Orders | None, places: Sequence[int]) -> None:
+        """Bring the results into the order in which a program reads them. orders: by place; places: one for each result."""
+        self.results = [_in_order(result, (orders or {}).get(place)) for result, place in zip(self.results, places, strict=True)]
+        self.orders = orders
+
+
+def _in_order(tensor: torch.Tensor, order: tuple[int, ...] | None) -> torch.Tensor:
+    if order is None:
+        return tensor
+    return tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(order))])

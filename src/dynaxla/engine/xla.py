@@ -29,6 +29,7 @@ from ..runtime import by_torch, devices, heap, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error, is_exhausted
+from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
@@ -98,6 +99,8 @@ class Program:
         self.platform = devices.platform_of(self.device)
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(graph.static)
+        self.opens_layouts = opens_layouts(self.platform)
+        self.loose = graph.loose
         placeholders = self.interpreter.placeholders
         for node in placeholders:
             if isinstance(node.meta["val"], torch.Tensor):
@@ -192,7 +195,8 @@ class Program:
         interpreter, symbols = self.interpreter, self.sizes.values(args)
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
-        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, reorders, self.waits)
+        free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
+        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose)
         given = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         if not buffers.nodes and not interpreter.acts:
@@ -226,7 +230,10 @@ class Program:
                 if self.interpreter.has_halves:
                     run = with_few_roundings(run, self.platform)
             traced = jax.jit(run, keep_unused=True).trace(*buffers.avals())
-        return traced, buffers.ordered(orders), traced.out_info.facts
+            facts = traced.out_info.facts
+            if self.opens_layouts and (buffers.loose or buffers.free):
+                traced = with_open_layouts(traced, self.name, buffers.loose, buffers.free)
+        return traced, buffers.ordered(orders), facts
 
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:
         """The traced program as StableHLO."""
@@ -260,4 +267,11 @@ class Program:
         return self.name if number == 1 else f"{self.name}_{number}"
 
     def executable(self, compiled: programs.XlaProgram | None, buffers: Buffers, facts: Facts) -> Executable:
+        if compiled is not None and self.opens_layouts and (buffers.loose or buffers.free):
+            given, returned = compiled.orders()
+            check_closed(given, buffers.loose)
+            check_closed(returned, buffers.free)
+            if buffers.loose:
+                self.loose.orders = {position: given[index] for index, position in buffers.loose.items()}
+            buffers = buffers.ordered(returned, given)
         return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=bool(facts.kernels))

@@ -29,17 +29,23 @@ def below_caller() -> contextlib.AbstractContextManager[Any]:
     return Fast.traceback_scope() if Fast.traceback_scope is not None else contextlib.nullcontext()
 
 
+# By an array's index.
+Orders = Mapping[int, tuple[int, ...]]
+
+
 @dataclass(frozen=True)
 class XlaProgram:
     """A compiled program.
 
     Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
-    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
+    text (gives the HLO as XLA optimized it); orders (gives the orders in memory of its arguments and of its results: dimension i in memory
+    is dimension order[i] of the array); is_large (whether a call takes much of the C library's heap, which keeps it for that);
     calls_back (whether it may call torch's kernels).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     text: Callable[[], str]
+    orders: Callable[[], tuple[Orders, Orders]] = lambda: ({}, {})
     is_large: bool = False
     calls_back: bool = True
 
@@ -57,9 +63,11 @@ def compile_lowered(
     if not is_own(device):
         compiled = lowered.compile(compiler_options=dict(options) or None)
         executable = Fast.runtime_executable(compiled) if Fast.runtime_executable is not None else None
+        orders = lambda: (_orders(compiled.input_formats), _orders(compiled.output_formats))  # noqa: E731
+        text = lambda: compiled.as_text() or ""  # noqa: E731
         if hasattr(executable, "execute_sharded"):
-            return XlaProgram(_fast_call(executable), lambda: compiled.as_text() or "")
-        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), lambda: compiled.as_text() or "")
+            return XlaProgram(_fast_call(executable), text, orders)
+        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), text, orders)
     client = device.client
     compile_options, devices = private.compile_options(device, options)
     module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
@@ -78,7 +86,12 @@ def compile_lowered(
     if is_large:
         heap.keep_freed_memory()
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
-    return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
+    return XlaProgram(_fast_call(executable), text, is_large=is_large, calls_back=bool(callbacks))
+
+
+def _orders(formats: Any) -> Orders:
+    """formats: a tree of what JAX knows of arrays in memory."""
+    return {index: tuple(found.layout.major_to_minor) for index, found in enumerate(jax.tree.leaves(formats))}
 
 
 def _store_key(module: Any, device: jax.Device, options: Mapping[str, Any]) -> str:

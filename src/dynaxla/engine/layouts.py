@@ -1,0 +1,54 @@
+"""Lets XLA choose in which order dimensions lie in memory, where nobody else sees it.
+
+XLA's compiler for GPUs gives each operation's operands and results the layouts that its kernels want (cuDNN's convolutions want channels
+last), and transposes between those and the layouts of what enters and leaves a program. Where both sides are ours, nothing has to be
+transposed: the program is compiled with these layouts left open, and tells afterwards what has become of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import jax
+from jax.experimental.layout import Format, Layout
+from jax.extend.core import jaxpr_as_fun
+
+from ..errors import CompilationError
+from ..runtime.programs import Orders
+
+
+def opens_layouts(platform: str) -> bool:
+    """Whether layouts are left to XLA. Its compiler for the CPU takes every layout as it is: cpu/transposes.py chooses there."""
+    return platform != "cpu"
+
+
+def with_open_layouts(traced: jax.stages.Traced, name: str, arguments: Collection[int], results: Collection[int]) -> jax.stages.Traced:
+    """A traced program of positional arrays, the layouts of some of its arrays left to XLA. Its results are a list.
+
+    name: of the program. arguments, results: the indices of these arrays.
+    """
+    # A program's results are a tree with facts in it, which are not known before it is traced. So what was traced is traced once more.
+    evaluate = jaxpr_as_fun(traced.jaxpr)
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        return list(evaluate(*arrays))
+
+    run.__name__ = name
+    jaxpr = traced.jaxpr.jaxpr
+    given = tuple(_AUTO if index in arguments else None for index in range(len(jaxpr.invars)))
+    returned = [_AUTO if index in results else None for index in range(len(jaxpr.outvars))]
+    avals = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in jaxpr.invars]
+    return jax.jit(run, keep_unused=True, in_shardings=given, out_shardings=returned).trace(*avals)
+
+
+def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
+    """Raises: CompilationError if an array lies in another than row-major order, though its layout was not open."""
+    for index, order in orders.items():
+        if index not in open_ones and order != tuple(range(len(order))):
+            raise CompilationError(
+                f"XLA has laid out the dimensions of array {index} as {list(order)}, though it was asked for row-major order",
+                hint="please report this, with the versions of jax and of its plugin",
+            )
+
+
+_AUTO = Format(Layout.AUTO)

@@ -202,7 +202,7 @@ def test_inputs_that_may_come_in_any_order() -> None:
     buffers = made()
     assert buffers.loose == {2: 1}, "behind the seed and x; a vector has one order, and the last is not read"
     assert [aval.shape for aval in buffers.avals()[1:]] == [(2, 3), (3, 4), (5,)]
-    (_, y, _) = buffers.ordered({}, {2: (1, 0)}).bind(()).arguments.parameters
+    (_, y, _) = buffers.laid_out({2: (1, 0)}).bind(()).arguments.parameters
     assert (y.stride, y.as_laid_out, y.array) == ((1, 3), True, ((3, 4), (1, 3)))
     loose.orders = {1: (1, 0)}
     chosen = made()

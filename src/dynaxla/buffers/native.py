@@ -142,16 +142,19 @@ class NativeBuffers:
             unguarded |= not is_itself and not isinstance(output, Empty)
         return guards, unguarded
 
-    def ordered(self, orders: Mapping[int, Order], arguments: Mapping[int, Order] | None = None) -> NativeBuffers:
+    def ordered(self, orders: Mapping[int, Order]) -> NativeBuffers:
         found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, specs=dict(self.specs), _buffers=list(self._buffers), _outputs=list(self._outputs))
+        found.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs))
         for index in self.free:
             found._order(index, _ordered(self._buffers[index].spec, orders.get(index)))
-        if arguments is not None:
-            for index, position in self.loose.items():
-                spec = self.specs[position]
-                found.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, arguments.get(index)).strides)
-            found._laid_out = frozenset(self.loose.values())
+        return found
+
+    def laid_out(self, orders: Mapping[int, Order]) -> NativeBuffers:
+        found = object.__new__(NativeBuffers)
+        found.__dict__.update(self.__dict__, specs=dict(self.specs), _laid_out=frozenset(self.loose.values()))
+        for index, position in self.loose.items():
+            spec = self.specs[position]
+            found.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, orders.get(index)).strides)
         return found
 
     def _order(self, index: int, layout: Layout) -> None:

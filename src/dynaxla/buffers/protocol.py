@@ -77,11 +77,11 @@ class Buffers(Protocol):
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """In a program: what it returns. outputs: of the function, in logical shapes; those that are `free` in any order."""
 
-    def ordered(self, orders: Mapping[int, tuple[int, ...]], arguments: Mapping[int, tuple[int, ...]] | None = None) -> Buffers:
-        """The same with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's value.
+    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
+        """The same with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's value."""
 
-        arguments: the orders of the loose arrays, for which the program was compiled. An array without an order is row-major.
-        """
+    def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
+        """The same for a program that was compiled for loose arrays in these orders, by their index."""
 
     def bind(self, numbers: Sequence[Any]) -> Binding:
         """numbers: the values of `self.numbers`."""

@@ -2,7 +2,8 @@
 
 XLA's compiler for GPUs gives each operation's operands and results the layouts that its kernels want (cuDNN's convolutions want channels
 last), and transposes between those and the layouts of what enters and leaves a program. Where both sides are ours, nothing has to be
-transposed: the program is compiled with these layouts left open, and tells afterwards what has become of them.
+transposed: the program is compiled with these layouts left open, and tells afterwards what has become of them. A result needs no telling:
+the array knows its layout, and the tensor that is made of it has the strides.
 """
 
 from __future__ import annotations

@@ -273,5 +273,5 @@ class Program:
             check_closed(returned, buffers.free)
             if buffers.loose:
                 self.loose.orders = {position: given[index] for index, position in buffers.loose.items()}
-            buffers = buffers.ordered(returned, given)
+                buffers = buffers.laid_out(given)
         return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=bool(facts.kernels))

@@ -38,16 +38,16 @@ class XlaProgram:
     """A compiled program.
 
     Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
-    text (gives the HLO as XLA optimized it); orders (gives the orders in memory of its arguments and of its results: dimension i in memory
-    is dimension order[i] of the array); is_large (whether a call takes much of the C library's heap, which keeps it for that);
-    calls_back (whether it may call torch's kernels).
+    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
+    calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
+    dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     text: Callable[[], str]
-    orders: Callable[[], tuple[Orders, Orders]] = lambda: ({}, {})
     is_large: bool = False
     calls_back: bool = True
+    orders: Callable[[], tuple[Orders, Orders]] = lambda: ({}, {})
 
 
 def compile_lowered(
@@ -66,8 +66,8 @@ def compile_lowered(
         orders = lambda: (_orders(compiled.input_formats), _orders(compiled.output_formats))  # noqa: E731
         text = lambda: compiled.as_text() or ""  # noqa: E731
         if hasattr(executable, "execute_sharded"):
-            return XlaProgram(_fast_call(executable), text, orders)
-        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), text, orders)
+            return XlaProgram(_fast_call(executable), text, orders=orders)
+        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), text, orders=orders)
     client = device.client
     compile_options, devices = private.compile_options(device, options)
     module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
@@ -86,7 +86,7 @@ def compile_lowered(
     if is_large:
         heap.keep_freed_memory()
     text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
-    return XlaProgram(_fast_call(executable), text, is_large=is_large, calls_back=bool(callbacks))
+    return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
 
 
 def _orders(formats: Any) -> Orders:

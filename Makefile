@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test conformance random-programs surroundings explore stress lint format
+.PHONY: install bench test conformance random-programs surroundings explore stress gpu-programs lint format
 
 install: $(INSTALLED)
 
@@ -39,6 +39,14 @@ explore: install
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install
 	PYTHONPATH=tests $(VENV)/bin/python -m stress $(ARGS)
+
+# What XLA makes of models for an H100, on a machine without one, with docs/benchmarks/gpu-programs.md; needs g++. Half an hour on a core,
+# and nothing for what is known of the same sources. ARGS=--check fails where a figure has grown; ARGS=--accept makes today's the measure.
+GPU_PLUGIN = .gpu-programs/plugin-$(shell $(VENV)/bin/python -c "from importlib.metadata import version; print(version('jaxlib'))")
+gpu-programs: install
+	test -d $(GPU_PLUGIN) || $(VENV)/bin/python -m pip install --no-deps --target $(GPU_PLUGIN) \
+		$(foreach part,pjrt plugin,jax-cuda13-$(part)==$(GPU_PLUGIN:.gpu-programs/plugin-%=%))
+	PYTHONPATH=tests $(VENV)/bin/python -m gpuless $(ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check

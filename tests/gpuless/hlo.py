@@ -1,0 +1,108 @@
+"""What an optimized program consists of, from its text."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+# What launches nothing.
+_FREE = frozenset(["parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"])
+# What gives its operand's numbers, in other places or another dtype.
+_MOVES = frozenset(["copy", "transpose", "reshape", "convert", "copy-start"])
+
+_START = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_CALLED = re.compile(r"\b(?:calls|to_apply)=%?([\w.\-]+)")
+_TARGET = re.compile(r'custom_call_target="([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line. Attributes: name; opcode; called (the computation of a fusion or call); target (of a custom call); line."""
+
+    name: str
+    opcode: str
+    called: str
+    target: str
+    line: str
+
+
+@dataclass(frozen=True)
+class Module:
+    """A program. Attributes: entry; computations by name."""
+
+    entry: list[Instruction]
+    computations: dict[str, list[Instruction]]
+
+    @staticmethod
+    def parse(text: str) -> Module:
+        """Raises: ValueError for a text without an entry computation."""
+        computations: dict[str, list[Instruction]] = {}
+        entry, current = None, None
+        for line in text.splitlines():
+            if start := _START.match(line):
+                current = computations.setdefault(start[2], [])
+                entry = current if start[1] else entry
+            elif current is not None and (found := _INSTRUCTION.match(line)):
+                current.append(_instruction(found[1], found[2]))
+            elif line == "}":
+                current = None
+        if entry is None:
+            raise ValueError("no entry computation")
+        return Module(entry, computations)
+
+    @property
+    def launched(self) -> list[Instruction]:
+        """What the entry computation launches: fusions, custom calls, copies, loops. Those of a plain call are launched one by one."""
+        return self._launched(self.entry)
+
+    def _launched(self, computation: list[Instruction]) -> list[Instruction]:
+        found = []
+        for instruction in computation:
+            if instruction.opcode == "call":
+                found += self._launched(self.computations[instruction.called])
+            elif instruction.opcode not in _FREE and not instruction.opcode.endswith("-done"):
+                found.append(instruction)
+        return found
+
+    def moves(self, instruction: Instruction) -> bool:
+        """Whether it only gives numbers in other places or another dtype: copies, transposes and casts, or a fusion of nothing else."""
+        if instruction.opcode != "fusion":
+            return instruction.opcode in _MOVES
+        inner = {item.opcode for item in self.computations[instruction.called]} - _FREE
+        return bool(inner) and inner <= _MOVES
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Attributes: kernels (launches); moves (those that only copy, transpose or cast); calls (custom calls, by name)."""
+
+    kernels: int
+    moves: int
+    calls: dict[str, int]
+
+    @staticmethod
+    def of(text: str) -> Figures:
+        module = Module.parse(text)
+        launched = module.launched
+        calls = Counter(item.target for item in launched if item.opcode == "custom-call")
+        return Figures(len(launched), sum(map(module.moves, launched)), dict(sorted(calls.items())))
+
+
+def _instruction(name: str, rest: str) -> Instruction:
+    opcode = _after_type(rest).partition("(")[0]
+    called, target = _CALLED.search(rest), _TARGET.search(rest)
+    return Instruction(name, opcode, called[1] if called else "", target[1] if target else "", rest)
+
+
+def _after_type(text: str) -> str:
+    """What follows the result's type, which is a word or a tuple in parentheses."""
+    if not text.startswith("("):
+        return text.partition(" ")[2]
+    depth = 0
+    for index, character in enumerate(text):
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if depth == 0:
+            return text[index + 1 :].lstrip()
+    raise ValueError(f"an unfinished type: {text[:80]}")

@@ -1,0 +1,81 @@
+"""Which models are compiled, and how: each in two precisions, those of images in two layouts."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dynaxla.bench.suites import MODELS, Case
+
+BATCH = 8
+DTYPES = ("float32", "bfloat16")
+LAYOUTS = ("NCHW", "channels-last")
+
+
+class GptBlock(nn.Module):
+    """A block of GPT-2 (small). Shape: (batch, length, 768) gives the same."""
+
+    def __init__(self, width: int = 768, heads: int = 12) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).split(width, -1)
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+def activations(batch: int, generator: torch.Generator, length: int = 1024, width: int = 768) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, length, width, generator=generator),)
+
+
+CASES = [*MODELS, Case("gpt_block_1024", GptBlock, activations)]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is compiled in one go. Attributes: model; dtype (a name of torch's); layout (one of `LAYOUTS`, "" without images)."""
+
+    model: str
+    dtype: str
+    layout: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in (self.model, self.dtype, self.layout) if part)
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    @property
+    def memory_format(self) -> torch.memory_format:
+        return torch.channels_last if self.layout == "channels-last" else torch.contiguous_format
+
+
+@functools.cache
+def case(name: str) -> Case:
+    return next(case for case in CASES if case.name == name)
+
+
+def inputs(name: str, batch: int = BATCH) -> tuple[torch.Tensor, ...]:
+    return case(name).inputs(batch, torch.Generator().manual_seed(0))
+
+
+def cells() -> Iterator[Cell]:
+    """All of them, those of a model together."""
+    for item in CASES:
+        has_images = any(tensor.dim() == 4 for tensor in inputs(item.name, batch=1))
+        for dtype, layout in itertools.product(DTYPES, LAYOUTS if has_images else ("",)):
+            yield Cell(item.name, dtype, layout)

@@ -1,0 +1,139 @@
+"""The programs that the backend makes of a call on "cuda", compiled for a GPU that is not there. Import this module before torch."""
+
+from __future__ import annotations
+
+from .fakes import MODE  # isort: skip  (before torch)
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import jax
+import torch
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from dynaxla.buffers.native import NativeBuffers
+from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine import compositions
+from dynaxla.engine.options import options_for
+from dynaxla.engine.xla import Program, Specialised
+from dynaxla.runtime import clients
+
+from . import hlo
+from .errors import GpulessError
+from .runner import UNCHECKED
+from .target import H100
+
+
+@functools.cache
+def gpu() -> jax.Device:
+    """The GPU that XLA compiles for. Raises: GpulessError without the plugin."""
+    if not os.environ.get(UNCHECKED):
+        raise GpulessError(f"set {UNCHECKED}=1 in the environment of this process: without a driver JAX refuses its CUDA plugin")
+    try:
+        return topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=H100).devices[0]
+    except (RuntimeError, NotImplementedError) as error:
+        raise GpulessError(f"JAX has no CUDA plugin here (`make gpu-programs` installs one): {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A program.
+
+    Attributes: name; phase ("inference", "forward", "backward"; "prepared" for what is computed of frozen parameters once); graph (the
+    ATen ops); stablehlo (the lowered program); text (the optimized one); temporary_bytes (what it needs beside inputs and outputs).
+    """
+
+    name: str
+    phase: str
+    graph: GraphModule
+    stablehlo: str
+    text: str
+    temporary_bytes: int
+
+    @property
+    def instructions(self) -> list[hlo.Instruction]:
+        """Of the entry computation."""
+        return hlo.Module.parse(self.text).entry
+
+
+def programs(
+    function: Any, *args: Any, backward: bool = False, options: Mapping[str, Any] | None = None, **compile_args: Any
+) -> list[Compiled]:
+    """The programs of one call with fake tensors, and of its gradient, in their order. options: as for torch.compile."""
+    torch._dynamo.reset()
+    made: list[Compiled] = []
+    given = {"cache": "", **(options or {})}
+    # AOTAutograd counts what runs under FakeTensorMode as looked at, not computed: programs do not run then, torch's ops do.
+    with mock.patch.object(compositions, "Xla", functools.partial(_Engine, made)), MODE:
+        with contextlib.nullcontext() if backward else torch.no_grad():
+            out = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=False, options=given, **compile_args)(*args)
+        if backward:
+            wanted = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+            torch.autograd.backward(wanted, [torch.empty_like(leaf) for leaf in wanted])
+    return made
+
+
+class _Engine:
+    """Compiles graphs when it gets them. Their runners leave all to torch, which traces on."""
+
+    def __init__(self, made: list[Compiled], options: Options) -> None:
+        self._made, self._options = made, options
+
+    def runner(self, graph: AtenGraph) -> Program:
+        program = _Program(graph, self._options)
+        compiled = program.compiled()
+        if compiled is not None:
+            self._made.append(compiled)
+        return program
+
+
+class _Program(Program):
+    @property
+    def jax_device(self) -> jax.Device:  # type: ignore[override]
+        """Where constants are made while the program is traced."""
+        return clients.cpu_device()
+
+    def compiled(self) -> Compiled | None:
+        """None if there is nothing to compute."""
+        specialised = self.specialise([node.meta["val"] for node in self.interpreter.placeholders])
+        if specialised.function is None:
+            return None
+        traced, _, _ = self.trace(specialised.function, specialised.buffers)
+        with jax.enable_x64(True):
+            lowered = traced.lower(lowering_platforms=("cuda",))
+        options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
+        compiled = lowered.compile(compiler_options=options or None)
+        phase = "prepared" if self.name.endswith("_prepared") else self.phase
+        temporary = compiled.memory_analysis().temp_size_in_bytes
+        return Compiled(self.name, phase, self.interpreter.module, lowered.as_text(), compiled.as_text() or "", temporary)
+
+    def specialise(self, args: Sequence[Any]) -> Specialised:
+        found = super().specialise(args)
+        assert isinstance(found.buffers, NativeBuffers)
+        return dataclasses.replace(found, buffers=_OnGpu(found.buffers))
+
+
+class _OnGpu:
+    """Buffers whose arrays lie on the GPU that is not there."""
+
+    def __init__(self, buffers: Any) -> None:
+        self._buffers = buffers
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._buffers, name)
+
+    def avals(self) -> list[jax.ShapeDtypeStruct]:
+        sharding = SingleDeviceSharding(gpu())
+        return [jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=sharding) for aval in self._buffers.avals()]
+
+    def ordered(self, orders: Any) -> _OnGpu:
+        return _OnGpu(self._buffers.ordered(orders))

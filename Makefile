@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test conformance random-programs surroundings explore stress gpu-programs lint format
+.PHONY: install bench test conformance random-programs surroundings explore stress lower-everywhere gpu-programs lint format
 
 install: $(INSTALLED)
 
@@ -39,6 +39,10 @@ explore: install
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install
 	PYTHONPATH=tests $(VENV)/bin/python -m stress $(ARGS)
+
+# Models and PyTorch's database of operators, lowered for GPUs and TPUs that are not there, e.g. make lower-everywhere ARGS="--match linalg"
+lower-everywhere: install
+	PYTHONPATH=tests $(VENV)/bin/python -m lower_everywhere $(ARGS)
 
 # What XLA makes of models for an H100, on a machine without one, with docs/benchmarks/gpu-programs.md; needs g++. Half an hour on a core,
 # and nothing for what is known of the same sources. ARGS=--check fails where a figure has grown; ARGS=--accept makes today's the measure.

@@ -1,0 +1,66 @@
+"""Which functions a program may call on a platform, and which cases cannot be lowered there."""
+
+from __future__ import annotations
+
+from .cases import Case
+
+# JAX's own: cuSOLVER's factorizations, and what XLA's compiler for TPUs has.
+CALLS: dict[str, frozenset[str]] = {
+    "cuda": frozenset(
+        [
+            *("cu_lu_pivots_to_permutation", "cusolver_geqrf_ffi", "cusolver_gesvdj_ffi", "cusolver_getrf_ffi", "cusolver_orgqr_ffi"),
+            *("cusolver_ormqr_ffi", "cusolver_potrf_ffi", "cusolver_syevd_ffi"),
+        ]
+    ),
+    "tpu": frozenset(["Eigh", "LuDecomposition", "ProductOfElementaryHouseholderReflectors", "Qr"]),
+}
+
+_BY_VALUES = "the shape of its result depends on values: it runs between programs"
+_ASKS = "the sample asks for a value: TorchDynamo ends the graph there"
+_SPARSE = "sparse tensors are no operands of a program"
+_JITERATOR = "torch compiles it for GPUs alone, and does not even make it here"
+_EIG = "XLA has no eigenvalues of a matrix that is not symmetric on other platforms than the CPU: torch's kernel computes them"
+_LDL = "XLA has no LDL factorization: torch's kernel makes it"
+_CHUNKED = "an op of torch.nn's own without a lowering: torch's kernel computes it"
+
+# By name in the database; on both platforms, in every dtype.
+CANNOT: dict[str, str] = {
+    "allclose": _ASKS,
+    "argwhere": _BY_VALUES,
+    "chalf": "JAX has no complex numbers of two float16",
+    "combinations": _BY_VALUES,
+    "corrcoef": _ASKS,
+    "cov": _ASKS,
+    "equal": _ASKS,
+    "item": _ASKS,
+    "jiterator_2inputs_2outputs": _JITERATOR,
+    "jiterator_4inputs_with_extra_args": _JITERATOR,
+    "jiterator_binary": _JITERATOR,
+    "jiterator_binary_return_by_ref": _JITERATOR,
+    "jiterator_unary": _JITERATOR,
+    "linalg.eig": _EIG,
+    "linalg.eigvals": _EIG,
+    "linalg.ldl_factor": _LDL,
+    "linalg.ldl_factor_ex": _LDL,
+    "linalg.ldl_solve": _LDL,
+    "linalg.lstsq": _BY_VALUES,
+    "linalg.lstsq.grad_oriented": _BY_VALUES,
+    "masked_select": _BY_VALUES,
+    "nn.functional.ctc_loss": _BY_VALUES,
+    "nn.functional.gaussian_nll_loss": _ASKS,
+    "nn.functional.linear_cross_entropy.chunked": _CHUNKED,
+    "nn.functional.linear_cross_entropy.chunked_none": _CHUNKED,
+    "nonzero": _BY_VALUES,
+    "resize_as_": "what a tensor has behind its elements is no operand of a program: torch resizes it",
+    "sparse.mm.reduce": _SPARSE,
+    "sparse.sampled_addmm": _SPARSE,
+    "tensor_split": _ASKS,
+    "to_sparse": _SPARSE,
+    "unique": _BY_VALUES,
+    "unique_consecutive": _BY_VALUES,
+}
+
+
+def reason(case: Case) -> str:
+    """Why a case cannot be lowered; "" if it can."""
+    return CANNOT.get(case.name, "") if case.kind == "op" else ""

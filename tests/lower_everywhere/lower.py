@@ -1,0 +1,60 @@
+"""A graph of the CPU as a program for another platform, as StableHLO."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import jax
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from dynaxla.lowering import Interpreter, Settings
+from dynaxla.lowering.function import Function, Results
+
+# Where torch has the tensors of a platform.
+DEVICES = {"cuda": torch.device("cuda", 0), "tpu": torch.device("xla", 0)}
+
+_CALL = re.compile(r'custom_call @(?:"([^"]+)"|([\w$.]+))')
+
+
+def moved(module: GraphModule, device: torch.device) -> GraphModule:
+    """The graph as if it had been captured on another device: its nodes' metadata and arguments are changed."""
+    for node in module.graph.nodes:
+        node.meta = {**node.meta, "val": pytree.tree_map_only(FakeTensor, lambda value: _moved(value, device), node.meta.get("val"))}
+        node.args = torch.fx.node.map_aggregate(node.args, lambda value: _device(value, device))
+        node.kwargs = torch.fx.node.map_aggregate(node.kwargs, lambda value: _device(value, device))
+    return module
+
+
+def _moved(value: FakeTensor, device: torch.device) -> torch.Tensor:
+    if value.layout != torch.strided:
+        return value
+    with value.fake_mode:
+        made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
+        return made if not value.storage_offset() else made.as_strided(value.shape, value.stride(), value.storage_offset())
+
+
+def _device(value: Any, device: torch.device) -> Any:
+    return device if isinstance(value, torch.device) and value.type == "cpu" else value
+
+
+def stablehlo(module: GraphModule, platform: str) -> str:
+    """The program's text. Raises: UnsupportedOp, LoweringError; what JAX raises for what it cannot lower for the platform."""
+    interpreter = Interpreter(moved(module, DEVICES[platform]), platform, kernels=False)
+    function = Function(interpreter, settings=Settings.current(platform), choose=lambda forms, problem: forms.choose(problem, {}))
+
+    def program(key: jax.Array, arrays: list[jax.Array]) -> Results:
+        return function(arrays, jax.random.wrap_key_data(key, impl="threefry2x32"))
+
+    with jax.enable_x64(True):
+        key = jax.ShapeDtypeStruct((2,), "uint32")
+        arrays = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in function.specs.values()]
+        return jax.jit(program, keep_unused=True).trace(key, arrays).lower(lowering_platforms=(platform,)).as_text()
+
+
+def calls(text: str) -> set[str]:
+    """The functions that a program calls."""
+    return {quoted or plain for quoted, plain in _CALL.findall(text)}

@@ -13,6 +13,7 @@ from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_m
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from ..lowering import refusals
+from ..lowering.ops.recurrent_cudnn import rnn_gradients
 from ..lowering.registry import registry
 from . import floats
 
@@ -72,8 +73,43 @@ def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
     return torch._fft_c2c(x, dim, 0, forward)
 
 
-# Where torch's fake implementation of an op misleads: right by what it is made of.
+def cudnn_rnn(
+    x: torch.Tensor, weight: list[torch.Tensor], weight_stride0: int, weight_buf: torch.Tensor | None, hx: torch.Tensor,
+    cx: torch.Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
+    bidirectional: bool, batch_sizes: list[int], dropout_state: torch.Tensor | None,
+) -> Any:  # fmt: skip
+    """cuDNN goes through time first: eager mode transposes its result where batches come first."""
+    if not batch_first or batch_sizes:
+        return NotImplemented
+    out, *rest = torch._cudnn_rnn(
+        x.transpose(0, 1), weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, False, dropout, train,
+        bidirectional, batch_sizes, dropout_state,
+    )  # fmt: skip
+    return out.transpose(0, 1), *rest
+
+
+def cudnn_rnn_backward(
+    x: torch.Tensor, weight: list[torch.Tensor], weight_stride0: int, weight_buf: torch.Tensor, hx: torch.Tensor, cx: torch.Tensor | None,
+    output: torch.Tensor, grad_output: torch.Tensor | None, grad_hy: torch.Tensor | None, grad_cy: torch.Tensor | None, mode: int,
+    hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
+    batch_sizes: list[int], dropout_state: torch.Tensor | None, reserve: torch.Tensor, output_mask: list[bool],
+) -> Any:  # fmt: skip
+    """torch has no fake implementation. What the forward pass has dropped between layers is not known here: that stays as it is."""
+    if train and dropout > 0 and num_layers > 1:
+        return NotImplemented
+    of_x, of_hx, *rest = rnn_gradients(
+        x, weight, weight_stride0, hx, cx, grad_output, grad_hy, grad_cy, mode, hidden_size, proj_size, num_layers, batch_first,
+        bidirectional, batch_sizes,
+    )  # fmt: skip
+    of_cx = rest.pop(0) if cx is not None else None
+    wanted = [grad if want else None for grad, want in zip((of_x, of_hx, of_cx), output_mask, strict=False)]
+    return *wanted, rest if output_mask[3] else []
+
+
+# Where torch's fake implementation of an op misleads, or is missing: right by what it is made of.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
+    aten._cudnn_rnn.default: cudnn_rnn,
+    aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
     aten.index_fill.int_Scalar: index_fill,
     aten.index_fill.int_Tensor: index_fill,
     aten.max_unpool2d.default: max_unpool2d,

@@ -50,4 +50,6 @@ ELSEWHERE: dict[str, str] = {
         aten._thnn_fused_gru_cell.default aten._thnn_fused_gru_cell_backward.default
         aten.mkldnn_rnn_layer.default
         aten.mkldnn_rnn_layer_backward.default""",
+    # It has a kernel for GPUs alone.
+    "lowering/ops/test_recurrent_cudnn.py": "aten._cudnn_rnn.default dynaxla.rnn_gradients.default",
 }

@@ -1,0 +1,235 @@
+"""Whole recurrent networks as cuDNN takes them: `nn.RNN`, `nn.LSTM` and `nn.GRU` on NVIDIA GPUs are one op each.
+
+What cuDNN keeps for the backward pass is its own (`reserve`, of which torch's fake implementation says that it is empty). Here the
+backward pass computes the network again. PyTorch has no fake implementation of the backward op, so no graph can have it:
+capture/decompositions.py puts `rnn_gradients` in its place.
+Source: ATen native/cudnn/RNN.cpp, _cudnn_rnn and _cudnn_rnn_backward
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array, lax
+
+from ...errors import UnsupportedOp
+from ..context import Context
+from ..promotion import convert
+from ..registry import lowers
+from .recurrent import _gates, _less_one, _wide
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("dynaxla", "FRAGMENT")
+_library.define(
+    "rnn_gradients(Tensor input, Tensor[] weight, int weight_stride0, Tensor hx, Tensor? cx, Tensor? grad_output, Tensor? grad_hy,"
+    " Tensor? grad_cy, int mode, SymInt hidden_size, SymInt proj_size, int num_layers, bool batch_first, bool bidirectional,"
+    " SymInt[] batch_sizes) -> Tensor[]"
+)
+
+# Gradients of input, hx, cx (if there is one) and each weight, from those of the three results.
+rnn_gradients = torch.ops.dynaxla.rnn_gradients.default
+
+
+@torch.library.register_fake("dynaxla::rnn_gradients", lib=_library)
+def _fake_gradients(input: Any, weight: Any, weight_stride0: int, hx: Any, cx: Any, *_: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (input, hx, *([] if cx is None else [cx]), *weight)]
+
+
+# The cells: input's gates, hidden state's gates and the states before (hidden, and cell for an LSTM) give those after.
+Cell = Callable[[Array, Array, tuple[Array, ...]], tuple[Array, ...]]
+
+
+def _plain(activation: Callable[[Array], Array]) -> Cell:
+    return lambda x, h, _: (activation(lax.add(x, h)),)
+
+
+def _lstm(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
+    into, forget, new, out = _gates(lax.add(x, h), None, 4)
+    cell = lax.add(lax.mul(lax.logistic(forget), states[1]), lax.mul(lax.logistic(into), lax.tanh(new)))
+    return lax.mul(lax.logistic(out), lax.tanh(cell)), cell
+
+
+def _gru(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
+    (x_reset, x_update, x_new), (h_reset, h_update, h_new) = _gates(x, None, 3), _gates(h, None, 3)
+    update = lax.logistic(lax.add(x_update, h_update))
+    new = lax.tanh(lax.add(x_new, lax.mul(lax.logistic(lax.add(x_reset, h_reset)), h_new)))
+    return (lax.add(lax.mul(_less_one(update), new), lax.mul(update, states[0])),)
+
+
+# By cudnnRNNMode_t.
+_CELLS: tuple[Cell, ...] = (_plain(lambda x: lax.max(x, lax.full_like(x, 0))), _plain(lax.tanh), _lstm, _gru)
+
+
+@dataclass(frozen=True)
+class _Network:
+    """Attributes: cell; layers; directions; per_layer (how many weights each has in each direction); projects (whether the last of them
+    makes an LSTM's hidden state smaller); batch_first; batch_sizes (how many sequences go on at each step, if they are packed)."""
+
+    cell: Cell
+    layers: int
+    directions: int
+    per_layer: int
+    projects: bool
+    batch_first: bool
+    batch_sizes: tuple[int, ...]
+    precision: lax.Precision
+
+    def __call__(self, x: Array, weights: Sequence[Array], hx: Array, cx: Array | None) -> tuple[Array, ...]:
+        """The hidden states of all steps, and the last states; all of one dtype."""
+        x, going_on = self._padded(x)
+        found: list[tuple[Array, ...]] = []
+        for layer in range(self.layers):
+            outputs = []
+            for direction in range(self.directions):
+                index = layer * self.directions + direction
+                own = weights[index * self.per_layer : (index + 1) * self.per_layer]
+                states = tuple(lax.index_in_dim(state, index, keepdims=False) for state in (hx, cx) if state is not None)
+                last, output = self._layer(x, own, states, going_on, reverse=direction == 1)
+                found.append(last)
+                outputs.append(output)
+            x = lax.concatenate(outputs, 2)
+        return self._packed(x), *(_stacked(states) for states in zip(*found, strict=True))
+
+    def _layer(
+        self, x: Array, weights: Sequence[Array], states: tuple[Array, ...], going_on: Array | None, reverse: bool
+    ) -> tuple[tuple[Array, ...], Array]:
+        """The last states, and the hidden ones of all steps, of one layer in one direction. Shape: x (time, batch, in)."""
+        of_input, of_hidden, *rest = weights
+        projection = rest.pop() if self.projects else None
+        gates = self._product(x, of_input, rest[0] if rest else None)
+
+        def step(states: tuple[Array, ...], now: tuple[Array, Array | None]) -> tuple[tuple[Array, ...], Array]:
+            gates, goes_on = now
+            new = self.cell(gates, self._product(states[0], of_hidden, rest[1] if rest else None), states)
+            if projection is not None:
+                new = (self._product(new[0], projection, None), *new[1:])
+            if goes_on is not None:  # a sequence that has ended, or not begun, keeps its states
+                new = tuple(_where(goes_on, after, before) for after, before in zip(new, states, strict=True))
+            return new, new[0]
+
+        return lax.scan(step, states, (gates, going_on), reverse=reverse)
+
+    def _product(self, x: Array, weight: Array, bias: Array | None) -> Array:
+        out = lax.dot_general(x, weight, (((x.ndim - 1,), (1,)), ((), ())), precision=self.precision)
+        return out if bias is None else lax.add(out, lax.broadcast_in_dim(bias, out.shape, (out.ndim - 1,)))
+
+    def _padded(self, x: Array) -> tuple[Array, Array | None]:
+        """The input as (time, batch, in), and which sequences go on at each step, None if all do."""
+        if not self.batch_sizes:
+            return (lax.transpose(x, (1, 0, 2)) if self.batch_first else x), None
+        rows, going_on = self._places()
+        return x[np.where(going_on, rows, 0)], jax.numpy.asarray(going_on)
+
+    def _packed(self, x: Array) -> Array:
+        if not self.batch_sizes:
+            return lax.transpose(x, (1, 0, 2)) if self.batch_first else x
+        return x[np.nonzero(self._places()[1])]
+
+    def _places(self) -> tuple[np.ndarray, np.ndarray]:
+        """The row of a packed input in which each step of each sequence lies, and whether there is one. Shape: (time, batch) both."""
+        sizes = np.asarray(self.batch_sizes)[:, None]
+        sequences = np.arange(self.batch_sizes[0])[None]
+        return np.cumsum(sizes, axis=0) - sizes + sequences, sequences < sizes
+
+
+def _where(condition: Array, yes: Array, no: Array) -> Array:
+    """condition: (batch,) for (batch, hidden)."""
+    return lax.select(lax.broadcast_in_dim(condition, yes.shape, (0,)), yes, no)
+
+
+def _stacked(states: Sequence[Array]) -> Array:
+    return lax.concatenate([lax.expand_dims(state, (0,)) for state in states], 0)
+
+
+def _network(
+    per_layer: int,
+    mode: int,
+    projection: int,
+    layers: int,
+    batch_first: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    ctx: Context,
+) -> _Network:
+    """In the precision that torch gives to what cuDNN computes."""
+    precision, directions = ctx.settings.convolution_precision, 2 if bidirectional else 1
+    return _Network(_CELLS[mode], layers, directions, per_layer, projection > 0, batch_first, tuple(batch_sizes), precision)
+
+
+@lowers(aten._cudnn_rnn.default)
+def cudnn_rnn(
+    x: Array,
+    weight: Sequence[Array],
+    weight_stride0: int,
+    weight_buf: Array | None,
+    hx: Array,
+    cx: Array | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    dropout: float,
+    train: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    dropout_state: Array | None,
+    *,
+    ctx: Context,
+) -> tuple[Array | None, ...]:
+    """The outputs of all steps, the last hidden and cell states, an empty reserve, and weight_buf, which holds the same as `weight`.
+
+    weight: of each layer, forwards and then backwards, `weight_stride0` of: input's, hidden state's, both biases, projection.
+    mode: 0 relu, 1 tanh, 2 LSTM, 3 GRU. batch_sizes: of packed sequences, else empty.
+
+    Shape:  x (time, batch, in), with batch_first (batch, time, in), packed (sum of batch_sizes, in); hx (layers * directions, batch, out).
+    Dtype:  that of x; computed in float32 for half types.
+    Raises: UnsupportedOp for dropout between layers, of which the backward pass would have to be told.
+    """
+    if train and dropout > 0 and num_layers > 1:
+        raise UnsupportedOp("dropout between the layers of a recurrent network of cuDNN's")
+    network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, ctx)
+    found = network(_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx))
+    out = [convert(result, x.dtype) for result in found]
+    if cx is None:
+        out.append(lax.full(ctx.output[2].shape, 0, ctx.output[2].jax_dtype))
+    return *out, lax.full(ctx.output[3].shape, 0, ctx.output[3].jax_dtype), weight_buf
+
+
+@lowers(rnn_gradients)
+def _gradients(
+    x: Array,
+    weight: Sequence[Array],
+    weight_stride0: int,
+    hx: Array,
+    cx: Array | None,
+    grad_output: Array | None,
+    grad_hy: Array | None,
+    grad_cy: Array | None,
+    mode: int,
+    hidden_size: int,
+    proj_size: int,
+    num_layers: int,
+    batch_first: bool,
+    bidirectional: bool,
+    batch_sizes: Sequence[int],
+    *,
+    ctx: Context,
+) -> list[Array]:
+    """Each of its operand's shape and dtype."""
+    network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, ctx)
+    operands = [_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx)]
+    results, pull = jax.vjp(network, *operands)
+    given = [
+        lax.full_like(result, 0) if grad is None else _wide(grad)
+        for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=False)
+    ]
+    of_x, of_weight, of_hx, of_cx = pull(tuple(given))
+    found = [of_x, of_hx, *([] if cx is None else [of_cx]), *of_weight]
+    return [convert(grad, spec.jax_dtype) for grad, spec in zip(found, ctx.output, strict=True)]

@@ -1,0 +1,174 @@
+"""cuDNN's recurrent networks, which have a kernel for GPUs alone, against what torch computes on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from gradients import leaf
+from lower_everywhere.capture import of_function
+from lower_everywhere.lower import calls, stablehlo
+from single_op import run_op
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from dynaxla.errors import UnsupportedOp
+
+aten = torch.ops.aten
+IN, HIDDEN, TIME, BATCH = 3, 4, 5, 2
+MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}
+
+
+@dataclass
+class Given:
+    """A network of torch's, and what cuDNN's op gets of it."""
+
+    net: Any
+    x: Any
+    hx: torch.Tensor
+    cx: torch.Tensor | None
+
+    @property
+    def weights(self) -> list[torch.Tensor]:
+        return [weight.detach() for weight in self.net._flat_weights]
+
+    @property
+    def operands(self) -> list[torch.Tensor]:
+        data = self.x.data if isinstance(self.x, PackedSequence) else self.x
+        return [data, self.hx, *([] if self.cx is None else [self.cx]), *self.weights]
+
+    def by_torch(self) -> list[torch.Tensor]:
+        states = self.hx if self.cx is None else (self.hx, self.cx)
+        output, last = self.net(self.x, states)
+        output = output.data if isinstance(output, PackedSequence) else output
+        return [output, *([last] if self.cx is None else last)]
+
+    def __post_init__(self) -> None:
+        """TorchDynamo does not trace through networks."""
+        net, packed = self.net, isinstance(self.x, PackedSequence)
+        self.sizes = self.x.batch_sizes.tolist() if packed else []
+        self.per_layer = len(net._flat_weights) // (net.num_layers * (1 + net.bidirectional))
+        self.facts = (MODES[net.mode], HIDDEN, net.proj_size, net.num_layers, net.batch_first and not packed)
+        self.bidirectional = net.bidirectional
+
+    def call(self, data: torch.Tensor, *rest: torch.Tensor, train: bool = True, dropout: float = 0.0) -> tuple[Any, ...]:
+        """The op's arguments with these operands."""
+        hx, cx, weights = (rest[0], None, rest[1:]) if self.cx is None else (rest[0], rest[1], rest[2:])
+        buffer = torch.cat([weight.detach().flatten() for weight in weights])
+        running = (dropout, train, self.bidirectional, self.sizes, None)
+        return data, list(weights), self.per_layer, buffer, hx, cx, *self.facts, *running
+
+
+def given(kind: str, packed: bool = False, dtype: torch.dtype = torch.float32, **settings: Any) -> Given:
+    mode = {"nonlinearity": kind.removeprefix("RNN_").lower()} if kind.startswith("RNN") else {}
+    net = getattr(nn, kind.partition("_")[0])(IN, HIDDEN, **mode, **settings).to(dtype)
+    x = torch.randn(BATCH, TIME, IN, dtype=dtype) if net.batch_first else torch.randn(TIME, BATCH, IN, dtype=dtype)
+    count = net.num_layers * (1 + net.bidirectional)
+    hx, cx = torch.randn(count, BATCH, net.proj_size or HIDDEN, dtype=dtype), torch.randn(count, BATCH, HIDDEN, dtype=dtype)
+    if packed:
+        x = pack_padded_sequence(x, torch.tensor([TIME, 2]), batch_first=net.batch_first)
+    return Given(net, x, hx, cx if kind == "LSTM" else None)
+
+
+CASES = {
+    "relu": lambda: given("RNN_RELU", num_layers=2),
+    "tanh, both ways": lambda: given("RNN_TANH", bidirectional=True),
+    "lstm": lambda: given("LSTM"),
+    "lstm, both ways, batch first": lambda: given("LSTM", num_layers=2, bidirectional=True, batch_first=True),
+    "lstm, no bias, packed": lambda: given("LSTM", bias=False, bidirectional=True, packed=True),
+    "lstm, projection": lambda: given("LSTM", proj_size=2, num_layers=2, bidirectional=True),
+    "lstm, projection, no bias": lambda: given("LSTM", proj_size=2, bias=False),
+    "gru, float64": lambda: given("GRU", num_layers=2, batch_first=True, dtype=torch.float64),
+    "gru, packed": lambda: given("GRU", num_layers=2, bidirectional=True, packed=True, batch_first=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", CASES)
+def test_values(name: str) -> None:
+    case = CASES[name]()
+    found = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, train=False))
+    expected = [result.detach() for result in case.by_torch()]
+    count = len(expected)
+    assert_equal(list(found[:count]), [result.contiguous() for result in expected], tolerance=(1e-5, 1e-6))
+    assert found[2].shape == (case.cx.shape if case.cx is not None else (0,))
+    assert found[3].shape == (0,)
+    assert torch.equal(found[4], torch.cat([weight.flatten() for weight in case.weights]))
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(name: str) -> None:
+    """Through AOTAutograd, with rnn_gradients for torch's backward op. The first and the last result are used, one has no gradient."""
+    case = CASES[name]()
+    results = (0, 2) if case.cx is not None else (0, 1)
+
+    def function(*operands: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = torch.ops.aten._cudnn_rnn(*case.call(*operands))
+        return tuple(found[index] for index in results)
+
+    mine = [leaf(operand) for operand in case.operands]
+    actual = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(*mine)
+
+    theirs = [leaf(operand) for operand in case.operands]
+    data, hx, *rest = theirs
+    x = PackedSequence(data, case.x.batch_sizes) if isinstance(case.x, PackedSequence) else data
+    cx = rest.pop(0) if case.cx is not None else None
+    names = [name for name, _ in case.net.named_parameters()]
+    output, last = torch.func.functional_call(case.net, dict(zip(names, rest, strict=True)), (x, hx if cx is None else (hx, cx)))
+    output = output.data if isinstance(output, PackedSequence) else output
+    expected = (output, last if cx is None else last[1])
+
+    assert_equal(list(actual), list(expected), tolerance=(1e-5, 1e-6))
+    cotangents = [torch.randn_like(result) for result in expected]
+    torch.autograd.backward(expected, cotangents)
+    torch.autograd.backward(actual, cotangents)
+    assert_equal([operand.grad for operand in mine], [operand.grad for operand in theirs], tolerance=(1e-4, 1e-5))
+
+
+def test_gradients_that_nobody_wants() -> None:
+    """A state without a gradient, and weights that are fixed."""
+    case = given("LSTM")
+    _, *fixed = case.operands
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.ops.aten._cudnn_rnn(*case.call(x, *fixed))[0]
+
+    x, y = leaf(case.x), leaf(case.x)
+    torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})(x).square().sum().backward()
+    case.net(y, (case.hx, case.cx))[0].square().sum().backward()
+    assert_equal(x.grad, y.grad, tolerance=(1e-4, 1e-5))
+
+
+def test_half_types_are_computed_in_float32() -> None:
+    case = given("LSTM")
+    halves = [operand.bfloat16() for operand in case.operands]
+    found = run_op(aten._cudnn_rnn.default, *case.call(*halves, train=False))
+    wide = run_op(aten._cudnn_rnn.default, *case.call(*[half.float() for half in halves], train=False))
+    assert_equal([item.dtype for item in found[:3]], [torch.bfloat16] * 3)
+    assert_equal([item.float() for item in found[:3]], [item.bfloat16().float() for item in wide[:3]], tolerance=(1e-2, 1e-3))
+
+
+def test_dropout_between_layers_is_refused() -> None:
+    two, one = given("LSTM", num_layers=2), given("LSTM")
+    with pytest.raises(UnsupportedOp, match="dropout between the layers"):
+        run_op(aten._cudnn_rnn.default, *two.call(*two.operands, dropout=0.5))
+    for case, train in ((two, False), (one, True)):  # there is nothing to drop
+        found = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, dropout=0.5, train=train))
+        assert_equal(found[0], case.by_torch()[0].detach(), tolerance=(1e-5, 1e-6))
+
+
+def test_a_long_sequence_is_a_loop_on_a_gpu() -> None:
+    """The program does not grow with the number of steps, and calls nothing."""
+    case = given("LSTM")
+    sizes = []
+    for time in (5, 50):
+        operands = [torch.randn(time, BATCH, IN), *case.operands[1:]]
+        (graph,) = of_function(lambda *operands: torch.ops.aten._cudnn_rnn(*case.call(*operands))[:3], operands, "cuda")
+        text = stablehlo(graph, "cuda")
+        assert calls(text) == set()
+        sizes.append(text.count("stablehlo."))
+    assert sizes[0] == sizes[1]

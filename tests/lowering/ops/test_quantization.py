@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import jax
 import pytest
 import torch
 from compare import assert_equal
 from gradients import check_gradients
+from lower_everywhere.capture import of_function
+from lower_everywhere.lower import stablehlo
 from single_op import check_op, run_op
 
 from dynaxla.errors import UnsupportedOp
+from dynaxla.lowering import Interpreter
+from dynaxla.lowering.function import Function
 
 aten = torch.ops.aten
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -109,3 +114,22 @@ def test_products() -> None:
     check_op(aten._scaled_mm.default, x, y, *each, None, None, torch.bfloat16)
     with pytest.raises(UnsupportedOp, match="a result of"):
         run_op(aten._scaled_mm.default, x, y, *whole)
+
+
+@pytest.mark.parametrize("fast", [False, True])
+def test_float8_products_on_a_gpu(fast: bool) -> None:
+    """The program multiplies float8 numbers; its values are those of the CPU."""
+    x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn)
+    operands = (x, y, torch.rand(16, 1), torch.rand(1, 48), torch.randn(48).bfloat16())
+
+    def function(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return torch._scaled_mm(x, y.t(), a, b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    (graph,) = of_function(function, operands, "cuda")
+    program = Function(Interpreter(graph, "cuda", kernels=False))
+    with jax.enable_x64(True):
+        (found,) = jax.jit(program)([jax.dlpack.from_dlpack(operand) for operand in operands]).outputs
+    assert_equal(torch.from_dlpack(found), function(*operands), tolerance=(1e-2, 1e-2))
+    (product,) = (line for line in stablehlo(graph, "cuda").splitlines() if "dot_general" in line)
+    assert product.count("f8E4M3FN") == 2
+    assert ("HIGHEST" in product) != fast

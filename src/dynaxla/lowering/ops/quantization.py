@@ -331,10 +331,37 @@ def scaled_mm(
     Dtype:  `out_dtype`.
     Raises: UnsupportedOp for a result in float8, and for a scale for each block.
     """
+    product = contract(convert(x, _FLOAT32), convert(y, _FLOAT32), ((1,), (0,)), ctx)
+    return _scaled(product, scale_a, scale_b, bias, ctx)
+
+
+@lowers(aten._scaled_mm.default, platforms=["cuda"])
+def scaled_mm_by_tensor_cores(
+    x: Array,
+    y: Array,
+    scale_a: Array,
+    scale_b: Array,
+    bias: Array | None = None,
+    scale_result: Array | None = None,
+    out_dtype: DType | None = None,
+    use_fast_accum: bool = False,
+    *,
+    ctx: Context,
+) -> Array:
+    """As `scaled_mm`, with float8 numbers as they are: tensor cores multiply these, but no float32 of full precision.
+
+    XLA adds float8 products in full precision where HIGHEST is asked for.
+    """
+    precision = lax.Precision.DEFAULT if use_fast_accum else lax.Precision.HIGHEST
+    product = lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
+    return _scaled(product, scale_a, scale_b, bias, ctx)
+
+
+def _scaled(product: Array, scale_a: Array, scale_b: Array, bias: Array | None, ctx: Context) -> Array:
+    """What _scaled_mm makes of a product in float32."""
     out = ctx.output
     if out.jax_dtype.itemsize == 1:
         raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")
-    product = contract(convert(x, _FLOAT32), convert(y, _FLOAT32), ((1,), (0,)), ctx)
     product = lax.mul(lax.mul(product, _scale_dims(scale_a, out.shape, 0)), _scale_dims(scale_b, out.shape, 1))
     if bias is not None:
         product = lax.add(product, lax.broadcast_in_dim(convert(bias, _FLOAT32), out.shape, (1,)))

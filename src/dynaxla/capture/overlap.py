@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ..runtime import private
+from ..runtime.layout import ORDINARY
 
 # Elements; of larger tensors whose extents overlap it is taken for granted that they share some.
 _MOST = 1 << 20
@@ -24,7 +25,7 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
     """The positions of tensors that share elements with another one, though torch says that they do not."""
     places: dict[int, list[int]] = {}
     for position, item in enumerate(inputs):
-        if isinstance(item, torch.Tensor) and item.layout == torch.strided and type(item) in (torch.Tensor, torch.nn.Parameter):
+        if isinstance(item, torch.Tensor) and item.layout == torch.strided and type(item) in ORDINARY:
             places.setdefault(private.storage_id(item), []).append(position)
     found: set[int] = set()
     for positions in places.values():

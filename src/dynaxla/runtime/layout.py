@@ -14,6 +14,9 @@ import jax
 import torch
 from jax import lax
 
+# Tensors of these classes are what they seem; a subclass's may do anything with an op. (What nn.Buffer makes is of the first.)
+ORDINARY = (torch.Tensor, torch.nn.Parameter)
+
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The strides, in elements, of a contiguous tensor."""

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import devices, hollow, private
+from ..runtime.layout import ORDINARY
 from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
 from .contents import LARGE
@@ -240,7 +241,7 @@ class Session(TorchDispatchMode):
         kinds = number_arguments(op)
         self._check_devices(args, kwargs)
         for tensor in tensors_in((args, kwargs)):
-            if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or tensor.layout != torch.strided:
+            if type(tensor) not in ORDINARY or tensor.layout != torch.strided:
                 raise _Outside
         for tensor in written_by(op, args, kwargs):
             # AOTAutograd gives a value that was written to through its conjugate back as a conjugate, or fails (torch 2.13).

@@ -12,9 +12,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import CaptureError
 from ..runtime import private
+from ..runtime.layout import ORDINARY
 from .surroundings import storage_of
-
-_ORDINARY = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 class Untouched:
@@ -26,7 +25,7 @@ class Untouched:
         self._flags = {path: tensor.requires_grad for path, tensor in tensors.items()}
         self._bare = [path for path, tensor in tensors.items() if not _attributes(tensor)]
         with _disable_current_modes(), private.without_torch_function():
-            self._data = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in _ORDINARY}
+            self._data = {path: tensor.detach() for path, tensor in tensors.items() if type(tensor) in ORDINARY}
 
     def check(self) -> None:
         """Raises: CaptureError for what a program would not do."""

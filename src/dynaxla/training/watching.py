@@ -21,6 +21,7 @@ import torch
 
 from ..buffers.addresses import Places, places
 from ..runtime.guards import ArgumentCheck, DictCheck
+from ..runtime.layout import ORDINARY
 from .contents import Values, values_of
 from .holders import Attributes, ClassDict, Holder, Namespace
 from .scalars import Place
@@ -243,4 +244,4 @@ def _has_class_of_python(value: Any) -> bool:
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
-    return type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and tensor.layout == torch.strided
+    return type(tensor) in ORDINARY and tensor.layout == torch.strided

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
-from lazy_cases.world import Step, World, case, loss_of, plain, world
+from lazy_cases.world import Step, World, case, loss_of, plain, train, world
 
 
 @case
@@ -20,9 +20,7 @@ def prints() -> tuple[World, Step]:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y)
         print(f"loss {loss.item():.4f}")
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         print("done", loss.detach())
         return loss
 
@@ -88,9 +86,7 @@ def schedules() -> tuple[World, Step]:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y)
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         here.more["scheduler"].step()
         return loss
 
@@ -104,9 +100,7 @@ def plateau() -> tuple[World, Step]:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y)
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         here.more["scheduler"].step(loss.detach())
         return loss
 
@@ -120,9 +114,7 @@ def averages() -> tuple[World, Step]:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y)
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         here.more["average"].update_parameters(here.model)
         return loss
 
@@ -136,9 +128,7 @@ def swa() -> tuple[World, Step]:
     here.more["scheduler"] = swa_utils.SWALR(here.optimizer, swa_lr=0.01)
 
     def step(x: torch.Tensor, y: torch.Tensor) -> None:
-        loss_of(here, x, y).backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss_of(here, x, y))
         here.more["average"].update_parameters(here.model)
         here.more["scheduler"].step()
 
@@ -195,9 +185,7 @@ def drops() -> tuple[World, Step]:
         noisy = x + 0.1 * torch.randn_like(x) + torch.rand(6)
         loss = loss_of(here, noisy, y)
         here.log.append(loss.item())
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return torch.bernoulli(torch.full((3,), 0.5)) + loss.detach()
 
     return here, step
@@ -212,9 +200,7 @@ def checkpoints() -> tuple[World, Step]:
         out = checkpoint(here.model[2:], here.model[1](here.model[0](x)), use_reentrant=False)
         loss = F.mse_loss(out, y)
         here.log.append(loss.item())
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return loss
 
     return here, step
@@ -227,9 +213,7 @@ def checkpoints_again() -> tuple[World, Step]:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = checkpoint(here.model[2:], here.model[1](here.model[0](x)), use_reentrant=True)
         here.log.append(out.sum().item())
-        F.mse_loss(out, y).backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, F.mse_loss(out, y))
         return out
 
     return here, step

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynaxla
-from lazy_cases.world import Step, World, case, loss_of, plain, world
+from lazy_cases.world import Step, World, case, loss_of, plain, train, world
 
 
 @case
@@ -25,9 +25,7 @@ def selects() -> tuple[World, Step]:
         chosen = out[out > 0]
         rows = torch.nonzero(y.sum(1) > 0)[:, 0]
         loss = chosen.square().sum() / max(chosen.numel(), 1) + F.mse_loss(out[rows], y[rows]) if len(rows) else out.sum()
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return chosen
 
     return here, step
@@ -61,9 +59,7 @@ def chance() -> tuple[World, Step]:
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y) * here.more["random"].random()
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return loss
 
     return here, step
@@ -160,9 +156,7 @@ def compiled_inside() -> tuple[World, Step]:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = F.mse_loss(compiled(whole(x)), y)
         here.log.append(loss.item())
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return loss
 
     return here, step
@@ -258,9 +252,7 @@ def changes_indices() -> tuple[World, Step]:
         at = here.more["at"] = (here.more["at"] + 1) % 5
         loss = loss_of(here, x, y) + (x[at] * torch.arange(at, at + 6)).sum() * here.model[4].bias.sum()
         here.log.append(loss.item())
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return loss
 
     return here, step
@@ -294,9 +286,7 @@ def changes_numbers() -> tuple[World, Step]:
         made += torch._foreach_mul([x, y], [part, 2 * part])
         here.log.append(made[0].sum().item())
         loss = loss_of(here, x, y) * part
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return [loss, *made]
 
     return here, step
@@ -371,9 +361,7 @@ def recurs() -> tuple[World, Step]:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y)
         here.log.append(f"{loss.item():.3f}")
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return loss
 
     return here, step

@@ -38,6 +38,12 @@ def loss_of(here: World, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(here.model(x), y)
 
 
+def train(here: World, loss: torch.Tensor) -> None:
+    loss.backward()
+    here.optimizer.step()
+    here.optimizer.zero_grad()
+
+
 CASES: dict[str, Callable[[], tuple[World, Step]]] = {}
 
 
@@ -49,9 +55,7 @@ def case(function: Callable[[], tuple[World, Step]]) -> Callable[[], tuple[World
 def plain(here: World) -> Step:
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(here, x, y)
-        loss.backward()
-        here.optimizer.step()
-        here.optimizer.zero_grad()
+        train(here, loss)
         return loss
 
     return step

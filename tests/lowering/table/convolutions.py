@@ -3,9 +3,7 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, Make, Op, aten
-
-BOTH = (torch.float32, torch.float64)
+from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, PAIR, Make, Op, aten
 
 # Sums of some twenty products, in another order, and rounded in between.
 SUMS = {torch.float16: (5e-3, 3e-2), torch.bfloat16: (4e-2, 0.3), torch.float32: (1e-4, 1e-4)}
@@ -34,18 +32,18 @@ def by_kernel(*rest: Any, transposed: bool = False) -> Any:
 ROWS: list[Op] = [
     Op(aten.convolution.default, plain, FLOATS),
     Op(aten.convolution_backward.default, backward, FLOATS, tolerance=SUMS),
-    Op(aten._convolution.default, lambda make, n: [(*sample, False, False, True, True) for sample in plain(make, n)], BOTH),
-    Op(aten._slow_conv2d_forward.default, by_kernel([1, 2], [1, 1]), BOTH, without=NO_FAKE),
+    Op(aten._convolution.default, lambda make, n: [(*sample, False, False, True, True) for sample in plain(make, n)], PAIR),
+    Op(aten._slow_conv2d_forward.default, by_kernel([1, 2], [1, 1]), PAIR, without=NO_FAKE),
     # Of a gradient that is not contiguous eager mode's result is wrong.
     Op(aten._slow_conv2d_backward.output_mask,
-       lambda make, n: [(make(n, 3, 3, 4), make(n, 2, 4, 5), make(3, 2, 2, 2), [2, 2], [1, 1], [0, 0], EACH)], BOTH,
+       lambda make, n: [(make(n, 3, 3, 4), make(n, 2, 4, 5), make(3, 2, 2, 2), [2, 2], [1, 1], [0, 0], EACH)], PAIR,
        without=[*NO_FAKE, *IN_ORDER]),
-    Op(aten.slow_conv3d_forward.default, by_kernel([1, 2, 1], [1, 0, 1]), BOTH, without=NO_FAKE),
-    Op(aten.slow_conv_dilated2d.default, by_kernel([1, 2], [1, 1], [2, 1]), BOTH, without=NO_FAKE),
-    Op(aten.slow_conv_dilated3d.default, by_kernel([1, 2, 1], [1, 0, 1], [1, 2, 1]), BOTH, without=NO_FAKE),
-    Op(aten.slow_conv_transpose2d.default, by_kernel([2, 1], [1, 0], [1, 0], [1, 2], transposed=True), BOTH, without=NO_FAKE),
-    Op(aten.slow_conv_transpose3d.default, by_kernel([2, 1, 1], [1, 0, 1], [1, 0, 0], [1, 2, 1], transposed=True), BOTH, without=NO_FAKE),
-    Op(aten.conv_tbc.default, lambda make, n: [(make(6, n, 3), make(2, 3, 4), make(4), 1)], BOTH, without=IN_ORDER),
+    Op(aten.slow_conv3d_forward.default, by_kernel([1, 2, 1], [1, 0, 1]), PAIR, without=NO_FAKE),
+    Op(aten.slow_conv_dilated2d.default, by_kernel([1, 2], [1, 1], [2, 1]), PAIR, without=NO_FAKE),
+    Op(aten.slow_conv_dilated3d.default, by_kernel([1, 2, 1], [1, 0, 1], [1, 2, 1]), PAIR, without=NO_FAKE),
+    Op(aten.slow_conv_transpose2d.default, by_kernel([2, 1], [1, 0], [1, 0], [1, 2], transposed=True), PAIR, without=NO_FAKE),
+    Op(aten.slow_conv_transpose3d.default, by_kernel([2, 1, 1], [1, 0, 1], [1, 0, 0], [1, 2, 1], transposed=True), PAIR, without=NO_FAKE),
+    Op(aten.conv_tbc.default, lambda make, n: [(make(6, n, 3), make(2, 3, 4), make(4), 1)], PAIR, without=IN_ORDER),
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.

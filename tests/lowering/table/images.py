@@ -1,9 +1,8 @@
 """Images: padding, resampling, and sampling at given places."""
 
 import torch
-from lowering.table.rows import FLOATS, FORMULA, Op, Samples, aten
+from lowering.table.rows import FLOATS, FORMULA, PAIR, Op, Samples, aten
 
-BOTH = (torch.float32, torch.float64)
 SPACE = (4, 6, 5)
 PADDING = [1, 2, 0, 1, 2, 1]
 # Sums of products with weights that eager mode computes in the dtype of the image, or in float32.
@@ -51,7 +50,7 @@ ROWS: list[Op] = [
     Op(aten.reflection_pad2d.default, padded(2), FLOATS),
     Op(aten.replication_pad2d.default, padded(2), FLOATS),
     *(
-        Op(op, padded(dims), BOTH)
+        Op(op, padded(dims), PAIR)
         for dims, ops in (
             (1, (aten.reflection_pad1d.default, aten.replication_pad1d.default)),
             (3, (aten.reflection_pad3d.default, aten.replication_pad3d.default)),
@@ -59,7 +58,7 @@ ROWS: list[Op] = [
         for op in ops
     ),
     *(
-        Op(op, after_padding(dims), BOTH)
+        Op(op, after_padding(dims), PAIR)
         for dims, ops in (
             (1, (aten.reflection_pad1d_backward.default, aten.replication_pad1d_backward.default)),
             (2, (aten.reflection_pad2d_backward.default, aten.replication_pad2d_backward.default)),
@@ -72,7 +71,7 @@ ROWS: list[Op] = [
     Op(aten.upsample_bilinear2d.default, resampled(2, False, True), FLOATS, tolerance=SUMS, without=["empty"]),
     Op(aten.upsample_bicubic2d.default, resampled(2, False, True), FLOATS, tolerance=SUMS, without=["empty"]),
     *(
-        Op(op, resampled(dims, *aligned), BOTH, tolerance=SUMS, without=["empty"])
+        Op(op, resampled(dims, *aligned), PAIR, tolerance=SUMS, without=["empty"])
         for dims, aligned, op in (
             (1, (), aten.upsample_nearest1d.default), (3, (), aten.upsample_nearest3d.default),
             (1, (), aten._upsample_nearest_exact1d.default), (2, (), aten._upsample_nearest_exact2d.default),
@@ -81,13 +80,13 @@ ROWS: list[Op] = [
         )
     ),
     *(  # torch fails to trace their gradients for sizes that change
-        Op(op, resampled(dims, False, True), BOTH, tolerance=SUMS, without=["empty", "changing sizes"])
+        Op(op, resampled(dims, False, True), PAIR, tolerance=SUMS, without=["empty", "changing sizes"])
         for dims, op in (
             (1, aten.upsample_linear1d.default), (3, aten.upsample_trilinear3d.default), (2, aten._upsample_bicubic2d_aa.default),
         )
     ),
     *(
-        Op(op, after_resampling(dims, *aligned), BOTH, tolerance=SUMS, without=["empty"])
+        Op(op, after_resampling(dims, *aligned), PAIR, tolerance=SUMS, without=["empty"])
         for dims, aligned, op in (
             (1, (), aten.upsample_nearest1d_backward.default), (2, (), aten.upsample_nearest2d_backward.default),
             (3, (), aten.upsample_nearest3d_backward.default), (1, (), aten._upsample_nearest_exact1d_backward.default),
@@ -98,10 +97,10 @@ ROWS: list[Op] = [
             (2, (False, True), aten._upsample_bicubic2d_aa_backward.default), (2, (False,), aten._upsample_lanczos2d_aa_backward.default),
         )
     ),
-    Op(aten.grid_sampler_2d.default, sampled(2), BOTH, tolerance=SUMS),
-    Op(aten.grid_sampler_3d.default, sampled(3), BOTH, tolerance=SUMS),
-    Op(aten.grid_sampler_2d_backward.default, after_sampling(2), BOTH, tolerance=SUMS, **FORMULA),
-    Op(aten.grid_sampler_3d_backward.default, after_sampling(3), BOTH, tolerance=SUMS, **FORMULA),
+    Op(aten.grid_sampler_2d.default, sampled(2), PAIR, tolerance=SUMS),
+    Op(aten.grid_sampler_3d.default, sampled(3), PAIR, tolerance=SUMS),
+    Op(aten.grid_sampler_2d_backward.default, after_sampling(2), PAIR, tolerance=SUMS, **FORMULA),
+    Op(aten.grid_sampler_3d_backward.default, after_sampling(3), PAIR, tolerance=SUMS, **FORMULA),
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.

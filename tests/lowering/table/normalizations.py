@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, NO_ORDER, Make, Op, Samples, aten
+from lowering.table.rows import FLOATS, IN_ORDER, NO_FAKE, NO_ORDER, PAIR, Make, Op, Samples, aten
 
-BOTH = (torch.float32, torch.float64)
 # Sums over the batch, in another order and rounded at other places.
 SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15)}
 EACH = [True, True, True]
@@ -84,14 +83,14 @@ ROWS: list[Op] = [
     # In half types torch's shape function says float32 for the running statistics, which stay what they were in eager mode.
     Op(aten._native_batch_norm_legit_functional.default,
        lambda make, n: [sample for training in (True, False) for sample in batch(training, 0.1, 1e-3)(make, n)],
-       BOTH, low=0.5, constants=[3, 4], without=NO_ORDER),
+       PAIR, low=0.5, constants=[3, 4], without=NO_ORDER),
     *(
-        Op(op, batch(0.1, 1e-3), BOTH, low=0.5, constants=[3, 4], without=NO_ORDER)
+        Op(op, batch(0.1, 1e-3), PAIR, low=0.5, constants=[3, 4], without=NO_ORDER)
         for op in (aten._batch_norm_no_update.default, aten._batch_norm_with_update_functional.default)
     ),
     Op(aten.native_batch_norm_backward.default, after_batch_norm, FLOATS, low=0.5, constants=[3, 4, 5, 6], without=NO_ORDER),
-    Op(aten.batch_norm_backward.default, after_batch_norm_of_any_backend, BOTH, low=0.5, constants=[3, 4, 5, 6], without=NO_ORDER),
-    Op(aten.batch_norm_update_stats.default, lambda make, n: [(make(n, 2, 3), None, None, 0.1)], BOTH, without=NO_FAKE),
+    Op(aten.batch_norm_backward.default, after_batch_norm_of_any_backend, PAIR, low=0.5, constants=[3, 4, 5, 6], without=NO_ORDER),
+    Op(aten.batch_norm_update_stats.default, lambda make, n: [(make(n, 2, 3), None, None, 0.1)], PAIR, without=NO_FAKE),
     # Of the last dimensions, and of groups of channels
     Op(aten.native_layer_norm.default,
        lambda make, n: [(make(n, 2, 3), [3], make(3), make(3), 1e-3), (make(n, 2, 3), [2, 3], None, None, 1e-3)], FLOATS),
@@ -109,17 +108,17 @@ ROWS: list[Op] = [
        lambda make, n: [(make(n, 3), make(n, 3), weight, reduction) for weight, reduction in ((None, 0), (make(3), 1), (make(n, 3), 2))],
        FLOATS, low=0.1, high=0.9, constants=[2]),
     Op(aten.nll_loss_forward.default, likelihoods(), FLOATS, constants=[2]),
-    Op(aten.nll_loss2d_forward.default, likelihoods(2, 3), BOTH, constants=[2]),
+    Op(aten.nll_loss2d_forward.default, likelihoods(2, 3), PAIR, constants=[2]),
     Op(aten.nll_loss_backward.default, after_likelihood(aten.nll_loss_forward), FLOATS, constants=[3, 6]),
-    Op(aten.nll_loss2d_backward.default, after_likelihood(aten.nll_loss2d_forward, 2, 3), BOTH, constants=[3, 6], without=IN_ORDER),
+    Op(aten.nll_loss2d_backward.default, after_likelihood(aten.nll_loss2d_forward, 2, 3), PAIR, constants=[3, 6], without=IN_ORDER),
     Op(aten.multi_margin_loss_backward.default,
        lambda make, n: [(make(*shape), make(n, 3), classes(n), power, 0.5, weight, reduction)
-                        for shape, power, weight, reduction in (((n,), 1, None, 0), ((), 2, make(3), 1), ((), 1, make(3), 2))], BOTH,
+                        for shape, power, weight, reduction in (((n,), 1, None, 0), ((), 2, make(3), 1), ((), 1, make(3), 2))], PAIR,
        without=NO_FAKE),
     # Before torch.compile gives it to a backend, it takes it apart wrongly.
-    Op(aten.multilabel_margin_loss_forward.default, margins, BOTH, gradient=False,
+    Op(aten.multilabel_margin_loss_forward.default, margins, PAIR, gradient=False,
        without=["empty", *NO_FAKE]),  # eager mode leaves the mean of nothing unset
-    Op(aten.multilabel_margin_loss_backward.default, after_margins, BOTH, without=NO_FAKE),
+    Op(aten.multilabel_margin_loss_backward.default, after_margins, PAIR, without=NO_FAKE),
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.

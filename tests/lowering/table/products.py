@@ -3,10 +3,8 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import IN_ORDER, NO_ORDER, NUMERIC, Keywords, Make, Op, Samples, aten, products
+from lowering.table.rows import IN_ORDER, NO_ORDER, NUMERIC, PAIR, SHORT, Keywords, Make, Op, Samples, aten, products
 
-BOTH = (torch.float32, torch.float64)
-HALF = (torch.float32, torch.bfloat16)
 # Eager mode rounds between a product and a sum in half types; this does not.
 ROUNDED = {torch.bfloat16: (5e-2, 0.1), torch.float16: (1e-2, 1e-2)}
 # Rounding errors, which layer norms make larger.
@@ -62,27 +60,27 @@ ROWS: list[Op] = [
     Op(aten.baddbmm.default, added((2, 4), (-1, 2, 3), (-1, 3, 4)), NUMERIC, tolerance=ROUNDED),
     Op(aten.addbmm.default, added((2, 4), (-1, 2, 3), (-1, 3, 4)), NUMERIC, tolerance=ROUNDED),
     Op(aten._int_mm.default, lambda make, n: [(make(20 + n, 8), make(8, 16))], (torch.int8,), gradient=False),
-    Op(aten._trilinear.default, lambda make, n: [(make(n, 3), make(5, 3, 4), make(n, 4), [1, 3], [0], [1, 2], [2, 3])], BOTH),
+    Op(aten._trilinear.default, lambda make, n: [(make(n, 3), make(5, 3, 4), make(n, 4), [1, 3], [0], [1, 2], [2, 3])], PAIR),
     # Rows of groups, groups of matrices, and columns of groups. Their beginnings have to lie at multiples of 16 bytes.
     Op(aten._grouped_mm.default, lambda make, n: [
         (make(8 * n, 16), make(3, 16, 8), torch.tensor([1, 5, 8 * n], dtype=torch.int32)), (make(n, 8, 16), make(n, 16, 8)),
     ], (torch.bfloat16,), without=IN_ORDER),
     Op(aten._weight_int8pack_mm.default, lambda make, n: [(make(n, 32), torch.randint(-128, 127, (8, 32), dtype=torch.int8), make(8))],
-       HALF, gradient=False, without=IN_ORDER),
+       SHORT, gradient=False, without=IN_ORDER),
     # Attention. The first two take only what is dense, and do not look whether it is.
-    Op(aten._scaled_dot_product_flash_attention_for_cpu.default, attention, HALF, without=IN_ORDER),
-    Op(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, after_attention, BOTH, gradient=False,
+    Op(aten._scaled_dot_product_flash_attention_for_cpu.default, attention, SHORT, without=IN_ORDER),
+    Op(aten._scaled_dot_product_flash_attention_for_cpu_backward.default, after_attention, PAIR, gradient=False,
        without=IN_ORDER),
-    Op(aten._native_multi_head_attention.default, multi_head, BOTH, gradient=False, without=["empty"]),  # eager mode gives no weights then
-    Op(aten._transformer_encoder_layer_fwd.default, encoder, BOTH, tolerance=NORMALIZED, gradient=False, without=NO_ORDER),
+    Op(aten._native_multi_head_attention.default, multi_head, PAIR, gradient=False, without=["empty"]),  # eager mode gives no weights then
+    Op(aten._transformer_encoder_layer_fwd.default, encoder, PAIR, tolerance=NORMALIZED, gradient=False, without=NO_ORDER),
     # Distances
-    Op(aten._cdist_forward.default, lambda make, n: [(make(n, 3, 2), make(n, 4, 2), p, None) for p in POWERS], BOTH),
+    Op(aten._cdist_forward.default, lambda make, n: [(make(n, 3, 2), make(n, 4, 2), p, None) for p in POWERS], PAIR),
     Op(aten._cdist_backward.default,
-       lambda make, n: [(make(n, 3, 4), make(n, 3, 2), make(n, 4, 2), p, make(n, 3, 4).abs() + 1) for p in POWERS], BOTH, gradient=False),
-    Op(aten._pdist_forward.default, lambda make, n: [(make(n, 3), p) for p in POWERS], BOTH, without=IN_ORDER),
+       lambda make, n: [(make(n, 3, 4), make(n, 3, 2), make(n, 4, 2), p, make(n, 3, 4).abs() + 1) for p in POWERS], PAIR, gradient=False),
+    Op(aten._pdist_forward.default, lambda make, n: [(make(n, 3), p) for p in POWERS], PAIR, without=IN_ORDER),
     Op(aten._pdist_backward.default,
        lambda make, n: [(make(n * (n - 1) // 2), make(n, 3), p, make(n * (n - 1) // 2).abs() + 1) for p in POWERS],
-       BOTH, gradient=False, without=[*IN_ORDER, "rank 0", "empty"]),  # of which eager mode crashes
+       PAIR, gradient=False, without=[*IN_ORDER, "rank 0", "empty"]),  # of which eager mode crashes
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.
@@ -95,6 +93,13 @@ ELSEWHERE: dict[str, str] = {
         aten._scaled_dot_product_flash_attention.default aten._scaled_dot_product_flash_attention_backward.default
         aten._scaled_dot_product_fused_attention_overrideable.default
         aten._scaled_dot_product_fused_attention_overrideable_backward.default""",
+    # So have these cells; one of the layer's results is oneDNN's own.
+    "lowering/ops/test_recurrent.py": """
+        aten._thnn_fused_lstm_cell.default aten._thnn_fused_lstm_cell_backward_impl.default
+        aten._thnn_fused_gru_cell.default aten._thnn_fused_gru_cell_backward.default
+        aten.mkldnn_rnn_layer.default aten.mkldnn_rnn_layer_backward.default""",
+    # It has a kernel for GPUs alone.
+    "lowering/ops/test_recurrent_cudnn.py": "aten._cudnn_rnn.default dynaxla.rnn_gradients.default",
     # Our own: a weight in the order that oneDNN reads.
     "capture/test_packing.py": "dynaxla.pack.default dynaxla.packed_convolution.default dynaxla.packed_linear.default",
 }

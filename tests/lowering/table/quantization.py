@@ -3,9 +3,8 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import NO_FAKE, Make, Op, Samples, aten
+from lowering.table.rows import NO_FAKE, SHORT, Make, Op, Samples, aten
 
-FLOATS = (torch.float32, torch.bfloat16)
 ONE = (torch.float32,)
 SCALES, ZEROS = torch.tensor([0.3, 0.5, 0.9]), torch.tensor([1, -2, 0], dtype=torch.int32)
 ON, OFF = torch.tensor([1]), torch.tensor([0])
@@ -28,11 +27,11 @@ def observed(make: Make, n: int) -> list[tuple[Any, ...]]:
 WHOLE, EACH = (torch.tensor([0.3]), torch.tensor([1.0])), (SCALES, ZEROS.float(), 1)
 
 ROWS: list[Op] = [
-    Op(aten.fake_quantize_per_tensor_affine_cachemask.default, lambda make, n: [(make(n, 3), 0.3, 1, -3, 4)], FLOATS, without=NO_FAKE),
+    Op(aten.fake_quantize_per_tensor_affine_cachemask.default, lambda make, n: [(make(n, 3), 0.3, 1, -3, 4)], SHORT, without=NO_FAKE),
     Op(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
-       lambda make, n: [(make(n, 3), SCALES[:1], ZEROS[:1], switch, -3, 4) for switch in (ON, OFF)], FLOATS, without=NO_FAKE),
+       lambda make, n: [(make(n, 3), SCALES[:1], ZEROS[:1], switch, -3, 4) for switch in (ON, OFF)], SHORT, without=NO_FAKE),
     Op(aten.fake_quantize_per_channel_affine_cachemask.default,
-       lambda make, n: [(make(n, 3), SCALES, ZEROS, 1, -3, 4)], FLOATS, without=NO_FAKE),
+       lambda make, n: [(make(n, 3), SCALES, ZEROS, 1, -3, 4)], SHORT, without=NO_FAKE),
     Op(aten._fake_quantize_learnable_per_tensor_affine.default, learnable(*WHOLE), ONE, without=NO_FAKE),
     Op(aten._fake_quantize_learnable_per_channel_affine.default, learnable(*EACH), ONE, without=NO_FAKE),
     Op(aten._fake_quantize_learnable_per_tensor_affine_backward.default, learnable(*WHOLE, backward=True), ONE, without=NO_FAKE),
@@ -44,12 +43,4 @@ ROWS: list[Op] = [
 ELSEWHERE: dict[str, str] = {
     # Its operands have to lie in one way, and have a dtype of eight bits.
     "lowering/ops/test_quantization.py": "aten._scaled_mm.default",
-    # The cells have kernels for GPUs alone; one of the layer's results is oneDNN's own.
-    "lowering/ops/test_recurrent.py": """
-        aten._thnn_fused_lstm_cell.default aten._thnn_fused_lstm_cell_backward_impl.default
-        aten._thnn_fused_gru_cell.default aten._thnn_fused_gru_cell_backward.default
-        aten.mkldnn_rnn_layer.default
-        aten.mkldnn_rnn_layer_backward.default""",
-    # It has a kernel for GPUs alone.
-    "lowering/ops/test_recurrent_cudnn.py": "aten._cudnn_rnn.default dynaxla.rnn_gradients.default",
 }

@@ -36,6 +36,8 @@ EVERY = (*NUMERIC, torch.bool)
 # For what is the same in every dtype, and for ops that do what another one does.
 FEW = (torch.float32, torch.int64)
 PAIR = (torch.float32, torch.float64)
+# Where torch has kernels for no other half type, or they do the same.
+SHORT = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True)

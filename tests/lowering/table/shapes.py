@@ -14,8 +14,9 @@ def diagonal(make: Make, n: int) -> torch.Tensor:
     return make(min(n, 3))
 
 
-joined: Samples = lambda make, n: [([make(n, 3), make(n, 3)], dim) for dim in (0, 1)]  # noqa: E731
-stacked: Samples = lambda make, n: [([make(n, 3), make(n, 3)], dim) for dim in (0, -1)]  # noqa: E731
+def joined(*dims: int) -> Samples:
+    return lambda make, n: [([make(n, 3), make(n, 3)], dim) for dim in dims]
+
 
 ROWS: list[Op] = [
     # Views, and copies of what they show
@@ -53,9 +54,9 @@ ROWS: list[Op] = [
     Op(aten.diagonal_scatter.default, lambda make, n: [(make(n, 3), diagonal(make, n))], EVERY),
     Op(aten.as_strided_scatter.default, lambda make, n: [(make(n, 3), make(n, 2), [n, 2], [2, 1], 1)], EVERY, without=AS_STRIDED),
     # Joins and rearrangements
-    Op(aten.cat.default, joined, EVERY),
-    Op(aten.stack.default, stacked, EVERY),
-    Op(aten._stack.default, stacked, FEW, gradient=False),
+    Op(aten.cat.default, joined(0, 1), EVERY),
+    Op(aten.stack.default, joined(0, -1), EVERY),
+    Op(aten._stack.default, joined(0, -1), FEW, gradient=False),
     Op(aten.block_diag.default, lambda make, n: [([make(n, 3), make(2), make()],)], EVERY),
     Op(aten.flip.default, either(([0],), ([0, 1],), ([],)), EVERY),
     Op(aten.roll.default, either(([1], [0]), ([2],)), EVERY),
@@ -89,7 +90,7 @@ ROWS: list[Op] = [
             (prims.device_put.default, of(torch.device("cpu"))),
             (prims.reshape.default, lambda make, n: [(make(n, 4), [n, 2, 2])]),
             (prims.collapse.default, lambda make, n: [(make(n, 2, 3), 1, 2)]),
-            (prims.cat.default, joined),
+            (prims.cat.default, joined(0, 1)),
             (prims.rev.default, of([0, 1])),
             (prims.copy_strided.default, lambda make, n: [(make(n, 3), [1, n])]),
         )

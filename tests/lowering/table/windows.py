@@ -3,9 +3,7 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import FLOATS, NO_FAKE, Op, Samples, aten, image
-
-BOTH = (torch.float32, torch.float64)
+from lowering.table.rows import FLOATS, NO_FAKE, PAIR, Op, Samples, aten, image
 
 
 def volume(*rest: Any) -> Samples:
@@ -52,35 +50,35 @@ WIDE, DEEP = [[3, 2], [2, 1], [1, 0], [1, 2], True], [[2, 3, 2], [1, 2, 2], [0, 
 
 ROWS: list[Op] = [
     Op(aten.avg_pool2d.default, image([2, 2]), FLOATS),
-    Op(aten.avg_pool3d.default, volume([2, 3, 2], [1, 2, 2], [0, 1, 0], True, False), BOTH),
+    Op(aten.avg_pool3d.default, volume([2, 3, 2], [1, 2, 2], [0, 1, 0], True, False), PAIR),
     Op(aten.avg_pool2d_backward.default,
        after_average(aten.avg_pool2d, *TWO, kernel=[3, 2], padding=[1, 0], count_include_pad=False), FLOATS),
-    Op(aten.avg_pool3d_backward.default, after_average(aten.avg_pool3d, *THREE, kernel=[2, 3, 2], divisor=5), BOTH),
+    Op(aten.avg_pool3d_backward.default, after_average(aten.avg_pool3d, *THREE, kernel=[2, 3, 2], divisor=5), PAIR),
     Op(aten._adaptive_avg_pool2d.default, image([3, 2]), FLOATS),
-    Op(aten._adaptive_avg_pool3d.default, volume([3, 4, 2]), BOTH),
+    Op(aten._adaptive_avg_pool3d.default, volume([3, 4, 2]), PAIR),
     Op(aten._adaptive_avg_pool2d_backward.default, after_adaptive_average(aten._adaptive_avg_pool2d, [4, 2], *TWO), FLOATS),
-    Op(aten._adaptive_avg_pool3d_backward.default, after_adaptive_average(aten._adaptive_avg_pool3d, [3, 4, 2], *THREE), BOTH),
+    Op(aten._adaptive_avg_pool3d_backward.default, after_adaptive_average(aten._adaptive_avg_pool3d, [3, 4, 2], *THREE), PAIR),
     Op(aten.max_pool2d_with_indices.default, image([2, 2]), FLOATS),
-    Op(aten.max_pool3d_with_indices.default, volume(*DEEP), BOTH),
+    Op(aten.max_pool3d_with_indices.default, volume(*DEEP), PAIR),
     Op(aten.max_pool2d_with_indices_backward.default,
        after_maximum(aten.max_pool2d_with_indices, *TWO, settings=WIDE, backward=WIDE), FLOATS),
     Op(aten.max_pool3d_with_indices_backward.default,
-       after_maximum(aten.max_pool3d_with_indices, *THREE, settings=DEEP, backward=DEEP), BOTH),
+       after_maximum(aten.max_pool3d_with_indices, *THREE, settings=DEEP, backward=DEEP), PAIR),
     Op(aten.adaptive_max_pool2d.default, image([4, 2]), FLOATS),
-    Op(aten.adaptive_max_pool3d.default, volume([3, 4, 2]), BOTH),
+    Op(aten.adaptive_max_pool3d.default, volume([3, 4, 2]), PAIR),
     Op(aten.adaptive_max_pool2d_backward.default, after_maximum(aten.adaptive_max_pool2d, *TWO, settings=[[4, 2]], backward=[]), FLOATS),
-    Op(aten.adaptive_max_pool3d_backward.default, after_maximum(aten.adaptive_max_pool3d, *THREE, settings=[[3, 4, 2]], backward=[]), BOTH),
-    Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), places(make, n, 2, 3, 2, among=20), [5, 4])], BOTH),
+    Op(aten.adaptive_max_pool3d_backward.default, after_maximum(aten.adaptive_max_pool3d, *THREE, settings=[[3, 4, 2]], backward=[]), PAIR),
+    Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), places(make, n, 2, 3, 2, among=20), [5, 4])], PAIR),
     Op(aten.max_unpool3d.default,
-       lambda make, n: [(make(n, 2, 2, 3, 2), places(make, n, 2, 2, 3, 2, among=60), [3, 5, 4], [1, 2, 2], [0, 0, 0])], BOTH),
+       lambda make, n: [(make(n, 2, 2, 3, 2), places(make, n, 2, 2, 3, 2, among=60), [3, 5, 4], [1, 2, 2], [0, 0, 0])], PAIR),
     Op(aten.fractional_max_pool2d.default,
        lambda make, n: [(make(n, *TWO), [2, 3], [4, 2], make(n, 2, 2).abs() / 3)], FLOATS, constants=[3]),
     Op(aten.fractional_max_pool3d.default,
-       lambda make, n: [(make(n, *THREE), [2, 2, 1], [2, 3, 4], make(n, 2, 3).abs() / 3)], BOTH, constants=[3], without=NO_FAKE),
+       lambda make, n: [(make(n, *THREE), [2, 2, 1], [2, 3, 4], make(n, 2, 3).abs() / 3)], PAIR, constants=[3], without=NO_FAKE),
     Op(aten.fractional_max_pool2d_backward.default,
-       lambda make, n: [(make(n, 2, 2, 2), make(n, *TWO), [2, 3], [2, 2], places(make, n, 2, 2, 2, among=30))], BOTH),
+       lambda make, n: [(make(n, 2, 2, 2), make(n, *TWO), [2, 3], [2, 2], places(make, n, 2, 2, 2, among=30))], PAIR),
     Op(aten.fractional_max_pool3d_backward.default,
-       lambda make, n: [(make(n, 2, 2, 2, 1), make(n, *THREE), [2, 2, 1], [2, 2, 1], places(make, n, 2, 2, 2, 1, among=120))], BOTH,
+       lambda make, n: [(make(n, 2, 2, 2, 1), make(n, *THREE), [2, 2, 1], [2, 2, 1], places(make, n, 2, 2, 2, 1, among=120))], PAIR,
        without=NO_FAKE),
 ]  # fmt: skip
 

@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 import torch
 from promises import visible
+from scripts import run_script
 
 SENTENCES = ["eagers_results", "no_stale_parameters", "nothing_lost", "no_dead_ends", "clear_failure", "no_side_effects"]
 
@@ -173,4 +174,4 @@ def test_the_first_use_draws_no_random_numbers(use: str) -> None:
         {use}
         assert states() == before
     """
-    subprocess.run([sys.executable, "-c", script], env={**os.environ, "DYNAXLA_CACHE": ""}, check=True)
+    run_script(script)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
-import sys
 import threading
 
 import torch
+from scripts import run_script
 
 from dynaxla.runtime import capture_lock
 
@@ -54,14 +52,6 @@ def test_it_is_dynamos_own() -> None:
     from torch._dynamo.convert_frame import compile_lock
 
     assert capture_lock.one_at_a_time() is compile_lock
-
-
-def run_script(script: str, seconds: int = 120) -> str:
-    """What a program of its own prints."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=seconds)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_steps_and_models_are_captured_in_several_threads_at_once() -> None:

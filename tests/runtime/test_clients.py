@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from jax._src import xla_bridge
-from patience import PATIENCE
+from scripts import run_script
 
 from dynaxla.runtime import clients, private
 
@@ -27,14 +25,6 @@ def test_each_number_of_threads_has_a_client() -> None:
     finally:
         torch.set_num_threads(before)
     assert "PJRT_NPROC" not in os.environ
-
-
-def run_script(script: str) -> str:
-    """What a program of its own prints."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
 
 
 def test_first_use_from_many_threads_makes_each_client_once_and_shows_nobody_the_environment() -> None:
@@ -89,13 +79,12 @@ def test_result_is_the_same_on_any_number_of_threads() -> None:
 
 @pytest.mark.skipif(not hasattr(xla_bridge, "_backends"), reason="this JAX keeps its clients elsewhere")
 def test_jax_is_not_started() -> None:
-    script = """
+    run_script("""
 import torch
 from jax._src import xla_bridge
 torch.compile(lambda x: torch.nn.functional.dropout(x * 2) @ x, backend="dynaxla")(torch.ones(3, 3))
 assert not xla_bridge._backends, xla_bridge._backends
-"""
-    subprocess.run([sys.executable, "-c", script], check=True)
+""")
 
 
 def test_a_variable_is_set_for_c_alone_and_the_users_stays(monkeypatch: pytest.MonkeyPatch) -> None:

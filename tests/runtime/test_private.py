@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-from patience import PATIENCE
+from scripts import run_script
 
 import dynaxla
 from dynaxla.runtime import private
@@ -54,6 +51,4 @@ try:
 except UnsupportedVersion as error:
     print(error.message)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    assert "_AutoDispatchBelowAutograd, which dynaxla needs" in done.stdout
+    assert "_AutoDispatchBelowAutograd, which dynaxla needs" in run_script(script)

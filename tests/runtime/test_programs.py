@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from jax import numpy as jnp
+from scripts import run_script
 from torch import nn
 
 from dynaxla.lowering.cpu import onednn
@@ -103,13 +101,8 @@ print(metrics.snapshot().get("loads", 0), metrics.snapshot()["compile"])
 
 def test_second_process(tmp_path: Path) -> None:
     """It compiles nothing."""
-
-    def run() -> str:
-        environment = {**os.environ, "DYNAXLA_CACHE": str(tmp_path)}
-        return subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, check=True).stdout.strip()
-
-    assert run() == "0 1"
-    assert run() == "1 1"
+    assert run_script(SCRIPT, DYNAXLA_CACHE=str(tmp_path)) == "0 1\n"
+    assert run_script(SCRIPT, DYNAXLA_CACHE=str(tmp_path)) == "1 1\n"
 
 
 def test_kept_after_eviction(tmp_path: Path) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from scripts import run_script
 
 SCRIPT = """
 import sys
@@ -21,4 +19,4 @@ assert (np.random.randint(1 << 30, size=4) == expected).all()
 
 @pytest.mark.parametrize("first", ["", "import jax"], ids=["dynaxla", "the user"])
 def test_numpys_numbers_stay(first: str) -> None:
-    subprocess.run([sys.executable, "-c", SCRIPT.format(first=first)], check=True)
+    run_script(SCRIPT.format(first=first))

@@ -11,7 +11,6 @@ import functools
 import itertools
 import operator
 import os
-import subprocess
 import sys
 import textwrap
 import threading
@@ -24,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scripts import run_script
 from torch import nn
 from torch.nn import functional as F
 
@@ -371,17 +371,17 @@ print("right")
 
 
 def test_a_main_without_a_file() -> None:
-    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout == "right\n", done.stderr
+    assert run_script(SCRIPT) == "right\n"
 
 
 @pytest.mark.parametrize("name", ["__main__", "cell", None])
 def test_cells_of_a_notebook(name: str | None) -> None:
     space: dict[str, Any] = {} if name is None else {"__name__": name}
 
-    def cell(text: str, number: list[int] = [0]) -> None:  # noqa: B006
-        number[0] += 1
-        exec(compile(textwrap.dedent(text), f"<cell {number[0]}>", "exec"), space)
+    numbers = itertools.count(1)
+
+    def cell(text: str) -> None:
+        exec(compile(textwrap.dedent(text), f"<cell {next(numbers)}>", "exec"), space)
 
     cell("""
         import torch, dynaxla

@@ -58,5 +58,5 @@ def result(*shape: int) -> torch.Tensor:
     """A tensor that requires grad and may be written to: computed from a leaf, which the judge finds at it."""
     leaf = torch.randn(*shape, requires_grad=True)
     computed = leaf * 1.5
-    computed.leaf = leaf  # type: ignore[attr-defined]
+    computed.leaf = leaf
     return computed

@@ -112,7 +112,7 @@ def test_a_buffer_holds_what_eagers_storage_holds(
 ) -> None:
     layout = Layout.of(shape, stride)
     spec = TensorSpec(shape, stride, torch.complex64, CPU)
-    buffer = Buffer(None, spec, layout, not layout.dense or offset > 0, is_conj, is_neg, offset)  # type: ignore[arg-type]
+    buffer = Buffer(None, spec, layout, not layout.dense or offset > 0, is_conj, is_neg, offset)
     value = torch.randn(shape, dtype=torch.complex64)
     storage = torch.zeros(100, dtype=torch.complex64)
     held = value.conj() if is_conj else value
@@ -137,6 +137,6 @@ def test_only_what_nobody_else_sees_may_lie_otherwise() -> None:
     graph.output_node().meta["desc"] = [shown(0), shown(1), kept(0), kept(1), kept(2), kept(3)]
     outputs, buffers = planned(graph)
     (index,) = only_saved(outputs, buffers, graph.output_node())
-    assert outputs[3].buffer == index  # type: ignore[union-attr]
+    assert outputs[3].buffer == index
     del graph.output_node().meta["desc"]
     assert only_saved(outputs, buffers, graph.output_node()) == []

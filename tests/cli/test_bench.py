@@ -16,7 +16,7 @@ from dynaxla.bench import engines, suites
 
 @pytest.fixture
 def tiny_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(suites.SUITES, "tiny", [TINY])  # type: ignore[arg-type]
+    monkeypatch.setitem(suites.SUITES, "tiny", [TINY])
 
 
 def test_files_are_written(tiny_suite: None, tmp_path: Path) -> None:

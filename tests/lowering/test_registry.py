@@ -64,17 +64,17 @@ def test_an_overloads_own_lowering_goes_first_whichever_came_first() -> None:
             registry.register(ops.several.number, lambda x, by: x)
         registry.register_name("dynaxla_registry_test::several", several)
         if not own_first:
-            assert registry.find(ops.several.number).function is several  # type: ignore[union-attr]
+            assert registry.find(ops.several.number).function is several
             registry.register(ops.several.number, lambda x, by: x)
-        assert registry.find(ops.several.number).function is not several  # type: ignore[union-attr]
-        assert registry.find(ops.several.tensor).function is several  # type: ignore[union-attr]
+        assert registry.find(ops.several.number).function is not several
+        assert registry.find(ops.several.tensor).function is several
 
 
 def test_a_name_has_one_lowering_per_platform() -> None:
     registry = Registry()
     registry.register_name("dynaxla_registry_test::single", lambda x: x)
     registry.register_name("dynaxla_registry_test::single", several, platforms=("cuda",))
-    assert registry.find(ops.single.default, "cpu").function is not several  # type: ignore[union-attr]
+    assert registry.find(ops.single.default, "cpu").function is not several
     with pytest.raises(ValueError, match="two lowerings"):
         registry.register_name("dynaxla_registry_test::single", lambda x: x)
 

@@ -6,7 +6,7 @@ import atexit
 import os
 import sys
 
-import jax.numpy  # noqa: F401
+import jax.numpy  # noqa: F401  (importing it is no scenario's doing)
 import torch
 
 # What TorchDynamo and AOTAutograd let others see while they trace: so it is with backend="aot_eager" too. torch's generator they put back

@@ -76,7 +76,7 @@ def python() -> State:
         "locale": locale.setlocale(locale.LC_ALL),
         "signals": {int(number): repr(signal.getsignal(number)) for number in signal.valid_signals()},
         "signal wakeup": faulthandler.is_enabled(),
-        "atexit": atexit._ncallbacks(),  # type: ignore[attr-defined]
+        "atexit": atexit._ncallbacks(),
         "multiprocessing": multiprocessing.get_start_method(allow_none=True),
         "socket timeout": socket.getdefaulttimeout(),
         "tempdir": tempfile.tempdir,
@@ -107,7 +107,7 @@ def interpreter() -> State:
         "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count()),
         "gc.callbacks": list(map(_identity, gc.callbacks)),
         "warnings.filters": list(warnings.filters),
-        "warnings": (_identity(_showwarning()), _identity(warnings.warn), warnings.defaultaction),  # type: ignore[attr-defined]
+        "warnings": (_identity(_showwarning()), _identity(warnings.warn), warnings.defaultaction),
         "copyreg": len(copyreg.dispatch_table),
         "decimal": repr(decimal.getcontext()),
         "modules": [name for name in ("matplotlib", "torchvision", "timm", "transformers", "typer", "rich") if name in sys.modules],

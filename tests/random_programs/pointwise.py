@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from .builder import (
     Builder,
     has_elements,
@@ -17,9 +19,13 @@ from .builder import (
 from .program import Step
 from .registry import draws, unary
 
-ANYTHING = lambda t: True  # noqa: E731
 NO_ZEROS = "$0.ne(0).all()"
 SIGN_KNOWN = "$0.ne(0).all() and not $0.isnan().any()"
+
+
+def is_anything(_: torch.Tensor) -> bool:
+    return True
+
 
 for _name in ("abs", "neg", "sign", "square", "positive"):
     unary("unary", _name, f"torch.{_name}($0)", is_real_number)
@@ -35,7 +41,7 @@ for _name in ("relu", "silu", "softplus", "leaky_relu", "elu", "hardswish", "log
 for _name in ("relu6", "hardtanh"):
     unary("unary", _name, f"F.{_name}($0)", is_float, "not $0.isnan().any()")
 for _name in ("isnan", "isinf", "isfinite", "logical_not"):
-    unary("unary", _name, f"torch.{_name}($0)", ANYTHING)
+    unary("unary", _name, f"torch.{_name}($0)", is_anything)
 unary("unary", "log", "($0.abs() + 1).log()", is_real_number)
 unary("unary", "log1p", "$0.abs().log1p()", is_real_number)
 unary("unary", "log2", "($0.abs() + 1).log2()", is_real_number)

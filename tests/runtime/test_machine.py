@@ -30,7 +30,7 @@ def test_machines_have_names() -> None:
     finally:
         torch.set_num_threads(before)
     assert all(name.endswith(f"jaxlib {jaxlib.__version__}") for name in names)
-    assert machine.machine_name(Gpu()) == f"NVIDIA H100, jaxlib {jaxlib.__version__}"  # type: ignore[arg-type]
+    assert machine.machine_name(Gpu()) == f"NVIDIA H100, jaxlib {jaxlib.__version__}"
 
 
 def test_facts_are_those_that_stay() -> None:

@@ -378,8 +378,8 @@ def by_a_global(maker: Maker, inner: Made) -> Made:
 @place
 def in_a_python_module(maker: Maker, inner: Made) -> Made:
     value = types.ModuleType("made")
-    value.inner = inner.value  # type: ignore[attr-defined]
-    value.function = maker.run("def NAME(): return 1")  # type: ignore[attr-defined]
+    value.inner = inner.value
+    value.function = maker.run("def NAME(): return 1")
     other = maker.run("def NAME(): return 2")
 
     def changes(replace: Replace) -> list[Change]:

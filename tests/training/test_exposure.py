@@ -55,7 +55,7 @@ def test_what_waits(name: str) -> None:
 def test_the_address_on_a_gpu() -> None:
     calls: list[int] = []
     with Exposure(lambda: calls.append(1), nothing), pytest.raises(AttributeError, match="CUDA"):
-        torch.ones(2).__cuda_array_interface__  # noqa: B018
+        _ = torch.ones(2).__cuda_array_interface__
     assert calls
 
 

@@ -19,7 +19,9 @@ def test_names_and_globals() -> None:
     def function() -> Any:
         import json.decoder
 
-        inner = lambda: settings["rate"]  # noqa: E731
+        def inner() -> Any:
+            return settings["rate"]
+
         return json, inner, net.body.weight, "first.second", "{0.shown:>3}", ("in a tuple",), "two words", ("tupled",)
 
     found = names_of(function.__code__)
@@ -37,10 +39,10 @@ def matches(x: Any) -> Any:
 
 
 NAMED: dict[str, Callable[..., Any]] = {
-    "a constant": lambda x: getattr(x, "rate"),  # noqa: B009
+    "a constant": lambda x: getattr(x, "rate"),  # noqa: B009  (what is read)
     "with a default": lambda x: getattr(x, "rate", None),
     "asked": lambda x: hasattr(x, "rate"),
-    "of an expression": lambda x: getattr(x.y[0], "rate"),  # noqa: B009
+    "of an expression": lambda x: getattr(x.y[0], "rate"),  # noqa: B009  (what is read)
 }
 REFLECTS: dict[str, Callable[..., Any]] = {
     "a variable": lambda x, name: getattr(x, name),

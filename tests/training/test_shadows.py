@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -77,7 +78,7 @@ def test_compiling_in_this_thread() -> None:
         with compiling(), compiling():
             assert torch.compiler.is_compiling()
             assert not elsewhere(lambda: bool(torch.compiler.is_compiling()))
-            assert private.compiling_flag() == True  # noqa: E712
+            assert operator.eq(private.compiling_flag(), True)
             assert [private.compiling_flag() | False, private.compiling_flag() & True, True ^ private.compiling_flag()] == [
                 True,
                 True,

@@ -228,11 +228,11 @@ def test_a_refused_step_leaves_all_as_it_was(change: Callable[[Any, torch.Tensor
 def test_each_difference_is_seen_and_put_back() -> None:
     one, other, third, value = (torch.ones(2) for _ in range(4))
     marked = torch.ones(2)
-    marked.known = 1  # type: ignore[attr-defined]
+    marked.known = 1
     module = nn.Linear(2, 2)
     untouched = Untouched({"one": one, "other": other, "third": third, "marked": marked}, {"module": module, "number": 1})
     untouched.check()
-    marked.known = 2  # type: ignore[attr-defined]  # a holder's business
+    marked.known = 2  # a holder's business
     untouched.check()
     for damage, message in (
         (lambda: setattr(one, "data", value), "replaces what one is"),

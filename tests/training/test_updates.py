@@ -148,7 +148,7 @@ def test_parameters_in_one_memory(name: str) -> None:
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
 def test_learning_rate_in_a_tensor(kind: type[torch.optim.Optimizer]) -> None:
-    one, first, other, second = two(lambda model: kind(model.parameters(), lr=torch.tensor(0.01), fused=True))  # type: ignore[call-arg]
+    one, first, other, second = two(lambda model: kind(model.parameters(), lr=torch.tensor(0.01), fused=True))
     eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
     for number, (x, y) in enumerate(batches(3)):
         for optimizer in (first, second):
@@ -217,7 +217,7 @@ def test_restrided_arguments() -> None:
 
 def test_settings_in_tensors() -> None:
     parameter = nn.Parameter(torch.ones(3))
-    optimizer = torch.optim.SGD([parameter], lr=0.1, weight_decay=torch.tensor(0.1))  # type: ignore[arg-type]
+    optimizer = torch.optim.SGD([parameter], lr=0.1, weight_decay=torch.tensor(0.1))
 
     @dynaxla.compile_step(fullgraph=True)
     def step() -> None:

@@ -58,6 +58,12 @@ def perceptron(layers: int, width: int) -> nn.Sequential:
     return nn.Sequential(*[module for _ in range(layers) for module in (nn.Linear(width, width), nn.ReLU())]).eval()
 
 
+def _boxed(run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    """Says that a function takes its arguments as one list, which it may empty, as a backend's own do."""
+    run._boxed_call = True  # type: ignore[attr-defined]  # mypy knows no attributes of functions
+    return run
+
+
 def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, calls: int = 100, seed: int = 0) -> Overhead:
     """Each round times every way once, `calls` calls together."""
     torch.manual_seed(seed)
@@ -72,8 +78,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
             arguments.append(list(args))
             return programs[-1](args)
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return _boxed(run)
 
     result = torch.empty(batch, width)
 
@@ -82,8 +87,7 @@ def measure(layers: int, width: int = 32, batch: int = 1, rounds: int = 60, call
             args.clear()
             return [result]
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return _boxed(run)
 
     # Each way has a model of its own: TorchDynamo keeps the compiled code of one module in one list.
     torch._dynamo.reset()

@@ -189,7 +189,7 @@ def _try_rule(op: OpOverload, named: _Named) -> tuple[Rule | None, TypeError | N
 def _place(function: Lowering) -> str:
     """Where a function is written, as module:line."""
     code = inspect.unwrap(function)
-    return f"{inspect.getmodule(code).__name__}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"  # type: ignore[union-attr]
+    return f"{getattr(inspect.getmodule(code), '__name__', '?')}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"
 
 
 def _overloads(op: OpOverload) -> list[OpOverload]:

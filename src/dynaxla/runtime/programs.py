@@ -85,7 +85,10 @@ def compile_lowered(
     is_large = keep_heap and needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
     if is_large:
         heap.keep_freed_memory()
-    text = lambda: "\n".join(module.to_string() for module in executable.hlo_modules())  # noqa: E731
+
+    def text() -> str:
+        return "\n".join(module.to_string() for module in executable.hlo_modules())
+
     return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
 
 

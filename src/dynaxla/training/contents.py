@@ -348,12 +348,12 @@ def parts_of(value: Any) -> dict[str, Any] | None:
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
-_BASES: tuple[type, ...] = (int, float, complex, str, bytes)
+_BASES: tuple[Any, ...] = (int, float, complex, str, bytes)
 
 
 def plain_part(value: Any) -> dict[str, Any]:
     """What an instance of a class of one's own that is a number or a string is as such, by the name of that."""
-    return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}  # type: ignore[attr-defined]
+    return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}
 
 
 def is_trusted(value: Any) -> bool:

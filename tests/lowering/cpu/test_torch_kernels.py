@@ -14,7 +14,7 @@ from dynaxla.runtime import clients, programs
 def run(function: object, *arrays: np.ndarray) -> list[np.ndarray]:
     device = clients.cpu_device()
     with jax.enable_x64(True), jax.default_device(device):
-        lowered = jax.jit(function).lower(*(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays))  # type: ignore[arg-type]
+        lowered = jax.jit(function).lower(*(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays))
         found = programs.compile_lowered(lowered, device, {}).call([jax.device_put(array, device) for array in arrays])
     return [np.asarray(item) for item in found]
 
@@ -23,8 +23,8 @@ def test_results_and_operands() -> None:
     seen: list[tuple[bool, tuple[int, ...]]] = []
 
     def write(results: object, operands: object) -> None:
-        product, total = results  # type: ignore[misc]
-        x, y = operands  # type: ignore[misc]
+        product, total = results
+        x, y = operands
         seen.append((x.is_contiguous(), tuple(x.shape)))
         torch.mm(x, y, out=product)
         total.copy_(x.sum())

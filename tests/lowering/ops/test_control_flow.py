@@ -182,7 +182,9 @@ def test_checks_in_branches_and_loops() -> None:
         return scan(lambda carry, n: (carry + 1, jagged(x, n)), x.sum(), torch.stack([lengths, lengths.flip(0)]))[1]
 
     def endless(x, lengths):
-        body = lambda count, total: (count + 1, total + jagged(x, torch.stack([count, 4 - count])))  # noqa: E731
+        def body(count, total):
+            return count + 1, total + jagged(x, torch.stack([count, 4 - count]))
+
         return while_loop(lambda count, total: count >= 0, body, (lengths[0].clone(), x.flatten()[:4].clone()))[1]
 
     for function in (branches, loop):

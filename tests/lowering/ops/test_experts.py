@@ -34,4 +34,4 @@ def test_a_lowering_by_name() -> None:
     compiled = torch.compile(lambda x: defined_later(x), backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
     with pytest.raises(TypeError, match="promotion"):
-        dynaxla.lowers("dynaxla_test::other", promote=object())(lambda x: x)  # type: ignore[arg-type]
+        dynaxla.lowers("dynaxla_test::other", promote=object())(lambda x: x)

@@ -13,8 +13,7 @@ from torch.nn import functional as F
 
 aten = torch.ops.aten
 
-I = torch.tensor([2, 0, -1])  # noqa: E741
-J = torch.tensor([[0, 1, 2], [-2, 0, 1]], dtype=torch.int32)
+ROW, ROWS = torch.tensor([2, 0, -1]), torch.tensor([[0, 1, 2], [-2, 0, 1]], dtype=torch.int32)
 
 
 READS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
@@ -34,17 +33,17 @@ READS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("case", READS)
 def test_reads(case: str) -> None:
-    check_gradients(READS[case], torch.randn(4, 4, 4), constants=[I, J])
+    check_gradients(READS[case], torch.randn(4, 4, 4), constants=[ROW, ROWS])
 
 
 def test_reads_of_other_dtypes() -> None:
     for dtype in (torch.bool, torch.uint8, torch.bfloat16, torch.complex64):
         x = torch.randn(4, 4, 4).to(dtype)
-        check(lambda x, i, j: (x[i, :, j], x.gather(1, (i % 3)[None, :, None]), x.tril(), x.take(i)), x.transpose(0, 2), I, J, calls=1)
+        check(lambda x, i, j: (x[i, :, j], x.gather(1, (i % 3)[None, :, None]), x.tril(), x.take(i)), x.transpose(0, 2), ROW, ROWS, calls=1)
 
 
 def test_indices_without_elements() -> None:
-    check(lambda x, i: (x[i], x[:, i], x[:0, i], x.index_select(0, i), x[0].gather(0, i[None])), torch.randn(3, 4), I[:0].long(), calls=1)
+    check(lambda x, i: (x[i], x[:, i], x[:0, i], x.index_select(0, i), x[0].gather(0, i[None])), torch.randn(3, 4), ROW[:0].long(), calls=1)
 
 
 def test_made_indices() -> None:

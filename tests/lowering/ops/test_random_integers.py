@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -127,7 +128,7 @@ def test_bounds_are_eagers(dtype: torch.dtype) -> None:
 
 def test_bounds_of_calls() -> None:
     for low, high, dtype in [(0, 300, torch.uint8), (0, 2**62, torch.float16), (0, 2, torch.bool), (0, 2, torch.int8)]:
-        call = lambda low=low, high=high, dtype=dtype: torch.randint(low, high, (3,), dtype=dtype)  # noqa: E731
+        call = functools.partial(torch.randint, low, high, (3,), dtype=dtype)
         assert refusal(compiled(call)) == refusal(call)
 
 

@@ -151,7 +151,10 @@ def test_without_elements() -> None:
 def test_large_sums_are_as_accurate_as_eager() -> None:
     x = torch.rand(3, 400_000)
     exact = x.double()
-    function: Callable[[torch.Tensor], Any] = lambda x: (x.sum(), x.sum(1), x.mean(1), x.t().mean(0), x.var(1), x.norm(dim=1))  # noqa: E731
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.sum(1), x.mean(1), x.t().mean(0), x.var(1), x.norm(dim=1)
+
     compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
     for mine, truth in zip(compiled(x), function(exact), strict=True):
         torch.testing.assert_close(mine.double(), truth, rtol=5e-7, atol=0)

@@ -13,8 +13,7 @@ from dynaxla.errors import UnsupportedOp
 
 aten = torch.ops.aten
 
-I = torch.tensor([2, 0, -1])  # noqa: E741
-J = torch.tensor([[0, 1, 2], [-2, 0, 1]], dtype=torch.int32)
+ROW, ROWS = torch.tensor([2, 0, -1]), torch.tensor([[0, 1, 2], [-2, 0, 1]], dtype=torch.int32)
 
 
 def writes(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -> Any:
@@ -37,12 +36,12 @@ def writes(x: torch.Tensor, y: torch.Tensor, i: torch.Tensor, j: torch.Tensor) -
 
 
 def test_writes() -> None:
-    check_gradients(writes, torch.randn(4, 4, 4), torch.randn(4, 4, 4), constants=[I, J])
+    check_gradients(writes, torch.randn(4, 4, 4), torch.randn(4, 4, 4), constants=[ROW, ROWS])
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.bfloat16, torch.complex64])
 def test_writes_of_other_dtypes(dtype: torch.dtype) -> None:
-    check(writes, torch.randn(4, 4, 4).to(dtype), torch.randn(4, 4, 4).to(dtype), I, J, calls=1)
+    check(writes, torch.randn(4, 4, 4).to(dtype), torch.randn(4, 4, 4).to(dtype), ROW, ROWS, calls=1)
 
 
 def test_scatter() -> None:

@@ -123,8 +123,10 @@ def _integer_power(base: Array, exponent: Array) -> Array:
         odd = lax.eq(lax.bitwise_and(bits, one), one)
         return lax.select(odd, lax.mul(power, square), power), lax.mul(square, square), lax.shift_right_logical(bits, one)
 
+    def going(state: tuple[Array, Array, Array]) -> Array:
+        return lax.gt(lax.reduce_max(state[2], range(base.ndim)), zero)
+
     magnitude = exponent if np.issubdtype(base.dtype, np.unsignedinteger) else lax.abs(exponent)
-    going = lambda state: lax.gt(lax.reduce_max(state[2], range(base.ndim)), zero)  # noqa: E731
     power = lax.while_loop(going, step, (full_like(base, 1), base, magnitude))[0] if base.size else base
     if magnitude is exponent:
         return power

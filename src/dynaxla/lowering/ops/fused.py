@@ -79,7 +79,8 @@ _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
 
 def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
     """Which dimensions of the scores those of the mask are."""
-    return {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}.get(mask_type, range(rank))  # type: ignore[arg-type]
+    some: dict[int | None, Sequence[int]] = {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}
+    return some.get(mask_type, range(rank))
 
 
 @lowers(aten._masked_softmax.default)

@@ -5,6 +5,7 @@ Everything is drawn in float64 or in whole numbers, as ATen's kernels draw it: f
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -417,7 +418,7 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     cumulative = running_sum(wide, weights.ndim - 1)
     total = lax.slice_in_dim(cumulative, choices - 1, choices, axis=weights.ndim - 1)
     drawn = uniform_numbers(ctx, (*weights.shape[:-1], count), _FLOAT64)
-    search = lambda row, values: jax.numpy.searchsorted(row, values, side="right")  # noqa: E731
+    search = functools.partial(jax.numpy.searchsorted, side="right")
     for _ in range(weights.ndim - 1):
         search = jax.vmap(search)
     # Below the total, to which a product may be rounded: no index lies past the last weight that is not 0.

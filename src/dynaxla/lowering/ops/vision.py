@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -133,7 +134,8 @@ def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, a
         place = lax.index_in_dim(points, len(space) - 1 - dim, axis=2, keepdims=False)
         place = _unnormalized(place, size, align_corners)
         if interpolation_mode == _BICUBIC:
-            reads.append(_cubic_reads(place, lambda p, size=size: _inside(p, size, padding_mode, align_corners)))  # type: ignore[misc]
+            inside = functools.partial(_inside, size=size, padding_mode=padding_mode, align_corners=align_corners)
+            reads.append(_cubic_reads(place, inside))
             continue
         place = _inside(place, size, padding_mode, align_corners)
         if interpolation_mode == _NEAREST:

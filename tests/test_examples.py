@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
-from patience import PATIENCE
+from scripts import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
+# As Python runs them, one after the other: starting a process takes as long as training a network.
+SCRIPT = """
+import runpy, sys
+for command in COMMANDS:
+    sys.argv = command
+    runpy.run_path(command[0], run_name="__main__")
+    print("end")
+"""
 
-def run(*command: str) -> str:
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
 
-
-def test_char_gpt(tmp_path: Path) -> None:
+def test_examples(tmp_path: Path) -> None:
     picture = tmp_path / "gpt.png"
-    text = run(str(EXAMPLES / "train_char_gpt.py"), "--steps", "12", "--output", str(picture))
-    distances = [float(found) for found in re.findall(r"at most (\S+) from eager", text)]
+    gpt = [str(EXAMPLES / "train_char_gpt.py"), "--steps", "12", "--output", str(picture)]
+    commands = [gpt, [str(EXAMPLES / "train_mnist_like.py")]]
+    of_gpt, of_mnist, _ = run_script(SCRIPT.replace("COMMANDS", repr(commands))).split("end\n")
+    distances = [float(found) for found in re.findall(r"at most (\S+) from eager", of_gpt)]
     assert len(distances) == 3
     assert max(distances) < 1e-4
     assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-def test_mnist_like() -> None:
-    text = run(str(EXAMPLES / "train_mnist_like.py"))
-    assert len(re.findall(r"accuracy 9[789]", text)) == 3
+    assert len(re.findall(r"accuracy 9[789]", of_mnist)) == 3
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {Path(command[0]).name for command in commands}

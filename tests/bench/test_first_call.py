@@ -1,15 +1,19 @@
-"""First calls in a process of their own; `dynaxla bench-cpu first-call` (test_cpu.py) runs one in full."""
+"""First calls in a process of their own, with caches of its own."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_bench import TINY
 
-from dynaxla.bench import first_call
+from dynaxla.bench import first_call, suites
+from dynaxla.observe import metrics
 
 
 def test_the_process_has_caches_of_its_own_and_compiles_in_children_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +29,27 @@ def test_the_process_has_caches_of_its_own_and_compiles_in_children_that_are_cou
     assert {seen["env"][name] for name in ("DYNAXLA_CACHE", "TORCHINDUCTOR_CACHE_DIR")} == {"/a/cache"}
     assert seen["env"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
     assert seen["check"], "a failure must not be a measurement"
+
+
+def test_the_process_measures(tmp_path: Path) -> None:
+    """Eager mode has no phases of dynaxla's."""
+    (found,) = first_call.first_calls("eager", ["squeezenet1_1"], str(tmp_path)).items()
+    assert found[0] == "squeezenet1_1"
+    assert found[1].pop("cpu") > 0
+    assert found[1] == {"trace": 0, "lower": 0, "compile": 0}
+
+
+def test_phases_are_part_of_a_first_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(suites.SUITES, "models", [TINY])
+    try:
+        compiled, captured = (first_call._measure(engine, ["tiny"])["tiny"] for engine in ("dynaxla", "dynamo_aot"))
+    finally:
+        metrics.use_clock(time.perf_counter)
+    assert compiled.keys() == captured.keys() == {"cpu", *first_call.PHASES}
+    assert all(compiled[phase] > 0 for phase in first_call.PHASES)
+    assert sum(compiled[phase] for phase in first_call.PHASES) < compiled["cpu"]
+    assert captured.pop("cpu") > 0
+    assert set(captured.values()) == {0.0}
 
 
 def test_children_are_counted() -> None:

@@ -1,15 +1,17 @@
-"""The memory of a step in a process of its own; `dynaxla bench-cpu training-memory` (test_cpu.py) measures one in full."""
+"""The memory of a step in a process of its own."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from scripts import run_script
 
-from dynaxla.bench import peak_memory
+from dynaxla.bench import cpu, peak_memory
 from dynaxla.bench.benchmark_error import BenchmarkError
 
 WHAT = ("dynaxla_step", "resnet18", 4, "adamw")
@@ -44,3 +46,41 @@ def test_memory_is_in_bytes() -> None:
     held = torch.ones(16_000_000)
     assert peak_memory._resident("RssAnon") - before > 0.9 * held.nbytes
     assert peak_memory._resident("VmHWM") >= peak_memory._resident("RssAnon")
+
+
+# Each engine in a child of its own, of a process that has imported what they need and has used none of it.
+SCRIPT = """
+import json, os, torch
+from torch import nn
+from dynaxla.bench import cpu, peak_memory, suites
+
+def wide():
+    return nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+
+suites.SUITES = {"models": [suites.Case("wide", wide, lambda batch, draw: (torch.randn(batch, 1024, generator=draw),))]}
+for engine in cpu.MEMORY_ENGINES:
+    child = os.fork()
+    if not child:
+        print(json.dumps([engine, peak_memory._measure(engine, "wide", 4, "adamw")]), flush=True)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not peak_memory.REFERENCES.exists(), reason="only Linux tells")
+def test_a_step_holds_parameters_gradients_and_states() -> None:
+    """Two states of AdamW's for each parameter; dynaxla holds at least as much as eager mode, which needs little else."""
+    found = dict(map(json.loads, run_script(SCRIPT).splitlines()))
+    assert tuple(found) == cpu.MEMORY_ENGINES
+    parameters = 4 * 2 * (1024 * 1024 + 1024)
+    for memory in found.values():
+        assert memory["state"] == 3 * parameters
+        assert memory["peak"] > 4 * parameters
+    assert found["eager"]["peak"] < 5 * parameters
+
+
+@pytest.mark.skipif(not peak_memory.REFERENCES.exists(), reason="only Linux tells")
+def test_the_process_measures() -> None:
+    found = peak_memory.step_memory("eager", "squeezenet1_1", 1, "sgd")
+    assert found["state"] == 4 * 1_235_496
+    assert found["peak"] > 2 * found["state"]

@@ -57,3 +57,14 @@ def test_objects_among_the_values() -> None:
 def test_ordinary_ops(op: Any) -> None:
     build = Builder()
     assert not is_asynchronous(build.call(op, build.input(3)))
+
+
+def test_what_is_waited_for() -> None:
+    """A library's own collective may have no other sign."""
+    build = Builder()
+    waited, read = (build.call(aten.neg.default, build.input(3)) for _ in range(2))
+    assert not is_asynchronous(waited)
+    build.call(torch.ops._c10d_functional.wait_tensor.default, waited)
+    build.call(torch.ops._c10d_functional.all_reduce.default, read, "sum", "group")
+    assert is_asynchronous(waited)
+    assert not is_asynchronous(read)

@@ -46,6 +46,7 @@ def test_before_the_transposes(name: str) -> None:
     ctx, value, before = chain(name)
     found, places = untransposed(ctx, 0, value)
     assert found is before
+    assert sorted(places) == [0, 1, 2]
     np.testing.assert_array_equal(np.transpose(found, places), value)
 
 

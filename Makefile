@@ -1,9 +1,10 @@
-# Everything works in .venv, which is made if there is none. PYTHON chooses what makes it.
+# Everything works in .venv, which is made if there is none. PYTHON chooses what makes it. What needs a GPU takes GPU_PYTHON as it is.
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test conformance random-programs surroundings explore stress lower-everywhere gpu-programs lint format
+.PHONY: install bench test test-range conformance random-programs surroundings explore stress lower-everywhere gpu-programs gpu gpu-table \
+	lint format
 
 install: $(INSTALLED)
 
@@ -51,6 +52,30 @@ gpu-programs: install
 	test -d $(GPU_PLUGIN) || $(VENV)/bin/python -m pip install --no-deps --target $(GPU_PLUGIN) \
 		$(foreach part,pjrt plugin,jax-cuda13-$(part)==$(GPU_PLUGIN:.gpu-programs/plugin-%=%))
 	PYTHONPATH=tests $(VENV)/bin/python -m gpuless $(ARGS)
+
+# The suite at the other end of the range of versions, in an environment of its own.
+RANGE_PYTHON ?= python3.12
+RANGE := .venv-range
+
+$(RANGE)/.installed: pyproject.toml constraints-range.txt
+	test -x $(RANGE)/bin/python || $(RANGE_PYTHON) -m venv $(RANGE)
+	$(RANGE)/bin/python -m pip install "$$(grep '^torch==' constraints-range.txt)"
+	$(RANGE)/bin/python -m pip install -c constraints-range.txt -e '.[bench,dev]'
+	touch $@
+
+test-range: $(RANGE)/.installed
+	$(RANGE)/bin/python -m pytest -n 2 -m 'not slow and not gpu'
+
+# On a machine with an NVIDIA GPU: what is there, the tests of GPUs and a short table, as one text, in ten minutes. It installs nothing and
+# takes the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python
+GPU_PYTHON ?= python3
+
+gpu:
+	PYTHONPATH=src:tests $(GPU_PYTHON) -m gpu_report $(ARGS)
+
+# docs/benchmarks/gpu.md. Each call goes on where the last one stopped and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32
+gpu-table:
+	PYTHONPATH=src $(GPU_PYTHON) -c 'from dynaxla.cli import main; main()' bench-gpu $(PART) --output docs/benchmarks $(ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check

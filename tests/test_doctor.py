@@ -7,8 +7,9 @@ import io
 import pytest
 import torch
 from rich.console import Console
+from typer.testing import CliRunner
 
-from dynaxla import doctor
+from dynaxla import cli, doctor
 from dynaxla.doctor import State
 from dynaxla.lowering.cpu import onednn
 from dynaxla.runtime import private
@@ -111,6 +112,31 @@ def test_a_backend_that_fails_or_is_wrong() -> None:
     assert doctor.examine_programs(failing)[0].state is State.BROKEN
     finding = doctor.examine_programs(wrong)[0]
     assert (finding.state, finding.value) == (State.BROKEN, "compiled, and the result is wrong")
+
+
+def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only where it is asked for is it a fault that there is none; which build of torch there is decides what mends it."""
+
+    def jax_platform(name: str) -> doctor.Finding:
+        return doctor.Finding("devices", f"jax sees {name}", "nothing", State.BROKEN, "a plugin")
+
+    monkeypatch.setattr(doctor, "_jax_platform", jax_platform)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for version, value in ((None, "not a CUDA build"), ("13.0", "CUDA 13.0 finds no GPU")):
+        monkeypatch.setattr(torch.version, "cuda", version)
+        found = doctor.examine_gpu()
+        assert [(finding.what, finding.value) for finding in found] == [("torch and a GPU", value), ("jax sees cuda", "nothing")]
+        assert states(found) == [State.BROKEN] * 2
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert doctor.examine_gpu() == []
+
+
+def test_a_gpu_is_looked_for_only_if_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("versions", "devices", "backends", "fast_paths", "kernels", "environment", "allocator", "programs"):
+        monkeypatch.setattr(doctor, f"examine_{name}", lambda: [])
+    monkeypatch.setattr(doctor, "examine_gpu", lambda: [doctor.Finding("devices", "a GPU", "none", State.BROKEN)])
+    for asked, code in (([], 0), (["--gpu"], 1)):
+        assert CliRunner().invoke(cli.app, ["doctor", *asked]).exit_code == code
 
 
 def test_a_failing_examination_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,11 +62,14 @@ class Finding:
     mend: str = ""
 
 
-def examine() -> list[Finding]:
-    """Everything, in the order in which it is shown. It compiles and runs a tiny function on each kind of device."""
+def examine(gpu: bool = False) -> list[Finding]:
+    """Everything, in the order in which it is shown. It compiles and runs a tiny function on each kind of device.
+
+    gpu: whether there has to be an NVIDIA GPU that torch and JAX see.
+    """
     examinations: list[Callable[[], Iterable[Finding]]] = [
-        examine_versions, examine_devices, examine_backends, examine_fast_paths, examine_kernels, examine_environment, examine_allocator,
-        examine_programs,
+        examine_versions, examine_devices, *([examine_gpu] if gpu else []), examine_backends, examine_fast_paths, examine_kernels,
+        examine_environment, examine_allocator, examine_programs,
     ]  # fmt: skip
     findings: list[Finding] = []
     for examination in examinations:
@@ -149,6 +152,19 @@ def examine_devices() -> list[Finding]:
     return findings
 
 
+def examine_gpu() -> list[Finding]:
+    """What is missing to run on an NVIDIA GPU. Where torch finds one, `examine_devices` says what JAX sees of it."""
+    if torch.cuda.is_available():
+        return []
+    if not torch.version.cuda:
+        mend = "install a CUDA build of torch: https://pytorch.org/get-started"
+        found = [Finding("devices", "torch and a GPU", "not a CUDA build", State.BROKEN, mend)]
+    else:
+        mend = "nvidia-smi must show a GPU, its driver be new enough for this CUDA, and CUDA_VISIBLE_DEVICES not hide it"
+        found = [Finding("devices", "torch and a GPU", f"CUDA {torch.version.cuda} finds no GPU", State.BROKEN, mend)]
+    return [*found, _jax_platform("cuda")]
+
+
 def _jax_platform(name: str) -> Finding:
     try:
         # Through the runtime, which keeps JAX from taking a GPU's memory as its client is made.
@@ -160,7 +176,7 @@ def _jax_platform(name: str) -> Finding:
         else:
             cuda_major = (torch.version.cuda or "13").partition(".")[0]
             plugin = f"jax[cuda{cuda_major}]" if name == "cuda" else f"jax[{name}]"
-            mend = f"torch sees a GPU and JAX does not: pip install '{plugin}'"
+            mend = f"JAX does not see a GPU: pip install '{plugin}'"
         return Finding("devices", f"jax sees {name}", str(error).partition("\n")[0], State.BROKEN, mend)
     return Finding("devices", f"jax sees {name}", ", ".join(map(str, found)), State.GOOD)
 

@@ -70,6 +70,6 @@ def test_what_is_left_out_of_the_log() -> None:
 def test_profiler_names_the_compiled_region() -> None:
     compiled = torch.compile(lambda x: x * 2, backend="dynaxla")
     compiled(torch.randn(3))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], acc_events=True) as profile:
         compiled(torch.randn(3))
     assert any(event.key.startswith("dynaxla_") for event in profile.key_averages())

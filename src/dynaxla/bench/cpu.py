@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 
 from . import engines as engine_table
-from . import report, suites
+from . import report, suites, tables
 from .benchmark_error import BenchmarkError
 from .choices import FIRST_CALL, MEMORY
 from .first_call import PHASES, first_calls
@@ -140,59 +139,25 @@ def as_markdown(found: dict[str, Any]) -> str:
     lines += ["more than 1 means that dynaxla is faster. Engines take turns in one process; times are medians.", ""]
     for name, part in PARTS.items():
         if name in found:
-            lines += [f"## {part.title}", "", _circumstances(found[name]["environment"]), "", *_table(part, found[name]["models"]), ""]
+            lines += [f"## {part.title}", "", tables.circumstances(found[name]["environment"]), ""]
+            lines += [*_table(part, found[name]["models"]), ""]
     if FIRST_CALL in found:
         lines += [
             "## First calls",
             "",
-            _circumstances(found[FIRST_CALL]["environment"]),
+            tables.circumstances(found[FIRST_CALL]["environment"]),
             "",
             *_first_call_table(found[FIRST_CALL]["seconds"]),
             "",
         ]
     if MEMORY in found:
         title = f"Memory of a training step, {MEMORY_OPTIMIZER}, float32, batch {MEMORY_BATCH}, one thread"
-        lines += [f"## {title}", "", _circumstances(found[MEMORY]["environment"]), "", *_memory_table(found[MEMORY]["bytes"]), ""]
+        lines += [f"## {title}", "", tables.circumstances(found[MEMORY]["environment"]), "", *_memory_table(found[MEMORY]["bytes"]), ""]
     return "\n".join(lines)
 
 
-def _circumstances(environment: dict[str, str]) -> str:
-    versions = ", ".join(f"{name} {environment[name]}" for name in ("python", "torch", "jax", "jaxlib") if name in environment)
-    return f"{environment['date']}; {versions}; {environment['cpu']}."
-
-
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
 def _table(part: Part, models: dict[str, Any]) -> list[str]:
-    ratios = part.ratios
-    heading = ["model", *[f"{name} ms" for name in part.engines], *[f"{one} / {other}" for one, other in ratios]]
-    lines = [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
-    collected: list[list[float]] = [[] for _ in ratios]
-    for model, rows in models.items():
-        good = {name: row["ms"] for name, row in rows.items() if row["good"]}
-        cells = [f"{good[name]:.4g}" if name in good else _absent(rows.get(name)) for name in part.engines]
-        for values, (one, other) in zip(collected, ratios, strict=True):
-            if one in good and other in good:
-                values.append(good[one] / good[other])
-                cells.append(f"{values[-1]:.2f}")
-            else:
-                cells.append("-")
-        lines.append(_line([model, *cells]))
-    blanks = [""] * len(part.engines)
-    lines.append(_line(["**geometric mean**", *blanks, *[f"**{_mean(values):.2f}**" if values else "-" for values in collected]]))
-    lines.append(_line(["**least**", *blanks, *[f"**{min(values):.2f}**" if values else "-" for values in collected]]))
-    return lines
-
-
-def _absent(row: dict[str, Any] | None) -> str:
-    """Why there is no time. A table that was measured earlier may lack an engine."""
-    return "not measured" if row is None else f"failed: {row['failure']}"
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, values)) / len(values))
+    return tables.times(part.engines, part.ratios, models)
 
 
 def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[str]:
@@ -204,7 +169,7 @@ def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[s
         "",
     ]
     heading = ["model", "inductor", "dynaxla", "ratio", "inductor compile", "dynaxla compile", "ratio", "dynaxla compile again", "ratio"]
-    lines += [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
+    lines += [tables.line(heading), tables.line(["---", *["---:"] * (len(heading) - 1)])]
     totals = [0.0] * 5
     for model in seconds["dynaxla"]:
         whole = [seconds[engine][model]["cpu"] for engine in ("inductor", "dynaxla")]
@@ -212,8 +177,8 @@ def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[s
         mine, again = (sum(seconds[engine][model][phase] for phase in PHASES) for engine in ("dynaxla", "dynaxla again"))
         values = [*whole, theirs, mine, again]
         totals = [total + value for total, value in zip(totals, values, strict=True)]
-        lines.append(_line([model, *_first_call_cells(values)]))
-    lines.append(_line(["**all**", *_first_call_cells(totals)]))
+        lines.append(tables.line([model, *_first_call_cells(values)]))
+    lines.append(tables.line(["**all**", *_first_call_cells(totals)]))
     return lines
 
 
@@ -231,9 +196,9 @@ def _memory_table(models: dict[str, dict[str, dict[str, int]]]) -> list[str]:
         "",
     ]
     heading = ["model", "state", *MEMORY_ENGINES, "below eager + state"]
-    lines += [_line(heading), _line(["---", *["---:"] * (len(heading) - 1)])]
+    lines += [tables.line(heading), tables.line(["---", *["---:"] * (len(heading) - 1)])]
     for model, engines in models.items():
         state, peaks = engines["eager"]["state"], {engine: found["peak"] for engine, found in engines.items()}
         values = [state, *peaks.values(), peaks["eager"] + state - peaks["dynaxla_step"]]
-        lines.append(_line([model, *[f"{value / 1e6:.0f}" for value in values]]))
+        lines.append(tables.line([model, *[f"{value / 1e6:.0f}" for value in values]]))
     return lines

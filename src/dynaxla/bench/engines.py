@@ -10,6 +10,7 @@ dynaxla_tuned    trace once, forms chosen by measurement
 dynaxla_frozen   trace once, with the option freeze
 dynaxla_separate of a training step: forward pass, backward pass and the optimizer as a program each
 dynaxla_step     dynaxla.compile_step: the whole training step as one program
+inductor_autotuned  Inductor in its mode max-autotune, which also uses CUDA graphs
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
 xla_...          trace once, with another of XLA's options than dynaxla's choice (see XLA_OPTIONS)
@@ -72,6 +73,10 @@ class Engine:
 
 def _compiled(backend: Any, options: dict[str, Any] | None = None) -> Callable[[nn.Module, Inputs], Call]:
     return lambda model, _: torch.compile(model, backend=backend, options=options)
+
+
+def _autotuned_inductor(model: nn.Module, _: Inputs) -> Call:
+    return torch.compile(model, backend="inductor", mode="max-autotune")
 
 
 def _as_training(model: nn.Module, engine: str) -> Training:
@@ -203,6 +208,7 @@ _ALL = [
     Engine("dynaxla_frozen", _compiled(dynaxla, {"freeze": True})),
     Engine("dynaxla_separate", _separate),
     Engine("dynaxla_step", _compiled_step),
+    Engine("inductor_autotuned", _autotuned_inductor, _no_cpp_compiler),
     Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
     *(Engine(name, _compiled(dynaxla, {"xla": options})) for name, options in XLA_OPTIONS.items()),

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..runtime.devices import jax_device
 from . import engines
 from .suites import Case, make_inputs, make_model
 from .training import Training
@@ -208,18 +209,17 @@ def _measure_memory(engine_name: str, model: nn.Module, batches: Sequence[Inputs
         local.call(inputs)
     peak = _peak_bytes() if resettable else max(before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _MAXRSS_UNIT)
     gc.collect()
-    return Memory(peak - before, resident_bytes() - before, _device_peak_bytes(placement.device))
+    return Memory(peak - before, resident_bytes() - before, device_peak_bytes(placement.device))
 
 
-def _device_peak_bytes(device: torch.device) -> int | None:
+def device_peak_bytes(device: torch.device) -> int | None:
+    """The most that torch's allocator had given out (since its statistics were reset), and the most that JAX's ever had, added up. They
+    need not have been at the same time. None on the CPU."""
     if device.type != "cuda":
         return None
-    import jax
-
-    total = torch.cuda.max_memory_allocated(device)
-    for jax_device in jax.local_devices():
-        total += (jax_device.memory_stats() or {}).get("peak_bytes_in_use", 0) if jax_device.platform != "cpu" else 0
-    return total
+    # Through the runtime, which keeps JAX from taking a GPU's memory if its client is only made now.
+    statistics = jax_device(device).memory_stats() or {}
+    return torch.cuda.max_memory_allocated(device) + statistics.get("peak_bytes_in_use", 0)
 
 
 _MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024

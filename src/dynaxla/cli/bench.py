@@ -1,4 +1,4 @@
-"""`dynaxla bench`, `dynaxla bench-cpu`, `dynaxla overhead`: what they take. The measurements are in dynaxla.bench."""
+"""`dynaxla bench`, `dynaxla bench-cpu`, `dynaxla bench-gpu`, `dynaxla overhead`: what they take. The measurements are in dynaxla.bench."""
 
 from __future__ import annotations
 
@@ -131,6 +131,34 @@ def bench_cpu(
     with bad_requests_shown():
         good = cpu.write(split(parts), output, split(models), seconds)
     Console().print((output / "cpu.md").read_text(), markup=False, highlight=False)
+    if not good:
+        raise typer.Exit(1)
+
+
+_GPU_PARTS = typer.Argument(
+    help="PRECISION-batchN, behind it -training, -autotuned or both: PRECISION is float32, tf32 or bfloat16, N 1 or 32. Default: all.",
+    show_default=False,
+)
+
+
+def bench_gpu(
+    parts: Annotated[list[str] | None, _GPU_PARTS] = None,
+    output: Annotated[Path, typer.Option(help="The directory of gpu.md and gpu.json. What is in them already is kept.")] = Path("."),
+    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
+    minutes: Annotated[float, typer.Option(min=0.0, help="When to stop. The same command goes on where it stopped.")] = 9.0,
+    device: Device = "cuda",
+) -> None:
+    """Compare dynaxla with eager mode and Inductor on a GPU, and write the tables as gpu.md. All of it takes hours.
+
+    The exit code is 1 if a model fails or disagrees with eager, or is still to be measured, 2 for a request that cannot be met.
+    """
+    from ..bench import gpu
+    from ..bench.requests import split
+
+    with bad_requests_shown():
+        good = gpu.write(split(parts), output, split(models), seconds, minutes, device)
+    Console().print((output / "gpu.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:
         raise typer.Exit(1)
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 from rich.console import Console
 
 
-def doctor() -> None:
+def doctor(
+    gpu: Annotated[bool, typer.Option("--gpu", help="Also call it broken if torch or JAX sees no NVIDIA GPU.")] = False,
+) -> None:
     """Show versions, devices and fast paths, what is wrong with this environment, and how to mend it.
 
     The exit code is 1 if something is broken.
@@ -14,7 +18,7 @@ def doctor() -> None:
     from .. import doctor as examinations
 
     console = Console()
-    findings = examinations.examine()
+    findings = examinations.examine(gpu)
     examinations.show(findings, console if console.is_terminal else Console(width=160))
     if any(finding.state is examinations.State.BROKEN for finding in findings):
         raise typer.Exit(1)

@@ -1,0 +1,60 @@
+"""The tables of `dynaxla bench-gpu`: each precision, batch size, inference and training, beside Inductor as it is and autotuned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+INFERENCE = ("eager", "inductor", "dynaxla")
+TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_step")
+# Autotuning takes minutes for a model: tables of their own.
+AUTOTUNED = ("eager", "inductor_autotuned", "dynaxla")
+AUTOTUNED_TRAINING = ("eager", "inductor_autotuned", "dynaxla_step")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table. precision: float32, tf32 or bfloat16. training: the name of an optimizer, or "". calls: timed together."""
+
+    precision: str
+    batch: int
+    engines: tuple[str, ...]
+    training: str = ""
+    calls: int = 10
+
+    @property
+    def title(self) -> str:
+        precision = {"tf32": "float32 with TF32"}.get(self.precision, self.precision)
+        subject = f"Training with {self.training}, " if self.training else ""
+        return f"{subject}{precision}, batch {self.batch}{', autotuned' if 'inductor_autotuned' in self.engines else ''}"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+
+    @property
+    def ratios(self) -> list[tuple[str, str]]:
+        """The last engine is dynaxla in the way that matters here."""
+        return [(name, self.engines[-1]) for name in self.engines[:-1]]
+
+    def set_precision(self) -> None:
+        """torch's settings of TF32, for the whole process: all engines follow them."""
+        is_coarse = self.precision == "tf32"
+        torch.set_float32_matmul_precision("high" if is_coarse else "highest")
+        torch.backends.cudnn.allow_tf32 = is_coarse
+
+
+def _parts() -> dict[str, Part]:
+    found = {}
+    for autotuned in ("", "-autotuned"):
+        for training in ("", "-training"):
+            engines = {"": INFERENCE, "-training": TRAINING, "-autotuned": AUTOTUNED, "-training-autotuned": AUTOTUNED_TRAINING}
+            for precision in ("float32", "tf32", "bfloat16"):
+                for batch in (1, 32):
+                    part = Part(precision, batch, engines[training + autotuned], "adamw" if training else "")
+                    found[f"{precision}-batch{batch}{training}{autotuned}"] = part
+    return found
+
+
+PARTS = _parts()

@@ -22,7 +22,8 @@ def test_an_op_is_lowered_or_taken_apart() -> None:
     core = {op for op in core_aten_decompositions() if isinstance(op, torch._ops.OpOverload)}
     lowered = {op for op in core if registry.find(op, "cpu") is not None}
     assert len(lowered) > 100, "most have a lowering, and stay whole"
-    assert core - lowered <= table.keys()
+    missing = core - lowered - table.keys()  # one that torch registers when it is first used, as quantized_decomposed's, may come late
+    assert {op for op in missing if op.namespace in ("aten", "prims")} == set()
     kept_apart = lowered & table.keys()
     assert all(table[op] is not core_aten_decompositions()[op] for op in kept_apart), "only ours may take apart what has a lowering"
 

@@ -32,7 +32,7 @@ def samples(op: torch._ops.OpOverload) -> Samples:
 
     def argument(kind: str, make: Make, n: int) -> Any:
         if kind == "List[Tensor]":
-            return tensors(make, (n, 3), (3,)) if op is not aten._foreach_mm.default else tensors(make, (3, 3), (3, 3))
+            return tensors(make, (n, 3), (3,)) if op.name() != "aten::_foreach_mm" else tensors(make, (3, 3), (3, 3))
         floats = make().is_floating_point()
         values = {"List[number]": [0.5, 2] if floats else [3, 1], "number": 0.7 if floats else 3, "Tensor": make(), "bool": False}
         return values[kind]

@@ -19,7 +19,7 @@ LOOKS: dict[str, Callable[[torch.Tensor], Any]] = {
     "tolist": lambda x: x.tolist(),
     "data_ptr": lambda x: x.data_ptr(),
     "storage": lambda x: x.untyped_storage(),
-    "const_data_ptr": lambda x: x.const_data_ptr(),
+    **({"const_data_ptr": lambda x: x.const_data_ptr()} if hasattr(torch.Tensor, "const_data_ptr") else {}),  # torch 2.13
     "dlpack": lambda x: x.__dlpack__(),
     "map_": lambda x: x.map_(x, min),
     "deepcopy": copy.deepcopy,

@@ -252,5 +252,7 @@ def rnn_layer_backward(
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
     ]
     of_x, of_weight0, of_weight1, of_bias, of_hx, of_cx = pull(tuple(given))
+    if not has_biases and ctx.output[3].shape != of_bias.shape:  # torch 2.11 has zeros like a weight in the place of a missing bias
+        of_bias = lax.full(ctx.output[3].shape, 0, of_bias.dtype)
     found = (of_x, of_weight0, of_weight1, of_bias, of_bias, of_hx, of_cx)
     return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(found, ctx.output, strict=True))

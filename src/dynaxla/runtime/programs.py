@@ -61,13 +61,7 @@ def compile_lowered(
     """
     affinity.processors()
     if not is_own(device):
-        compiled = lowered.compile(compiler_options=dict(options) or None)
-        executable = Fast.runtime_executable(compiled) if Fast.runtime_executable is not None else None
-        orders = lambda: (_orders(compiled.input_formats), _orders(compiled.output_formats))  # noqa: E731
-        text = lambda: compiled.as_text() or ""  # noqa: E731
-        if hasattr(executable, "execute_sharded"):
-            return XlaProgram(_fast_call(executable), text, orders=orders)
-        return XlaProgram(lambda arrays: jax.tree.leaves(compiled(*arrays)), text, orders=orders)
+        return _compile_with_jax(lowered, options)
     client = device.client
     compile_options, devices = private.compile_options(device, options)
     module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
@@ -90,6 +84,23 @@ def compile_lowered(
         return "\n".join(module.to_string() for module in executable.hlo_modules())
 
     return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
+
+
+def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> XlaProgram:
+    """For a device of one of JAX's own clients."""
+    compiled = lowered.compile(compiler_options=dict(options) or None)
+    executable = Fast.runtime_executable(compiled) if Fast.runtime_executable is not None else None
+
+    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return jax.tree.leaves(compiled(*arrays))
+
+    def text() -> str:
+        return compiled.as_text() or ""
+
+    def orders() -> tuple[Orders, Orders]:
+        return _orders(compiled.input_formats), _orders(compiled.output_formats)
+
+    return XlaProgram(_fast_call(executable) if hasattr(executable, "execute_sharded") else call, text, orders=orders)
 
 
 def _orders(formats: Any) -> Orders:

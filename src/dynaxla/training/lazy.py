@@ -23,7 +23,6 @@ from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import devices, hollow, private
 from ..runtime.layout import ORDINARY
-from ..runtime.private import storage_id
 from .arrays import copied, is_same_data
 from .contents import LARGE
 from .exposure import Exposure
@@ -146,7 +145,7 @@ class Session(TorchDispatchMode):
         source = args[0]
         if not isinstance(source, torch.Tensor) or source.layout != torch.strided:
             return self._outside(op, args, kwargs)
-        storage, before = storage_id(source), geometry(source)
+        storage, before = private.storage_id(source), geometry(source)
         result = op(*args, **kwargs)
         if op is aten.lift_fresh.default and storage not in self._slots and is_foreign(source):
             self._foreign[storage] = result
@@ -161,7 +160,7 @@ class Session(TorchDispatchMode):
         items = result if isinstance(result, (list, tuple)) else [result]
         for index, item in enumerate(items):
             after = geometry(item)
-            if storage_id(item) == storage and not self._comes_from(storage, before, after):
+            if private.storage_id(item) == storage and not self._comes_from(storage, before, after):
                 place = index if isinstance(result, (list, tuple)) else None
                 self._views.setdefault((storage, after), (View(name, rest, kwargs, before, place), kept))
         return result
@@ -199,7 +198,7 @@ class Session(TorchDispatchMode):
                 return False
         if found and op._schema.is_mutable:
             written = written_by(op, args, kwargs)
-            if any(storage_id(tensor) in self._slots for tensor in written):
+            if any(private.storage_id(tensor) in self._slots for tensor in written):
                 return False
             self._undo += [(tensor, tensor.clone()) for tensor in written]
         return found
@@ -210,7 +209,7 @@ class Session(TorchDispatchMode):
             raise CaptureError("a step takes a backward pass apart", op=str(op), hint="please report this, with the step")
         tensors = list(tensors_in((args, kwargs)))
         written = written_by(op, args, kwargs) if isinstance(op, torch._ops.OpOverload) else tensors
-        used = any(storage_id(tensor) in self._slots for tensor in written if tensor.layout == torch.strided)
+        used = any(private.storage_id(tensor) in self._slots for tensor in written if tensor.layout == torch.strided)
         if used or any(self._is_pending(tensor) for tensor in tensors):
             self.flush()
         metrics.add("outside_ops")
@@ -219,7 +218,7 @@ class Session(TorchDispatchMode):
     def _expose(self, tensor: torch.Tensor) -> None:
         """From now on Python may write to a tensor's memory, and read it."""
         if tensor.layout == torch.strided:
-            self._foreign[storage_id(tensor)] = tensor
+            self._foreign[private.storage_id(tensor)] = tensor
 
     def _is_lazy(self, storage: int) -> bool:
         slot = self._slots.get(storage)
@@ -229,7 +228,7 @@ class Session(TorchDispatchMode):
         """Whether its values are not in its memory yet."""
         if tensor.layout != torch.strided:
             return False
-        slot = self._slots.get(storage_id(tensor))
+        slot = self._slots.get(private.storage_id(tensor))
         return slot is not None and (self._lazy[slot] is not None or slot in self._written)
 
     # Recording, and finding what was recorded
@@ -245,7 +244,7 @@ class Session(TorchDispatchMode):
                 raise _Outside
         for tensor in written_by(op, args, kwargs):
             # AOTAutograd gives a value that was written to through its conjugate back as a conjugate, or fails (torch 2.13).
-            if storage_id(tensor) in self._foreign or tensor.is_conj():
+            if private.storage_id(tensor) in self._foreign or tensor.is_conj():
                 raise _Outside
         if op._schema.name.startswith("aten::_scaled_dot_product") and drops(op, args, kwargs):
             raise _Outside
@@ -268,14 +267,14 @@ class Session(TorchDispatchMode):
         self._version += len(child.free)
         self._numbers += [numbers[position] for position in sorted(child.free)]
         if op._schema.is_mutable:
-            self._written.update(self._slots[storage_id(tensor)] for tensor in written_by(op, args, kwargs))
+            self._written.update(self._slots[private.storage_id(tensor)] for tensor in written_by(op, args, kwargs))
         return self._results(child.result, tensors)
 
     def _check_overlap(
         self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any], new_roots: Sequence[tuple[int, Geometry, torch.Tensor]]
     ) -> None:
         """Raises: _Conflict. AOTAutograd misses some such inputs (torch 2.13: a block of rows and columns, beside the whole)."""
-        written = {self._slots[storage_id(tensor)] for tensor in written_by(op, args, kwargs)}
+        written = {self._slots[private.storage_id(tensor)] for tensor in written_by(op, args, kwargs)}
         for slot in written | ({slot for slot, _, _ in new_roots} & self._written):
             found = [shape for known, shape in self._roots if known == slot] + [shape for known, shape, _ in new_roots if known == slot]
             if len(found) > 1:
@@ -287,7 +286,7 @@ class Session(TorchDispatchMode):
         """mark: the number of slots before those of an op that was not recorded."""
         for slot, shape, root in new_roots:
             if slot >= mark:
-                self._slots.pop(storage_id(root), None)
+                self._slots.pop(private.storage_id(root), None)
             else:
                 self._geometries[slot].discard(shape)
         del self._lazy[mark:], self._geometries[mark:]
@@ -309,7 +308,7 @@ class Session(TorchDispatchMode):
 
     def _place(self, tensor: torch.Tensor, new_roots: list[Any]) -> Any:
         """A tensor's slot and geometry; for an input of the part, also what it is like."""
-        storage, shape = storage_id(tensor), geometry(tensor)
+        storage, shape = private.storage_id(tensor), geometry(tensor)
         slot = self._slots.get(storage)
         if slot is not None and shape in self._geometries[slot]:
             if storage in self._foreign:
@@ -397,12 +396,12 @@ class Session(TorchDispatchMode):
         return child
 
     def _reference(self, tensor: torch.Tensor) -> Ref:
-        return Ref(self._slots[storage_id(tensor)], geometry(tensor))
+        return Ref(self._slots[private.storage_id(tensor)], geometry(tensor))
 
     def _views_of(self, tensors: Sequence[torch.Tensor]) -> dict[tuple[int, Geometry], View]:
         found = {}
         for tensor in tensors:
-            storage, shape = storage_id(tensor), geometry(tensor)
+            storage, shape = private.storage_id(tensor), geometry(tensor)
             slot = self._slots[storage]
             while (entry := self._views.get((storage, shape))) is not None:
                 if (slot, shape) in self._roots or (slot, shape) in found:
@@ -474,7 +473,7 @@ class Session(TorchDispatchMode):
                 if part is None:
                     part = node.compile(live, self._version, self._inputs, self._numbers, self._traces.options)
                 results = part.run([*self._inputs, *self._numbers])
-                taken: dict[int, torch.UntypedStorage | None] = {storage_id(tensor): None for tensor in self._inputs}
+                taken: dict[int, torch.UntypedStorage | None] = {private.storage_id(tensor): None for tensor in self._inputs}
                 for slot, result in zip(part.slots, results, strict=True):
                     reference = references[slot]
                     if reference is not None and not reference.expired():

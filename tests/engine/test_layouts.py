@@ -81,7 +81,7 @@ def test_only_what_is_open_is_chosen() -> None:
         return [x + y.T, (x * 2).T, y * 3]
 
     shapes = jax.ShapeDtypeStruct((30, 20), "float32"), jax.ShapeDtypeStruct((20, 30), "float32")
-    found = with_open_layouts(jax.jit(function).trace(*shapes), "program", arguments=[1], results=[1])
+    found = with_open_layouts(jax.jit(function).trace(*shapes), "program", shapes, arguments=[1], results=[1])
     text = found.lower().as_text()
     assert text.count('mhlo.layout_mode = "auto"') == 2
     assert "@jit_program" in text
@@ -122,7 +122,7 @@ def test_what_is_saved_lies_as_it_was_computed(kind: type[Program]) -> None:
 def transposing(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA:CPU chooses row-major order for every argument; here it has to take the other one of two."""
     other = Format(Layout((1, 0)), SingleDeviceSharding(jax.devices("cpu")[0]))
-    monkeypatch.setattr(layouts, "_AUTO", other)
+    monkeypatch.setattr(layouts, "_open", lambda _: other)
 
 
 @WAYS
@@ -195,7 +195,7 @@ def test_a_frozen_program_on_a_gpu_owns_the_weights_of_its_convolutions(monkeypa
         names = dict(net.named_parameters())
         return [torch.func.functional_call(net, dict(zip(names, inputs, strict=False)), inputs[-1])]
 
-    monkeypatch.setattr(compositions, "graph_device", lambda *_: torch.device("cuda"))
+    monkeypatch.setattr(compositions, "graph_devices", lambda *_: {torch.device("cuda")})
     graph = AtenGraph("net", traced(function, *parameters, x), static=tuple(range(len(parameters))))
     runner = Freeze(Recording(), Options(freeze=True)).runner(graph)
     prepared, rest = graphs

@@ -16,7 +16,7 @@ import jax
 import torch
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from dynaxla.buffers.native import NativeBuffers
@@ -26,6 +26,7 @@ from dynaxla.engine import compositions
 from dynaxla.engine.options import options_for
 from dynaxla.engine.xla import Program, Specialised
 from dynaxla.runtime import clients
+from dynaxla.runtime.layout import Layout
 
 from . import hlo
 from .errors import GpulessError
@@ -87,10 +88,11 @@ class _Engine:
 
     def __init__(self, made: list[Compiled], options: Options) -> None:
         self._made, self._options = made, options
+        self._saved: dict[str, tuple[int, ...]] = {}
 
     def runner(self, graph: AtenGraph) -> Program:
         program = _Program(graph, self._options)
-        compiled = program.compiled()
+        compiled = program.compiled(self._saved)
         if compiled is not None:
             self._made.append(compiled)
         return program
@@ -102,16 +104,19 @@ class _Program(Program):
         """Where constants are made while the program is traced."""
         return clients.cpu_device()
 
-    def compiled(self) -> Compiled | None:
-        """None if there is nothing to compute."""
-        specialised = self.specialise([node.meta["val"] for node in self.interpreter.placeholders])
+    def compiled(self, saved: dict[str, tuple[int, ...]]) -> Compiled | None:
+        """None if there is nothing to compute. saved: by name, the order in memory of what the forward program gives to the backward
+        program, which XLA chooses; a forward program adds its own."""
+        specialised = self.specialise([_in_order(node, saved) for node in self.interpreter.placeholders])
         if specialised.function is None:
             return None
-        traced, _, _ = self.trace(specialised.function, specialised.buffers)
+        traced, buffers, _ = self.trace(specialised.function, specialised.buffers)
         with jax.enable_x64(True):
             lowered = traced.lower(lowering_platforms=("cuda",))
         options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
         compiled = lowered.compile(compiler_options=options or None)
+        formats = jax.tree.leaves(compiled.output_formats)
+        saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
         phase = "prepared" if self.name.endswith("_prepared") else self.phase
         temporary = compiled.memory_analysis().temp_size_in_bytes
         return Compiled(self.name, phase, self.interpreter.module, lowered.as_text(), compiled.as_text() or "", temporary)
@@ -120,6 +125,14 @@ class _Program(Program):
         found = super().specialise(args)
         assert isinstance(found.buffers, NativeBuffers)
         return dataclasses.replace(found, buffers=_OnGpu(found.buffers))
+
+
+def _in_order(node: Node, saved: Mapping[str, tuple[int, ...]]) -> Any:
+    """What a placeholder stands for, laid out as the forward program has it."""
+    value = node.meta["val"]
+    if node.name not in saved:
+        return value
+    return value.new_empty_strided(value.shape, Layout.ordered(tuple(value.shape), saved[node.name]).strides)
 
 
 class _OnGpu:

@@ -8,7 +8,8 @@ the array knows its layout, and the tensor that is made of it has the strides.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import jax
 from jax.experimental.layout import Format, Layout
@@ -23,10 +24,12 @@ def opens_layouts(platform: str) -> bool:
     return platform != "cpu"
 
 
-def with_open_layouts(traced: jax.stages.Traced, name: str, arguments: Collection[int], results: Collection[int]) -> jax.stages.Traced:
+def with_open_layouts(
+    traced: jax.stages.Traced, name: str, avals: Sequence[jax.ShapeDtypeStruct], arguments: Collection[int], results: Collection[int]
+) -> jax.stages.Traced:
     """A traced program of positional arrays, the layouts of some of its arrays left to XLA. Its results are a list.
 
-    name: of the program. arguments, results: the indices of these arrays.
+    name: of the program. avals: what it was traced with. arguments, results: the indices of these arrays.
     """
     # A program's results are a tree with facts in it, which are not known before it is traced. So what was traced is traced once more.
     evaluate = jaxpr_as_fun(traced.jaxpr)
@@ -35,10 +38,10 @@ def with_open_layouts(traced: jax.stages.Traced, name: str, arguments: Collectio
         return list(evaluate(*arrays))
 
     run.__name__ = name
-    jaxpr = traced.jaxpr.jaxpr
-    given = tuple(_AUTO if index in arguments else None for index in range(len(jaxpr.invars)))
-    returned = [_AUTO if index in results else None for index in range(len(jaxpr.outvars))]
-    avals = [jax.ShapeDtypeStruct(variable.aval.shape, variable.aval.dtype) for variable in jaxpr.invars]
+    given = tuple(_open(aval.sharding) if index in arguments else aval.sharding for index, aval in enumerate(avals))
+    sharding = avals[0].sharding if avals else None
+    count = len(traced.jaxpr.jaxpr.outvars)
+    returned = [_open(sharding) if index in results else sharding for index in range(count)]
     return jax.jit(run, keep_unused=True, in_shardings=given, out_shardings=returned).trace(*avals)
 
 
@@ -52,4 +55,6 @@ def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
             )
 
 
-_AUTO = Format(Layout.AUTO)
+def _open(sharding: Any) -> Format:
+    """A layout that XLA chooses."""
+    return Format(Layout.AUTO, sharding)

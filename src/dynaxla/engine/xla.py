@@ -229,10 +229,11 @@ class Program:
                     run, orders = without_transposes(run, self.platform, buffers.free)
                 if self.interpreter.has_halves:
                     run = with_few_roundings(run, self.platform)
-            traced = jax.jit(run, keep_unused=True).trace(*buffers.avals())
+            avals = buffers.avals()
+            traced = jax.jit(run, keep_unused=True).trace(*avals)
             facts = traced.out_info.facts
             if self.opens_layouts and (buffers.loose or buffers.free):
-                traced = with_open_layouts(traced, self.name, buffers.loose, buffers.free)
+                traced = with_open_layouts(traced, self.name, avals, buffers.loose, buffers.free)
         return traced, buffers.ordered(orders), facts
 
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:

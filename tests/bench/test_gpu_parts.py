@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 
 from dynaxla.bench.engines import ENGINES
@@ -22,7 +23,9 @@ def test_parts() -> None:
     assert PARTS["float32-batch1-training"].title == "Training with adamw, float32, batch 1"
 
 
-def test_precision_is_torchs_setting() -> None:
+def test_precision_is_torchs_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch's own tests, if this process has imported them, forbid such assignments.
+    monkeypatch.setitem(torch.backends.ContextProp.__set__.__globals__, "flags_frozen", lambda: False)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         for name, expected in {

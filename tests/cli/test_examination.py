@@ -13,8 +13,11 @@ from dynaxla.doctor import State
 def test_only_what_is_broken_is_an_error(state: State, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = doctor.Finding("topic", "what was found", "its value", state, "how to mend it")
     good = doctor.Finding("topic", "something else", "works", State.GOOD)
-    monkeypatch.setattr(doctor, "examine", lambda: [finding, good])
+    asked: list[bool] = []
+    monkeypatch.setattr(doctor, "examine", lambda gpu: asked.append(gpu) or [finding, good])
     result = CliRunner().invoke(cli.app, ["doctor"])
+    CliRunner().invoke(cli.app, ["doctor", "--gpu"])
+    assert asked == [False, True]
     assert result.exit_code == (1 if state is State.BROKEN else 0)
     assert "what was found" in result.output
     assert ("how to mend it" in result.output) == (state in (State.DOUBT, State.BROKEN))

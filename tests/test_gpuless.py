@@ -111,11 +111,12 @@ def test_budgets_are_of_cells_that_exist() -> None:
 
 
 def test_page_has_each_program() -> None:
-    found = _found() | {"bert_base bfloat16": {"error": "Traceback\nUnsupportedOp: no lowering", "seconds": 1.0}}
+    error = "Traceback (most recent call last):\n  File x, line 1\nUnsupportedOp: no lowering\n\nThe above exception was\nOther: so"
+    found = _found() | {"bert_base bfloat16": {"error": error, "seconds": 1.0}}
     page = report.page(found)
     assert "\n## resnet18\n\n| | program |" in page
     assert "| float32 NCHW | inference | 10 | 2 | 100.0 | 1 `__cublas$gemm` |" in page
-    assert "| bfloat16 | | | | | UnsupportedOp: no lowering |" in page
+    assert "| bfloat16 | | | | | failed: UnsupportedOp: no lowering |" in page
 
 
 def test_cells() -> None:

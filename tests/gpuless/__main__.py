@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     too_much = list(budgets.exceeded(found, budgets.load())) if options.check or options.accept else []
     failed = [f"{name}: {result['error']}" for name, result in found.items() if "error" in result]
     print("\n".join([*too_much, *failed]))
-    if not (options.check or failed) and len(wanted) == len(list(cells())):
+    if (options.accept or not failed) and not options.check and len(wanted) == len(list(cells())):
         report.PAGE.write_text(report.page(found))
     return 1 if too_much or failed else 0
 
@@ -44,7 +44,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m gpuless", description=__doc__)
     made.add_argument("--match", default="", metavar="REGEX", help='only cells that this finds, e.g. "resnet18 bfloat16"')
     made.add_argument("--check", action="store_true", help=f"compare with {budgets.PATH.name} and fail where a figure has grown; no page")
-    made.add_argument("--accept", action="store_true", help=f"write these figures to {budgets.PATH.name}")
+    made.add_argument(
+        "--accept", action="store_true", help=f"write these figures to {budgets.PATH.name}, and the page even if a cell failed"
+    )
     made.add_argument("--fresh", action="store_true", help="forget what an earlier run of this code has found")
     made.add_argument("--plugin", type=Path, help="the folder with JAX's CUDA plugin")
     made.add_argument("--results", type=Path, help="the file of results; by default one for each state of the sources")

@@ -40,10 +40,16 @@ def page(found: Results) -> str:
 
 def _rows(name: str, result: dict) -> Iterator[str]:
     if "error" in result:
-        yield f"| {name} | | | | | {result['error'].strip().splitlines()[-1]} |"
+        yield f"| {name} | | | | | failed: {_reason(result['error'])} |"
         return
     for kind in KINDS:
         if kind in result["programs"]:
             figures = result["programs"][kind]
             calls = ", ".join(f"{count} `{call}`" for call, count in figures["calls"].items())
             yield f"| {name} | {kind} | {figures['kernels']} | {figures['moves']} | {figures['memory_mib']:.1f} | {calls} |"
+
+
+def _reason(trace: str) -> str:
+    """The first exception of a traceback: its first line, in which XLA's may have the operation that it could not compile."""
+    named = [line for line in trace.splitlines() if line and not line.startswith((" ", "Traceback"))]
+    return named[0][:160].replace("|", "\\|")

@@ -222,7 +222,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(late_checks, "MOST", 8)
     monkeypatch.setattr(late_checks, "_reports", {})
     monkeypatch.setattr(late_checks, "atexit", SimpleNamespace(register=lambda _: None))
-    both = streams.Streams(CUDA, made)  # type: ignore[arg-type]
+    both = streams.Streams(CUDA, made)
     monkeypatch.setattr(streams, "of", lambda *_: both)
     monkeypatch.setattr(seeds, "seed", made.seed)
     monkeypatch.setattr(native, "_no_seed", lambda _: torch.zeros(2, dtype=torch.int32))

@@ -27,7 +27,7 @@ def test_what_a_process_prints(training: str, monkeypatch: pytest.MonkeyPatch, c
     part = dataclasses.replace(PARTS[PART], engines=engines, training=training, batch=2)
     monkeypatch.setitem(gpu_model.PARTS, PART, part)
     monkeypatch.setattr(gpu_model.Part, "set_precision", lambda self: None)
-    monkeypatch.setitem(suites.SUITES, "models", [TINY])  # type: ignore[arg-type]
+    monkeypatch.setitem(suites.SUITES, "models", [TINY])
     gpu_model.main(PART, "tiny", "cpu", "0.0")
     found = json.loads(capsys.readouterr().out)
     assert found["environment"]["torch"] == torch.__version__
@@ -117,11 +117,11 @@ def test_memory_of_warm_calls(monkeypatch: pytest.MonkeyPatch) -> None:
             return nn.Identity()
 
     device = torch.device("cuda:0")
-    monkeypatch.setitem(gpu_model.engine_table.ENGINES, "eager", Engine())  # type: ignore[misc]
+    monkeypatch.setitem(gpu_model.engine_table.ENGINES, "eager", Engine())
     monkeypatch.setattr(gpu_model, "Placement", Placed)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: told.append("wait"))
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: told.append("anew"))
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 30)
     monkeypatch.setattr(runner, "jax_device", lambda device: type("Device", (), {"memory_stats": lambda self: {"peak_bytes_in_use": 12}})())
-    assert gpu_model._memory(PARTS[PART], None, device, "eager") == {"peak": 42}  # type: ignore[arg-type]
+    assert gpu_model._memory(PARTS[PART], None, device, "eager") == {"peak": 42}
     assert told == ["call"] * 3 + ["wait", "anew"] + ["call"] * 2 + ["wait"]

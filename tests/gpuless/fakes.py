@@ -1,19 +1,21 @@
 """Models and tensors on a CUDA device that is not there. Import this module before torch."""
 
+# ruff: noqa: E402  (the guard has to be there before torch)
+
 from __future__ import annotations
 
 from .guard import load
 
 _GUARD = load()
 
-import contextlib  # noqa: E402
-from collections.abc import Iterator  # noqa: E402
-from typing import Any  # noqa: E402
+import contextlib
+from collections.abc import Iterator
+from typing import Any
 
-import fake_models  # noqa: E402
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+import fake_models
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 MODE = FakeTensorMode(allow_non_fake_inputs=True)
 ATTENTION = ("math", "flash", "efficient", "cudnn")

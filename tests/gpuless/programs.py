@@ -100,7 +100,7 @@ class _Engine:
 
 class _Program(Program):
     @property
-    def jax_device(self) -> jax.Device:  # type: ignore[override]
+    def jax_device(self) -> jax.Device:
         """Where constants are made while the program is traced."""
         return clients.cpu_device()
 

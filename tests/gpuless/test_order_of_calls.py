@@ -44,8 +44,8 @@ def executable(
 ) -> Executable:
     """A program with these inputs, which gives float64 arrays of these shapes, and the code of its checks as the last of them."""
     parameters = [Parameter(tuple(x.shape), x.stride(), x.dtype, Layout.of(tuple(x.shape), x.stride()), False) for x in inputs]
-    arguments = Arguments(parameters, torch.device("cpu"), device)  # type: ignore[arg-type]
-    place = Place(CUDA, device)  # type: ignore[arg-type]
+    arguments = Arguments(parameters, torch.device("cpu"), device)
+    place = Place(CUDA, device)
     binding = NativeBinding(arguments, list(range(len(inputs))), lambda results, _: list(results), place, draws, waits)
     return Executable("a program", XlaProgram(device.program(compute, *shapes), str), binding, checks, acts)
 
@@ -174,7 +174,7 @@ def test_a_stream_that_is_not_torchs_is_not_waited_for_later(device: Device) -> 
         program([])
     device.go()
     del device.streams[70]
-    foreign.mark = None  # type: ignore[assignment, method-assign]  # its owner has destroyed it
+    foreign.mark = None  # its owner has destroyed it
     program([])
     device.go()
 
@@ -280,7 +280,7 @@ def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
             device.go()
             return 0
 
-    program.binding.export = lambda results: [Code()]  # type: ignore[method-assign, list-item, return-value]
+    program.binding.export = lambda results: [Code()]
     with pytest.raises(IndexError, match="out of range"):
         program([])
 

@@ -37,7 +37,7 @@ def settings(found: list[GraphModule], platform: str) -> dict[str, Any]:
 
     def compiler(graph: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
         run = keep(graph, inputs)
-        run._boxed_call = True  # type: ignore[attr-defined]
+        run._boxed_call = True
         return run
 
     return {

@@ -75,7 +75,7 @@ class Kernels:
         return next((self.given[place] for place in places if self.given[place] != "none"), "none") == "tf32"
 
     def settings(self) -> Settings:
-        return Settings(matmul_tf32=self.rounds("matmul"), convolution_tf32=self.rounds("conv"))
+        return Settings(*map(self.rounds, ("matmul", "conv", "rnn")))
 
 
 Change = tuple[Callable[..., Any], Callable[..., None], tuple[Any, ...]]
@@ -116,7 +116,7 @@ def test_where_the_older_getters_raise() -> None:
         torch.get_float32_matmul_precision()
     with pytest.raises(RuntimeError, match="legacy and new"):
         _ = torch.backends.cudnn.allow_tf32
-    assert Settings.current("cuda") == Settings(matmul_tf32=True, convolution_tf32=False)
+    assert Settings.current("cuda") == Settings(matmul_tf32=True, convolution_tf32=False, recurrent_tf32=True)
 
 
 @pytest.mark.parametrize("place", private.FLOAT32_PRECISIONS, ids=".".join)
@@ -156,8 +156,9 @@ def test_deterministic_algorithms() -> None:
 
 
 def test_precision_of_programs() -> None:
-    """The two are set apart from each other."""
-    settings = [EXACT, Settings(matmul_tf32=True), Settings(convolution_tf32=True)]
+    """The three are set apart from each other."""
+    settings = [EXACT, Settings(matmul_tf32=True), Settings(convolution_tf32=True), Settings(recurrent_tf32=True)]
     exact, coarse = lax.Precision.HIGHEST, lax.Precision.DEFAULT
-    assert [item.matmul_precision for item in settings] == [exact, coarse, exact]
-    assert [item.convolution_precision for item in settings] == [exact, exact, coarse]
+    assert [item.matmul_precision for item in settings] == [exact, coarse, exact, exact]
+    assert [item.convolution_precision for item in settings] == [exact, exact, coarse, exact]
+    assert [item.recurrent_precision for item in settings] == [exact, exact, exact, coarse]

@@ -14,19 +14,19 @@ from ..runtime import private
 class Settings(NamedTuple):
     """They are part of every executable's key.
 
-    Attributes: matmul_tf32, convolution_tf32 (whether float32 products may be rounded to TF32; CUDA only); deterministic (whether a kernel
-    whose sums have another order at every call is out of the question; CUDA only).
+    Attributes: matmul_tf32, convolution_tf32, recurrent_tf32 (whether float32 products may be rounded to TF32; CUDA only); deterministic
+    (whether a kernel whose sums have another order at every call is out of the question; CUDA only).
 
-    torch's other settings of precision need no program of their own. Products of half types are added in float32, and so are at least
-    as precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation` and its `allow_fp16_reduced_precision_reduction` and
-    `allow_bf16_reduced_precision_reduction`, on or off. `torch.backends.cudnn.rnn.fp32_precision` is for a kernel that no program
-    contains: a recurrent layer of cuDNN's is made of products, which go by `matmul_tf32`. "bf16" is no precision of CUDA's, and counts as
-    float32 there. What decides which algorithm cuDNN takes (`benchmark`, `deterministic`) changes the order of sums, not their precision.
-    What XLA scatters to one place it adds in any order, whatever `deterministic` is.
+    torch's other settings of precision need no program of their own. Products of half types are added in float32, and so are at least as
+    precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation` and its `allow_fp16_reduced_precision_reduction` and
+    `allow_bf16_reduced_precision_reduction`, on or off. "bf16" is no precision of CUDA's, and counts as float32 there. What decides which
+    algorithm cuDNN takes (`benchmark`, `deterministic`) changes the order of sums, not their precision. What XLA scatters to one place it
+    adds in any order, whatever `deterministic` is.
     """
 
     matmul_tf32: bool = False
     convolution_tf32: bool = False
+    recurrent_tf32: bool = False
     deterministic: bool = False
 
     @staticmethod
@@ -37,7 +37,8 @@ class Settings(NamedTuple):
         matmul = private.float32_precision("cuda", "matmul") == "tf32"
         # Without cuDNN, convolutions are cuBLAS's products.
         convolution = private.float32_precision("cuda", "conv") == "tf32" if torch.backends.cudnn.enabled else matmul
-        return _ALL[matmul, convolution, torch.are_deterministic_algorithms_enabled()]
+        recurrent = private.float32_precision("cuda", "rnn") == "tf32"
+        return _ALL[matmul, convolution, recurrent, torch.are_deterministic_algorithms_enabled()]
 
     @property
     def matmul_precision(self) -> lax.Precision:
@@ -48,6 +49,11 @@ class Settings(NamedTuple):
     def convolution_precision(self) -> lax.Precision:
         """For convolutions, as `matmul_precision` for dots."""
         return lax.Precision.DEFAULT if self.convolution_tf32 else lax.Precision.HIGHEST
+
+    @property
+    def recurrent_precision(self) -> lax.Precision:
+        """For cuDNN's recurrent networks, as `matmul_precision` for dots."""
+        return lax.Precision.DEFAULT if self.recurrent_tf32 else lax.Precision.HIGHEST
 
 
 _ALL = {values: Settings(*values) for values in itertools.product((False, True), repeat=len(Settings._fields))}

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 from dynaxla.errors import UnsupportedOp
+from dynaxla.lowering import Settings
 
 aten = torch.ops.aten
 IN, HIDDEN, TIME, BATCH = 3, 4, 5, 2
@@ -172,3 +173,15 @@ def test_a_long_sequence_is_a_loop_on_a_gpu() -> None:
         assert calls(text) == set()
         sizes.append(text.count("stablehlo."))
     assert sizes[0] == sizes[1]
+
+
+def test_the_precision_is_that_of_recurrent_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of convolutions, which cuDNN computes too, nor that of other products."""
+    case = given("LSTM")
+    counts = []
+    for settings in (Settings(matmul_tf32=True, convolution_tf32=True), Settings(recurrent_tf32=True)):
+        monkeypatch.setattr(Settings, "current", staticmethod(lambda _, settings=settings: settings))
+        (graph,) = of_function(lambda *operands: torch.ops.aten._cudnn_rnn(*case.call(*operands))[:3], case.operands, "cuda")
+        text = stablehlo(graph, "cuda")
+        counts.append((text.count("stablehlo.dot_general"), text.count("[HIGHEST, HIGHEST]")))
+    assert counts == [(2, 2), (2, 0)]

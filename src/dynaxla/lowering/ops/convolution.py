@@ -375,8 +375,7 @@ class WeightGradient:
     """The gradient of a convolution's weight, apart from its operands' values.
 
     Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
-    convolution's); dtype (of x and grad; the result has it, or its accumulator's); precision;
-    platform.
+    convolution's); dtype (of x and grad; the result has it, or its accumulator's); precision; platform.
     """
 
     x: tuple[int, ...]

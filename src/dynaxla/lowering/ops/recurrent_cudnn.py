@@ -157,8 +157,8 @@ def _network(
     batch_sizes: Sequence[int],
     ctx: Context,
 ) -> _Network:
-    """In the precision that torch gives to what cuDNN computes."""
-    precision, directions = ctx.settings.convolution_precision, 2 if bidirectional else 1
+    """In the precision that torch gives to such networks of cuDNN's."""
+    precision, directions = ctx.settings.recurrent_precision, 2 if bidirectional else 1
     return _Network(_CELLS[mode], layers, directions, per_layer, projection > 0, batch_first, tuple(batch_sizes), precision)
 
 

@@ -25,7 +25,7 @@ from .capture.decompositions import decompositions
 from .capture.inputs import check_tensor
 from .capture.overlap import overlooked
 from .capture.partition import WrittenInBothPasses, partition
-from .capture.wrapper import is_idle
+from .capture.wrapper import is_idle, remade
 from .config import Options
 from .engine.compositions import engine_for
 from .engine.protocol import Runner
@@ -93,8 +93,9 @@ def _compile(
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
-            program = engine.runner(AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase))
             metadata = _metadata()
+            made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
+            program = engine.runner(AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew))
             if overlapping and metadata is not None and _writes(metadata, overlapping, len(example_inputs)):
                 raise _Overlap
             if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, module, example_inputs):

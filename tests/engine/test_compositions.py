@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.capture.split import split
 from dynaxla.config import Options
-from dynaxla.engine.compositions import Freeze, PackedProgram, Split, SplitProgram, engine_for
+from dynaxla.engine.compositions import Freeze, Late, PackedProgram, Split, SplitProgram, engine_for
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.xla import Program
 from dynaxla.lowering.cpu import weight_orders
@@ -103,8 +103,10 @@ def test_which_engine_options_ask_for() -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(3)))
     assert type(engine_for(Options()).runner(graph)) is Program
     assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
-    assert type(engine_for(Options())) is Split
-    assert type(engine_for(Options(freeze=True))) is Freeze
+    assert isinstance(engine := engine_for(Options()), Late)
+    assert type(engine._inner) is Split
+    assert isinstance(engine := engine_for(Options(freeze=True)), Late)
+    assert type(engine._inner) is Freeze
 
 
 def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyPatch) -> None:

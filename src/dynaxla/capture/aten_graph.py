@@ -35,7 +35,8 @@ class AtenGraph:
 
     Attributes: name; module (functional ATen ops); static (the positions of parameters and buffers among its inputs); phase (what a forward
     program gives to a backward program alone may have other strides than in the graph); waits (whether a call waits for the program's
-    checks on a GPU, too: what is written after it depends on other programs as well); loose.
+    checks on a GPU, too: what is written after it depends on other programs as well); loose; remade (outputs, by index, that whoever calls
+    the graph makes anew from an input, and looks at for their sizes and strides alone).
     """
 
     name: str
@@ -44,6 +45,7 @@ class AtenGraph:
     phase: Phase = "inference"
     waits: bool = False
     loose: Loose = field(default_factory=Loose)
+    remade: frozenset[int] = frozenset()
 
 
 def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:

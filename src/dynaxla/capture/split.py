@@ -81,7 +81,7 @@ def _is_size(node: Node) -> bool:
     return is_plain_python(node) or not isinstance(node.meta.get("val"), (torch.Tensor, tuple, list))
 
 
-def _symbols(value: Any) -> set[Any]:
+def symbols(value: Any) -> set[Any]:
     """Those in the sizes, strides and offset of a tensor, or in a number."""
     found: set[Any] = set()
     for leaf in value if isinstance(value, (tuple, list)) else [value]:
@@ -140,7 +140,7 @@ def _part(
             elif source not in inside:
                 inputs[source] = None
     if compiled:
-        used = {symbol for node in (*inputs, *nodes) for symbol in _symbols(node.meta.get("val"))}
+        used = {symbol for node in (*inputs, *nodes) for symbol in symbols(node.meta.get("val"))}
         found = (definitions.node(symbol, device, nodes[0]) for symbol in used)
         inputs |= {node: None for node in found if node is not None and node not in inside}
     if outputs is None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
@@ -33,6 +34,22 @@ def is_idle(metadata: Any, module: GraphModule, captured: GraphModule, example_i
         and not metadata.num_intermediate_bases
         and not metadata.tokens
         and not metadata.is_rng_op_functionalized
+    )
+
+
+def remade(metadata: Any, module: GraphModule) -> frozenset[int]:
+    """The outputs of a graph, by index, that the wrapper makes anew from an input: an input itself, or a view of one.
+
+    metadata: AOTAutograd's (ViewAndMutationMeta); None if nobody has it.
+    """
+    descriptions = module.graph.output_node().meta.get("desc") or ()
+    infos = metadata.output_info if metadata is not None else ()
+    return frozenset(
+        index
+        for index, item in enumerate(descriptions)
+        if isinstance(item, PlainAOTOutput)
+        and item.idx < len(infos)
+        and infos[item.idx].output_type in (OutputType.is_input, OutputType.alias_of_input)
     )
 
 

@@ -1,5 +1,6 @@
-"""Engines made of others: graphs that no single program can hold, and graphs whose parameters seldom change.
+"""Engines made of others: graphs that no single program can hold, graphs whose parameters seldom change, and writes to large inputs.
 
+Late     torch's own ops write to places in large inputs, after the program has succeeded
 Split    ops that no XLA program can hold run between programs, each of which has one device
 Freeze   one program for what parameters and buffers alone decide, one for the rest; its weights in the order in which oneDNN reads them, as
          far as a thread may rely on that
@@ -22,6 +23,7 @@ from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
 from ..capture.freeze import Frozen, copy_weights, freeze
 from ..capture.hoisting import hoist
+from ..capture.late_writes import LateWrites, take_late_writes
 from ..capture.packing import pack_weights
 from ..capture.split import Part, split
 from ..config import Options
@@ -43,7 +45,44 @@ from .xla import Xla
 def engine_for(options: Options, *, retrace: bool = False, collectives: bool = True) -> Engine:
     """The engine that options ask for. retrace: trace at every call. collectives: see `Split`."""
     engine: Engine = Split(Retrace(options) if retrace else Xla(options), options, collectives=collectives)
-    return Freeze(engine, options) if options.freeze else engine
+    return Late(Freeze(engine, options) if options.freeze else engine)
+
+
+class Late:
+    """An engine that leaves writes to places in large inputs to torch, behind the programs of another engine."""
+
+    def __init__(self, inner: Engine) -> None:
+        self._inner = inner
+
+    def runner(self, graph: AtenGraph) -> Runner:
+        late = take_late_writes(graph)
+        return self._inner.runner(graph) if late is None else LateProgram(self._inner.runner(late.graph), late)
+
+
+class LateProgram:
+    """A graph without its late writes, and these behind it. run: the program of that graph."""
+
+    def __init__(self, run: Runner, late: LateWrites) -> None:
+        self._boxed_call = True
+        self.name = run.name
+        self._run, self._late = run, late
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        """Raises: RuntimeError, as torch does, for an input that must not be written to. Nothing is written then."""
+        late = self._late
+        if not torch.is_inference_mode_enabled() and any(args[position].is_inference() for position in late.written):
+            raise RuntimeError("Inplace update to inference tensor outside InferenceMode is not allowed. Clone it first.")
+        read = [args[position] for position in late.read]
+        given = [args[position] for position in late.inputs]
+        args.clear()
+        results = self._run(given)
+        metrics.add("late_writes")
+        with by_torch.kernels():
+            late.writes.forward(*read, *results[late.count :])
+        return results[: late.count]
+
+    def executables(self) -> list[Executable]:
+        return self._run.executables()
 
 
 class Split:

@@ -13,6 +13,9 @@ from . import dtypes
 
 aten = torch.ops.aten
 
+# In the metadata of a node whose value nobody may want, but whose checks count.
+FOR_CHECKS = "dynaxla_for_checks"
+
 # Their results are views of their operand, but their schemas keep that from autograd.
 _UNDECLARED_VIEWS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 

@@ -23,7 +23,7 @@ from .context import Context
 from .cpu import weight_orders
 from .cpu.in_memory import in_memory
 from .cpu.shared_values import shared_values
-from .graphs import describe_inputs, user_line
+from .graphs import FOR_CHECKS, describe_inputs, user_line
 from .keyed import alone, draw, keyed, operands, random_key
 from .metadata import TensorSpec
 from .ops.control_flow import CONTROL_FLOW, Subgraph
@@ -238,7 +238,7 @@ def is_computable(node: Node, platform: str) -> bool:
 
 def _acts(node: Node) -> bool:
     """Whether a node does more than give its result."""
-    if node.target is with_effects or node.target is aten._functional_assert_async.msg:
+    if node.target is with_effects or node.target is aten._functional_assert_async.msg or FOR_CHECKS in node.meta:
         return True
     return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
 

@@ -37,12 +37,17 @@ def is_needed(args: Sequence[Any]) -> bool:
 def run(module: GraphModule, args: list[Any]) -> list[Any]:
     """What the graph gives for its inputs. Empties args."""
     metrics.add("by_torch")
-    if not forks.is_cut_off():
-        with private.below_autograd():
-            return list(_call(module, args))
-    _warn()
-    with private.below_autograd(), _one_thread():
+    if forks.is_cut_off():
+        _warn()
+    with kernels():
         return list(_call(module, args))
+
+
+@contextlib.contextmanager
+def kernels() -> Iterator[None]:
+    """Inside, torch's ops run as kernels: below autograd, and behind a fork with one thread."""
+    with private.below_autograd(), _one_thread() if forks.is_cut_off() else contextlib.nullcontext():
+        yield
 
 
 def _call(module: GraphModule, args: list[Any]) -> Sequence[Any]:

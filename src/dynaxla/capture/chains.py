@@ -1,0 +1,245 @@
+"""Which values of a functional graph are what an input is after a chain of writes to places in it.
+
+Functionalization turns `c[0, :, 3] = k` into reads and writes of whole tensors:
+
+    part = select(select(c, 0, 0), 1, 3);  new = copy(part, k)
+    row = select_scatter(select(c, 0, 0), new, 1, 3)
+    c' = select_scatter(c, row, 0, 0)
+
+Each of these values is a place of c (a view of it), as it is after some writes to places of c: `part` after none, the others after one,
+`copy_` of k to the place `part`. That is followed here from node to node. It is about values alone: where a result lies does not matter.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import Graph, Node
+
+from ..lowering.refusals import reason
+
+aten = torch.ops.aten
+
+_SAME = (aten.alias.default, aten.detach.default, aten.clone.default)
+_VIEWS = (
+    aten.select.int,
+    aten.slice.Tensor,
+    aten.transpose.int,
+    aten.t.default,
+    aten.permute.default,
+    aten.diagonal.default,
+    aten.unsqueeze.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.view.default,
+)
+# These give several views.
+_SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+# What gives a tensor with the view of it replaced that the second op gives; other arguments are the view's.
+_PUTS_BACK = {
+    aten.select_scatter.default: aten.select.int,
+    aten.slice_scatter.default: aten.slice.Tensor,
+    aten.diagonal_scatter.default: aten.diagonal.default,
+}
+# What writes all of its operand, and does the same in place.
+_FILLS = {
+    aten.copy.default: aten.copy_.default,
+    aten.fill.Scalar: aten.fill_.Scalar,
+    aten.fill.Tensor: aten.fill_.Tensor,
+    aten.zero.default: aten.zero_.default,
+}
+# What writes to places that its indices choose, and does the same in place.
+_INDEXED = {
+    aten.index_copy.default: aten.index_copy_.default,
+    aten.index_put.default: aten.index_put_.default,
+    aten.index_add.default: aten.index_add_.default,
+    aten.index_fill.int_Scalar: aten.index_fill_.int_Scalar,
+    aten.scatter.src: aten.scatter_.src,
+    aten.scatter.value: aten.scatter_.value,
+    aten.scatter_add.default: aten.scatter_add_.default,
+}
+
+# What tells places of one tensor apart: sizes, strides and offset.
+_Spec = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Step:
+    """A view of a tensor, as a call of an op. Attributes: op; args (after the tensor); item (which of several views, or None)."""
+
+    op: Any
+    args: tuple[Any, ...]
+    item: int | None = None
+
+
+@dataclass(frozen=True)
+class Place:
+    """A part of an input, reached by views.
+
+    Attributes: steps; specs (of the input, and after each step); value (a fake tensor there).
+    """
+
+    steps: tuple[Step, ...]
+    specs: tuple[_Spec, ...]
+    value: torch.Tensor
+
+    def lies_in(self, other: Place) -> bool:
+        """Whether this is that place or, as its steps show, a part of it."""
+        return other.specs[-1] in self.specs
+
+    def is_same(self, other: Place) -> bool:
+        return self.specs[-1] == other.specs[-1]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the input itself."""
+        return self.specs[-1] == self.specs[0]
+
+    def after(self, step: Step) -> Place | None:
+        """The place that a view of this one is; None if the input's memory cannot be viewed so."""
+        mode = detect_fake_mode(self.value)
+        if mode is None:
+            return None
+        args = torch.fx.node.map_arg(step.args, lambda node: node.meta["val"])
+        try:
+            with mode, torch.no_grad():
+                value = step.op(self.value, *args)
+        except RuntimeError:  # a view that needs a copy of what has these strides
+            return None
+        value = value if step.item is None else value[step.item]
+        spec = _spec(value)
+        if spec in self.specs:  # back, as from a transpose
+            length = self.specs.index(spec)
+            return Place(self.steps[:length], self.specs[: length + 1], value)
+        return Place((*self.steps, step), (*self.specs, spec), value)
+
+
+@dataclass(frozen=True, eq=False)
+class Write:
+    """What one op of the graph writes. Attributes: node; op (the same in place); place; args, kwargs (after the tensor that is written)."""
+
+    node: Node
+    op: Any
+    place: Place
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def is_indexed(self) -> bool:
+        """Whether it checks indices."""
+        return self.node.target in _INDEXED
+
+
+@dataclass(frozen=True)
+class State:
+    """A value: a place of an input after writes. Attributes: source (the input's node); writes (in their order); place."""
+
+    source: Node
+    writes: tuple[Write, ...]
+    place: Place
+
+
+def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, State]:
+    """The values that are places of these inputs after writes. An input whose elements share memory has none."""
+    found: dict[Node, State] = {}
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if node in inputs and _has_memory_of_its_own(node.meta["val"]):
+                found[node] = State(node, (), Place((), (_spec(node.meta["val"]),), node.meta["val"]))
+        elif node.op == "call_function" and (state := _state(node, found)) is not None:
+            found[node] = state
+    return found
+
+
+def _state(node: Node, found: dict[Node, State]) -> State | None:
+    op = node.target
+    if op is operator.getitem:
+        parts = node.args[0]
+        if not isinstance(parts, Node) or parts.target not in _SPLITS or (base := found.get(parts.args[0])) is None or parts.kwargs:
+            return None
+        return _at(base, base.place.after(Step(parts.target, tuple(parts.args[1:]), node.args[1])))
+    base = found.get(node.args[0]) if node.args and isinstance(node.args[0], Node) else None
+    if base is None:
+        return None
+    if op in _SAME:
+        return base
+    if op in _VIEWS:
+        return _at(base, base.place.after(Step(op, tuple(node.args[1:])))) if not node.kwargs else None
+    if op in _PUTS_BACK and not node.kwargs:
+        return _put_back(node, base, found)
+    if op in _FILLS and not base.place.is_whole:
+        return _written(base, Write(node, _FILLS[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
+    if op in _INDEXED and _takes(node):
+        return _written(base, Write(node, _INDEXED[op], base.place, tuple(node.args[1:]), dict(node.kwargs)))
+    return None
+
+
+def _at(state: State, place: Place | None) -> State | None:
+    return State(state.source, state.writes, place) if place is not None else None
+
+
+def _written(state: State, write: Write) -> State:
+    return State(state.source, (*state.writes, write), state.place)
+
+
+def _put_back(node: Node, base: State, found: dict[Node, State]) -> State | None:
+    """`base` with a part of it replaced: by what the same part is after more writes to it, or by another value."""
+    part, args = node.args[1], tuple(node.args[2:])
+    place = base.place.after(Step(_PUTS_BACK[node.target], args))
+    if place is None or not isinstance(part, Node):
+        return None
+    state = found.get(part)
+    count = len(base.writes)
+    if (
+        state is not None
+        and state.source is base.source
+        and state.writes[:count] == base.writes
+        and state.place.is_same(place)
+        and all(write.place.lies_in(place) for write in state.writes[count:])
+    ):
+        return State(base.source, state.writes, base.place)
+    return _written(base, Write(node, aten.copy_.default, place, (part,), {}))
+
+
+def _takes(node: Node) -> bool:
+    """Whether torch's op in place takes what the program takes, for every value of the indices that passes the program's checks."""
+    is_put = node.target is aten.index_put.default
+    chosen, others = (node.args[1], node.args[2:]) if is_put else (node.args[2:3], node.args[3:])
+    indices, dtype = _tensors(chosen), node.args[0].meta["val"].dtype
+    kinds = {item.dtype for item in indices}
+    is_known = kinds == {torch.int64} or (is_put and kinds == {torch.bool} and len(indices) == 1)
+    return is_known and all(item.dtype == dtype for item in _tensors(others)) and not reason(node)
+
+
+def _tensors(args: Any) -> list[torch.Tensor]:
+    values = [node.meta.get("val") for node in _nodes(args)]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _nodes(args: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.node.map_arg(args, found.append)
+    return found
+
+
+def _spec(value: torch.Tensor) -> _Spec:
+    return tuple(map(_number, (*value.shape, *value.stride(), value.storage_offset())))
+
+
+def _number(value: Any) -> Any:
+    """What tells a size from others without asking for its value."""
+    return value.node.expr if isinstance(value, torch.SymInt) else value
+
+
+def _has_memory_of_its_own(value: Any) -> bool:
+    """Whether no two elements are known to share memory, and memory holds them as they are."""
+    if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_conj() or value.is_neg():
+        return False
+    pairs: Sequence[tuple[Any, Any]] = list(zip(map(_number, value.shape), map(_number, value.stride()), strict=True))
+    return not any(step == 0 and size != 1 for size, step in pairs)

@@ -1,0 +1,232 @@
+"""Takes out of a graph the writes to inputs that torch's own ops can do after its program has succeeded.
+
+XLA cannot write to torch's memory: a program that changes one row of a large input returns all of it anew, and all of it is copied over the
+input. Where the input's last value is a chain of writes to places in it (chains.py), the program gives what is written and its indices
+instead, and a second graph, which torch runs, writes.
+
+Nothing may fail once the first write is done, and what is written may not depend on what has been written before:
+
+- An op that checks indices stays in the program for its check alone. What torch's op in place could refuse besides is no such chain.
+- What is written is in memory of its own: what lies in an input's memory is copied by the program.
+- The graph has no ops that write. An output that lies in a changed input's memory, but not as what AOTAutograd makes of the input itself
+  behind the call, is copied, too.
+
+An input's new value stays an output if somebody gets it as a tensor of its own; then nothing is gained, and nothing is taken out. What
+reads the new value inside the program reads it there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import operator
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._guards import detect_fake_mode
+from torch.fx import Graph, GraphModule, Node
+
+from ..lowering.fallback import writes
+from ..lowering.graphs import FOR_CHECKS, viewed
+from ..lowering.interpreter import is_plain_python
+from ..runtime import private
+from .aten_graph import AtenGraph, written_inputs
+from .chains import Place, State, Step, states
+from .crossings import has_several
+from .split import symbols
+
+aten = torch.ops.aten
+
+# Bytes of an input for each write to it: less is copied as a whole, which takes about ten microseconds, by what writes inputs anyway.
+SMALL = 1 << 16
+
+
+@dataclass(frozen=True)
+class LateWrites:
+    """A graph without its late writes.
+
+    Attributes: graph (gives the parts behind what the whole gives, with the written inputs themselves in place of their new values); inputs
+    (the positions of the whole's inputs that it takes); count (of the whole's outputs); writes (what torch runs behind it); read (the
+    positions of the whole's inputs that the writes take, in front of the parts); written (the positions of those that are written).
+    """
+
+    graph: AtenGraph
+    inputs: Sequence[int]
+    count: int
+    writes: GraphModule
+    read: Sequence[int]
+    written: Sequence[int]
+
+
+def take_late_writes(graph: AtenGraph) -> LateWrites | None:
+    """The graph without the writes that can be done behind it; None if there are none."""
+    nodes = graph.module.graph
+    targets = written_inputs(nodes)
+    if graph.phase != "inference" or not targets or has_several(graph.module) or any(writes(node.target) for node in nodes.nodes):
+        return None
+    placeholders = nodes.find_nodes(op="placeholder")
+    found = states(nodes, {placeholders[position] for position in targets.values()})
+    outputs: Sequence[Any] = nodes.output_node().args[0]
+    chains = {
+        placeholders[position]: state
+        for index, position in targets.items()
+        if (state := found.get(outputs[index])) is not None and state.source is placeholders[position] and _pays(state)
+    }
+    changed = {state.writes[-1]: source for source, state in chains.items()}
+    for index, output in enumerate(outputs):
+        state = found.get(output) if isinstance(output, Node) else None
+        if state is not None and state.writes and index not in targets and index not in graph.remade:
+            chains.pop(changed.get(state.writes[-1]), None)  # type: ignore[arg-type]
+    return _Cut(graph, chains, found).result() if chains else None
+
+
+def _pays(state: State) -> bool:
+    value = state.source.meta["val"]
+    if not state.writes or not state.place.is_whole:
+        return False
+    sizes = [size for size in value.shape if isinstance(size, int)]
+    return len(sizes) < value.dim() or math.prod(sizes) * value.itemsize >= SMALL * len(state.writes)
+
+
+class _Cut:
+    """A graph whose late writes are taken out.
+
+    chains: the last states of the inputs that are written late, by their nodes. found: all states.
+    """
+
+    def __init__(self, graph: AtenGraph, chains: dict[Node, State], found: dict[Node, State]) -> None:
+        self._whole, self._chains, self._found = graph, chains, found
+        self._placeholders = graph.module.graph.find_nodes(op="placeholder")
+        self._output_node = graph.module.graph.output_node()
+        self._rest, self._copies = Graph(), dict[Node, Node]()
+        self._rest.graph_copy(graph.module.graph, self._copies)
+        # The graph of the writes: its inputs, which are inputs of the whole graph or parts that the program gives, and its views.
+        self._late = Graph()
+        self._read: dict[Node, Node] = {}
+        self._parts: dict[Node, Node] = {}
+        self._given: list[Node] = []
+        self._views: dict[tuple[Node, tuple[Step, ...]], Node] = {}
+
+    def result(self) -> LateWrites:
+        for source, state in self._chains.items():
+            for write in state.writes:
+                args, kwargs = torch.fx.node.map_arg((write.args, write.kwargs), self._argument)
+                self._late.call_function(write.op, (self._view(source, write.place), *args), kwargs)
+                if write.is_indexed:
+                    self._copies[write.node].meta[FOR_CHECKS] = True
+        self._late.output(())
+        _put_first([*self._read.values(), *self._parts.values()])
+        outputs = [self._output(index, output) for index, output in enumerate(self._output_node.args[0])]
+        result = self._rest.output((*outputs, *self._given))
+        meta = self._output_node.meta
+        result.meta = {**meta, "desc": [*(meta.get("desc") or [None] * len(outputs)), *[None] * len(self._given)]}
+        inputs = self._without_needless()
+        positions = {node: position for position, node in enumerate(self._placeholders)}
+        static = tuple(inputs.index(position) for position in self._whole.static)
+        rest = dataclasses.replace(self._whole, module=GraphModule(self._whole.module, self._rest), static=static, remade=frozenset())
+        read, written = [positions[node] for node in self._read], [positions[node] for node in self._chains]
+        return LateWrites(rest, inputs, len(outputs), GraphModule({}, self._late), read, written)
+
+    def _input(self, node: Node) -> Node:
+        if node not in self._read:
+            self._read[node] = self._late.placeholder(node.name)
+        return self._read[node]
+
+    def _argument(self, node: Node) -> Node:
+        """What a write takes, in the graph of the writes."""
+        if node.op == "placeholder" and node not in self._chains:
+            return self._input(node)
+        if is_plain_python(node) and all(map(_is_number, (node, *node.all_input_nodes))):
+            return self._late.node_copy(node, self._argument)
+        if node not in self._parts:
+            self._parts[node] = self._late.placeholder(f"part_{node.name}")
+            self._given.append(self._apart(node, self._placeholders))
+        return self._parts[node]
+
+    def _apart(self, node: Node, inputs: Collection[Node]) -> Node:
+        """A value in the program: in memory of its own, if it lies in that of one of these inputs."""
+        copy = self._copies[node]
+        return _call(self._rest, aten.clone.default, copy) if _is_tensor(node) and _lies_in(node, inputs) else copy
+
+    def _view(self, source: Node, place: Place) -> Node:
+        """A place of an input, in the graph of the writes."""
+        view = self._input(source)
+        for count, step in enumerate(place.steps):
+            key = source, place.steps[: count + 1]
+            if key not in self._views:
+                view = self._late.call_function(step.op, (view, *torch.fx.node.map_arg(step.args, self._argument)))
+                self._views[key] = view if step.item is None else self._late.call_function(operator.getitem, (view, step.item))
+            view = self._views[key]
+        return view
+
+    def _output(self, index: int, output: Any) -> Any:
+        """What the program gives in place of one of the whole graph's outputs."""
+        if not isinstance(output, Node):
+            return output
+        state = self._found.get(output)
+        if state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
+            view = self._copies[state.source]
+            for step in state.place.steps:
+                view = _call(self._rest, step.op, view, *torch.fx.node.map_arg(step.args, self._copies.__getitem__))
+                view = view if step.item is None else _call(self._rest, operator.getitem, view, step.item)
+            return view
+        return self._copies[output] if index in self._whole.remade else self._apart(output, self._chains)
+
+    def _without_needless(self) -> list[int]:
+        """Leave out what is not needed any more: values, and numbers among the inputs, for each of which there would be a program.
+
+        Returns: the positions of the inputs that are left.
+        """
+        followed = {self._copies[node] for node in self._found}
+        for node in reversed(self._rest.nodes):
+            is_needless = node in followed or (is_plain_python(node) and _is_number(node))
+            if node.op == "call_function" and is_needless and not node.users and FOR_CHECKS not in node.meta:
+                self._rest.erase_node(node)
+        needed = {
+            symbol for node in self._rest.nodes if node.op != "placeholder" or _is_tensor(node) for symbol in symbols(node.meta.get("val"))
+        }
+        kept = []
+        for position, node in enumerate(self._placeholders):
+            copy = self._copies[node]
+            if copy.users or _is_tensor(node) or not needed.isdisjoint(symbols(node.meta["val"])):
+                kept.append(position)
+            else:
+                self._rest.erase_node(copy)
+        return kept
+
+
+def _lies_in(node: Node, inputs: Collection[Node]) -> bool:
+    """Whether a tensor lies in the memory of one of these inputs."""
+    origin = node
+    while (source := viewed(origin)) is not None:
+        origin = source
+    storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
+    return origin in inputs or private.storage_id(node.meta["val"]) in storages
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_number(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), (int, float, torch.SymInt, torch.SymFloat))
+
+
+def _put_first(nodes: Sequence[Node]) -> None:
+    """Let a graph begin with these nodes."""
+    for node in reversed(nodes):
+        first = next(iter(node.graph.nodes))
+        if first is not node:
+            first.prepend(node)
+
+
+def _call(graph: Graph, op: Any, *args: Any) -> Node:
+    """Add a node behind the others."""
+    node = graph.call_function(op, args)
+    values = torch.fx.node.map_arg(args, lambda source: source.meta["val"])
+    with detect_fake_mode(values) or contextlib.nullcontext(), torch.no_grad():
+        node.meta["val"] = op(*values)
+    return node

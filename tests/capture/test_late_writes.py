@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from chained_writes import SHAPE, Writer
 from torch import Tensor
 
+from dynaxla.buffers.native import NativeBinding
 from dynaxla.capture import late_writes
 from dynaxla.capture.late_writes import LateWrites
 from dynaxla.engine import compositions
+from dynaxla.observe import metrics
 
 Function = Callable[..., Any]
 
@@ -264,3 +267,190 @@ CASES: list[tuple[Function, tuple[Any, ...], list[str]]] = [
 def test_as_in_eager_mode(function: Function, args: tuple[Any, ...], written: list[str], taken: list[LateWrites]) -> None:
     check(function, *args)
     assert ops(taken) == written
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_functions(seed: int) -> None:
+    function = Writer(seed).function()
+    check(function, torch.randn(SHAPE), torch.randn(SHAPE), torch.tensor([0, 1]))
+
+
+def writes_twice(a: Tensor, b: Tensor, i: Tensor, j: Tensor, k: Tensor) -> None:
+    b[:, 0] = 5
+    a.index_copy_(1, i, k)
+    b[:, j] = k
+
+
+@pytest.mark.parametrize(("i", "j"), [(8, 0), (0, 8), (-1, 0), (0, -9)])
+def test_nothing_is_written_if_an_index_is_refused(i: int, j: int) -> None:
+    a, b = torch.randn(2, 8, 4), torch.randn(2, 8, 4)
+    before = a.clone(), b.clone()
+    with torch.no_grad(), pytest.raises(IndexError):
+        torch.compile(writes_twice, backend="dynaxla")(a, b, torch.tensor([i]), torch.tensor([j]), torch.randn(2, 1, 4))
+    torch.testing.assert_close((a, b), before)
+    assert (a._version, b._version) == (0, 0)
+
+
+@pytest.mark.parametrize(("i", "j", "holds"), [(1, 2, True), (8, 0, False), (0, 8, False), (-1, 0, False), (0, -9, False), (0, -1, True)])
+def test_where_no_call_waits_old_values_are_written_again(i: int, j: int, holds: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the failure is raised by a later call."""
+    codes: list[bool] = []
+    monkeypatch.setattr(late_writes, "waits_for_no_check", lambda _: True)
+    monkeypatch.setattr(NativeBinding, "report", lambda _, code, checks, name: codes.append(int(code) == len(checks)))
+
+    def function(a: Tensor, b: Tensor, i: Tensor, j: Tensor, k: Tensor) -> None:
+        a[1:].copy_(a[:-1] * 2)
+        b[0, :2].zero_()
+        writes_twice(a, b, i, j, k)
+
+    args = torch.randn(2, 8, 4), torch.randn(2, 8, 4), torch.tensor([i]), torch.tensor([j]), torch.randn(2, 1, 4)
+    expected = copy.deepcopy(args)
+    if holds:
+        function(*expected)
+    with torch.no_grad():
+        torch.compile(function, backend="dynaxla")(*args)
+    torch.testing.assert_close(args, expected)
+    assert codes == [holds]
+
+
+def test_writes_that_cannot_be_held_stay_in_the_program(monkeypatch: pytest.MonkeyPatch, taken: list[LateWrites]) -> None:
+    monkeypatch.setattr(late_writes, "waits_for_no_check", lambda _: True)
+    check(accumulated, c(), at(3, 3, 1), row(3))
+    check(masked, c(), row())
+    check(scatters, c(), at(3, 5), row(2))
+    assert taken == []
+
+
+def test_a_tensor_of_inference_mode_is_refused_before_anything_is_written() -> None:
+    compiled = torch.compile(writes_twice, backend="dynaxla")
+    with torch.inference_mode():
+        a = torch.randn(2, 8, 4)
+    b, k = torch.randn(2, 8, 4), torch.randn(2, 1, 4)
+    before = a.clone(), b.clone()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="inference tensor"):
+        compiled(a, b, at(1), at(2), k)
+    torch.testing.assert_close((a, b), before)
+    with torch.inference_mode():
+        compiled(a, b, at(1), at(2), k)
+    torch.testing.assert_close(a[:, 1:2], k)
+
+
+def test_parameters_without_gradients(taken: list[LateWrites]) -> None:
+    parameter = torch.nn.Parameter(torch.randn(2, 8, 4))
+
+    def function(k: Tensor) -> Tensor:
+        with torch.no_grad():
+            parameter[:, 1:2] = k
+        return k * 2
+
+    k = torch.randn(2, 1, 4)
+    torch.compile(function, backend="dynaxla")(k)
+    torch.testing.assert_close(parameter[:, 1:2].detach(), k)
+    assert parameter._version == 2
+    assert ops(taken) == ["copy_"]
+
+
+def test_training_writes_as_before(taken: list[LateWrites]) -> None:
+    def function(c: Tensor, i: Tensor, k: Tensor, w: Tensor) -> Tensor:
+        with torch.no_grad():
+            c.index_copy_(1, i, k)
+        return (c @ w).square().sum()
+
+    def gradient(function: Function) -> tuple[Tensor, Tensor]:
+        torch.manual_seed(0)
+        c, w = torch.randn(2, 8, 4), torch.randn(4, 4, requires_grad=True)
+        function(c, at(2), torch.randn(2, 1, 4), w).backward()
+        assert w.grad is not None
+        return c, w.grad
+
+    torch.testing.assert_close(gradient(torch.compile(function, backend="dynaxla")), gradient(function))
+    assert taken == []
+
+
+def test_positions_as_numbers_need_one_program() -> None:
+    def function(c: Tensor, p: int, k: Tensor) -> None:
+        c[:, :, p : p + 1] = k.sin()
+
+    compiled, cache = torch.compile(function, backend="dynaxla"), c()
+    compiled(cache, 1, row())
+    compiled(cache, 2, row())
+    before = metrics.snapshot()["compile"]
+    for position in range(3, 8):
+        k = row()
+        compiled(cache, position, k)
+        torch.testing.assert_close(cache[:, :, position : position + 1], k.sin())
+    assert metrics.snapshot()["compile"] == before
+
+
+def test_positions_that_are_read_from_tensors() -> None:
+    def function(c: Tensor, p: Tensor, k: Tensor) -> None:
+        start = p.item()
+        torch._check(start >= 0)
+        torch._check(start < 8)
+        c.narrow(2, start, 1).copy_(k)
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        check(function, c(), torch.tensor(3), row())
+
+
+def test_sizes_that_change(taken: list[LateWrites]) -> None:
+    def function(c: Tensor, i: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        c.index_copy_(1, i, k)
+        c[:, -1] = k[:, 0] * 2
+        return c[:, 1:], c
+
+    compiled = torch.compile(function, backend="dynaxla", dynamic=True)
+    for size in (5, 8, 11):
+        mine = torch.randn(2, size, 4), torch.tensor([size - 2, 0]), torch.randn(2, 2, 4)
+        theirs = copy.deepcopy(mine)
+        torch.testing.assert_close(observed(compiled, mine), observed(function, theirs))
+    assert [len(ops([late])) for late in taken] == [2]
+
+
+@pytest.mark.parametrize("second", [slice(1, 3), slice(2, 4)])
+def test_inputs_in_one_memory(second: slice) -> None:
+    def function(a: Tensor, b: Tensor, i: Tensor, k: Tensor) -> Tensor:
+        a.index_copy_(1, i, k)
+        return b.sum()
+
+    mine, k = torch.randn(4, 8, 4), torch.randn(2, 1, 4)
+    theirs = mine.clone()
+    found = torch.compile(function, backend="dynaxla")(mine[:2], mine[second], at(1), k)
+    torch.testing.assert_close((found, mine), (function(theirs[:2], theirs[second], at(1), k), theirs))
+
+
+class Decoder(torch.nn.Module):
+    """A layer that keeps what it has seen, and how much that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.register_buffer("cache", torch.zeros(2, 8, 4))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.cache.index_copy_(1, self.count.view(1), self.linear(x))
+        self.count += 1
+        return (self.cache * self.linear.weight.sum()).sum()
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_a_module_with_a_cache(freeze: bool, taken: list[LateWrites]) -> None:
+    mine = Decoder().requires_grad_(False)
+    theirs = copy.deepcopy(mine)
+    compiled = torch.compile(mine, backend="dynaxla", options={"freeze": freeze})
+    for _ in range(3):
+        x = torch.randn(2, 1, 4)
+        torch.testing.assert_close(compiled(x), theirs(x))
+        torch.testing.assert_close(mine.state_dict(), theirs.state_dict())
+    assert ops(taken)[0] == "index_copy_"
+
+
+def test_what_is_small_is_written_as_a_whole(taken: list[LateWrites], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(late_writes, "SMALL", c().nbytes + 1)
+    check(index_copy, c(), at(3), row())
+    assert taken == []
+    torch._dynamo.reset()
+    monkeypatch.setattr(late_writes, "SMALL", c().nbytes)
+    check(index_copy, c(), at(3), row())
+    assert len(taken) == 1

@@ -13,6 +13,9 @@ Nothing may fail once the first write is done, and what is written may not depen
 
 An input's new value stays an output if somebody gets it as a tensor of its own; then nothing is gained, and nothing is taken out. What
 reads the new value inside the program reads it there.
+
+On a GPU no call waits for the program's checks. There the program gives old values to be written again, and indices that can be read, if a
+check has failed (`held`); writes for which that is not known are left in the program.
 """
 
 from __future__ import annotations
@@ -32,9 +35,10 @@ from torch.fx import Graph, GraphModule, Node
 from ..lowering.fallback import writes
 from ..lowering.graphs import FOR_CHECKS, viewed
 from ..lowering.interpreter import is_plain_python
+from ..lowering.ops.held import held
 from ..runtime import private
 from .aten_graph import AtenGraph, written_inputs
-from .chains import Place, State, Step, states
+from .chains import Place, State, Step, Write, states
 from .crossings import has_several
 from .split import symbols
 
@@ -50,7 +54,8 @@ class LateWrites:
 
     Attributes: graph (gives the parts behind what the whole gives, with the written inputs themselves in place of their new values); inputs
     (the positions of the whole's inputs that it takes); count (of the whole's outputs); writes (what torch runs behind it); read (the
-    positions of the whole's inputs that the writes take, in front of the parts); written (the positions of those that are written).
+    positions of the whole's inputs that the writes take, in front of the parts); written (the positions of all that are written to, here or
+    by whoever calls the program).
     """
 
     graph: AtenGraph
@@ -74,6 +79,7 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
         placeholders[position]: state
         for index, position in targets.items()
         if (state := found.get(outputs[index])) is not None and state.source is placeholders[position] and _pays(state)
+        if not waits_for_no_check(placeholders[position]) or all(map(_can_be_held, state.writes))
     }
     changed = {state.writes[-1]: source for source, state in chains.items()}
     for index, output in enumerate(outputs):
@@ -89,6 +95,19 @@ def _pays(state: State) -> bool:
         return False
     sizes = [size for size in value.shape if isinstance(size, int)]
     return len(sizes) < value.dim() or math.prod(sizes) * value.itemsize >= SMALL * len(state.writes)
+
+
+def waits_for_no_check(node: Node) -> bool:
+    """Whether calls of a program with this input return before anybody knows what its checks have found."""
+    return bool(node.meta["val"].device.type == "cuda")
+
+
+def _can_be_held(write: Write) -> bool:
+    """Whether the values before the call can be written in place of the new ones."""
+    if write.op is aten.index_put_.default:
+        kinds = {item.meta["val"].dtype for item in write.args[0] if item is not None}
+        return kinds == {torch.int64} and not any(write.args[2:])
+    return write.op is aten.index_copy_.default or not write.is_indexed
 
 
 class _Cut:
@@ -113,10 +132,14 @@ class _Cut:
     def result(self) -> LateWrites:
         for source, state in self._chains.items():
             for write in state.writes:
-                args, kwargs = torch.fx.node.map_arg((write.args, write.kwargs), self._argument)
-                self._late.call_function(write.op, (self._view(source, write.place), *args), kwargs)
                 if write.is_indexed:
                     self._copies[write.node].meta[FOR_CHECKS] = True
+                if waits_for_no_check(source):
+                    op, args = self._held(source, write)
+                    self._late.call_function(op, (self._view(source, write.place), *args))
+                else:
+                    args, kwargs = torch.fx.node.map_arg((write.args, write.kwargs), self._argument)
+                    self._late.call_function(write.op, (self._view(source, write.place), *args), kwargs)
         self._late.output(())
         _put_first([*self._read.values(), *self._parts.values()])
         outputs = [self._output(index, output) for index, output in enumerate(self._output_node.args[0])]
@@ -127,7 +150,8 @@ class _Cut:
         positions = {node: position for position, node in enumerate(self._placeholders)}
         static = tuple(inputs.index(position) for position in self._whole.static)
         rest = dataclasses.replace(self._whole, module=GraphModule(self._whole.module, self._rest), static=static, remade=frozenset())
-        read, written = [positions[node] for node in self._read], [positions[node] for node in self._chains]
+        read = [positions[node] for node in self._read]
+        written = sorted(set(written_inputs(self._whole.module.graph).values()))
         return LateWrites(rest, inputs, len(outputs), GraphModule({}, self._late), read, written)
 
     def _input(self, node: Node) -> Node:
@@ -151,6 +175,42 @@ class _Cut:
         copy = self._copies[node]
         return _call(self._rest, aten.clone.default, copy) if _is_tensor(node) and _lies_in(node, inputs) else copy
 
+    def _held(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
+        """An op, and what it takes after its target: it writes the same, or, if a check fails, what the place held before the call."""
+
+        def unless_failed(new: Node, old: Node) -> Node:
+            return _call(self._rest, held, new, old)
+
+        old = self._place(source, write.place)
+        args = torch.fx.node.map_arg(write.args, self._copies.__getitem__)
+        if write.op is aten.index_copy_.default:
+            dim, index, new = args
+            index = unless_failed(index, _call(self._rest, aten.zeros_like.default, index))
+            new = unless_failed(new, _call(self._rest, aten.index_select.default, old, dim, index))
+            return write.op, (dim, self._part(index), self._part(new))
+        if write.op is aten.index_put_.default:
+            indices = [item and unless_failed(item, _call(self._rest, aten.zeros_like.default, item)) for item in args[0]]
+            old = _call(self._rest, aten.index.Tensor, old, indices)
+            new = unless_failed(_call(self._rest, aten.copy.default, old, args[1]), old)
+            return write.op, ([item and self._part(item) for item in indices], self._part(new))
+        whole = aten.copy.default if write.op is aten.copy_.default else write.node.target
+        new = unless_failed(_call(self._rest, whole, old, *args), old)
+        return aten.copy_.default, (self._part(new),)
+
+    def _part(self, node: Node) -> Node:
+        """A value that the program gives, in the graph of the writes."""
+        self._given.append(node)
+        part = self._parts[node] = self._late.placeholder(f"part_{node.name}")
+        return part
+
+    def _place(self, source: Node, place: Place) -> Node:
+        """A place of an input before the call, in the program."""
+        view = self._copies[source]
+        for step in place.steps:
+            view = _call(self._rest, step.op, view, *torch.fx.node.map_arg(step.args, self._copies.__getitem__))
+            view = view if step.item is None else _call(self._rest, operator.getitem, view, step.item)
+        return view
+
     def _view(self, source: Node, place: Place) -> Node:
         """A place of an input, in the graph of the writes."""
         view = self._input(source)
@@ -168,11 +228,7 @@ class _Cut:
             return output
         state = self._found.get(output)
         if state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
-            view = self._copies[state.source]
-            for step in state.place.steps:
-                view = _call(self._rest, step.op, view, *torch.fx.node.map_arg(step.args, self._copies.__getitem__))
-                view = view if step.item is None else _call(self._rest, operator.getitem, view, step.item)
-            return view
+            return self._place(state.source, state.place)
         return self._copies[output] if index in self._whole.remade else self._apart(output, self._chains)
 
     def _without_needless(self) -> list[int]:

@@ -90,7 +90,7 @@ def test_what_is_followed(function: Callable[..., Tensor], expected: list[tuple[
         lambda c, x: aten.select_scatter(c * 1, x.expand(4, 5), 0, 0),
         lambda c, x: aten.index_copy(c, 0, torch.zeros(1, dtype=torch.int64), c[:1].double().float()).expand(2, 5, 4, 5),
         lambda c, x: aten.index_put(c, [x > 0, torch.zeros(1, dtype=torch.int64)], x[0]),
-        lambda c, x: aten.view(aten.transpose(c, 0, 1).contiguous(), [4, 25]),
+        lambda c, x: aten.view(aten.clone(aten.transpose(c, 0, 1), memory_format=torch.contiguous_format), [4, 25]),
     ],
 )
 def test_what_is_not(function: Callable[..., Tensor]) -> None:

@@ -6,7 +6,7 @@ training.OPTIMIZERS, PARTS with what cpu.py writes.
 
 from __future__ import annotations
 
-SUITES = ("models", "small", "functions", "breaks")
+SUITES = ("models", "small", "functions", "generation", "breaks")
 
 MODELS = (
     "resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16", "bert_base",
@@ -27,5 +27,5 @@ FIRST_CALL = "first-call"
 MEMORY = "training-memory"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
-    "training-adamw", "small", "functions", "xla-options", "xla-options-small", FIRST_CALL, MEMORY,
+    "training-adamw", "small", "functions", "generation", "xla-options", "xla-options-small", FIRST_CALL, MEMORY,
 )  # fmt: skip

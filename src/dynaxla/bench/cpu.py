@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from . import engines as engine_table
-from . import report, suites, tables
+from . import generation, report, suites, tables
 from .benchmark_error import BenchmarkError
 from .choices import FIRST_CALL, MEMORY
 from .first_call import PHASES, first_calls
@@ -27,11 +27,13 @@ FROZEN = ("eager", "inductor_frozen", "dynaxla_frozen")
 TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step")
 FUNCTIONS = ("eager", "inductor", "xla_vectors_256", "dynaxla")
 XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
+READING = "reading"
 
 
 @dataclass(frozen=True)
 class Part:
-    """One table. ratios: pairs of engines; the first one's time over the second's is shown."""
+    """One table. ratios: pairs of engines; the first one's time over the second's is shown. reads: also the time for reading all weights
+    and buffers once."""
 
     title: str
     suite: str = "models"
@@ -41,11 +43,16 @@ class Part:
     engines: tuple[str, ...] = PLAIN
     calls: int = 1
     training: str = ""
+    reads: bool = False
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
         """The last engine is dynaxla in the way that matters here."""
-        return [(name, self.engines[-1]) for name in self.engines[:-1]]
+        return [(name, self.engines[-1]) for name in (*self.engines[:-1], *([READING] if self.reads else []))]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (*self.engines, READING) if self.reads else self.engines
 
 
 PARTS = {
@@ -60,6 +67,7 @@ PARTS = {
     "training-adamw": Part("Training with AdamW, float32, batch 4, one thread", batch=4, engines=TRAINING, training="adamw"),
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
     "functions": Part("Functions, float32, batch 8, one thread", suite="functions", batch=8, engines=FUNCTIONS, calls=10),
+    "generation": Part("Generation of one token, float32, batch 1, one thread", suite="generation", reads=True),
     "xla-options": Part("XLA's options, float32, batch 1, one thread", engines=XLA_OPTIONS),
     "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }
@@ -89,6 +97,10 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
             result = measure_part(PARTS[name], models, seconds)
             good = good and not result.bad_rows
             found[name] = as_part(result)
+            if PARTS[name].reads:
+                for model, entry in found[name]["models"].items():
+                    (case,) = suites.choose(PARTS[name].suite, [model])
+                    entry[READING] = {"good": True, "ms": generation.reading_ms(case.build())}
         file.write_text(json.dumps(found, indent=1) + "\n")
         (output / "cpu.md").write_text(as_markdown(found))
     return good
@@ -157,7 +169,7 @@ def as_markdown(found: dict[str, Any]) -> str:
 
 
 def _table(part: Part, models: dict[str, Any]) -> list[str]:
-    return tables.times(part.engines, part.ratios, models)
+    return tables.times(part.columns, part.ratios, models)
 
 
 def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[str]:

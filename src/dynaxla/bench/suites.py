@@ -3,6 +3,7 @@
 models     the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
 small      models of a few microseconds, on which the cost of a call shows
 functions  single functions on activations: elementwise, and along rows
+generation one token: a row of a cache, a layer, and a decoder
 breaks     small models whose Python TorchDynamo cannot capture whole
 """
 
@@ -18,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import breaks, functions, small
+from . import breaks, functions, generation, small
 from .benchmark_error import BenchmarkError
 
 Inputs = Callable[[int, torch.Generator], tuple[torch.Tensor, ...]]
@@ -154,13 +155,26 @@ SMALL = [
 
 FUNCTIONS = [Case(name, make, inputs) for name, (make, inputs) in functions.FUNCTIONS.items()]
 
-SUITES: Mapping[str, list[Case]] = {"models": MODELS, "small": SMALL, "functions": FUNCTIONS, "breaks": BREAKS}
+GENERATION = [
+    Case("row_16384", partial(generation.Row, 16384), generation.rows),
+    *[Case(f"layer_{length}", partial(generation.Attention, length), generation.tokens) for length in (4096, 16384)],
+    *[Case(f"decoder_{length}", partial(generation.decoder, length), generation.tokens) for length in (256, 2048, 8192)],
+]
+
+SUITES: Mapping[str, list[Case]] = {
+    "models": MODELS,
+    "small": SMALL,
+    "functions": FUNCTIONS,
+    "generation": GENERATION,
+    "breaks": BREAKS,
+}
 
 # Of the ten: two convolutional networks that Inductor compiles soon (mobilenet_v2 takes it most of a minute), and a transformer.
 QUICK: Mapping[str, list[str]] = {
     "models": ["resnet18", "squeezenet1_1", "bert_base"],
     "small": ["mlp_2", "attention_16"],
     "functions": ["gelu", "softmax"],
+    "generation": ["row_16384", "layer_4096"],
     "breaks": ["branch", "item"],
 }
 

@@ -110,7 +110,7 @@ class Place:
         try:
             with mode, torch.no_grad():
                 value = step.op(self.value, *args)
-        except RuntimeError:  # a view that needs a copy of what has these strides
+        except (RuntimeError, ValueError):  # a view that needs a copy of what has these strides
             return None
         value = value if step.item is None else value[step.item]
         spec = _spec(value)

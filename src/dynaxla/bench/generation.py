@@ -1,0 +1,83 @@
+"""One step of generation: a token's keys and values are written into caches, which attention reads. The caches are filled to their end, and
+a call writes their last row, so that every call of one input does the same."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+WIDTH, HEADS, CACHED_HEADS, LAYERS = 768, 12, 4, 12
+HEAD = WIDTH // HEADS
+
+
+class Row(nn.Module):
+    """A row is written into a cache. The result says nothing of the cache, since reading it is another matter."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.register_buffer("cache", torch.randn(1, HEADS, length, HEAD))
+        self.register_buffer("position", torch.tensor([length - 1]))
+
+    def forward(self, row: torch.Tensor) -> torch.Tensor:
+        self.cache.index_copy_(2, self.position, row)
+        return row * 2
+
+
+class Attention(nn.Module):
+    """Attention of one token, with as many keys and values as the cache is long; several heads share one of the cache's."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.key, self.value = nn.Linear(WIDTH, CACHED_HEADS * HEAD), nn.Linear(WIDTH, CACHED_HEADS * HEAD)
+        self.register_buffer("keys", torch.randn(1, CACHED_HEADS, length, HEAD))
+        self.register_buffer("values", torch.randn(1, CACHED_HEADS, length, HEAD))
+        self.register_buffer("position", torch.tensor([length - 1]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = (linear(x).view(1, 1, -1, HEAD).transpose(1, 2) for linear in (self.query, self.key, self.value))
+        self.keys.index_copy_(2, self.position, key)
+        self.values.index_copy_(2, self.position, value)
+        attended = F.scaled_dot_product_attention(query, self.keys, self.values, enable_gqa=True)
+        return self.out(attended.transpose(1, 2).reshape(x.shape))
+
+
+class Block(nn.Module):
+    """A layer of a decoder."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.attention, self.first, self.second = Attention(length), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(approximate="tanh"), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.first(x))
+        return x + self.mlp(self.second(x))
+
+
+def decoder(length: int, layers: int = LAYERS) -> nn.Module:
+    """A decoder without a vocabulary, with caches of this length."""
+    return nn.Sequential(*[Block(length) for _ in range(layers)])
+
+
+def rows(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, HEADS, 1, HEAD, generator=generator),)
+
+
+def tokens(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(batch, 1, WIDTH, generator=generator),)
+
+
+def reading_ms(model: nn.Module, rounds: int = 9) -> float:
+    """Milliseconds for reading all weights and caches once, at the speed at which this machine sums a large tensor: the best of some."""
+    size = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+    large = torch.zeros(1 << 26)
+    best = float("inf")
+    for _ in range(rounds):
+        start = time.perf_counter()
+        large.sum()
+        best = min(best, time.perf_counter() - start)
+    return size / large.nbytes * best * 1e3

@@ -1,0 +1,43 @@
+"""One step of generation, as it is measured."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from tiny_bench import check_case
+
+from dynaxla.bench import generation, suites
+from dynaxla.bench.suites import Case
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("row", partial(generation.Row, 6), generation.rows),
+        Case("layer", partial(generation.Attention, 6), generation.tokens),
+        Case("decoder", partial(generation.decoder, 6, layers=1), generation.tokens),
+    ],
+    ids=lambda case: case.name,
+)
+def test_calls_can_be_compared(case: Case) -> None:
+    check_case(case)
+
+
+def test_the_suite_has_the_lengths_that_it_names() -> None:
+    for case in suites.GENERATION[:3]:
+        assert case.name.endswith(str(int(case.build().position) + 1))
+
+
+def test_a_token_is_written_and_attended_to() -> None:
+    layer = generation.Attention(5).requires_grad_(False)
+    keys, x = layer.keys.clone(), torch.randn(1, 1, generation.WIDTH)
+    layer(x)
+    new = layer.key(x).view(1, generation.CACHED_HEADS, 1, generation.HEAD)
+    torch.testing.assert_close(layer.keys, torch.cat([keys[:, :, :-1], new], 2))
+
+
+def test_reading_takes_longer_the_more_there_is() -> None:
+    one, three = (generation.reading_ms(torch.nn.Linear(count * 1024, 1024), rounds=3) for count in (1, 64))
+    assert 0 < one < three

@@ -11,6 +11,7 @@ import torch
 from chained_writes import SHAPE, Writer
 from torch import Tensor
 
+import dynaxla
 from dynaxla.buffers.native import NativeBinding
 from dynaxla.capture import late_writes
 from dynaxla.capture.late_writes import LateWrites
@@ -454,3 +455,31 @@ def test_what_is_small_is_written_as_a_whole(taken: list[LateWrites], monkeypatc
     monkeypatch.setattr(late_writes, "SMALL", c().nbytes)
     check(index_copy, c(), at(3), row())
     assert len(taken) == 1
+
+
+def test_a_step_writes_late(taken: list[LateWrites]) -> None:
+    """Losses are kept in a buffer, whose places are counted."""
+
+    def make() -> tuple[Tensor, Tensor, Function]:
+        losses, count = torch.zeros(8), torch.zeros(1, dtype=torch.int64)
+        model = torch.nn.Linear(4, 1)
+        torch.nn.init.ones_(model.weight)
+
+        def step(x: Tensor) -> Tensor:
+            loss = model(x).square().sum()
+            loss.backward()
+            model.zero_grad()
+            losses.index_copy_(0, count, loss.detach().view(1))
+            count.add_(1)
+            return loss.detach()
+
+        torch.nn.init.zeros_(model.bias)
+        return losses, count, step
+
+    mine, theirs = make(), make()
+    compiled = dynaxla.compile_step(mine[2])
+    for _ in range(3):
+        x = torch.randn(2, 4)
+        torch.testing.assert_close(compiled(x), theirs[2](x))
+        torch.testing.assert_close(mine[:2], theirs[:2])
+    assert set(ops(taken)) == {"index_copy_"}

@@ -40,6 +40,41 @@ def test_fused(name: str, done: list[str]) -> None:
         assert_same(one, other, second, first)
 
 
+def _one_by_one(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+    for average, parameter in zip(averages, parameters, strict=True):
+        average.lerp_(parameter, 0.1)
+
+
+def _together(averages: list[torch.Tensor], parameters: list[torch.Tensor]) -> None:
+    torch._foreach_lerp_(averages, parameters, 0.1)
+
+
+@pytest.mark.parametrize("move", [_one_by_one, _together])
+def test_averages_of_parameters(move: Callable[[list[torch.Tensor], list[torch.Tensor]], None], done: list[str]) -> None:
+    """They read what the optimizer has written, and keep it out of the program."""
+
+    def averaging(model: nn.Module, optimizer: torch.optim.Optimizer, averages: list[torch.Tensor]) -> Step:
+        inner = plain(model, optimizer)
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            loss = inner(x, y)
+            with torch.no_grad():
+                move(averages, list(model.parameters()))
+            return loss
+
+        return step
+
+    one, first, other, second = two(OPTIMIZERS["AdamW"])
+    expected, found = ([parameter.detach() * 2 for parameter in model.parameters()] for model in (one, other))
+    eager, compiled = averaging(one, first, expected), dynaxla.compile_step(averaging(other, second, found))
+    for x, y in batches(2):
+        eager(x, y), compiled(x, y)
+    assert_same(one, other, second, first)
+    torch.testing.assert_close(found, expected)
+    assert done.count("_fused_adamw_") == 2
+    assert done[-1].endswith("lerp_")
+
+
 Look = Callable[[nn.Module, torch.optim.Optimizer], Any]
 
 

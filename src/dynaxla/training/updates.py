@@ -22,6 +22,8 @@ from .surroundings import storage_of
 aten = torch.ops.aten
 
 _COUNTS = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
+# Moving averages of parameters, which read what the optimizer writes.
+_AVERAGES = {aten.lerp_.Scalar, aten._foreach_lerp_.Scalar}
 _ZEROS = {aten.zero_.default, aten._foreach_zero_.default}
 # How new state is made for an update to fill, such as SGD's first momentum.
 _MAKERS = {aten.empty_like.default, aten.detach.default}
@@ -147,8 +149,10 @@ def _op(node: Node) -> Any:
 
 
 def _is_one_pass(node: Node) -> bool:
-    """Whether torch does it in one pass over memory: a fused step, the step counts before it, gradients that are zeroed after it."""
+    """Whether torch does it in one pass over memory: a fused step, the step counts before it; averages, and gradients zeroed, after it."""
     if not isinstance(node.target, Fused):
+        if node.target in _AVERAGES:
+            return all(item.op == "placeholder" for item in node.all_input_nodes)
         return node.target in _ZEROS or (node.target in _COUNTS and not any(item.meta["val"].dim() for item in written(node)))
     # torch's kernels for the CPU read a parameter, its gradient and states as if all had one dtype and one order of elements.
     lists: Any = [[item.meta["val"] for item in items] for items in node.args[: node.target.written] if items]

@@ -26,11 +26,16 @@ def test_torch_finds_both_by_name() -> None:
     assert found == {"dynaxla": backend.dynaxla, "dynaxla_retrace": backend.dynaxla_retrace}
 
 
-def test_mode_is_refused_and_default_accepted() -> None:
-    with pytest.raises(dynaxla.OptionError, match="reduce-overhead"):
-        torch.compile(torch.exp, backend="dynaxla", mode="reduce-overhead")(torch.randn(3))
-    torch._dynamo.reset()
-    torch.compile(torch.exp, backend="dynaxla", mode="default")(torch.randn(3))
+def test_modes_of_torch_compile_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    compile_graph = backend._compile
+    monkeypatch.setattr(
+        backend, "_compile", lambda module, inputs, options, **rest: seen.append(options) or compile_graph(module, inputs, options)
+    )
+    for mode in ("reduce-overhead", "max-autotune"):
+        torch.compile(torch.exp, backend="dynaxla", mode=mode)(torch.randn(3))
+        torch._dynamo.reset()
+    assert seen == [Options(), Options(tune=True)]
 
 
 def test_sparse_tensor_at_the_backend() -> None:

@@ -44,9 +44,20 @@ def test_unknown_options_and_modes() -> None:
     with pytest.raises(OptionError, match="unknown option 'quite_another'") as raised:
         Options.parse({"quite_another": 1}, None)
     assert "did you mean" not in str(raised.value)
-    with pytest.raises(OptionError, match="max-autotune"):
-        Options.parse(None, "max-autotune")
+    with pytest.raises(OptionError, match=r"unknown mode 'fast'(.|\n)*max-autotune"):
+        Options.parse(None, "fast")
     assert Options.parse({}, "default") == Options.parse(None, None) == Options()
+
+
+def test_presets_of_torch_compile(caplog: pytest.LogCaptureFixture) -> None:
+    assert Options.parse(None, "max-autotune").tune
+    assert Options.parse({"freeze": True}, "max-autotune-no-cudagraphs") == Options(tune=True, freeze=True)
+    assert not Options.parse({"tune": False}, "max-autotune").tune
+    config._say_what_reduces_overhead.cache_clear()
+    with caplog.at_level("INFO", logger="dynaxla"):
+        assert Options.parse(None, "reduce-overhead") == Options.parse(None, "reduce-overhead") == Options()
+    (message,) = caplog.messages
+    assert "reduce-overhead" in message
 
 
 def test_the_environment_and_what_goes_before_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,20 +57,20 @@ class Options:
 
     @staticmethod
     def parse(options: Mapping[str, Any] | None, mode: str | None) -> Options:
-        """Raises: OptionError for an unknown option, a wrong type, or a mode."""
-        if mode not in (None, "default"):
-            raise OptionError(
-                f"mode={mode!r} is one of Inductor's presets and means nothing to dynaxla",
-                hint="leave mode out (or mode='default') and give options={...}",
-            )
+        """mode: one of torch.compile's presets. Those that ask for autotuning mean `tune`, unless options say otherwise; "reduce-overhead"
+        means the default, and the log says so once.
+
+        Raises: OptionError for an unknown option or mode, or a wrong type.
+        """
+        given = {**_preset(mode), **(options or {})}
         known = {item.name: item for item in fields(Options)}
-        for name, value in (options or {}).items():
+        for name, value in given.items():
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
                 meant = f"did you mean {close[0]!r}? " if close else ""
                 raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(known)}")
             _check(name, value)
-        return Options(**(options or {}))
+        return Options(**given)
 
     def store(self, folder: str) -> Store | None:
         """The part of the cache directory that is called `folder`; None if there is to be none, or no directory of the user's.
@@ -102,6 +102,31 @@ def _default_store(folder: str) -> Store | None:
     except (OptionError, RuntimeError) as error:  # RuntimeError: the user has no home
         log.warning("nothing is kept between processes: %s", error)
         return None
+
+
+# torch.compile's presets, in words of our own options.
+_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "reduce-overhead": {},
+    "max-autotune": {"tune": True},
+    "max-autotune-no-cudagraphs": {"tune": True},
+}
+
+
+def _preset(mode: str | None) -> dict[str, Any]:
+    """The options that a mode stands for. Raises: OptionError for one that torch.compile does not have either."""
+    if mode is None:
+        return {}
+    if mode not in _PRESETS:
+        raise OptionError(f"unknown mode {mode!r}", hint=f"the modes are: {', '.join(_PRESETS)}")
+    if mode == "reduce-overhead":
+        _say_what_reduces_overhead()
+    return _PRESETS[mode]
+
+
+@functools.cache
+def _say_what_reduces_overhead() -> None:
+    log.info("mode='reduce-overhead' is the default: a graph is one program at every call, without CUDA graphs of its own")
 
 
 def _pairs(text: str) -> dict[str, str]:

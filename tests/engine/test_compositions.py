@@ -11,10 +11,10 @@ import torch
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.capture.aten_graph import AtenGraph, Phase
+from dynaxla.capture.aten_graph import AtenGraph, Phase, written_inputs
 from dynaxla.capture.split import split
 from dynaxla.config import Options
-from dynaxla.engine.compositions import Freeze, Late, PackedProgram, Split, SplitProgram, engine_for
+from dynaxla.engine.compositions import Count, CountingProgram, Freeze, Late, PackedProgram, Split, SplitProgram, engine_for
 from dynaxla.engine.retrace import RetracedProgram
 from dynaxla.engine.xla import Program
 from dynaxla.lowering.cpu import weight_orders
@@ -103,10 +103,28 @@ def test_which_engine_options_ask_for() -> None:
     graph = AtenGraph("graph", make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(3)))
     assert type(engine_for(Options()).runner(graph)) is Program
     assert type(engine_for(Options(), retrace=True).runner(graph)) is RetracedProgram
-    assert isinstance(engine := engine_for(Options()), Late)
-    assert type(engine._inner) is Split
-    assert isinstance(engine := engine_for(Options(freeze=True)), Late)
-    assert type(engine._inner) is Freeze
+    unfrozen, frozen = engine_for(Options()), engine_for(Options(freeze=True))
+    for engine, inner in ((unfrozen, Split), (frozen, Freeze)):
+        assert isinstance(engine, Late)
+        assert isinstance(engine.inner, Count)
+        assert type(engine.inner.inner) is inner
+
+
+def test_positions_and_descriptions_follow_where_counters_are_taken_out() -> None:
+    module = make_fx(lambda n, x, weight: (n + 1, x * weight, x + 1), tracing_mode="symbolic")(5, torch.ones(3), torch.ones(3))
+    _, x, weight = module.graph.find_nodes(op="placeholder")
+    x.meta["desc"], weight.meta["desc"] = descriptors.PlainAOTInput(1), descriptors.PlainAOTInput(2)
+    plain = descriptors.PlainAOTOutput(0)
+    module.graph.output_node().meta["desc"] = [plain, plain, descriptors.InputMutationAOTOutput(descriptors.PlainAOTInput(1))]
+    engine = ByTorch()
+    program = Count(engine).runner(AtenGraph("graph", module, static=(2,)))
+    assert isinstance(program, CountingProgram)
+    (rest,) = engine.graphs
+    assert rest.static == (1,)
+    assert written_inputs(rest.module.graph) == {1: 0}
+    args = [7, torch.full((3,), 2.0), torch.full((3,), 3.0)]
+    number, product, written = program(args)
+    assert (number, product.tolist(), written.tolist(), args) == (8, [6.0] * 3, [3.0] * 3, [])
 
 
 def test_packed_weights_only_where_their_order_holds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
-"""Engines made of others: graphs that no single program can hold, graphs whose parameters seldom change, and writes to large inputs.
+"""Engines made of others: graphs that no single program can hold, graphs whose parameters seldom change, and graphs of which something is
+better done beside the program.
 
 Late     torch's own ops write to places in large inputs, after the program has succeeded
-Split    ops that no XLA program can hold run between programs, each of which has one device
+Count    numbers that no tensor depends on are computed beside the program, which is the same whatever they are
 Freeze   one program for what parameters and buffers alone decide, one for the rest; its weights in the order in which oneDNN reads them, as
          far as a thread may rely on that
+Split    ops that no XLA program can hold run between programs, each of which has one device
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from .. import forks
 from ..buffers.addresses import states
 from ..capture.aten_graph import AtenGraph, Loose, Phase, graph_devices, written_inputs
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
+from ..capture.counters import Counters, take_apart
 from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
 from ..capture.freeze import Frozen, copy_weights, freeze
 from ..capture.hoisting import hoist
@@ -45,18 +48,18 @@ from .xla import Xla
 def engine_for(options: Options, *, retrace: bool = False, collectives: bool = True) -> Engine:
     """The engine that options ask for. retrace: trace at every call. collectives: see `Split`."""
     engine: Engine = Split(Retrace(options) if retrace else Xla(options), options, collectives=collectives)
-    return Late(Freeze(engine, options) if options.freeze else engine)
+    return Late(Count(Freeze(engine, options) if options.freeze else engine))
 
 
 class Late:
     """An engine that leaves writes to places in large inputs to torch, behind the programs of another engine."""
 
     def __init__(self, inner: Engine) -> None:
-        self._inner = inner
+        self.inner = inner
 
     def runner(self, graph: AtenGraph) -> Runner:
         late = take_late_writes(graph)
-        return self._inner.runner(graph) if late is None else LateProgram(self._inner.runner(late.graph), late)
+        return self.inner.runner(graph) if late is None else LateProgram(self.inner.runner(late.graph), late)
 
 
 class LateProgram:
@@ -80,6 +83,40 @@ class LateProgram:
         with by_torch.kernels():
             late.writes.forward(*read, *results[late.count :])
         return results[: late.count]
+
+    def executables(self) -> list[Executable]:
+        return self._run.executables()
+
+
+class Count:
+    """An engine for graphs with counters (`take_apart`): programs of another engine compute the rest."""
+
+    def __init__(self, inner: Engine) -> None:
+        self.inner = inner
+
+    def runner(self, graph: AtenGraph) -> Runner:
+        counters = take_apart(graph.module)
+        return self.inner.runner(graph) if counters is None else CountingProgram(self.inner, graph, counters)
+
+
+class CountingProgram:
+    """A graph without its counters as a program; what is computed of these, Python computes at every call. engine: of the program."""
+
+    def __init__(self, engine: Engine, graph: AtenGraph, counters: Counters) -> None:
+        self._boxed_call = True
+        self.name = graph.name
+        self._counters = counters
+        count = len(graph.module.graph.output_node().args[0])
+        places = [*counters.returned, *sorted({*range(count)} - {*counters.returned})]
+        self._order = [places.index(index) for index in range(count)]
+        static = tuple(counters.kept.index(position) for position in graph.static if position in counters.kept)
+        self._run = engine.runner(dataclasses.replace(graph, module=counters.rest, static=static))
+
+    def __call__(self, args: list[Any]) -> Sequence[Any]:
+        counted = self._counters.counted(*(args[index] for index in self._counters.sources))
+        args[:] = [args[index] for index in self._counters.kept]
+        found = [*self._run(args), *counted]
+        return [found[index] for index in self._order]
 
     def executables(self) -> list[Executable]:
         return self._run.executables()

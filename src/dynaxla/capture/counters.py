@@ -1,0 +1,100 @@
+"""Numbers among a graph's inputs that no tensor depends on: a model adds to such a counter at every call, and hands it back.
+
+TorchDynamo makes an input of a number that changes from call to call, and a graph has an executable for every value of its numbers. What
+is only counted would so cost a compilation at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..lowering.interpreter import is_plain_python
+from .crossings import copied
+from .split import symbols
+
+
+@dataclass(frozen=True)
+class Counters:
+    """A graph taken apart.
+
+    Attributes: rest (the graph without its counters, and what is computed of them); kept (the inputs of the whole graph that `rest`
+    takes, by position); returned (the outputs of the whole graph that `rest` gives, by position); counted (the other outputs, computed from
+    the inputs `sources`, by position).
+    """
+
+    rest: GraphModule
+    kept: Sequence[int]
+    returned: Sequence[int]
+    counted: GraphModule
+    sources: Sequence[int]
+
+
+def take_apart(module: GraphModule) -> Counters | None:
+    """None if there are no counters."""
+    nodes = list(module.graph.nodes)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    outputs: Sequence[Any] = module.graph.output_node().args[0]
+    counters = _counters(module.graph)
+    if not counters:
+        return None
+    depending = set(counters)
+    depending.update(node for node in nodes[:-1] if not depending.isdisjoint(node.all_input_nodes))
+    counted = [node for node in outputs if node in depending]
+    needed = set(counted)
+    for node in reversed(nodes[:-1]):
+        if node in needed:
+            needed.update(node.all_input_nodes)
+    rest = copied(module)
+    own = dict(zip(nodes, rest.graph.nodes, strict=True))
+    returned = [index for index, node in enumerate(outputs) if node not in depending]
+    output = rest.graph.output_node()
+    if output.meta.get("desc") is not None:
+        output.meta["desc"] = [output.meta["desc"][index] for index in returned]
+    output.args = (tuple(output.args[0][index] for index in returned),)
+    for node in reversed(nodes):
+        if node in depending:
+            rest.graph.erase_node(own[node])
+    rest.recompile()
+    return Counters(
+        rest,
+        kept=[index for index, node in enumerate(placeholders) if node not in counters],
+        returned=returned,
+        counted=_computing(module, counted, needed),
+        sources=[index for index, node in enumerate(placeholders) if node in needed],
+    )
+
+
+def _counters(graph: Graph) -> set[Node]:
+    """The inputs that are numbers which no tensor, and nothing but plain arithmetic on numbers, depends on."""
+    found = {node: node.meta["val"] for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["val"], torch.SymInt)}
+    reached: dict[Node, set[Node]] = {node: {node} for node in found}
+    sizes: set[Any] = set()
+    for node in graph.nodes:
+        if node in found or node.op == "output":
+            continue
+        reached[node] = {counter for source in node.all_input_nodes for counter in reached[source]}
+        if not _is_number(node):
+            sizes |= symbols(node.meta.get("val"))
+            for counter in reached[node]:
+                found.pop(counter, None)
+    return {node for node, value in found.items() if value.node.expr.is_symbol and value.node.expr not in sizes}
+
+
+def _is_number(node: Node) -> bool:
+    """Whether a node is plain arithmetic on numbers."""
+    return is_plain_python(node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
+
+
+def _computing(module: GraphModule, results: Sequence[Node], needed: set[Node]) -> GraphModule:
+    """A module that computes some nodes. needed: they, and all that they are computed from."""
+    graph, copies = Graph(), dict[Node, Node]()
+    for node in module.graph.nodes:
+        if node in needed:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+    graph.output(tuple(copies[node] for node in results))
+    return GraphModule(module, graph)

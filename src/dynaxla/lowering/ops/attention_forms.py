@@ -18,6 +18,7 @@ from ..forms import Forms, Operand
 from ..memory_order import eager_order, eager_spec
 from ..promotion import convert, expand
 from .matmul import Order, contract
+from .products_of_updates import product_of_update
 
 Gradients = tuple[Array, Array, Array, Array | None]
 
@@ -110,7 +111,10 @@ class Attention:
         """
         if self.query.shape[1] != self.key.shape[1]:
             order = None
-        out = contract(self.by_key_head(x), y, ((over[0],), (over[1],)), self.ctx, batch=((0, 1), (0, 1)), order=order)
+        x = self.by_key_head(x)
+        out = product_of_update(self.ctx, 1 if y is self.key else 2, x, (over[0],), (0, 1))
+        if out is None:
+            out = contract(x, y, ((over[0],), (over[1],)), self.ctx, batch=((0, 1), (0, 1)), order=order)
         return out if over[0] == 2 else lax.reshape(out, (*self.rows, out.shape[3]))
 
     def scores(self) -> Array:

@@ -22,6 +22,7 @@ from ..forms import Forms, Operand
 from ..memory_order import eager_order, untransposed
 from ..promotion import convert, expand
 from ..registry import lowers
+from .products_of_updates import product_of_update
 
 aten = torch.ops.aten
 
@@ -196,8 +197,22 @@ def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | N
 
     XLA:CPU is many times slower on `dot(x, transpose(w))` than on a dot over w's own dimensions, so transposes are looked through.
     """
+    updated = _of_update(x, y, ctx, first)
+    if updated is not None:
+        return convert(updated, dtype or updated.dtype)
     x, y, over, batch = _untransposed(x, y, ctx, first)
     return contract(x, y, over, ctx, batch=batch, dtype=dtype)
+
+
+def _of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
+    """The product, if one of the matrices is a tensor with a few new slices, of which the whole need not be made."""
+    rows = x.ndim - 2
+    batch = tuple(range(rows))
+    out = product_of_update(ctx, first + 1, x, (rows + 1,), batch)
+    if out is None:
+        out = product_of_update(ctx, first, y, (rows,), batch)
+        out = out if out is None else lax.transpose(out, (*batch, rows + 1, rows))
+    return out
 
 
 def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, Array, tuple[Dims, Dims], tuple[Dims, Dims]]:

@@ -1,0 +1,266 @@
+"""Products that read an updated tensor as it was before, and the new slices (see updated.py): the whole is never copied.
+
+Where the updated dimension stays in the result, the products with the old slices are replaced by those with the new ones. Where it is
+summed, the old slices get no weight, and the products with the new ones are added. What stood in the old slices never reaches a result:
+if it is not finite, no weight at all would take it out, so that the slices themselves are taken out then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context
+from ..cpu.streams import product
+from ..dtypes import DType
+from ..forms import Forms
+from ..promotion import convert, expand
+from ..updated import Reading, reading, sliced
+from .indexing import from_front, take_along
+from .scattering import write_slices
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product with an updated tensor, apart from its operands' values.
+
+    Attributes: shape, dtype (of the tensor); count (of new slices); size (of the dimension that they lie along); rows (how many vectors
+    each of the tensor's vectors is multiplied with); sums_slices (whether it adds over that dimension); platform.
+    """
+
+    shape: tuple[int, ...]
+    dtype: DType
+    count: int
+    size: int
+    rows: int
+    sums_slices: bool
+    platform: str
+
+
+PRODUCT_OF_UPDATE: Forms[Problem] = Forms("product_of_update")
+
+# Below, a copy costs less than what it takes to do without one.
+_FEW_NUMBERS = 20_000
+# With more rows, the scores are no smaller than the tensor.
+_MANY_ROWS = 32
+_PARTS = 4
+
+
+def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[int], batch: Sequence[int]) -> Array | None:
+    """The product that the current node makes of its argument at `position`, a view of an updated tensor, and of another array; None if
+    the argument is something else, or better read whole. over, batch: the other array's dimensions that are summed, and that both keep.
+
+    Shape:  batch dimensions, then the other array's remaining ones, then the argument's.
+    Dtype:  the accumulator's.
+    """
+    found = reading(ctx, position)
+    if found is None:
+        return None
+    dtype = dtypes.to_jax(found.dtype)
+    problem = Problem(found.shape, dtype, found.count, found.shape[found.dim], found.rows, found.sums_slices, ctx.platform)
+    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, _Other.of(found, other, over, batch))
+    return result
+
+
+def _suits(problem: Problem) -> bool:
+    return math.prod(problem.shape) > _FEW_NUMBERS and problem.rows <= _MANY_ROWS and problem.count * _PARTS <= problem.size
+
+
+@dataclass(frozen=True)
+class _Other:
+    """The other operand, with as many dimensions as it takes for each to be one of the tensor's, or of nothing in it.
+
+    Attributes: array; labels (of each dimension: the tensor's that it belongs to, or text); kept (the labels that each of the product's
+    batch dimensions is made of); rows (the labels of its own dimensions).
+    """
+
+    array: Array
+    labels: tuple[int | str, ...]
+    kept: tuple[tuple[int | str, ...], ...]
+    rows: tuple[str, ...]
+
+    @staticmethod
+    def of(found: Reading, array: Array, over: Sequence[int], batch: Sequence[int]) -> _Other:
+        theirs = {**dict(zip(over, found.roles.over, strict=True)), **dict(zip(batch, found.roles.batch, strict=True))}
+        labels: list[int | str] = []
+        shape: list[int] = []
+        kept: dict[int, tuple[int | str, ...]] = {}
+        for dim, size in enumerate(array.shape):
+            own = [(f"row {dim}", size)]
+            parts = (
+                [
+                    (label if label is not None else f"repeated {dim} {at}", part)
+                    for at, (label, part) in enumerate(found.factors[theirs[dim]])
+                ]
+                if dim in theirs
+                else own
+            )
+            labels += [label for label, _ in parts]
+            shape += [part for _, part in parts]
+            kept[dim] = tuple(label for label, _ in parts)
+        rows = tuple(label for dim in range(array.ndim) if dim not in theirs for label in kept[dim])
+        return _Other(lax.reshape(array, shape), tuple(labels), tuple(kept[dim] for dim in batch), rows)
+
+
+@PRODUCT_OF_UPDATE.form("parts", platforms=["cpu"], suits=_suits)
+def _by_parts(problem: Problem, ctx: Context, found: Reading, other: _Other) -> Array:
+    old, slices = ctx.values[found.updates[0].base], _Slices.of(ctx, found)
+    long = [dim for dim, size in enumerate(found.shape) if size > 1]
+    over = [dim for dim in long if dim in {origin for place in found.roles.over for origin, _ in found.factors[place]}]
+    batch = [dim for dim in long if dim in other.labels and dim not in over]
+    free = [dim for dim in long if dim not in other.labels]
+    rows = [label for label in other.labels if isinstance(label, str)]
+    sizes = dict(zip(other.labels, other.array.shape, strict=True))
+    x = lax.transpose(other.array, [other.labels.index(label) for label in (*batch, *rows, *over)])
+
+    def times(x: Array, y: Array) -> Array:
+        """x (batch, rows, over) and y, in the tensor's dimensions, give (batch, rows, free)."""
+        groups = (
+            math.prod(sizes[label] for label in batch),
+            math.prod(sizes[label] for label in rows),
+            math.prod(y.shape[dim] for dim in over),
+        )
+        out = product(lax.reshape(x, groups), *_matrices(y, batch, over, free), ctx.settings.matmul_precision)
+        return lax.reshape(out, [*(sizes[label] for label in (*batch, *rows)), *(y.shape[dim] for dim in free)])
+
+    lead = len(batch) + len(rows)
+    if found.sums_slices:
+        out = _summed(x, old, slices, lead + over.index(found.dim), times)
+    else:
+        axis = lead + free.index(found.dim)
+        before, after = times(x, old), times(x, slices.new)
+        out = lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before)
+    labels = [*batch, *rows, *free]
+    free_places = [place for place in range(len(found.factors)) if place not in found.roles.over + found.roles.batch]
+    own = [[origin for origin, _ in found.factors[place]] for place in free_places]
+    wanted = [*itertools.chain(*other.kept), *other.rows, *itertools.chain(*own)]
+    shape = [*([math.prod(sizes[label] for label in group) for group in other.kept]), *(sizes[label] for label in other.rows)]
+    shape += [math.prod(found.shape[label] for label in group) for group in own]
+    return lax.reshape(lax.transpose(out, [labels.index(label) for label in wanted]), shape)
+
+
+def _summed(x: Array, old: Array, slices: _Slices, axis: int, times: Callable[[Array, Array], Array]) -> Array:
+    """The sum over the slices' dimension, which is `axis` of x."""
+    kept = lax.select(slices.along(slices.hit, axis, x.shape), lax.full_like(x, 0), x)
+    finite = lax.reduce_and(lax.is_finite(take_along(old, slices.dim, slices.inside)), range(old.ndim))
+
+    def without(old: Array, kept: Array) -> Array:
+        return times(kept, lax.select(slices.along(slices.hit, slices.dim, old.shape), lax.full_like(old, 0), old))
+
+    untouched = lax.cond(finite, lambda old, kept: times(kept, old), without, old, kept)
+    return lax.add(untouched, times(slices.taken(x, axis), slices.counted))
+
+
+def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequence[int]) -> tuple[Array, bool]:
+    """A tensor as (batch, columns, summed), or as (batch, summed, columns) if that is how it lies; and whether it is the first."""
+    groups = [math.prod(y.shape[dim] for dim in dims) for dims in (batch, free, over)]
+    if [*batch, *over, *free] == sorted([*batch, *over, *free]) and over and free:
+        return lax.reshape(y, (groups[0], groups[2], groups[1])), False
+    short = [dim for dim in range(y.ndim) if dim not in (*batch, *over, *free)]
+    return lax.reshape(lax.transpose(y, [*short, *batch, *free, *over]), groups), True
+
+
+@PRODUCT_OF_UPDATE.form("whole")
+def _by_whole(problem: Problem, ctx: Context, found: Reading, other: _Other) -> None:
+    """The caller multiplies with the changed tensor."""
+
+
+@dataclass(frozen=True)
+class _Slices:
+    """The new slices of a tensor, from the first written to the last.
+
+    Attributes: new (the tensor's dimensions, with that of the slices as long as they are many); places (where each is written; -1 or the
+    size for one that is not); dim, size (of the tensor's dimension along which they lie).
+    """
+
+    new: Array
+    places: Array
+    dim: int
+    size: int
+
+    @staticmethod
+    def of(ctx: Context, found: Reading) -> _Slices:
+        pairs = [_slices(ctx, update.node, update.dim, found.shape) for update in found.updates]
+        dtype, size = dtypes.to_jax(found.dtype), found.shape[found.dim]
+        new = [convert(values, dtype) for values, _ in pairs]
+        places = [lax.convert_element_type(lax.clamp(np.array(-1, at.dtype), at, np.array(size, at.dtype)), np.int32) for _, at in pairs]
+        if len(pairs) == 1:
+            return _Slices(new[0], places[0], found.dim, size)
+        return _Slices(lax.concatenate(new, found.dim), lax.concatenate(places, 0), found.dim, size)
+
+    @property
+    def count(self) -> int:
+        return int(self.places.shape[0])
+
+    @property
+    def inside(self) -> Array:
+        """The places, moved to the nearest there is."""
+        return lax.clamp(np.int32(0), self.places, np.int32(self.size - 1))
+
+    @property
+    def writer(self) -> Array:
+        """For each place of the dimension, which slice is written there last; -1 where none is."""
+        nobody = lax.full((self.size,), -1, np.int32)
+        return write_slices(nobody, 0, self.places, lax.iota(np.int32, self.count), "amax")
+
+    @property
+    def hit(self) -> Array:
+        """For each place of the dimension, whether a slice is written there."""
+        if self.count == 1:
+            return lax.eq(lax.iota(np.int32, self.size), lax.broadcast_in_dim(self.places, (self.size,), (0,)))
+        return lax.ge(self.writer, lax.full((self.size,), 0, np.int32))
+
+    @property
+    def counts(self) -> Array:
+        """For each slice, whether it is there in the end."""
+        if self.count == 1:
+            return lax.eq(self.places, self.inside)
+        return lax.eq(take_along(self.writer, 0, self.inside), lax.iota(np.int32, self.count))
+
+    @property
+    def counted(self) -> Array:
+        """The slices, with zeros in those that do not count."""
+        return lax.select(self.along(self.counts, self.dim, self.new.shape), self.new, lax.full_like(self.new, 0))
+
+    def along(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
+        """A vector along one dimension of a shape."""
+        return lax.broadcast_in_dim(x, shape, (axis,))
+
+    def spread(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
+        """What was computed from each slice, at the slice's place; anything elsewhere."""
+        if self.count == 1:
+            return expand(x, shape)
+        return take_along(x, axis, lax.max(self.writer, lax.full((self.size,), 0, np.int32)))
+
+    def taken(self, x: Array, axis: int) -> Array:
+        """What x has at the places of the slices; zero for those that do not count."""
+        found = take_along(x, axis, self.inside)
+        return lax.select(self.along(self.counts, axis, found.shape), found, lax.full_like(found, 0))
+
+
+def _slices(ctx: Context, node: torch.fx.Node, dim: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
+    """The slices that an update writes, in all of the tensor's dimensions, and their places."""
+    if node.target is aten.index_copy.default:
+        places = ctx.values[node.args[2]]
+        return ctx.values[node.args[3]], lax.reshape(places, (places.size,))
+    if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
+        places = sliced(ctx, node)
+        source = ctx.values[node.args[1]]
+        source = lax.expand_dims(source, [dim]) if node.target is aten.select_scatter.default else source
+        at = lax.add(lax.mul(lax.iota(np.int32, len(places)), np.int32(places.step)), np.int32(places.start))
+        return expand(source, (*shape[:dim], len(places), *shape[dim + 1 :])), at
+    index, values = ctx.values[node.args[1][dim]], ctx.values[node.args[2]]
+    target = (*shape[:dim], *index.shape, *shape[dim + 1 :])
+    if values.ndim > len(target):
+        values = lax.reshape(values, values.shape[values.ndim - len(target) :])
+    slices = lax.reshape(expand(values, target), (*shape[:dim], index.size, *shape[dim + 1 :]))
+    return slices, lax.reshape(from_front(index, shape[dim]), (index.size,))

@@ -1,0 +1,290 @@
+"""Tensors that are others with a few slices replaced, as a key/value cache is after a token, and the products that read them.
+
+A product can read the old tensor and the new slices instead, so that nobody needs the changed tensor. Whether that is so, the graph tells:
+all who read it must be such products, at most through views.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .context import Context
+from .dimensions import clamp_slice, wrap
+from .metadata import TensorSpec
+from .ops.strided import may_overlap
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Update:
+    """A node that gives a tensor with some slices replaced.
+
+    Attributes: node; dim (that the slices lie along); count (of slices).
+    """
+
+    node: Node
+    dim: int
+    count: int
+
+    @property
+    def base(self) -> Node:
+        """The tensor before."""
+        base = self.node.args[0]
+        assert isinstance(base, Node)
+        return base
+
+
+# A part of a dimension: which of the base's dimensions it is (None: the numbers are repeated along it), and its size.
+Factor = tuple[int | None, int]
+Factors = tuple[tuple[Factor, ...], ...]
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What a product does with an operand.
+
+    Attributes: over (the dimensions that are summed); batch (those that both operands keep); other (the position of the other operand, or
+    of one that is as long in its dimensions `outer`: those that are not summed).
+    """
+
+    over: tuple[int, ...]
+    batch: tuple[int, ...]
+    other: int
+    outer: tuple[int, ...]
+
+
+_ATTENTION = {1: Roles((3,), (0, 1), 0, (0, 1, 2)), 2: Roles((2,), (0, 1), 0, (0, 1, 2))}
+# By op and by the position of the operand.
+PRODUCTS: dict[Any, dict[int, Roles]] = {
+    aten.mm.default: {0: Roles((1,), (), 1, (1,)), 1: Roles((0,), (), 0, (0,))},
+    aten.bmm.default: {0: Roles((2,), (0,), 1, (0, 2)), 1: Roles((1,), (0,), 0, (0, 1))},
+    aten.baddbmm.default: {1: Roles((2,), (0,), 2, (0, 2)), 2: Roles((1,), (0,), 1, (0, 1))},
+    aten._scaled_dot_product_flash_attention_for_cpu.default: _ATTENTION,
+}
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A product's operand that is a view of an updated tensor.
+
+    Attributes: updates (one after the other, along one dimension); factors (what the operand's dimensions are made of, without dimensions
+    of size 1); shape, dtype (of the tensor); roles; rows (how many vectors each of the tensor's vectors is multiplied with).
+    """
+
+    updates: tuple[Update, ...]
+    factors: Factors
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    roles: Roles
+    rows: int
+
+    @property
+    def dim(self) -> int:
+        return self.updates[0].dim
+
+    @property
+    def count(self) -> int:
+        return sum(update.count for update in self.updates)
+
+    @property
+    def sums_slices(self) -> bool:
+        """Whether the product adds over the updated dimension; else its result has it."""
+        return any(origin == self.dim for dim in self.roles.over for origin, _ in self.factors[dim])
+
+
+def reading(ctx: Context, position: int) -> Reading | None:
+    """How the current node, a product, reads its argument: None if that is no updated tensor, or somebody needs it whole."""
+    found = _structure(ctx, ctx.node, position)
+    if found is None or not _is_avoidable(ctx, found.updates[0]):
+        return None
+    updates = list(found.updates)
+    while (before := _update(ctx, updates[0].base)) and before.dim == found.dim and _is_avoidable(ctx, before):
+        updates.insert(0, before)
+    return Reading(tuple(updates), found.factors, found.shape, found.dtype, found.roles, found.rows)
+
+
+def _is_avoidable(ctx: Context, update: Update) -> bool:
+    """Whether all that read the changed tensor are products that can do without, or later updates of which this holds."""
+    for user, read in _readers(update.node):
+        positions = [position for position, argument in enumerate(user.args) if argument is read]
+        if _uses(user, read) != len(positions):
+            return False
+        later = _update(ctx, user)
+        if later is not None and read is update.node and positions == [0] and later.dim == update.dim:
+            if not _is_avoidable(ctx, later):
+                return False
+        elif not all(_structure(ctx, user, position) for position in positions):
+            return False
+    return True
+
+
+def _uses(user: Node, node: Node) -> int:
+    """How often a node stands among another one's arguments, also in lists."""
+    found: list[Node] = []
+    torch.fx.node.map_arg((user.args, user.kwargs), lambda argument: found.append(argument))
+    return found.count(node)
+
+
+def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
+    """Who reads a node's numbers, also through views: the reader, and which node it reads."""
+    for user in node.users:
+        if user.target in _VIEWS and user.args[0] is node:
+            yield from _readers(user)
+        else:
+            yield user, node
+
+
+def _structure(ctx: Context, product: Node, position: int) -> Reading | None:
+    """How a product reads an argument, apart from other readers; None if it cannot read the parts."""
+    roles = PRODUCTS.get(product.target, {}).get(position)
+    node, other = product.args[position], product.args[roles.other] if roles is not None else None
+    if roles is None or not isinstance(node, Node) or not isinstance(other, Node):
+        return None
+    views: list[Node] = []
+    while node.target in _VIEWS and isinstance(node.args[0], Node):
+        views.insert(0, node)
+        node = node.args[0]
+    update = _update(ctx, node)
+    if update is None:
+        return None
+    spec: TensorSpec = ctx.spec(node)
+    if 0 in ctx.spec(other).shape or any(0 in ctx.spec(view).shape for view in views):
+        return None
+    factors = _viewed(ctx, spec, views)
+    if factors is None or not _fits(factors, roles, update.dim):
+        return None
+    repeated = math.prod(size for factor in factors for origin, size in factor if origin is None)
+    outer = math.prod(ctx.spec(other).shape[dim] for dim in roles.outer)
+    rows = outer // math.prod(size for dim in roles.batch for _, size in factors[dim]) * repeated
+    return Reading((update,), factors, spec.shape, spec.dtype, roles, rows)
+
+
+def _fits(factors: Factors, roles: Roles, updated: int) -> bool:
+    """Whether only dimensions that both operands keep repeat numbers, and the updated one is none of those."""
+    for dim, factor in enumerate(factors):
+        is_batch = dim in roles.batch
+        if any((origin is None and not is_batch) or (origin == updated and is_batch) for origin, _ in factor):
+            return False
+    return True
+
+
+# Views, and what gives the same numbers in the same shape.
+_RESHAPES = frozenset(
+    [
+        aten.view.default,
+        aten._unsafe_view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.alias.default,
+        aten.detach.default,
+        aten.clone.default,
+    ]
+)
+_VIEWS = _RESHAPES | {aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default}
+
+
+def _viewed(ctx: Context, spec: TensorSpec, views: list[Node]) -> Factors | None:
+    """What the dimensions of a view are made of; None if some would have to be split."""
+    factors: Factors | None = tuple(((dim, size),) if size != 1 else () for dim, size in enumerate(spec.shape))
+    for node in views:
+        assert factors is not None
+        shape = ctx.spec(node).shape
+        if node.target in _RESHAPES:
+            factors = _regrouped(factors, shape)
+            if factors is None:
+                return None
+        elif node.target is aten.expand.default:
+            factors = ((),) * (len(shape) - len(factors)) + factors
+            factors = tuple(((None, size),) if not factor and size != 1 else factor for factor, size in zip(factors, shape, strict=True))
+        else:
+            order = list(range(len(factors)))
+            if node.target is aten.permute.default:
+                order = [dim % len(order) for dim in node.args[1]]
+            elif len(order) > 1:
+                first, second = node.args[1:] or (0, 1)
+                order[first], order[second] = order[second], order[first]
+            factors = tuple(factors[dim] for dim in order)
+    return factors
+
+
+def _regrouped(factors: Factors, shape: tuple[int, ...]) -> Factors | None:
+    """The same factors, for the dimensions of another shape."""
+    left = [factor for group in factors for factor in group]
+    groups = []
+    for size in shape:
+        group: list[Factor] = []
+        while math.prod(part for _, part in group) < size and left:
+            group.append(left.pop(0))
+        if math.prod(part for _, part in group) != size:
+            return None
+        groups.append(tuple(group))
+    return tuple(groups)
+
+
+_FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def _update(ctx: Context, node: Node) -> Update | None:
+    """The update that a node is, if its slices lie along one dimension."""
+    rule = _UPDATES.get(node.target)
+    if rule is None or not isinstance(node.args[0], Node):
+        return None
+    spec: TensorSpec = ctx.spec(node)
+    found = rule(ctx, node, spec) if spec.dtype in _FLOATS and spec.shape and 0 not in spec.shape else None
+    return Update(node, *found) if found is not None and found[1] > 0 and spec.shape[found[0]] > 1 else None
+
+
+def _of_index_copy(ctx: Context, node: Node, spec: TensorSpec) -> tuple[int, int]:
+    return wrap(node.args[1], len(spec.shape)), math.prod(ctx.spec_of(node.args[2]).shape)
+
+
+def _of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[int, int] | None:
+    indices, accumulate = node.args[1], (*node.args[3:], node.kwargs.get("accumulate", False))[0]
+    given = [(dim, ctx.spec_of(index)) for dim, index in enumerate(indices) if index is not None]
+    if accumulate or len(given) != 1:
+        return None
+    dim, index = given[0]
+    is_position = index.dtype in (torch.int32, torch.int64) and len(index.shape) <= 1
+    return (dim, math.prod(index.shape)) if is_position else None
+
+
+def sliced(ctx: Context, node: Node) -> range:
+    """The places that slice_scatter or select_scatter writes to."""
+    size = ctx.spec(node).shape[wrap(_argument(node, 2, "dim", 0), len(ctx.spec(node).shape))]
+    if node.target is aten.select_scatter.default:
+        index = ctx.spec_of(_argument(node, 3, "index", 0))
+        index += size if index < 0 else 0
+        return range(index, index + 1)
+    start, end = (ctx.spec_of(_argument(node, place, name, None)) for place, name in ((3, "start"), (4, "end")))
+    step = ctx.spec_of(_argument(node, 5, "step", 1))
+    first, _, count = clamp_slice(size, start, end, step)
+    return range(first, first + count * step, step)
+
+
+def _of_slice(ctx: Context, node: Node, spec: TensorSpec) -> tuple[int, int] | None:
+    if may_overlap(ctx.spec_of(node.args[0])):
+        return None
+    return wrap(_argument(node, 2, "dim", 0), len(spec.shape)), len(sliced(ctx, node))
+
+
+def _argument(node: Node, position: int, name: str, default: Any) -> Any:
+    return node.args[position] if position < len(node.args) else node.kwargs.get(name, default)
+
+
+_UPDATES = {
+    aten.index_copy.default: _of_index_copy,
+    aten.index_put.default: _of_index_put,
+    aten._unsafe_index_put.default: _of_index_put,
+    aten.slice_scatter.default: _of_slice,
+    aten.select_scatter.default: _of_slice,
+}

@@ -22,7 +22,7 @@ from ..cpu.streams import product
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand
-from ..updated import Reading, reading, sliced
+from ..updated import Factor, Reading, reading, sliced
 from .indexing import from_front, take_along
 from .scattering import write_slices
 
@@ -95,19 +95,12 @@ class _Other:
         shape: list[int] = []
         kept: dict[int, tuple[int | str, ...]] = {}
         for dim, size in enumerate(array.shape):
-            own = [(f"row {dim}", size)]
-            parts = (
-                [
-                    (label if label is not None else f"repeated {dim} {at}", part)
-                    for at, (label, part) in enumerate(found.factors[theirs[dim]])
-                ]
-                if dim in theirs
-                else own
-            )
+            factors: Sequence[Factor] = found.factors[theirs[dim]] if dim in theirs else [(None, size)]
+            parts = [(f"{dim} {at}" if label is None else label, part) for at, (label, part) in enumerate(factors)]
             labels += [label for label, _ in parts]
             shape += [part for _, part in parts]
             kept[dim] = tuple(label for label, _ in parts)
-        rows = tuple(label for dim in range(array.ndim) if dim not in theirs for label in kept[dim])
+        rows = tuple(str(label) for dim in range(array.ndim) if dim not in theirs for label in kept[dim])
         return _Other(lax.reshape(array, shape), tuple(labels), tuple(kept[dim] for dim in batch), rows)
 
 
@@ -124,11 +117,8 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, other: _Other) -> 
 
     def times(x: Array, y: Array) -> Array:
         """x (batch, rows, over) and y, in the tensor's dimensions, give (batch, rows, free)."""
-        groups = (
-            math.prod(sizes[label] for label in batch),
-            math.prod(sizes[label] for label in rows),
-            math.prod(y.shape[dim] for dim in over),
-        )
+        groups = [math.prod(sizes[label] for label in labels) for labels in (batch, rows)]
+        groups.append(math.prod(y.shape[dim] for dim in over))
         out = product(lax.reshape(x, groups), *_matrices(y, batch, over, free), ctx.settings.matmul_precision)
         return lax.reshape(out, [*(sizes[label] for label in (*batch, *rows)), *(y.shape[dim] for dim in free)])
 
@@ -160,13 +150,15 @@ def _summed(x: Array, old: Array, slices: _Slices, axis: int, times: Callable[[A
     return lax.add(untouched, times(slices.taken(x, axis), slices.counted))
 
 
-def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequence[int]) -> tuple[Array, bool]:
-    """A tensor as (batch, columns, summed), or as (batch, summed, columns) if that is how it lies; and whether it is the first."""
-    groups = [math.prod(y.shape[dim] for dim in dims) for dims in (batch, free, over)]
-    if [*batch, *over, *free] == sorted([*batch, *over, *free]) and over and free:
-        return lax.reshape(y, (groups[0], groups[2], groups[1])), False
+def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequence[int]) -> tuple[Array, bool, bool]:
+    """A tensor as (batch, columns, summed), or as (batch, summed, columns) if its last dimension is a column; whether it is the first; and
+    whether its numbers come in another order by that."""
     short = [dim for dim in range(y.ndim) if dim not in (*batch, *over, *free)]
-    return lax.reshape(lax.transpose(y, [*short, *batch, *free, *over]), groups), True
+    is_over_last = not free or (bool(over) and max(over) > max(free))
+    groups = [batch, free, over] if is_over_last else [batch, over, free]
+    order = [dim for dims in groups for dim in dims]
+    moved = lax.transpose(y, [*short, *order])
+    return lax.reshape(moved, [math.prod(y.shape[dim] for dim in dims) for dims in groups]), is_over_last, order != sorted(order)
 
 
 @PRODUCT_OF_UPDATE.form("whole")

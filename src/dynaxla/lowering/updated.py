@@ -94,6 +94,13 @@ class Reading:
         return sum(update.count for update in self.updates)
 
     @property
+    def is_moved(self) -> bool:
+        """Whether the dimensions that both operands keep are not the tensor's first."""
+        kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim] if origin is not None}
+        others = [dim for dim, size in enumerate(self.shape) if size > 1 and dim not in kept]
+        return bool(kept) and min(others) < max(kept)
+
+    @property
     def sums_slices(self) -> bool:
         """Whether the product adds over the updated dimension; else its result has it."""
         return any(origin == self.dim for dim in self.roles.over for origin, _ in self.factors[dim])

@@ -112,7 +112,7 @@ class Attention:
         if self.query.shape[1] != self.key.shape[1]:
             order = None
         x = self.by_key_head(x)
-        out = product_of_update(self.ctx, 1 if y is self.key else 2, x, (over[0],), (0, 1))
+        out = product_of_update(self.ctx, 1 if over[1] == 3 else 2, x, (over[0],), (0, 1))
         if out is None:
             out = contract(x, y, ((over[0],), (over[1],)), self.ctx, batch=((0, 1), (0, 1)), order=order)
         return out if over[0] == 2 else lax.reshape(out, (*self.rows, out.shape[3]))

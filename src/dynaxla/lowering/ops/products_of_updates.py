@@ -34,7 +34,8 @@ class Problem:
     """A product with an updated tensor, apart from its operands' values.
 
     Attributes: shape, dtype (of the tensor); count (of new slices); size (of the dimension that they lie along); rows (how many vectors
-    each of the tensor's vectors is multiplied with); sums_slices (whether it adds over that dimension); platform.
+    each of the tensor's vectors is multiplied with); sums_slices (whether it adds over that dimension); is_moved (whether the dimensions
+    that both operands keep are not the tensor's first); platform.
     """
 
     shape: tuple[int, ...]
@@ -43,6 +44,7 @@ class Problem:
     size: int
     rows: int
     sums_slices: bool
+    is_moved: bool
     platform: str
 
 
@@ -66,12 +68,16 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
     if found is None:
         return None
     dtype = dtypes.to_jax(found.dtype)
-    problem = Problem(found.shape, dtype, found.count, found.shape[found.dim], found.rows, found.sums_slices, ctx.platform)
+    size, rows = found.shape[found.dim], found.rows
+    problem = Problem(found.shape, dtype, found.count, size, rows, found.sums_slices, found.is_moved, ctx.platform)
     result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, _Other.of(found, other, over, batch))
     return result
 
 
 def _suits(problem: Problem) -> bool:
+    """What is moved has to be copied for several rows of float32."""
+    if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2:
+        return False
     return math.prod(problem.shape) > _FEW_NUMBERS and problem.rows <= _MANY_ROWS and problem.count * _PARTS <= problem.size
 
 

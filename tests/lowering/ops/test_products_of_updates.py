@@ -1,0 +1,96 @@
+"""Products that read the old tensor and the new slices give what eager mode does: of what stood there before, nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from cache_readers import READERS, Inputs, by_chance
+from torch import Tensor
+
+from dynaxla.lowering.ops import products_of_updates
+
+# XLA would optimize for seconds what runs twice.
+OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}}
+BY_PARTS = {**OPTIONS, "forms": {"product_of_update": "parts"}}
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The first operands of all products with an old tensor, and of those with new slices."""
+    found: list[Tensor] = []
+    product = products_of_updates.product
+    monkeypatch.setattr(products_of_updates, "product", lambda *args: found.append(args[0]) or product(*args))
+    return found
+
+
+def compare(functions: dict[str, Callable[[Inputs], object]], dtype: torch.dtype) -> None:
+    """Compare one program for all functions with eager mode."""
+
+    def run(*tensors: Tensor) -> dict[str, object]:
+        return {name: function(Inputs(*tensors)) for name, function in functions.items()}
+
+    compiled = torch.compile(run, backend="dynaxla", fullgraph=True, options=BY_PARTS)
+    tolerance = {"rtol": 1e-4, "atol": 1e-5} if dtype == torch.float32 else {"rtol": 3e-2, "atol": 3e-2}
+    for is_finite in (False, True):
+        tensors = list(vars(Inputs.make(dtype, is_finite=is_finite)).values())
+        with torch.no_grad():
+            found, expected = compiled(*tensors), run(*tensors)
+        for name in functions:
+            torch.testing.assert_close(
+                found[name], expected[name], **tolerance, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}"
+            )
+            assert name == "read by others" or torch.isfinite(found[name]).all(), name
+
+
+def test_decoders(made: list[Tensor]) -> None:
+    compare({name: reader.run for name, reader in READERS.items()}, torch.float32)
+    # Scores: the old product and the new one. Sums: the old one in two ways, one of which is for what is not finite.
+    pairs = sum(reader.by_parts == 2 for reader in READERS.values())
+    assert len(made) == pairs * 5 + sum(reader.by_parts == 1 for reader in READERS.values()) * 3
+
+
+def test_half(made: list[Tensor]) -> None:
+    names = ["by hand", "fused", "in rows", "a single query"]
+    compare({name: READERS[name].run for name in names}, torch.bfloat16)
+    assert len(made) == len(names) * 5
+
+
+def test_chance(made: list[Tensor]) -> None:
+    compare({f"program {seed}": by_chance(seed) for seed in range(12)}, torch.float32)
+    assert made
+
+
+def decode(keys: Tensor, values: Tensor, query: Tensor, key: Tensor, value: Tensor, at: Tensor) -> Tensor:
+    keys, values = keys.index_copy(2, at, key), values.index_copy(2, at, value)
+    return torch.nn.functional.scaled_dot_product_attention(query, keys, values)
+
+
+def operands(length: int) -> list[Tensor]:
+    shapes = [(1, 2, length, 16)] * 2 + [(1, 2, 1, 16)] * 3
+    return [*map(torch.randn, shapes), torch.tensor([length - 1])]
+
+
+def test_an_index_is_checked(made: list[Tensor]) -> None:
+    """Also that sizes may change, and that small caches are read whole."""
+    compiled = torch.compile(decode, backend="dynaxla", fullgraph=True, dynamic=True, options=OPTIONS)
+    with torch.no_grad():
+        for length in (2048, 16):
+            tensors = operands(length)
+            torch.testing.assert_close(compiled(*tensors), decode(*tensors))
+            assert len(made) == 5
+        tensors[-1] += 1
+        with pytest.raises(IndexError):
+            compiled(*tensors)
+
+
+def test_gradients() -> None:
+    """In training, the changed tensor is kept for the backward pass."""
+    compiled = torch.compile(decode, backend="dynaxla", fullgraph=True, options=BY_PARTS)
+    tensors = operands(64)
+    for tensor in tensors[:5]:
+        tensor.requires_grad_()
+    found = torch.autograd.grad(compiled(*tensors).square().sum(), tensors[:5])
+    expected = torch.autograd.grad(decode(*tensors).square().sum(), tensors[:5])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

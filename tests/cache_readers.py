@@ -128,6 +128,11 @@ def _read_by_others(i: Inputs) -> tuple[Tensor, Tensor]:
     return attention(i.query, keys, values, i.bias), keys.sum()
 
 
+def _in_a_list(i: Inputs) -> tuple[Tensor, Tensor]:
+    keys, values = both(i, lambda x, new: index_copy(x, new, i.at))
+    return attention(i.query, keys, values, i.bias), torch.cat([values, i.value], 2)
+
+
 def _from_itself(i: Inputs) -> Tensor:
     """The new slices are others of the cache."""
     keys = index_copy(i.keys, i.keys[:, :, 7:9], i.at)
@@ -183,6 +188,7 @@ READERS = {
     "duplicates": Reader(_duplicates),
     "from itself": Reader(_from_itself),
     "read by others": Reader(_read_by_others, 1),
+    "in a list": Reader(_in_a_list, 1),
     "added": Reader(_added, 0),
     "by batch": Reader(_by_batch, 0),
 }

@@ -7,7 +7,6 @@ if it is not finite, no weight at all would take it out, so that the slices them
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
     dtype = dtypes.to_jax(found.dtype)
     size, rows = found.shape[found.dim], found.rows
     problem = Problem(found.shape, dtype, found.count, size, rows, found.sums_slices, found.is_moved, ctx.platform)
-    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, _Other.of(found, other, over, batch))
+    result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, other, over, batch)
     return result
 
 
@@ -111,19 +110,20 @@ class _Other:
 
 
 @PRODUCT_OF_UPDATE.form("parts", platforms=["cpu"], suits=_suits)
-def _by_parts(problem: Problem, ctx: Context, found: Reading, other: _Other) -> Array:
+def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, outer: Sequence[int], kept: Sequence[int]) -> Array:
+    other = _Other.of(found, array, outer, kept)
     old, slices = ctx.values[found.updates[0].base], _Slices.of(ctx, found)
     long = [dim for dim, size in enumerate(found.shape) if size > 1]
     over = [dim for dim in long if dim in {origin for place in found.roles.over for origin, _ in found.factors[place]}]
     batch = [dim for dim in long if dim in other.labels and dim not in over]
     free = [dim for dim in long if dim not in other.labels]
     rows = [label for label in other.labels if isinstance(label, str)]
-    sizes = dict(zip(other.labels, other.array.shape, strict=True))
+    sizes: dict[int | str, int] = dict(zip(other.labels, other.array.shape, strict=True))
     x = lax.transpose(other.array, [other.labels.index(label) for label in (*batch, *rows, *over)])
 
     def times(x: Array, y: Array) -> Array:
         """x (batch, rows, over) and y, in the tensor's dimensions, give (batch, rows, free)."""
-        groups = [math.prod(sizes[label] for label in labels) for labels in (batch, rows)]
+        groups = [math.prod(sizes[label] for label in batch), math.prod(sizes[label] for label in rows)]
         groups.append(math.prod(y.shape[dim] for dim in over))
         out = product(lax.reshape(x, groups), *_matrices(y, batch, over, free), ctx.settings.matmul_precision)
         return lax.reshape(out, [*(sizes[label] for label in (*batch, *rows)), *(y.shape[dim] for dim in free)])
@@ -135,13 +135,12 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, other: _Other) -> 
         axis = lead + free.index(found.dim)
         before, after = times(x, old), times(x, slices.new)
         out = lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before)
+    own = [[dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.over + found.roles.batch]
+    groups: list[Sequence[int | str | None]] = [*other.kept, *([row] for row in other.rows), *own]
+    sizes.update(zip(free, (found.shape[dim] for dim in free), strict=True))
     labels = [*batch, *rows, *free]
-    free_places = [place for place in range(len(found.factors)) if place not in found.roles.over + found.roles.batch]
-    own = [[origin for origin, _ in found.factors[place]] for place in free_places]
-    wanted = [*itertools.chain(*other.kept), *other.rows, *itertools.chain(*own)]
-    shape = [*([math.prod(sizes[label] for label in group) for group in other.kept]), *(sizes[label] for label in other.rows)]
-    shape += [math.prod(found.shape[label] for label in group) for group in own]
-    return lax.reshape(lax.transpose(out, [labels.index(label) for label in wanted]), shape)
+    out = lax.transpose(out, [labels.index(label) for group in groups for label in group if label is not None])
+    return lax.reshape(out, [math.prod(sizes[label] for label in group if label is not None) for group in groups])
 
 
 def _summed(x: Array, old: Array, slices: _Slices, axis: int, times: Callable[[Array, Array], Array]) -> Array:
@@ -168,7 +167,7 @@ def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequenc
 
 
 @PRODUCT_OF_UPDATE.form("whole")
-def _by_whole(problem: Problem, ctx: Context, found: Reading, other: _Other) -> None:
+def _by_whole(problem: Problem, ctx: Context, found: Reading, other: Array, over: Sequence[int], batch: Sequence[int]) -> None:
     """The caller multiplies with the changed tensor."""
 
 

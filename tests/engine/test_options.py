@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,7 +10,7 @@ import pytest
 import torch
 from jax import Array, lax
 
-from dynaxla.engine.options import default_options, options_for
+from dynaxla.engine.options import default_options, options_for, with_tiles
 
 VECTORS = "xla_cpu_prefer_vector_width"
 
@@ -48,3 +48,28 @@ def test_programs_with_atan_are_not(function: Callable[..., Any]) -> None:
 def test_atan_of_many_numbers(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
     x = torch.linspace(-3, 3, 256, dtype=torch.float64).to(dtype)
     torch.testing.assert_close(torch.compile(function, backend="dynaxla")(x), function(x))
+
+
+def test_products_without_tiles_are_cublas_ones() -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def compile(options: Mapping[str, Any]) -> str:
+        asked.append(options)
+        if len(asked) == 1:
+            raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes that satisfy hlo: %dot = f32[8,8] dot(%x, %y)")
+        return "compiled"
+
+    assert with_tiles(compile, {"xla_dump_to": "somewhere"}) == "compiled"
+    assert asked == [{"xla_dump_to": "somewhere"}, {"xla_dump_to": "somewhere", "xla_gpu_enable_triton_gemm": False}]
+
+
+def test_what_else_xla_refuses_stays_refused() -> None:
+    asked: list[Mapping[str, Any]] = []
+
+    def compile(options: Mapping[str, Any]) -> str:
+        asked.append(options)
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        with_tiles(compile, {})
+    assert asked == [{}]

@@ -23,7 +23,7 @@ from dynaxla.buffers.native import NativeBuffers
 from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import compositions
-from dynaxla.engine.options import options_for
+from dynaxla.engine.options import options_for, with_tiles
 from dynaxla.engine.xla import Program, Specialised
 from dynaxla.runtime import clients
 from dynaxla.runtime.layout import Layout
@@ -114,7 +114,7 @@ class _Program(Program):
         with jax.enable_x64(True):
             lowered = traced.lower(lowering_platforms=("cuda",))
         options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
-        compiled = lowered.compile(compiler_options=options or None)
+        compiled = with_tiles(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
         formats = jax.tree.leaves(compiled.output_formats)
         saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
         phase = "prepared" if self.name.endswith("_prepared") else self.phase

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
 
 import jax
 import torch
@@ -27,6 +27,24 @@ _CPU_OPTIONS = {
 # XLA's atan for vectors of 512 bits gives wrong numbers in float16, float32 and float64 (jaxlib 0.10.2 and 0.11.2). It stands for
 # atan2(x, 1) as well, and so may for logarithms of complex numbers.
 _NOT_WIDE = ("atan", "atan2")
+
+
+# What XLA says where Triton has no tiles for a product, as for one over 8 x 197 rows that it transposes on the way (jaxlib 0.10.2, ViT's
+# gradients in bfloat16). When XLA measures its choices it turns to cuBLAS itself, else it gives up.
+_NO_TILES = "Couldn't find output tile sizes"
+_BY_CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+
+Compiled = TypeVar("Compiled")
+
+
+def with_tiles(compile: Callable[[Mapping[str, Any]], Compiled], options: Mapping[str, Any]) -> Compiled:
+    """compile(options), and once more with all products by cuBLAS if XLA finds no tiles for one of them."""
+    try:
+        return compile(options)
+    except jax.errors.JaxRuntimeError as error:
+        if _NO_TILES not in str(error):
+            raise
+        return compile({**options, **_BY_CUBLAS})
 
 
 def options_for(platform: str, program: ClosedJaxpr) -> Mapping[str, Any]:

@@ -30,7 +30,7 @@ from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .layouts import check_closed, opens_layouts, with_open_layouts
-from .options import default_options, options_for
+from .options import default_options, options_for, with_tiles
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
@@ -244,9 +244,11 @@ class Program:
     def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> programs.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
         options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
-        compile = functools.partial(
-            programs.compile_lowered, lowered, self.jax_device, options, self.options.store("programs"), self.options.heap == "keep"
-        )
+        store, heap_is_kept = self.options.store("programs"), self.options.heap == "keep"
+
+        def compile() -> programs.XlaProgram:
+            return with_tiles(lambda given: programs.compile_lowered(lowered, self.jax_device, given, store, heap_is_kept), options)
+
         with metrics.timed("compile"):
             try:
                 try:

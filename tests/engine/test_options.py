@@ -11,6 +11,7 @@ import torch
 from jax import Array, lax
 
 from dynaxla.engine.options import default_options, options_for, with_tiles
+from dynaxla.lowering import Settings
 
 VECTORS = "xla_cpu_prefer_vector_width"
 
@@ -48,6 +49,15 @@ def test_programs_with_atan_are_not(function: Callable[..., Any]) -> None:
 def test_atan_of_many_numbers(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> None:
     x = torch.linspace(-3, 3, 256, dtype=torch.float64).to(dtype)
     torch.testing.assert_close(torch.compile(function, backend="dynaxla")(x), function(x))
+
+
+def test_programs_for_cuda_round_as_eager_mode_does_and_add_in_one_order_if_torch_asks() -> None:
+    program = jax.make_jaxpr(lax.neg)(1.0)
+    kept = {"xla_allow_excess_precision": False}
+    assert options_for("cuda", program) == kept, "known to this XLA"
+    fixed = {"xla_gpu_exclude_nondeterministic_ops": True}
+    assert options_for("cuda", program, Settings(deterministic=True)) == {**kept, **fixed}
+    assert not {*kept, *fixed} & {*options_for("cpu", program), *options_for("tpu", program)}
 
 
 def test_products_without_tiles_are_cublas_ones() -> None:

@@ -25,6 +25,7 @@ from dynaxla.config import Options
 from dynaxla.engine import compositions
 from dynaxla.engine.options import options_for, with_tiles
 from dynaxla.engine.xla import Program, Specialised
+from dynaxla.lowering import Settings
 from dynaxla.runtime import clients
 from dynaxla.runtime.layout import Layout
 
@@ -113,7 +114,7 @@ class _Program(Program):
         traced, buffers, _ = self.trace(specialised.function, specialised.buffers)
         with jax.enable_x64(True):
             lowered = traced.lower(lowering_platforms=("cuda",))
-        options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
+        options = {**options_for(self.platform, traced.jaxpr, Settings.current(self.platform)), **self.options.xla}
         compiled = with_tiles(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
         formats = jax.tree.leaves(compiled.output_formats)
         saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})

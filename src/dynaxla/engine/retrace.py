@@ -7,6 +7,7 @@ from typing import Any
 from ..capture.aten_graph import AtenGraph
 from ..config import Options
 from ..errors import CompilationError
+from ..lowering import Settings
 from ..observe import metrics
 from ..runtime import by_torch, programs
 from .xla import Program
@@ -39,7 +40,7 @@ class RetracedProgram(Program):
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
-            key = (programs.fingerprint(lowered), buffers.facts, facts)
+            key = (programs.fingerprint(lowered), buffers.facts, facts, Settings.current(self.platform))
             found = self._executables.get(key)
         if found is None:
             try:

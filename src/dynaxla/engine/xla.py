@@ -243,7 +243,7 @@ class Program:
 
     def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> programs.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
-        options = {**options_for(self.platform, traced.jaxpr), **self.options.xla}
+        options = {**options_for(self.platform, traced.jaxpr, Settings.current(self.platform)), **self.options.xla}
         store, heap_is_kept = self.options.store("programs"), self.options.heap == "keep"
 
         def compile() -> programs.XlaProgram:

@@ -15,13 +15,12 @@ class Settings(NamedTuple):
     """They are part of every executable's key.
 
     Attributes: matmul_tf32, convolution_tf32, recurrent_tf32 (whether float32 products may be rounded to TF32; CUDA only); deterministic
-    (whether a kernel whose sums have another order at every call is out of the question; CUDA only).
+    (whether sums must have the same order at every call, those of what is scattered to one place included; CUDA only).
 
     torch's other settings of precision need no program of their own. Products of half types are added in float32, and so are at least as
     precise as with `torch.backends.cuda.matmul.allow_fp16_accumulation` and its `allow_fp16_reduced_precision_reduction` and
     `allow_bf16_reduced_precision_reduction`, on or off. "bf16" is no precision of CUDA's, and counts as float32 there. What decides which
-    algorithm cuDNN takes (`benchmark`, `deterministic`) changes the order of sums, not their precision. What XLA scatters to one place it
-    adds in any order, whatever `deterministic` is.
+    algorithm cuDNN takes (`benchmark`, `deterministic`) changes the order of sums, not their precision.
     """
 
     matmul_tf32: bool = False

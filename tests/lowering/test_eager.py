@@ -45,6 +45,13 @@ def traced(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ..
         pytest.param(
             lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], (torch.ones(1, 2, 8, 8),), "reduce_window", ["cuda"], id="windows"
         ),
+        pytest.param(
+            lambda x, mean, variance: aten._native_batch_norm_legit_no_training(x, None, None, mean, variance, 0.1, 1e-5)[0],
+            (torch.ones(2, 4, 3), torch.zeros(4), torch.ones(4)),
+            " neg ",
+            ["cpu"],
+            id="batch norms add a shift",
+        ),
     ],
 )
 def test_programs_differ(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...], operation: str, platforms: list[str]) -> None:

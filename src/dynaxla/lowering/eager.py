@@ -13,7 +13,8 @@ class Eager:
     Attributes: refuses_zero_divisors (an integer divided by zero raises; else the result is some number); divides_exactly (also by a
     number that several elements share; else by a product with its reciprocal); fused_gelu (which GELU is computed together with a
     product of matrices: its argument `approximate`); widens_small_scales (what is quantized with a very small scale gets a larger one);
-    casts_like_x86 (a float that an integer cannot hold becomes the lowest one; else the nearest).
+    casts_like_x86 (a float that an integer cannot hold becomes the lowest one; else the nearest); centers_first (a batch norm by running
+    statistics takes the mean away before it multiplies; else it adds one shift for a channel afterwards).
     """
 
     refuses_zero_divisors: bool = False
@@ -21,6 +22,7 @@ class Eager:
     fused_gelu: str = "tanh"  # cuBLAS has no other
     widens_small_scales: bool = False
     casts_like_x86: bool = False
+    centers_first: bool = True
 
 
 _OTHER = Eager()
@@ -29,6 +31,7 @@ _CPU = Eager(
     divides_exactly=True,
     fused_gelu="none",
     widens_small_scales=True,
+    centers_first=False,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import jax
+import numpy as np
 import pytest
 import torch
 from compare import check
 from gradients import check_gradients
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
+
+from dynaxla.lowering import Interpreter
+from dynaxla.lowering.function import Function
 
 SUMS = {torch.float16: (1e-2, 2e-2), torch.bfloat16: (5e-2, 0.15), torch.float32: (1e-4, 1e-4)}
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -57,3 +63,20 @@ def test_batch_norm_reads_as_many_weights_as_there_are_channels(shape: tuple[int
     x = torch.randn(2, 4, 3, 3)
     for given in (x, x.to(memory_format=torch.channels_last)):
         check(function, given, torch.randn(shape), torch.randn(shape), *statistics())
+
+
+def test_the_mean_is_taken_away_first_where_eager_mode_does() -> None:
+    """Numbers far from zero lose nothing then."""
+    x, weight, bias = 1000 + torch.rand(3, 4, 5), torch.randn(4), torch.randn(4)
+    mean, variance = x.mean((0, 2)), x.var((0, 2))
+
+    def normalize(*tensors: torch.Tensor) -> torch.Tensor:
+        x, mean, variance, weight, bias = tensors
+        return torch.ops.aten._native_batch_norm_legit_no_training(x, weight, bias, mean, variance, 0.1, 1e-5)[0]
+
+    given = (x, mean, variance, weight, bias)
+    module = make_fx(lambda *tensors: (normalize(*tensors),), tracing_mode="fake")(*given)
+    with jax.enable_x64(True):
+        (found,) = jax.jit(lambda *arrays: Function(Interpreter(module, "cuda"))(arrays).outputs)(*(tensor.numpy() for tensor in given))
+    expected = normalize(*(tensor.double() for tensor in given))
+    torch.testing.assert_close(torch.from_numpy(np.array(found)).double(), expected, atol=1e-6, rtol=1e-6)

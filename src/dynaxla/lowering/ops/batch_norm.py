@@ -30,12 +30,17 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
     return affine(centered, factor, bias, (1,)), mean, variance, inverse
 
 
-def _normalize_by_running(x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float) -> Array:
+def _normalize_by_running(
+    x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float, ctx: Context
+) -> Array:
     """x normalized by given statistics, in the accumulator's dtype."""
     dtype = dtypes.accumulator(x.dtype)
     factor = reciprocal_root(convert(running_var, dtype), eps)
     if weight is not None:
         factor = lax.mul(factor, convert(weight, dtype))
+    if ctx.eager.centers_first:
+        centered = lax.sub(convert(x, dtype), along(convert(running_mean, dtype), x.shape, (1,)))
+        return affine(centered, factor, bias, (1,))
     # As ATen does, everything per channel goes into one factor and one shift: a channel's work is one multiplication and one addition.
     shift = lax.neg(lax.mul(convert(running_mean, dtype), factor))
     if bias is not None:
@@ -74,7 +79,7 @@ def _batch_norm(
     if not training:
         assert running_mean is not None
         assert running_var is not None
-        out = _normalize_by_running(x, weight, bias, running_mean, running_var, eps)
+        out = _normalize_by_running(x, weight, bias, running_mean, running_var, eps, ctx)
         return convert(out, x.dtype), _saved(ctx, 1, None), _saved(ctx, 2, None), running_mean, running_var
     out, mean, variance, inverse = _normalize_by_batch(x, weight, bias, eps)
     count = math.prod(x.shape[dim] for dim in but_channels(x))

@@ -73,19 +73,37 @@ def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
     return torch._fft_c2c(x, dim, 0, forward)
 
 
+def _drops_between_layers(layers: int, dropout: float, train: bool) -> bool:
+    return train and dropout > 0 and layers > 1
+
+
 def cudnn_rnn(
     x: torch.Tensor, weight: list[torch.Tensor], weight_stride0: int, weight_buf: torch.Tensor | None, hx: torch.Tensor,
     cx: torch.Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
     bidirectional: bool, batch_sizes: list[int], dropout_state: torch.Tensor | None,
 ) -> Any:  # fmt: skip
-    """cuDNN goes through time first: eager mode transposes its result where batches come first."""
-    if not batch_first or batch_sizes:
+    """cuDNN goes through time first: eager mode transposes its result where batches come first.
+
+    What it drops between layers is drawn here. Which numbers it keeps stands in place of cuDNN's state of random numbers, and in the
+    reserve, so that the backward pass knows it too.
+    """
+    if batch_first and not batch_sizes:
+        out, *rest = torch._cudnn_rnn(
+            x.transpose(0, 1), weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, False, dropout, train,
+            bidirectional, batch_sizes, dropout_state,
+        )  # fmt: skip
+        return out.transpose(0, 1), *rest
+    is_drawn = dropout_state is not None and dropout_state.dtype == torch.bool
+    if is_drawn or not _drops_between_layers(num_layers, dropout, train):
         return NotImplemented
-    out, *rest = torch._cudnn_rnn(
-        x.transpose(0, 1), weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, False, dropout, train,
-        bidirectional, batch_sizes, dropout_state,
+    steps, batch = (len(batch_sizes), batch_sizes[0]) if batch_sizes else x.shape[:2]
+    width = (proj_size or hidden_size) * (2 if bidirectional else 1)
+    kept = torch.native_dropout(x.new_ones((num_layers - 1, steps, batch, width)), dropout, True)[1]
+    *results, _, weight_buf = torch._cudnn_rnn(
+        x, weight, weight_stride0, weight_buf, hx, cx, mode, hidden_size, proj_size, num_layers, batch_first, dropout, train, bidirectional,
+        batch_sizes, kept,
     )  # fmt: skip
-    return out.transpose(0, 1), *rest
+    return *results, kept, weight_buf
 
 
 def cudnn_rnn_backward(
@@ -94,12 +112,11 @@ def cudnn_rnn_backward(
     hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
     batch_sizes: list[int], dropout_state: torch.Tensor | None, reserve: torch.Tensor, output_mask: list[bool],
 ) -> Any:  # fmt: skip
-    """torch has no fake implementation. What the forward pass has dropped between layers is not known here: that stays as it is."""
-    if train and dropout > 0 and num_layers > 1:
-        return NotImplemented
+    """torch has no fake implementation."""
+    kept = reserve if _drops_between_layers(num_layers, dropout, train) else None
     of_x, of_hx, *rest = rnn_gradients(
         x, weight, weight_stride0, hx, cx, grad_output, grad_hy, grad_cy, mode, hidden_size, proj_size, num_layers, batch_first,
-        bidirectional, batch_sizes,
+        bidirectional, batch_sizes, dropout, kept,
     )  # fmt: skip
     of_cx = rest.pop(0) if cx is not None else None
     wanted = [grad if want else None for grad, want in zip((of_x, of_hx, of_cx), output_mask, strict=False)]

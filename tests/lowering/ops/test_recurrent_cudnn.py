@@ -13,7 +13,7 @@ from lower_everywhere.capture import of_function
 from lower_everywhere.lower import calls, stablehlo
 from single_op import run_op
 from torch import nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Settings
@@ -153,13 +153,68 @@ def test_half_types_are_computed_in_float32() -> None:
     assert_equal([item.float() for item in found[:3]], [item.bfloat16().float() for item in wide[:3]], tolerance=(1e-2, 1e-3))
 
 
-def test_dropout_between_layers_is_refused() -> None:
+def test_there_may_be_nothing_to_drop() -> None:
     two, one = given("LSTM", num_layers=2), given("LSTM")
-    with pytest.raises(UnsupportedOp, match="dropout between the layers"):
-        run_op(aten._cudnn_rnn.default, *two.call(*two.operands, dropout=0.5))
-    for case, train in ((two, False), (one, True)):  # there is nothing to drop
+    for case, train in ((two, False), (one, True)):
         found = run_op(aten._cudnn_rnn.default, *case.call(*case.operands, dropout=0.5, train=train))
         assert_equal(found[0], case.by_torch()[0].detach(), tolerance=(1e-5, 1e-6))
+
+
+def test_cudnns_own_random_numbers_are_refused() -> None:
+    case = given("LSTM", num_layers=2)
+    *operands, _ = case.call(*case.operands, dropout=0.5)
+    with pytest.raises(UnsupportedOp, match="cuDNN's own random numbers"):
+        run_op(aten._cudnn_rnn.default, *operands, torch.zeros(8, dtype=torch.uint8))
+
+
+def layered(case: Given, operands: list[torch.Tensor], kept: torch.Tensor, dropout: float) -> torch.Tensor:
+    """The outputs of case's layers, each a network of torch's, with this dropout between them."""
+    data, hx, *rest = operands
+    cx = rest.pop(0) if case.cx is not None else None
+    directions = 1 + case.bidirectional
+    x = PackedSequence(data, case.x.batch_sizes) if isinstance(case.x, PackedSequence) else data.transpose(0, 1) if case.facts[4] else data
+    for layer in range(case.net.num_layers):
+        names = [name for name, _ in case.net.named_parameters() if name.endswith((f"_l{layer}", f"_l{layer}_reverse"))]
+        own = dict(zip([name.replace(f"_l{layer}", "_l0") for name in names], rest[: len(names)], strict=True))
+        rest = rest[len(names) :]
+        width = case.net.input_size if layer == 0 else kept.shape[-1]
+        net = type(case.net)(width, HIDDEN, bidirectional=case.bidirectional)
+        at = slice(layer * directions, (layer + 1) * directions)
+        x, _ = torch.func.functional_call(net, own, (x, hx[at] if cx is None else (hx[at], cx[at])))
+        if layer < len(kept):
+            values, sizes = pad_packed_sequence(x) if isinstance(x, PackedSequence) else (x, None)
+            values = torch.where(kept[layer], values / (1 - dropout), 0)
+            x = values if sizes is None else pack_padded_sequence(values, sizes)
+    return x.data if isinstance(x, PackedSequence) else x.transpose(0, 1) if case.facts[4] else x
+
+
+DROPPING = {
+    "lstm, batch first": lambda: given("LSTM", num_layers=3, batch_first=True),
+    "gru, both ways, packed": lambda: given("GRU", num_layers=2, bidirectional=True, packed=True),
+}
+
+
+@pytest.mark.parametrize("name", DROPPING)
+def test_dropout_between_layers(name: str) -> None:
+    """The reserve says what the program has kept; forward and backward drop the same."""
+    case = DROPPING[name]()
+
+    def function(*operands: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        found = torch.ops.aten._cudnn_rnn(*case.call(*operands, dropout=0.4))
+        return found[0], found[3]
+
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
+    mine, theirs = ([leaf(operand) for operand in case.operands] for _ in range(2))
+    actual, kept = compiled(*mine)
+    expected = layered(case, theirs, kept, 0.4)
+    assert_equal(actual, expected, tolerance=(1e-5, 1e-6))
+    cotangent = torch.randn_like(expected)
+    expected.backward(cotangent)
+    actual.backward(cotangent)
+    assert_equal([operand.grad for operand in mine], [operand.grad for operand in theirs], tolerance=(1e-4, 1e-5))
+    _, again = compiled(*mine)
+    assert 0 < kept.float().mean() < 1
+    assert not torch.equal(kept, again)
 
 
 def test_a_long_sequence_is_a_loop_on_a_gpu() -> None:

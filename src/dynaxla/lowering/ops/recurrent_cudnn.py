@@ -8,6 +8,7 @@ Source: ATen native/cudnn/RNN.cpp, _cudnn_rnn and _cudnn_rnn_backward
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
@@ -29,7 +31,7 @@ _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define(
     "rnn_gradients(Tensor input, Tensor[] weight, int weight_stride0, Tensor hx, Tensor? cx, Tensor? grad_output, Tensor? grad_hy,"
     " Tensor? grad_cy, int mode, SymInt hidden_size, SymInt proj_size, int num_layers, bool batch_first, bool bidirectional,"
-    " SymInt[] batch_sizes) -> Tensor[]"
+    " SymInt[] batch_sizes, float dropout, Tensor? kept) -> Tensor[]"
 )
 
 # Gradients of input, hx, cx (if there is one) and each weight, from those of the three results.
@@ -69,7 +71,8 @@ _CELLS: tuple[Cell, ...] = (_plain(lambda x: lax.max(x, lax.full_like(x, 0))), _
 @dataclass(frozen=True)
 class _Network:
     """Attributes: cell; layers; directions; per_layer (how many weights each has in each direction); projects (whether the last of them
-    makes an LSTM's hidden state smaller); batch_first; batch_sizes (how many sequences go on at each step, if they are packed)."""
+    makes an LSTM's hidden state smaller); batch_first; batch_sizes (how many sequences go on at each step, if they are packed); precision;
+    dropout (between layers, where a call gets what is kept)."""
 
     cell: Cell
     layers: int
@@ -79,9 +82,13 @@ class _Network:
     batch_first: bool
     batch_sizes: tuple[int, ...]
     precision: lax.Precision
+    dropout: float
 
-    def __call__(self, x: Array, weights: Sequence[Array], hx: Array, cx: Array | None) -> tuple[Array, ...]:
-        """The hidden states of all steps, and the last states; all of one dtype."""
+    def __call__(self, kept: Array | None, x: Array, weights: Sequence[Array], hx: Array, cx: Array | None) -> tuple[Array, ...]:
+        """The hidden states of all steps, and the last states; all of one dtype.
+
+        kept: which numbers go on from each layer to the next, (layers - 1, time, batch, directions * out); None if all do.
+        """
         x, going_on = self._padded(x)
         found: list[tuple[Array, ...]] = []
         for layer in range(self.layers):
@@ -94,6 +101,9 @@ class _Network:
                 found.append(last)
                 outputs.append(output)
             x = lax.concatenate(outputs, 2)
+            if kept is not None and layer < self.layers - 1:
+                larger = lax.mul(x, lax.full_like(x, 1 / (1 - self.dropout) if self.dropout < 1 else 0))
+                x = lax.select(lax.index_in_dim(kept, layer, keepdims=False), larger, lax.full_like(x, 0))
         return self._packed(x), *(_stacked(states) for states in zip(*found, strict=True))
 
     def _layer(
@@ -155,11 +165,12 @@ def _network(
     batch_first: bool,
     bidirectional: bool,
     batch_sizes: Sequence[int],
+    dropout: float,
     ctx: Context,
 ) -> _Network:
     """In the precision that torch gives to such networks of cuDNN's."""
     precision, directions = ctx.settings.recurrent_precision, 2 if bidirectional else 1
-    return _Network(_CELLS[mode], layers, directions, per_layer, projection > 0, batch_first, tuple(batch_sizes), precision)
+    return _Network(_CELLS[mode], layers, directions, per_layer, projection > 0, batch_first, tuple(batch_sizes), precision, dropout)
 
 
 @lowers(aten._cudnn_rnn.default)
@@ -186,16 +197,18 @@ def cudnn_rnn(
     """The outputs of all steps, the last hidden and cell states, an empty reserve, and weight_buf, which holds the same as `weight`.
 
     weight: of each layer, forwards and then backwards, `weight_stride0` of: input's, hidden state's, both biases, projection.
-    mode: 0 relu, 1 tanh, 2 LSTM, 3 GRU. batch_sizes: of packed sequences, else empty.
+    mode: 0 relu, 1 tanh, 2 LSTM, 3 GRU. batch_sizes: of packed sequences, else empty. dropout_state: with dropout, what is kept (bool,
+    see `_Network`), which capture/decompositions.py draws; cuDNN's own state is not read.
 
     Shape:  x (time, batch, in), with batch_first (batch, time, in), packed (sum of batch_sizes, in); hx (layers * directions, batch, out).
     Dtype:  that of x; computed in float32 for half types.
-    Raises: UnsupportedOp for dropout between layers, of which the backward pass would have to be told.
+    Raises: UnsupportedOp for dropout between layers of which nobody has drawn what is kept.
     """
-    if train and dropout > 0 and num_layers > 1:
-        raise UnsupportedOp("dropout between the layers of a recurrent network of cuDNN's")
-    network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, ctx)
-    found = network(_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx))
+    kept = dropout_state if train and dropout > 0 and num_layers > 1 else None
+    if kept is not None and not dtypes.is_bool(kept.dtype):
+        raise UnsupportedOp("dropout between the layers of a recurrent network of cuDNN's, by cuDNN's own random numbers")
+    network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
+    found = network(kept, _wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx))
     out = [convert(result, x.dtype) for result in found]
     if cx is None:
         out.append(lax.full(ctx.output[2].shape, 0, ctx.output[2].jax_dtype))
@@ -219,13 +232,15 @@ def _gradients(
     batch_first: bool,
     bidirectional: bool,
     batch_sizes: Sequence[int],
+    dropout: float,
+    kept: Array | None,
     *,
     ctx: Context,
 ) -> list[Array]:
     """Each of its operand's shape and dtype."""
-    network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, ctx)
+    network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
     operands = [_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx)]
-    results, pull = jax.vjp(network, *operands)
+    results, pull = jax.vjp(functools.partial(network, kept), *operands)
     given = [
         lax.full_like(result, 0) if grad is None else _wide(grad)
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=False)

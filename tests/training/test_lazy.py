@@ -17,8 +17,11 @@ from lazy_cases import CASES
 from lazy_cases.world import Step, World, world
 
 import dynaxla
+from dynaxla.config import Options
 from dynaxla.observe import metrics
 from dynaxla.runtime import hollow
+from dynaxla.training.lazy import Session
+from dynaxla.training.traces import Traces
 
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -169,3 +172,14 @@ def test_the_default_dtype_counts() -> None:
             assert step(torch.ones(3)).dtype == dtype
     finally:
         torch.set_default_dtype(before)
+
+
+def test_a_plain_cuda_is_recorded_as_the_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With another current one, the step's ops are others."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    found = []
+    for current in (0, 1):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda current=current: current)
+        session = Session(Traces(Options()), {})
+        found.append(session._placed([], {"device": torch.device("cuda"), "pin_memory": False}))
+    assert found == [{"device": torch.device("cuda", index), "pin_memory": False} for index in (0, 1)]

@@ -55,3 +55,13 @@ def test_precision_of_float32(place: tuple[str, str]) -> None:
         finally:
             torch._C._set_fp32_precision_setter(*place, given)
     assert global_state() == usual
+
+
+def test_a_plain_cuda_is_the_current_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    for current in (0, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_initialized", lambda: True)
+            patch.setattr(torch.cuda, "current_device", lambda current=current: current)
+            states.append(global_state())
+    assert states[0] == global_state() != states[1]

@@ -34,7 +34,12 @@ def with_index(device: torch.device) -> torch.device:
         return torch.device("cpu")
     if device.type != "cuda" or device.index is not None:
         return device
-    return torch.device("cuda", torch.cuda.current_device() if torch.cuda.is_initialized() else 0)
+    return torch.device("cuda", current_gpu())
+
+
+def current_gpu() -> int:
+    """torch's, by its number; 0 while no GPU is in use."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else 0
 
 
 def common_device(devices: Iterable[torch.device]) -> torch.device:

@@ -238,7 +238,7 @@ class Session(TorchDispatchMode):
         tensors: list[torch.Tensor] = []
         numbers: list[float] = []
         kinds = number_arguments(op)
-        self._check_devices(args, kwargs)
+        kwargs = self._placed(args, kwargs)
         for tensor in tensors_in((args, kwargs)):
             if type(tensor) not in ORDINARY or tensor.layout != torch.strided:
                 raise _Outside
@@ -430,24 +430,24 @@ class Session(TorchDispatchMode):
         self._geometries.append({new.geometry})
         return tensor
 
-    def _check_devices(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """A part has one device; 0-dim tensors on the CPU may stand beside it."""
+    def _placed(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """kwargs, with the GPU that is meant: torch may have another current one later. A part has one device; 0-dim tensors on the CPU may
+        stand beside it."""
         for tensor in tensors_in((args, kwargs)):
             if tensor.device.type == "cpu" and not tensor.dim():
                 continue
             if tensor.device.type not in ("cpu", "cuda"):
                 raise _Outside
-            if self._device is None:
-                self._device = tensor.device
+            self._device = self._device or tensor.device
             if tensor.device != self._device:
                 raise _Outside
-        wanted = kwargs.get("device")
-        if wanted is not None:
-            device = devices.with_index(torch.device(wanted))
-            if self._device is None:
-                self._device = device
-            elif device != self._device:
-                raise _Outside
+        if kwargs.get("device") is None:
+            return kwargs
+        wanted = devices.with_index(torch.device(kwargs["device"]))
+        self._device = self._device or wanted
+        if wanted != self._device:
+            raise _Outside
+        return {**kwargs, "device": wanted}
 
     # Running what was recorded
 

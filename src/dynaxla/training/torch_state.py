@@ -10,7 +10,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from ..runtime import private
+from ..runtime import devices, private
 from .contents import same
 
 _AUTOCAST = ("cpu", "cuda", "mps", "xpu", "hpu", "xla")
@@ -57,6 +57,7 @@ _ALWAYS = (
 
 
 _BACKENDS = (
+    devices.current_gpu,  # which a plain "cuda" means
     *private.BACKEND_SETTINGS,
     *(functools.partial(private.float32_precision, *place) for place in private.FLOAT32_PRECISIONS),
     lambda: bool(torch.get_deterministic_debug_mode()),

@@ -116,13 +116,31 @@ def test_products() -> None:
         run_op(aten._scaled_mm.default, x, y, *whole)
 
 
-@pytest.mark.parametrize("fast", [False, True])
-def test_float8_products_on_a_gpu(fast: bool) -> None:
+@pytest.mark.parametrize(("recipe", "sizes"), [(0, [(1,), (1,)]), (1, [(16, 1), (1, 48)])])
+def test_products_by_recipes(recipe: int, sizes: list[tuple[int, ...]]) -> None:
+    x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn).t()
+    a, b = ([torch.rand(size)] for size in sizes)
+    check_op(aten._scaled_mm_v2.default, x, y, a, [recipe], [], b, [recipe], [0], torch.randn(48).bfloat16(), torch.bfloat16, [], True)
+
+
+def test_scales_for_blocks_are_refused() -> None:
+    x, y = torch.randn(16, 256).to(torch.float8_e4m3fn), torch.randn(48, 256).to(torch.float8_e4m3fn).t()
+    a, b = torch.rand(2, 16).t(), torch.rand(2, 48)
+    with pytest.raises(UnsupportedOp, match="for each block"):
+        run_op(aten._scaled_mm.default, x, y, a, b, None, None, torch.bfloat16)
+    with pytest.raises(UnsupportedOp, match=r"for each block: recipe \[4\]"):
+        run_op(aten._scaled_mm_v2.default, x, y, [a], [4], [], [b.t()], [4], [], None, torch.bfloat16)
+
+
+@pytest.mark.parametrize(("fast", "recipes"), [(False, False), (True, False), (True, True)])
+def test_float8_products_on_a_gpu(fast: bool, recipes: bool) -> None:
     """The program multiplies float8 numbers; its values are those of the CPU."""
     x, y = torch.randn(16, 32).to(torch.float8_e4m3fn), torch.randn(48, 32).to(torch.float8_e4m3fn)
     operands = (x, y, torch.rand(16, 1), torch.rand(1, 48), torch.randn(48).bfloat16())
 
     def function(x: torch.Tensor, y: torch.Tensor, a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        if recipes:
+            return torch._scaled_mm_v2(x, y.t(), [a], [1], [], [b], [1], [], bias, torch.bfloat16, use_fast_accum=fast)
         return torch._scaled_mm(x, y.t(), a, b, bias=bias, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
     (graph,) = of_function(function, operands, "cuda")

@@ -181,8 +181,8 @@ def gradients(
 
 
 def _fits_cudnn(problem: Problem) -> bool:
-    """Whether cuDNN computes this as the other form does: the gradient's sums have no fixed order, and dropout is out of reach. Its seed is a
-    constant of the program, and XLA counts its offset for each program alone: the gradient's could not drop the same."""
+    """Whether cuDNN computes this as the other form does: the gradient's sums have no fixed order, and dropout is out of reach. Its seed is
+    a constant of the program, and XLA counts its offset for each program alone: the gradient's could not drop the same."""
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         fused_attention.is_known()
@@ -201,8 +201,8 @@ def _fits_cudnn(problem: Problem) -> bool:
 
 
 def _fits_as_bias(mask: Operand, query: Operand, key: Operand) -> bool:
-    """Whether a mask can be cuDNN's bias: one number for each score, in the query's dtype. With odd sizes cuDNN has no gradient. That a bias
-    may have one row for all it does not say, nor does JAX give it such a one."""
+    """Whether a mask can be cuDNN's bias: one number for each score, in the query's dtype. With odd sizes cuDNN has no gradient. That a
+    bias may have one row for all it does not say, nor does JAX give it such a one."""
     rows, columns = query.shape[2], key.shape[2]
     return (
         (dtypes.is_bool(mask.dtype) or mask.dtype == query.dtype)

@@ -20,6 +20,9 @@ from .matmul import contract
 
 aten = torch.ops.aten
 
+Dims = Sequence[int]
+Scales = Sequence[Array]
+
 _FLOAT32, _FLOAT64, _INT32 = np.dtype(np.float32), np.dtype(np.float64), np.dtype(np.int32)
 
 
@@ -355,6 +358,65 @@ def scaled_mm_by_tensor_cores(
     precision = lax.Precision.DEFAULT if use_fast_accum else lax.Precision.HIGHEST
     product = lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
     return _scaled(product, scale_a, scale_b, bias, ctx)
+
+
+# A recipe (torch.nn.functional.ScalingType): one scale, or one for each row of x and column of y. The others have one for each block.
+_WITHOUT_BLOCKS = ([0], [1])
+
+
+def _scales_v2(scale_a: Scales, recipe_a: Dims, swizzle_a: Dims, scale_b: Scales, recipe_b: Dims, swizzle_b: Dims) -> tuple[Array, Array]:
+    """Raises: UnsupportedOp for blocks, and for scales in another order than that of their matrix."""
+    for recipe, swizzle in ((recipe_a, swizzle_a), (recipe_b, swizzle_b)):
+        if list(recipe) not in _WITHOUT_BLOCKS or any(swizzle):
+            raise UnsupportedOp(f"_scaled_mm_v2 with a scale for each block: recipe {list(recipe)}, swizzle {list(swizzle)}")
+    return scale_a[0], scale_b[0]
+
+
+@lowers(aten._scaled_mm_v2.default)
+def scaled_mm_v2(
+    x: Array,
+    y: Array,
+    scale_a: Scales,
+    recipe_a: Dims,
+    swizzle_a: Dims,
+    scale_b: Scales,
+    recipe_b: Dims,
+    swizzle_b: Dims,
+    bias: Array | None,
+    out_dtype: DType | None,
+    contraction_dim: Dims = (),
+    use_fast_accum: bool = False,
+    *,
+    ctx: Context,
+) -> Array:
+    """As `scaled_mm`, with recipes for the scales. contraction_dim is no more than a check of ATen's.
+
+    Raises: UnsupportedOp for a result in float8, and for scales for each block.
+    """
+    scales = _scales_v2(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+    return scaled_mm(x, y, *scales, bias, None, out_dtype, use_fast_accum, ctx=ctx)
+
+
+@lowers(aten._scaled_mm_v2.default, platforms=["cuda"])
+def scaled_mm_v2_by_tensor_cores(
+    x: Array,
+    y: Array,
+    scale_a: Scales,
+    recipe_a: Dims,
+    swizzle_a: Dims,
+    scale_b: Scales,
+    recipe_b: Dims,
+    swizzle_b: Dims,
+    bias: Array | None,
+    out_dtype: DType | None,
+    contraction_dim: Dims = (),
+    use_fast_accum: bool = False,
+    *,
+    ctx: Context,
+) -> Array:
+    """As `scaled_mm_v2`, by tensor cores."""
+    scales = _scales_v2(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
+    return scaled_mm_by_tensor_cores(x, y, *scales, bias, None, out_dtype, use_fast_accum, ctx=ctx)
 
 
 def _scaled(product: Array, scale_a: Array, scale_b: Array, bias: Array | None, ctx: Context) -> Array:

@@ -14,7 +14,7 @@ import threading
 import types
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, TypeVarTuple
 
 import numpy as np
 import pytest
@@ -95,7 +95,8 @@ def test_state_in_c() -> None:
     class Plain(Slots):
         pass
 
-    assert [hides_state(value) for value in (Slots(), Plain(), Odd(), types.SimpleNamespace(), functools.partial(len))] == [False] * 5
+    seen = [Slots(), Plain(), Odd(), types.SimpleNamespace(), functools.partial(len), TypeVar("T"), ParamSpec("P"), TypeVarTuple("Ts")]
+    assert [hides_state(value) for value in seen] == [False] * 8
     hidden = [iter([1]), itertools.count(), threading.Lock(), ValueError(), (i for i in ()), np.random.default_rng(0)]
     assert [hides_state(value) for value in hidden] == [True] * 6
 

@@ -22,6 +22,7 @@ import pathlib
 import re
 import threading
 import types
+import typing
 import uuid
 import weakref
 import zoneinfo
@@ -82,6 +83,10 @@ _TRANSPARENT = (
     torch.Generator,
     np.ndarray,
     np.generic,
+    # Of C since Python 3.12. They never change, but for attributes that somebody gives them.
+    typing.TypeVar,
+    typing.ParamSpec,
+    typing.TypeVarTuple,
 )
 # Their constructors' arguments say all.
 _REDUCED = (

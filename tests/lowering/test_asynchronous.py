@@ -9,6 +9,7 @@ import torch
 import torch.distributed._functional_collectives
 import torch.distributed._symmetric_memory
 from hand_made import Builder, begin_sum
+from newer import ops_here
 
 from dynaxla.lowering.asynchronous import NAMESPACES, is_asynchronous
 
@@ -21,7 +22,7 @@ aten = torch.ops.aten
         torch.ops.c10d.allreduce_.default,
         torch.ops.symm_mem.one_shot_all_reduce.default,
         torch.ops._c10d_functional.all_reduce.default,
-        *([torch.ops._c10d_functional.isend.default] if hasattr(torch.ops._c10d_functional, "isend") else []),  # torch 2.13
+        *ops_here("_c10d_functional.isend.default"),
         torch.ops._dtensor.shard_dim_alltoall.default,
         torch.ops.quantized.linear_prepack.default,  # it returns an object of a class
         aten.record_stream.default,

@@ -136,5 +136,5 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = _SINGLE | {
     for overload in _OVERLOADS
     if overload in getattr(aten, name).overloads()
 }
-if hasattr(torch.ops.prims, "fma"):  # torch 2.13; what TorchDynamo makes of addcmul_ and addcdiv_
+if hasattr(torch.ops.prims, "fma"):  # from torch 2.12 on; what TorchDynamo makes of addcmul_ and addcdiv_
     DECOMPOSITIONS[torch.ops.prims.fma.default] = _fma

@@ -21,6 +21,7 @@ from lowering.table.rows import (
     two,
     with_numbers,
 )
+from newer import ops_here
 
 ROUNDED = [Keywords(rounding_mode=mode) for mode in ("floor", "trunc", None)]
 
@@ -91,7 +92,7 @@ ROWS: list[Op] = [
     ),
     *(Op(op.default, same(2), (torch.float32,), low=1, gradient=False) for op in (prims.hypot, prims.nextafter, prims.pow)),
     Op(prims.gcd.default, same(2), (torch.int64,), high=99, gradient=False),
-    *([Op(prims.fma.default, same(3), FLOATS)] if hasattr(prims, "fma") else []),  # torch 2.13
+    *(Op(op, same(3), FLOATS) for op in ops_here("prims.fma.default")),
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.

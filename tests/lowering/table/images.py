@@ -1,7 +1,8 @@
 """Images: padding, resampling, and sampling at given places."""
 
 import torch
-from lowering.table.rows import FLOATS, FORMULA, PAIR, Op, Samples, aten, of_this_torch
+from lowering.table.rows import FLOATS, FORMULA, PAIR, Op, Samples, aten
+from newer import ops_here
 
 SPACE = (4, 6, 5)
 PADDING = [1, 2, 0, 1, 2, 1]
@@ -76,7 +77,7 @@ ROWS: list[Op] = [
             (1, (), aten.upsample_nearest1d.default), (3, (), aten.upsample_nearest3d.default),
             (1, (), aten._upsample_nearest_exact1d.default), (2, (), aten._upsample_nearest_exact2d.default),
             (3, (), aten._upsample_nearest_exact3d.default), (2, (False, True), aten._upsample_bilinear2d_aa.default),
-            *((2, (False,), op) for op in of_this_torch("_upsample_lanczos2d_aa")),
+            *((2, (False,), op) for op in ops_here("aten._upsample_lanczos2d_aa.default")),
         )
     ),
     *(  # torch fails to trace their gradients for sizes that change
@@ -95,7 +96,7 @@ ROWS: list[Op] = [
             (3, (False, True), aten.upsample_trilinear3d_backward.default), (2, (False, True), aten.upsample_bicubic2d_backward.default),
             (2, (False, True), aten._upsample_bilinear2d_aa_backward.default),
             (2, (False, True), aten._upsample_bicubic2d_aa_backward.default),
-            *((2, (False,), op) for op in of_this_torch("_upsample_lanczos2d_aa_backward")),
+            *((2, (False,), op) for op in ops_here("aten._upsample_lanczos2d_aa_backward.default")),
         )
     ),
     Op(aten.grid_sampler_2d.default, sampled(2), PAIR, tolerance=SUMS),

@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from lowering.table.rows import Keywords, Make, Op, Samples, aten
+from newer import ops_here
 
 import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines two of the ops)
 
@@ -85,7 +86,7 @@ ROWS: list[Op] = [
             (aten._fused_sgd.default, sgd(lr=0.05)),
             (aten._fused_sgd.tensor_lr, sgd(**RATE)),
             (aten._fused_adagrad.default, adagrad(lr=0.05)),
-            *([(aten._fused_adagrad.tensor_lr, adagrad(**RATE))] if hasattr(aten._fused_adagrad, "tensor_lr") else []),
+            *((op, adagrad(**RATE)) for op in ops_here("aten._fused_adagrad.tensor_lr")),
         )
     ),
     Op(aten._amp_foreach_non_finite_check_and_unscale.default, lambda make, n: [

@@ -21,11 +21,6 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Make = Callable[..., torch.Tensor]
 
 
-def of_this_torch(*names: str) -> list[Any]:
-    """The ops of ATen with these names, without those that came after the oldest torch, where this one has none."""
-    return [getattr(aten, name).default for name in names if hasattr(aten, name)]
-
-
 class Keywords(dict[str, Any]):
     """The last item of a sample: arguments that the op takes by their names."""
 

@@ -11,8 +11,6 @@ import torch
 NEWER = (
     "aten._upsample_lanczos2d_aa.default",
     "aten._upsample_lanczos2d_aa_backward.default",
-    "aten._fused_adagrad.tensor_lr",
-    "prims.fma.default",
     "_c10d_functional.isend.default",
 )
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch._inductor.inductor_prims  # it defines prims.fma
-import torch.distributed._functional_collectives  # and the others of _c10d_functional
+import torch.distributed._functional_collectives  # it defines _c10d_functional's
 from newer import NEWER, is_here, ops_here
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import SymFloat, Tensor
+from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
@@ -136,5 +137,4 @@ DECOMPOSITIONS: dict[OpOverload, Decomposition] = _SINGLE | {
     for overload in _OVERLOADS
     if overload in getattr(aten, name).overloads()
 }
-if hasattr(torch.ops.prims, "fma"):  # from torch 2.12 on; what TorchDynamo makes of addcmul_ and addcdiv_
-    DECOMPOSITIONS[torch.ops.prims.fma.default] = _fma
+DECOMPOSITIONS[torch.ops.prims.fma.default] = _fma  # what TorchDynamo makes of addcmul_ and addcdiv_

@@ -24,7 +24,7 @@ def capturing() -> Iterator[None]:
     As in TorchDynamo, `torch.compiler.is_compiling()` is true meanwhile, in all threads: if it were not, torch would take a call of any
     compiled function, in whatever thread, for one that is to be traced, and refuse it.
     """
-    with private.capture_lock:
+    with private.capture_lock, private.checks_have_an_effect():
         before = private.compiling_flag()
         private.set_compiling_flag(True)
         try:

@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import torch
+from torch._library.effects import EffectType
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from .. import forks
@@ -250,6 +251,26 @@ def compiling_flag() -> Any:
 def set_compiling_flag(value: Any) -> None:
     """Set what `compiling_flag` gives."""
     torch.compiler._is_compiling_flag = value
+
+
+# torch's note of what calling aten._linalg_check_errors does besides computing; an EffectType, or None for nothing.
+_effect_of_checks: Any = _find("torch._library.simple_registry.singleton.find")("aten::_linalg_check_errors").effect
+
+
+@contextlib.contextmanager
+def checks_have_an_effect() -> Iterator[None]:
+    """Inside, AOTAutograd does not take a check of linear algebra, whose result nothing reads, for dead code.
+
+    From torch 2.13 on it never does. Only for a thread that has the capture lock.
+    """
+    if _effect_of_checks.effect is not None:
+        yield
+        return
+    registration = _effect_of_checks.register(EffectType.ORDERED)
+    try:
+        yield
+    finally:
+        registration.destroy()
 
 
 # JAX's and jaxlib's insides.

@@ -21,7 +21,6 @@ from lowering.table.rows import (
     two,
     with_numbers,
 )
-from newer import ops_here
 
 ROUNDED = [Keywords(rounding_mode=mode) for mode in ("floor", "trunc", None)]
 
@@ -92,7 +91,7 @@ ROWS: list[Op] = [
     ),
     *(Op(op.default, same(2), (torch.float32,), low=1, gradient=False) for op in (prims.hypot, prims.nextafter, prims.pow)),
     Op(prims.gcd.default, same(2), (torch.int64,), high=99, gradient=False),
-    *(Op(op, same(3), FLOATS) for op in ops_here("prims.fma.default")),
+    Op(prims.fma.default, same(3), FLOATS),
 ]  # fmt: skip
 
 # By test file: the ops without a row, and why.

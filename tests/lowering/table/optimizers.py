@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 from lowering.table.rows import Keywords, Make, Op, Samples, aten
-from newer import ops_here
 
 import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines two of the ops)
 
@@ -86,7 +85,7 @@ ROWS: list[Op] = [
             (aten._fused_sgd.default, sgd(lr=0.05)),
             (aten._fused_sgd.tensor_lr, sgd(**RATE)),
             (aten._fused_adagrad.default, adagrad(lr=0.05)),
-            *((op, adagrad(**RATE)) for op in ops_here("aten._fused_adagrad.tensor_lr")),
+            (aten._fused_adagrad.tensor_lr, adagrad(**RATE)),
         )
     ),
     Op(aten._amp_foreach_non_finite_check_and_unscale.default, lambda make, n: [

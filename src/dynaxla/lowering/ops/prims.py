@@ -265,5 +265,4 @@ lower_table(
 )
 
 lower_table({prims.cbrt.default: lax.cbrt}, promote=Promotion.INT_TO_FLOAT)
-if hasattr(prims, "fma"):  # from torch 2.12 on
-    lower_table({prims.fma.default: lambda x, y, z: elementwise.addcmul(z, x, y)})
+lower_table({prims.fma.default: lambda x, y, z: elementwise.addcmul(z, x, y)})

@@ -51,7 +51,7 @@ def test_solutions(upper: bool) -> None:
     def solutions(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> list[torch.Tensor]:
         results = [torch.cholesky_solve(b, a, upper=upper), torch.cholesky_inverse(a, upper=upper)]
         for unit in (False, True):
-            results += torch.triangular_solve(b, a, upper=upper, transpose=unit, unitriangular=unit)
+            results += [*torch.triangular_solve(b, a, upper=upper, transpose=unit, unitriangular=unit)]
             results.append(torch.linalg.solve_triangular(a, b, upper=upper, unitriangular=unit))
             results.append(torch.linalg.solve_triangular(a, c, upper=upper, left=False, unitriangular=unit))
         return results

@@ -53,11 +53,12 @@ def flash_attention_for_cpu(
     """Attention, and the logarithm of each row's sum of exponentials.
 
     Shape:  that of the query, with value's last dimension; (batch, heads, rows).
-    Dtype:  that of the query; the accumulator's.
+    Dtype:  that of the query; the accumulator's, but before torch 2.13 float32 for float64, too, as torch's fake tensors have it.
     Raises: UnsupportedOp for dropout, which this kernel does not have.
     """
     _refuse_dropout(dropout_p, ctx)
-    return attend(Attention(query, key, value, attn_mask, is_causal, scale, ctx))
+    out, logsumexp = attend(Attention(query, key, value, attn_mask, is_causal, scale, ctx))
+    return out, convert(logsumexp, ctx.output[1].jax_dtype)
 
 
 @lowers(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
@@ -77,7 +78,10 @@ def flash_attention_for_cpu_backward(
 ) -> tuple[Array, Array, Array]:
     """Gradients of query, key and value, each of its operand's shape and dtype."""
     _refuse_dropout(dropout_p, ctx)
-    return gradients(Attention(query, key, value, attn_mask, is_causal, scale, ctx), grad, out, logsumexp)[:3]
+    attention = Attention(query, key, value, attn_mask, is_causal, scale, ctx)
+    if logsumexp.dtype != dtypes.accumulator(query.dtype):  # it has lost digits on its way; see the forward
+        _, logsumexp = attend(attention)
+    return gradients(attention, grad, out, logsumexp)[:3]
 
 
 # --- CUDA

@@ -1,11 +1,26 @@
-"""Ops that came after the oldest torch that is tested. Where the installed one lacks them, no test names them."""
+"""What the oldest torch that is tested, 2.11, lacks: ops, which no test names there, and what is put right in later ones."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import pytest
 import torch
+
+IS_OLDEST = torch.__version__ < (2, 12)
+
+
+def fails_in_oldest(reason: str) -> pytest.MarkDecorator:
+    """For a test that torch 2.11 itself fails. reason: what is wrong with it."""
+    return pytest.mark.xfail(IS_OLDEST, reason=f"torch 2.11: {reason}", strict=True)
+
+
+def cases(names: Iterable[str], fails: Mapping[str, str]) -> list[Any]:
+    """Parameters of a test, some of which torch 2.11 itself fails. fails: what is wrong with it, by name."""
+    return [pytest.param(name, marks=[fails_in_oldest(fails[name])] if name in fails else []) for name in names]
+
 
 # Names in torch.ops that torch 2.11 lacks, and 2.12 and later ones have.
 NEWER = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 from gradients import check_gradients
+from newer import fails_in_oldest
 
 import dynaxla
 from dynaxla.bench.suites import _import
 
 
 @pytest.mark.filterwarnings("ignore")  # of the model library, on import
+@fails_in_oldest("it cannot trace the backward pass of transformers, which looks at sizes that are values")
 @pytest.mark.parametrize("ends", [[2, 2, 8], [0, 0, 0], [4, 7, 10]], ids=str)
 def test_grouped_mm_of_transformers(ends: list[int]) -> None:
     _import("transformers")

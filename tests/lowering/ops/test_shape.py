@@ -9,6 +9,7 @@ import pytest
 import torch
 from compare import check
 from gradients import check_gradients
+from newer import IS_OLDEST
 from torch.nn import functional as F
 
 aten = torch.ops.aten
@@ -26,7 +27,14 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "expansions": lambda x: (x[:, :1].expand(4, 6, 3), x[0].expand(2, 2, -1, -1), x.expand(4, -1, -1)),
     "slices": lambda x: (x[1:3], x[:, -4:-1:2], x[..., 5:], x[2:1], x[:100, 4:], x.narrow(1, 2, 3), x[::3, ::5]),
     "selections": lambda x: (x[1], x[:, -1], x[..., 0], x[2, 3, 1], x.select(1, -2)),
-    "splits": lambda x: (x.split(4, 1), x.split([1, 0, 3]), x.chunk(4, 1), x.unbind(-1), x.tensor_split(4, 1), x[:0].split(2)),
+    "splits": lambda x: (
+        x.split(4, 1),
+        x.split([1, 0, 3]),
+        x.chunk(4, 1),
+        x.unbind(-1),
+        x.tensor_split(4, 1),
+        () if IS_OLDEST else x[:0].split(2),  # torch 2.11 fails to trace it
+    ),
     "diagonals": lambda x: (x.diagonal(), x.diagonal(2, 1, 0), x.diagonal(-1, -2, -1), x.diagonal(5, 0, 2)),
     "windows": lambda x: (x.unfold(1, 2, 2), x.unfold(1, 3, 1), x.unfold(0, 1, 3), x.unfold(-1, 3, 5), x[0, 0].sum().unfold(0, 1, 1)),
 }

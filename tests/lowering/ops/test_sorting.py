@@ -10,6 +10,7 @@ import pytest
 import torch
 from compare import check
 from gradients import check_gradients
+from newer import IS_OLDEST
 
 nan, inf = float("nan"), float("inf")
 
@@ -75,7 +76,8 @@ def test_not_a_number_is_the_largest() -> None:
                 x.topk(4, largest=False)[0],
                 (-x).topk(5)[0],
             ),
-            (x.kthvalue(2)[0], x.median(1)[0], x.nanmedian(1)[0], x.median(), x.nanmedian(), x.median(1)[1][:2], x.quantile(0.3, 1)),
+            (x.kthvalue(2)[0], x.median(1)[0], x.nanmedian(1)[0], x.median(), x.nanmedian(), x.median(1)[1][:2]),
+            () if IS_OLDEST else x.quantile(0.3, 1),  # TorchDynamo cannot trace it in torch 2.11: it looks whether all is nan
         ),
         ODD,
         calls=1,

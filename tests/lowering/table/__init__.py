@@ -5,9 +5,13 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-# Every module here but the one that says what a row is.
-KINDS = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__) if found.name != "rows"]
-ROWS = [row for kind in KINDS for row in kind.ROWS]
+from lowering.table.oldest import as_in_this_torch
+
+# Every module here but those that say what a row is, and what the oldest torch does otherwise.
+KINDS = [
+    importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__) if found.name not in ("rows", "oldest")
+]
+ROWS = as_in_this_torch([row for kind in KINDS for row in kind.ROWS])
 
 # By test file: the ops without a row.
 ELSEWHERE = [(test, name) for kind in KINDS for test, names in kind.ELSEWHERE.items() for name in names.split()]

@@ -1,0 +1,40 @@
+"""What torch 2.11 itself does otherwise than later ones, by op: what its row is without there. Nothing in it is dynaxla's."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from lowering.table.rows import FLOATS, NUMERIC, Op, Samples
+from newer import IS_OLDEST
+
+
+def along(*dims: int, rest: tuple[Any, ...]) -> Samples:
+    return lambda make, n: [(make(n, 3, 4), list(dims), *rest)]
+
+
+_NO_FORMULA = {"gradient": False}
+_ONLY_LAST = "its shape function has other strides than its kernel, but along the last dimension"
+
+CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "aten.aminmax.default": ("it has no gradient", _NO_FORMULA),
+    "aten.narrow_copy.default": ("it has no gradient", _NO_FORMULA),
+    "prims.fma.default": ("it has no gradient", _NO_FORMULA),
+    "aten.lift.default": ("TorchDynamo fails to trace it", {"without": ["changing sizes"]}),
+    "aten._convolution.default": ("its shape function takes no symbolic sizes", {"without": ["changing sizes"]}),
+    "aten._transformer_encoder_layer_fwd.default": ("it has no shape function", {"without": ["changing sizes", "transposed"]}),
+    "aten.zero.default": ("its shape function has other strides than its kernel", {"without": ["transposed"]}),
+    "aten.trace.default": ("it has no kernel for halves", {"dtypes": [dtype for dtype in NUMERIC if dtype not in FLOATS[2:]]}),
+    "aten._fft_c2c.default": (_ONLY_LAST, {"samples": along(2, rest=(1, True))}),
+    "aten._fft_r2c.default": (_ONLY_LAST, {"samples": along(2, rest=(2, True))}),
+    "aten.linalg_lu_solve.default": ("its gradient is less exact", {"tolerance": {torch.float32: (5e-3, 1e-2)}}),
+}
+
+
+def as_in_this_torch(rows: list[Op]) -> list[Op]:
+    """The rows, without what torch 2.11 does otherwise, where that is installed."""
+    if not IS_OLDEST:
+        return rows
+    assert CHANGES.keys() <= {str(row) for row in rows}
+    return [dataclasses.replace(row, **CHANGES[str(row)][1]) if str(row) in CHANGES else row for row in rows]

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
 from dynaxla.lowering.cpu import onednn
-from dynaxla.lowering.forms import FORMS, Choices, Forms
+from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
 
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
 
@@ -57,6 +57,7 @@ def test_a_form_for_everything_comes_last(op: str) -> None:
     last = list(FORMS[op].forms.values())[-1]
     assert last.platforms == ()
     assert not last.is_refusable
+    assert generic(FORMS[op], None) is last
 
 
 @pytest.mark.parametrize("forced", [{}, {"test_choices": "library"}], ids=["", "forced"])
@@ -64,6 +65,7 @@ def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monk
     monkeypatch.setattr("dynaxla.lowering.forms.FORMS", {})
     forms: Forms[Problem] = Forms("test_choices")
     forms.form("library", fits=lambda problem: problem.size > 1, is_refusable=True)(lambda problem: None)
+    forms.form("elsewhere", platforms=["tpu"])(lambda problem: None)
     forms.form("large", suits=lambda problem: problem.size > 100)(lambda problem: None)
     forms.form("any")(lambda problem: None)
     choices = Choices(lambda forms, problem: forms.choose(problem, forced))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
 import dynaxla
-from dynaxla.lowering.registry import Registry
+from dynaxla.lowering.promotion import Promotion
+from dynaxla.lowering.registry import Registry, lower_table
 
 library = torch.library.Library("dynaxla_registry_test", "FRAGMENT")
 for schema in (
@@ -98,3 +100,56 @@ def test_a_lowering_takes_whatever_arguments_there_are() -> None:
     rule = registry.find(torch.ops.aten.sum.dim_IntList)
     assert rule is not None
     assert rule.bind(("x", [0]), {"dtype": torch.float32}) == (["x", [0], False], {"dtype": np.dtype("float32")})
+
+
+def test_a_platforms_own_lowering_goes_first() -> None:
+    registry, op = Registry(), torch.ops.aten.atan2.default
+    registry.register(op, lambda x, y: x)
+    registry.register(op, several, platforms=("tpu", "cuda"))
+    registry.register_name("dynaxla_registry_test::several", lambda x, by: x)
+    registry.register_name("dynaxla_registry_test::several", several, platforms=("cuda",))
+    for found in (op, ops.several.number):
+        assert registry.find(found, "cuda").function is several
+        assert registry.find(found, "cpu").function is not several
+    with pytest.raises(ValueError, match=rf"two lowerings for cuda: at {__name__}:\d+ and at {__name__}:\d+"):
+        registry.register(op, lambda x, y: x, platforms=("cuda",))
+    assert registry.ops() == {op, ops.several.number, ops.several.tensor}
+
+
+def test_what_a_lowering_leaves_out_keeps_its_default() -> None:
+    registry, op = Registry(), torch.ops.aten.sum.dim_IntList
+    registry.register(op, lambda x, dim: x)
+    rule = registry.find(op)
+    assert rule is not None
+    assert rule.bind(("x", [0], False), {"dtype": None}) == (["x", [0]], {})
+    for args, kwargs, message in (((True,), {}, "keepdim=False, not True"), ((), {"dtype": torch.int8}, "dtype=None, not dtype")):
+        with pytest.raises(dynaxla.UnsupportedOp, match=message):
+            rule.bind(("x", [0], *args), kwargs)
+    with pytest.raises(dynaxla.UnsupportedOp, match="dtype=torch.quint8: JAX has no such dtype"):
+        rule.bind(("x", [0]), {"dtype": torch.quint8})
+    with pytest.raises(TypeError, match="no keyword-only argument 'keepdim'"):
+        registry.register(torch.ops.aten.sum.default, lambda x, *, keepdim: x)
+
+
+def test_where_a_result_lies_need_not_be_known() -> None:
+    registry, op = Registry(), torch.ops.aten.full_like.default
+    registry.register(op, lambda x, value, *, dtype: x)
+    places = {"layout": torch.strided, "device": torch.device("cpu"), "pin_memory": True, "memory_format": torch.channels_last}
+    rule = registry.find(op)
+    assert rule is not None
+    assert rule.bind(("x", 7), {"dtype": torch.int8, **places}) == (["x", 7], {"dtype": np.dtype("int8")})
+
+
+def test_tables_and_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(lower_table.__globals__, "registry", registry := Registry())
+    aten = torch.ops.aten
+    lower_table({aten.atan2.default: jnp.arctan2}, promote=Promotion.INT_TO_FLOAT)
+    lower_table({aten.sin.default: jnp.sin})
+    rule = registry.find(aten.atan2.default)
+    assert rule is not None
+    assert rule.where.startswith("jax."), "the place of the function, not of what promotes its operands"
+    assert (found := rule.function(jnp.zeros((2, 1), jnp.int32), jnp.ones(3, jnp.int32))).dtype == np.float32
+    assert found.shape == (2, 3)
+    assert registry.find(aten.sin.default).function is jnp.sin
+    with pytest.raises(TypeError, match="promotion needs the op's schema"):
+        dynaxla.lowers("dynaxla_registry_test::single", promote=Promotion.DEFAULT)(lambda x: x)

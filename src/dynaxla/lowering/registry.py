@@ -223,7 +223,7 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
                     raise TypeError(f"{op}: promotion needs the op's schema, so give the overload instead of its name")
                 registry.register_name(op, function, platforms)
                 continue
-            registry.register(op, _promoting(op, function, promote) if promote else function, platforms, source=function)
+            registry.register(op, _promoting(function, promote) if promote else function, platforms, source=function)
         return function
 
     return decorate
@@ -232,14 +232,12 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
 def lower_table(table: Mapping[OpOverload, Lowering], promote: Promotion | None = None) -> None:
     """Register one-line lowerings: a table from overloads to functions. `promote`: as of `lowers`."""
     for op, function in table.items():
-        registry.register(op, _promoting(op, function, promote) if promote else function, source=function)
+        registry.register(op, _promoting(function, promote) if promote else function, source=function)
 
 
-def _promoting(op: OpOverload, function: Lowering, kind: Promotion) -> Lowering:
-    count = sum(not argument.kwarg_only for argument in op._schema.arguments)
-
+def _promoting(function: Lowering, kind: Promotion) -> Lowering:
     def lowering(*operands: Any) -> Any:
-        return elementwise(function, operands[:count], kind)
+        return elementwise(function, operands, kind)
 
     lowering.__doc__ = function.__doc__
     return lowering

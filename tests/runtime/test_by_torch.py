@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.observe import metrics
+from dynaxla.runtime import by_torch
 
 net = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU())
 OPTIONS: list[dict[str, Any]] = [{}, {"freeze": True}]
@@ -83,3 +86,17 @@ def test_make_fx_sees_the_ops() -> None:
         torch.ops.aten.sin.default,
         torch.ops.aten.add.Tensor,
     ]
+
+
+def test_who_looks_at_the_ops() -> None:
+    for mode, looks in ((FakeTensorMode(), True), (FunctionalTensorMode(), True), (TorchDispatchMode(), False)):
+        with mode, TorchDispatchMode():
+            assert by_torch.is_looked_at() == looks
+    assert not by_torch.is_looked_at()
+
+
+def test_torch_runs_the_graph_below_autograd_and_keeps_no_argument() -> None:
+    args = [torch.ones(3, requires_grad=True)]
+    (result,) = by_torch.run(make_fx(lambda x: [x.sin()])(torch.ones(3)), args)
+    assert args == []
+    assert not result.requires_grad

@@ -116,14 +116,20 @@ def test_kept_after_eviction(tmp_path: Path) -> None:
         assert metrics.snapshot().get("loads", 0) - before == loads
 
 
-def test_dumps_of_xla(tmp_path: Path) -> None:
-    """Who asks XLA to write what it does gets that every time."""
-    options = {"cache": str(tmp_path / "cache"), "xla": {"xla_dump_to": str(tmp_path / "dump")}}
-    for number in range(2):
-        torch._dynamo.reset()
-        torch.compile(torch.cosh, backend="dynaxla", options=options)(torch.ones(3))
-        assert (tmp_path / "dump").exists(), number
-        shutil.rmtree(tmp_path / "dump")
+@pytest.mark.parametrize("asked", ["by an option", "by the environment"])
+def test_dumps_of_xla(asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks XLA to write what it does gets all of that every time: of a program that is loaded it writes the end alone."""
+    store, options = Store(tmp_path / "cache"), {}
+    if asked == "by an option":
+        options = {"xla_dump_to": str(tmp_path / "dump")}
+    else:  # XLA has read it long before
+        monkeypatch.setenv("XLA_FLAGS", f"--xla_dump_to={tmp_path / 'dump'}")
+    for _ in range(2):
+        programs.compile_lowered(lowered(jnp.cosh, (3,)), clients.cpu_device(), options, store)
+        assert not list(store)
+        if options:
+            assert list((tmp_path / "dump").glob("*.before_optimizations.txt"))
+            shutil.rmtree(tmp_path / "dump")
 
 
 def test_kernels_are_not_kept(tmp_path: Path) -> None:

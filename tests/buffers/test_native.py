@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from compare import check
 from jax import numpy as jnp
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -208,3 +209,13 @@ def test_inputs_that_may_come_in_any_order() -> None:
     chosen = made()
     assert chosen.loose == {}
     assert [aval.shape for aval in chosen.avals()[1:]] == [(2, 3), (4, 3), (5,)]
+
+
+def test_views_in_another_dtype_of_what_has_been_written() -> None:
+    """Under symbolic sizes AOTAutograd makes them of the inputs, by what it finds to be views of what."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        z, numbers = x.mul_(2).view_as(x), y.mul_(2).view_as(y)
+        return z.real, z.imag[1:], numbers.view(torch.int32)[1:], torch.view_as_complex(numbers.view(-1, 2))[1:]
+
+    check(function, torch.randn(8, dtype=torch.complex64), torch.randn(8), dynamic=True, calls=1)

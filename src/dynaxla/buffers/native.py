@@ -379,14 +379,27 @@ def _buffer_maker(
 
     def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:
         base = buffers[index]
-        if base.dtype != dtype:
-            base = base.view(-1).view(dtype)
-        if shared is not None:
-            base = base.detach() if shared == "forward" else base
-            return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), output.is_conj, output.is_neg)
-        return _flagged(transfer.reinterpret(base, shape, stride, offset), output.is_conj, output.is_neg)
+        base = base.detach() if shared == "forward" else base
+        base, is_view = (base, True) if base.dtype == dtype else _viewed_as(base, dtype)
+        if shared is None:
+            return _flagged(transfer.reinterpret(base, shape, stride, offset), output.is_conj, output.is_neg)
+        made = base.as_strided(shape, stride, base.storage_offset() + offset)
+        return _flagged(made if is_view else made.detach(), output.is_conj, output.is_neg)
 
     return make
+
+
+def _viewed_as(base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
+    """A contiguous tensor as one of another dtype, and whether that is a view of it to autograd, as it is between real and complex numbers.
+
+    AOTAutograd makes aliases of a mutated input from the views that have led to what stands for them here, as if the input were the first
+    tensor among these: so that must have the input's dtype, or there must be none.
+    """
+    if base.is_complex() and dtype == base.dtype.to_real():
+        return torch.view_as_real(base), True
+    if dtype.is_complex and base.dtype == dtype.to_real():
+        return torch.view_as_complex(base.view(-1, 2)), True
+    return base.view(-1).view(dtype), False
 
 
 def _flagged(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:

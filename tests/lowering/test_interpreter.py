@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from dynaxla.errors import LoweringError, UnsupportedOp
 from dynaxla.lowering import Context, Interpreter
-from dynaxla.lowering.interpreter import draws_random, is_computable, is_plain_python
+from dynaxla.lowering.interpreter import draws_random, is_plain_python
 from dynaxla.lowering.registry import Registry
 
 aten = torch.ops.aten
@@ -61,6 +61,13 @@ def test_a_lowering_that_is_wrong(lowering: Any, message: str) -> None:
     assert raised.value.op == "aten.relu.default"
     assert raised.value.inputs == "f32[3]"
     assert raised.value.where == "/home/me/model.py:41, in forward"
+
+
+def test_each_of_several_results_is_compared() -> None:
+    build = Builder()
+    node = build.call(aten.aminmax.default, build.input(3), value=(build.fake(3), build.fake(3)))
+    with pytest.raises(LoweringError, match=r"gave float32\[2\], PyTorch gives float32\[3\]"):
+        run(build, node, registered=registry(aminmax=lambda x, *, dim, keepdim: (x, x[:2])))
 
 
 def test_ops_without_a_lowering_are_all_named() -> None:
@@ -124,17 +131,34 @@ def test_which_nodes_draw() -> None:
     build = Builder()
     x = build.input(3)
     attention = aten._scaled_dot_product_flash_attention.default
-    nodes = [build.call(aten.rand_like.default, x), build.call(attention, x, x, x, 0.5)]
+    nodes = [build.call(aten.rand_like.default, x), build.call(attention, x, x, x, 0.5), build.call(attention, x, x, x)]
+    nodes[-1].kwargs = {"dropout_p": 0.5}
     assert all(map(draws_random, nodes))
     nodes = [build.call(aten.relu.default, x), build.call(attention, x, x, x), build.call(attention, x, x, x, 0.0), x]
     assert not any(map(draws_random, nodes))
 
 
-def test_which_nodes_a_program_computes() -> None:
+def test_draws_inside_branches_inside_branches() -> None:
+    for op, draws in ((aten.rand_like.default, True), (aten.relu.default, False)):
+        inner: Any = op
+        for _ in range(3):
+            build = Builder()
+            x = build.input(3)
+            if inner is op:
+                node = build.call(op, x)
+            else:
+                build.root.branch = inner
+                branch = build.graph.get_attr("branch")
+                condition = build.graph.placeholder("condition")
+                condition.meta["val"] = build.fake().bool()
+                node = build.call(torch.ops.higher_order.cond, condition, branch, branch, (x,), value=(build.fake(3),))
+            inner = build.module(node)
+        assert Interpreter(inner, "cpu").draws_random == draws
+
+
+def test_which_nodes_are_plain_python() -> None:
     build = Builder()
     x = build.input(3)
     assert is_plain_python(build.call(operator.add, 1, 2, value=3))
     assert is_plain_python(build.call(operator.getitem, x, 0))
     assert not is_plain_python(build.call(operator.add, x, x))
-    assert is_computable(build.call(aten.relu.default, x), "cpu")
-    assert not is_computable(build.call(aten._to_sparse.default, x), "cpu")

@@ -31,10 +31,8 @@ from ..capture.packing import pack_weights
 from ..capture.split import Part, split
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, UnsupportedOp
-from ..lowering import fallback
 from ..lowering.cpu import weight_orders
 from ..lowering.graphs import describe_inputs, user_line
-from ..lowering.interpreter import is_computable
 from ..observe import coverage, metrics
 from ..runtime import by_torch, devices
 from ..runtime.programs import Orders
@@ -142,11 +140,6 @@ class Split:
         if self._options.exact_rng:
             module, drawn = hoist(module)
         found = between_programs(module)
-        platform = devices.platform_of(devices.main_device(graph_devices(module, found)))
-        if self._options.fallback == "kernel" and platform not in fallback.PLATFORMS:
-            for node in module.graph.nodes:
-                if node.op == "call_function" and node not in found and not is_computable(node, platform):
-                    found[node] = "it has no lowering"
         unseen = last_writes(module, found) | drawn
         arranged = arrange(module, found.keys() | drawn) if has_several(module) else None
         if arranged is not None:

@@ -228,14 +228,6 @@ def find_rule(node: Node, platform: str, registry: Registry = default_registry) 
     return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
 
 
-def is_computable(node: Node, platform: str) -> bool:
-    """Whether a program can compute a node without torch's kernels."""
-    if node.target in CONTROL_FLOW:
-        inner = (inner for graph in _graph_arguments(node).values() for inner in graph.graph.nodes if inner.op == "call_function")
-        return all(is_computable(node, platform) for node in inner)
-    return find_rule(node, platform) is not None or is_plain_python(node)
-
-
 def _acts(node: Node) -> bool:
     """Whether a node does more than give its result."""
     if node.target is with_effects or node.target is aten._functional_assert_async.msg or FOR_CHECKS in node.meta:
@@ -346,8 +338,8 @@ def _constant_step(module: GraphModule, node: Node) -> _Step:
 
 def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
     with _disable_current_modes():
-        # A copy, as what has one element and is contiguous need not have a stride of 1.
-        tensor = tensor.detach().cpu().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        # A copy has no conjugate or negative bit, and a stride of 1 also if it has one element.
+        tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         target = dtypes.to_jax(tensor.dtype)
         if tensor.numel() == 0:
             return np.zeros(tuple(tensor.shape), target)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from tiny_bench import TINY, fail, invoke, wrapped
-from typer.testing import CliRunner
 
-from dynaxla import cli
-from dynaxla.bench import engines, suites
+from dynaxla.bench import engines, report, suites
+from dynaxla.bench.measure import Settings
+from dynaxla.cli.bench import QUICK_SECONDS
 
 
 @pytest.fixture
@@ -71,7 +71,39 @@ def test_unknown_names_are_errors(arguments: tuple[str, ...], known: str, monkey
     assert known in result.output
 
 
-def test_an_unknown_model_is_an_error() -> None:
-    result = CliRunner().invoke(cli.app, ["bench", "--models", "resnet19"])
-    assert result.exit_code == 2
-    assert "there are: resnet18" in result.output
+def test_what_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And that a run which measures nothing has failed."""
+    asked: list[tuple[list[str], list[str], Settings]] = []
+
+    def run(cases: list[suites.Case], chosen: list[engines.Engine], settings: Settings, suite: str, _: object) -> report.Report:
+        asked.append(([case.name for case in cases], [engine.name for engine in chosen], settings))
+        return report.Report(suite, settings, [])
+
+    monkeypatch.setattr("dynaxla.bench.session.run", run)
+    for arguments in (
+        ["--suite", "small"],
+        ["--suite", "small", "--quick", "--training"],
+        [
+            "--suite",
+            "small",
+            "--only",
+            "mlp_50",
+            "--engines",
+            "dynaxla",
+            "--baseline",
+            "inductor",
+            "--seconds",
+            "0",
+            "--training",
+            "--batch",
+            "3",
+        ],
+    ):
+        assert invoke(*arguments).exit_code == 1, arguments
+    (usual, quick, chosen) = asked
+    assert usual[0] == [case.name for case in suites.SMALL]
+    assert (usual[2].seconds, usual[2].placement.batch, usual[2].placement.training) == (Settings.seconds, 1, "")
+    assert quick[0] == suites.QUICK["small"]
+    assert (quick[2].seconds, quick[2].placement.batch, quick[2].placement.training) == (QUICK_SECONDS, 4, "sgd")
+    assert chosen[:2] == (["mlp_50"], ["inductor", "dynaxla"])
+    assert (chosen[2].seconds, chosen[2].placement.batch, chosen[2].baseline) == (0.0, 3, "inductor")

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from tiny_bench import TINY
 from typer.testing import CliRunner
 
 import dynaxla
-from dynaxla import cli
+from dynaxla import cli, tuning
+from dynaxla.bench import suites
 from dynaxla.tuning import Measurement
+
+MEASURED = Measurement("convolution", "a problem", "a machine", {"xla": 1e-6, "onednn": 2e-6}, "onednn", "xla")
 
 
 def test_tune_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,12 +25,43 @@ def test_tune_says_what_to_give(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert "Nothing has been measured yet" in empty.output
     assert "dynaxla tune MODEL" in empty.output
     assert "resnet18" in empty.output
-    measured = Measurement("convolution", "a problem", "a machine", {"xla": 1e-6, "onednn": 2e-6}, "onednn", "xla")
     store = dynaxla.config.Options().store("tuning")
     assert store is not None
-    store.put("one", measured.encode())
+    store.put("one", MEASURED.encode())
     filled = CliRunner().invoke(cli.app, ["tune"])
     assert "a problem" in filled.output
     assert "dynaxla tune MODEL" in filled.output
     monkeypatch.setenv("DYNAXLA_CACHE", "")
-    assert "dynaxla tune MODEL" in CliRunner().invoke(cli.app, ["tune"]).output
+    nowhere = CliRunner().invoke(cli.app, ["tune"]).output
+    assert "There is no cache directory" in nowhere
+    assert "dynaxla tune MODEL" in nowhere
+    monkeypatch.setenv("DYNAXLA_CACHE", "/dev/null/here")
+    refused = CliRunner().invoke(cli.app, ["tune"])
+    assert refused.exit_code == 2
+    assert "cannot be used" in refused.output
+
+
+def test_models_are_measured_after_the_cache_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def compile(model: Any, **given: Any) -> Any:
+        asked.append((torch.get_num_threads(), given))
+        return model
+
+    monkeypatch.setenv("DYNAXLA_CACHE", str(tmp_path))
+    store = dynaxla.config.Options().store("tuning")
+    assert store is not None
+    store.put("one", MEASURED.encode())
+    monkeypatch.setattr(suites, "SUITES", {"models": [TINY]})
+    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(tuning, "tried", lambda: [MEASURED])
+    before = torch.get_num_threads()
+    try:
+        result = CliRunner().invoke(cli.app, ["tune", "tiny", "--clear", "--threads", "2"])
+    finally:
+        torch.set_num_threads(before)
+    assert result.exit_code == 0, result.output
+    assert asked == [(2, {"backend": "dynaxla", "options": {"tune": True}})]
+    assert "a problem" in result.output
+    assert "dynaxla tune MODEL" not in result.output
+    assert list(store) == []

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import math
+
 import pytest
 
 from dynaxla.bench import agreement, report
 from dynaxla.bench.measure import ModelResult, Row, Settings, Spread
+from dynaxla.bench.runner import Placement
 
 
 def test_means_are_of_good_rows_only() -> None:
@@ -24,3 +28,26 @@ def test_means_are_of_good_rows_only() -> None:
     assert mean[0] == pytest.approx(4.0)
     assert mean[1] == 2
     assert found.geometric_mean("dynaxla", "inductor") is None
+
+
+def test_what_went_wrong_is_written_too() -> None:
+    spread, off = Spread(2.0, 1.0, 3.0), agreement.Agreement(False, math.inf)
+    phases = {"capture": 0.5, "compile": 1.0}
+    found = report.Report("tiny", Settings(Placement(training="sgd")), ["eager", "dynaxla", "dynaxla_retrace"])
+    rows = [
+        Row("a", "eager", wall=spread, speedup=1.0, agreement=agreement.Agreement(True)),
+        Row("a", "dynaxla", wall=spread, speedup=4.0, agreement=off, first_call_seconds=2.0, first_phases=phases),
+        Row("a", "dynaxla_retrace", failure="a | b"),
+    ]
+    found.models = [ModelResult("a", rows, capture_failure="no luck")]
+    data = json.loads(json.dumps(report.as_json(found), allow_nan=False))
+    assert [row["good"] for row in data["models"][0]["rows"]] == [True, False, False]
+    assert data["models"][0]["rows"][1]["agreement"]["error"] == "inf"
+    assert data["conclusions"] == ["2 of 3 rows failed or disagree with eager."]
+    lines = report.as_markdown(found).splitlines()
+    assert "# dynaxla bench: tiny, training with sgd on cpu" in lines
+    assert "| a | 1.000 | - | - |" in lines
+    assert "| a | dynaxla | 0.500 | 0.000 | 0.000 | 1.000 | 0.500 | 2.000 |" in lines, "what no phase has is the rest"
+    assert "| a | - | - | - | - | - | - | failed: no luck |" in lines
+    assert any(line.endswith(r"| failed: a \| b | - |") for line in lines)
+    assert report._heights(found, "dynaxla") == [0.0, 0.0]

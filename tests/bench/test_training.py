@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from tiny_bench import FAST, TINY, invoke, wrapped
 
 from dynaxla.bench import engines
 from dynaxla.bench.measure import Settings, measure
 from dynaxla.bench.runner import Placement
+from dynaxla.bench.training import Training
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
@@ -20,6 +22,15 @@ def test_training(optimizer: str) -> None:
     assert all(row.agreement is not None and row.agreement.own_error is not None for row in rows), "nothing was compared with float64"
     assert not any(row.failure for row in rows)
     assert all(row.speedup for row in rows[:4])
+
+
+def test_each_call_is_a_step_of_its_own() -> None:
+    """Without dropout, and gradients of earlier calls."""
+    training = Training(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Dropout(0.5)).eval(), "adamw")
+    results = [[loss, *(grad.clone() for grad in grads)] for loss, grads in (training(torch.ones(8, 3)) for _ in range(2))]
+    assert all(map(torch.equal, *results))
+    assert training.model.training
+    assert {int(state["step"]) for state in training.optimizer.state.values()} == {2}
 
 
 def test_steps_are_for_training() -> None:

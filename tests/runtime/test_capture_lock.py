@@ -39,11 +39,12 @@ def test_others_wait_and_this_thread_does_not() -> None:
 
 def test_torch_knows_that_a_graph_is_captured() -> None:
     assert not torch.compiler.is_compiling()
-    with capture_lock.capturing():
-        with contextlib.suppress(ValueError), capture_lock.capturing():
+    with contextlib.suppress(ValueError), capture_lock.capturing():
+        assert taken_elsewhere()
+        with capture_lock.capturing():
             assert torch.compiler.is_compiling()
-            raise ValueError("a capture that fails")
         assert torch.compiler.is_compiling(), "the outer one goes on"
+        raise ValueError("a capture that fails")
     assert not torch.compiler.is_compiling()
     assert not taken_elsewhere()
 

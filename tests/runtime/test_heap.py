@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -41,25 +42,29 @@ def test_memory_is_used_again(setting: dict[str, str]) -> None:
     assert (int(done.stdout) > 15 * 60_000_000) == bool(setting), f"{done.stdout} bytes of new pages in 20 calls"
 
 
+# As in glibc's malloc.h: M_MXFAST is 1, M_TRIM_THRESHOLD -1, M_MMAP_THRESHOLD -3.
+ALL = [("mallopt", 1, 0), ("mallopt", -1, 2**31 - 1), ("mallopt", -3, 2**31 - 1), ("malloc_trim", 0)]
+
+
 @pytest.mark.parametrize(
     ("variables", "calls"),
     [
-        ({}, ["mallopt", "mallopt", "mallopt", "malloc_trim"]),
+        ({}, ALL),
         ({"MALLOC_TRIM_THRESHOLD_": "131072"}, []),
         ({"MALLOC_TOP_PAD_": "0"}, []),
         ({"MALLOC_ARENA_MAX": "2"}, []),
         ({"GLIBC_TUNABLES": "glibc.rtld.nns=2:glibc.malloc.tcache_count=0"}, []),
-        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2"}, ["mallopt", "mallopt", "mallopt", "malloc_trim"]),
+        ({"GLIBC_TUNABLES": "glibc.rtld.nns=2"}, ALL),
     ],
     ids=str,
 )
-def test_variables_of_the_users_win(variables: dict[str, str], calls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[str] = []
+def test_variables_of_the_users_win(variables: dict[str, str], calls: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(heap, "_function", lambda name: lambda *_: made.append(name))
+    monkeypatch.setattr(heap, "_function", lambda name: lambda *values: made.append((name, *values)))
     heap.keep_freed_memory.__wrapped__()
     heap.return_freed_memory()
     assert made == calls

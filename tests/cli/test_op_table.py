@@ -70,17 +70,34 @@ def test_ways_are_those_of_the_platform() -> None:
     assert kinds["aten.nonzero.default"].kind == "kernel"
     assert "aten.add_.Tensor" not in kinds, "no functional graph holds it"
     assert "aten.add.out" not in kinds
+    assert "aten.add.int" not in kinds, "TorchScript's"
+
+
+def test_the_totals_tell_the_core_set_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    aten = torch.ops.aten
+    found = [
+        op_table.Way(op, kind)
+        for op, kind in ((aten.add.Tensor, "lowering"), (aten.cholesky_inverse.default, "lowering"), (aten.nonzero.default, "kernel"))
+    ]
+    monkeypatch.setattr(op_table, "ways", lambda _: found)
+    assert [list(column.cells) for column in op_table.totals_table("cpu").columns] == [
+        ["lowering", "decomposition", "kernel", "together"],
+        ["2", "0", "1", "3"],
+        ["1", "0", "1", "2"],
+    ]
 
 
 def test_the_observed_table_has_fallbacks_first_and_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = {"aten.sin.default": {"lowered": 5, "fallback": 0}, "aten.cos.default": {"lowered": 0, "fallback": 1}}
-    monkeypatch.setattr(coverage, "snapshot", lambda: counts)
+    counts = {"abs": (1, 0), "cos": (5, 0), "sin": (0, 1)}
+    found = {f"aten.{name}.default": {"lowered": lowered, "fallback": fallback} for name, (lowered, fallback) in counts.items()}
+    monkeypatch.setattr(coverage, "snapshot", lambda: found)
     assert [list(column.cells) for column in op_table.observed_table().columns] == [
-        ["aten.cos.default", "aten.sin.default", "together"],
-        ["0", "5", "5"],
-        ["1", "0", "1"],
+        ["aten.sin.default", "aten.cos.default", "aten.abs.default", "together"],
+        ["0", "5", "1", "6"],
+        ["1", "0", "0", "1"],
     ]
-    assert list(op_table.observed_table(["s*"]).columns[0].cells) == ["aten.sin.default", "together"]
+    for pattern in ("s*", "sin", "sin.default", "aten.sin.*"):
+        assert list(op_table.observed_table([pattern]).columns[0].cells) == ["aten.sin.default", "together"]
 
 
 def test_a_script_leaves_the_process_as_it_was(tmp_path: Path) -> None:

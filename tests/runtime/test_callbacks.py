@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,9 @@ import jax
 import numpy as np
 import pytest
 import torch
+from jax.errors import JaxRuntimeError
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dynaxla.lowering.cpu import torch_kernels as lowering_kernels
 from dynaxla.runtime import callbacks
@@ -174,14 +178,62 @@ def test_a_traceback_leads_to_no_memory_of_xlas() -> None:
     compiled = compile_whole(lambda x: refuse(x * 2, 5))
     with pytest.raises(ArithmeticError) as caught:
         compiled(torch.ones(3))
-    trace, ours = caught.value.__traceback__, []
+    trace, ours = caught.value.__traceback__, {}
     while trace is not None:
-        code = trace.tb_frame.f_code
-        if code.co_filename.endswith(("runtime/callbacks.py", "lowering/fallback.py")) and code.co_name in ("__call__", "write"):
-            ours.append(trace.tb_frame.f_locals)
+        file = trace.tb_frame.f_code.co_filename
+        if file.endswith(("runtime/callbacks.py", "lowering/fallback.py")) or file == torch._ops.__file__:
+            ours.setdefault(os.path.basename(file), []).extend(pytree.tree_leaves(dict(trace.tb_frame.f_locals)))
         trace = trace.tb_next
-    assert ours
-    assert not any(isinstance(value, (torch.Tensor, list)) for names in ours for value in names.values())
+    assert ours.keys() == {"callbacks.py", "fallback.py", "_ops.py"}
+    assert not any(isinstance(value, torch.Tensor) for values in ours.values() for value in values)
+
+
+class Seeing(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kept.append(op)
+        return op(*args, **(kwargs or {}))
+
+
+def test_a_kernel_knows_nothing_of_what_its_caller_has_set() -> None:
+    def write(outputs: Any, operands: Any) -> None:
+        result = operands[0].requires_grad_() @ operands[0]
+        outputs[0].copy_(result)
+        kept.append((result.dtype, result.requires_grad))
+
+    x, out = torch.ones(3, 3), torch.zeros(3, 3)
+    with Seeing(), torch.autocast("cpu", torch.bfloat16):
+        callbacks.Kernel(write, [((3, 3), (3, 1))])(None, [out], x)
+    assert kept == [(torch.float32, False)]
+    assert torch.equal(out, x @ x)
+
+
+def raised_for(failures: Any, text: str) -> BaseException:
+    """What the caller of a program gets for XLA's message."""
+    with pytest.raises((ValueError, JaxRuntimeError)) as caught, failures.call():
+        raise JaxRuntimeError(text)
+    return caught.value
+
+
+def test_exceptions_are_kept_until_no_program_runs() -> None:
+    failures, errors = callbacks._Failures(), [ValueError(str(number)) for number in range(callbacks._MOST_FAILURES + 1)]
+    with failures.call():
+        texts = [failures.keep(error) for error in errors]
+        assert len(failures._kept) == callbacks._MOST_FAILURES
+        assert raised_for(failures, f"INTERNAL: {texts[-1]}") is errors[-1]
+        assert errors[-1].__suppress_context__
+        assert isinstance(raised_for(failures, texts[0]), JaxRuntimeError), "the oldest was dropped"
+        of_another_process = texts[1].replace(f"failure {os.getpid()}.", f"failure {os.getpid() + 1}.")
+        assert isinstance(raised_for(failures, of_another_process), JaxRuntimeError)
+        assert len(failures._kept) == callbacks._MOST_FAILURES - 1
+    assert not failures._kept
+
+
+def test_an_exception_with_a_frame_that_still_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(callbacks, "_HERE", __file__)
+    failures = callbacks._Failures()
+    with pytest.raises(ValueError, match="of this function") as caught:
+        raise ValueError("of this function")
+    assert raised_for(failures, failures.keep(caught.value)) is caught.value
 
 
 def test_no_tracers_live_on() -> None:

@@ -47,6 +47,26 @@ def test_import_of_misaligned_memory_is_a_copy(device: jax.Device, way: str) -> 
     assert np.array_equal(np.asarray(array), tensor.numpy())
 
 
+@pytest.mark.usefixtures("way")
+def test_other_tensors_on_a_storage() -> None:
+    """They start where they should, also behind a tensor that starts in the middle, and know nothing of autograd."""
+    whole = torch.arange(12.0)
+    part = whole[2:].requires_grad_()
+    for found in (transfer.reinterpret(part, (2, 3), (1, 2), 1), transfer.view_as(part, torch.float32, (2, 3), (1, 2), 1)):
+        assert found.tolist() == [[3, 5, 7], [4, 6, 8]]
+        assert found.data_ptr() == whole.data_ptr() + 12
+        assert not found.requires_grad
+    wider = transfer.view_as(part, torch.float64, (2,), (1,), 1)
+    assert wider.view(torch.float32).tolist() == [4, 5, 6, 7]
+    assert wider.data_ptr() == whole.data_ptr() + 16
+    with pytest.raises(RuntimeError, match="starts 4 bytes behind an element"):
+        transfer.view_as(whole[1:], torch.float64, (2,), (1,), 0)
+
+
+def test_a_parameter_is_imported(device: jax.Device) -> None:
+    assert np.asarray(transfer.import_tensor(torch.ones(16, requires_grad=True), device)).tolist() == [1] * 16
+
+
 def test_side_effects(tmp_path: object) -> None:
     """Compiling and running changes no setting of JAX's or torch's."""
     before = (jax.config.jax_enable_x64, dict(jax.config.values), torch.get_default_dtype(), torch.get_num_threads())

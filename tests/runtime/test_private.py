@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
 from scripts import run_script
 
 import dynaxla
@@ -21,6 +24,30 @@ def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.Monkey
     assert private._find("torch._C._gone") is private._find("jaxlib.gone.at_all") is None
     with pytest.raises(dynaxla.UnsupportedVersion, match=r"no torch\._C\._gone(.|\n)*torch 2\.11 to 2\.13 and jax 0\.10 to 0\.11"):
         gone()
+
+
+def test_what_other_versions_lack_is_named_or_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing: Any = object()
+    with pytest.raises(dynaxla.UnsupportedVersion, match="have no jax.*host_callbacks"):
+        private.host_callbacks(nothing)
+    monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
+    with pytest.raises(dynaxla.UnsupportedVersion, match=r"have no torch\.compiler\._is_compiling_flag"):
+        private.compiling_flag()
+    for value in (False, True):
+        monkeypatch.setattr(torch.autograd.profiler, "_is_profiler_enabled", value)
+        assert private.is_profiling() == value
+    monkeypatch.delattr(torch.autograd.profiler, "_is_profiler_enabled")
+    assert private.is_profiling(), "for all that is known"
+
+
+def test_a_client_runs_programs_in_the_thread_that_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(private.Fast, "make_cpu_client", lambda **given: asked.append(given))
+    private.make_cpu_client()
+    assert asked == [{"asynchronous": False}]
+    monkeypatch.setattr(private.Fast, "make_cpu_client", lambda: "a client of other arguments")
+    assert private.make_cpu_client() is None
+    assert private.Fast.make_cpu_client is None
 
 
 def test_other_versions_have_public_ways() -> None:

@@ -25,7 +25,7 @@ from conformance.worker import run_case
 
 from dynaxla.lowering import registry
 
-SEED, CASES, SAMPLES = 3, 60, 3
+SEED, CASES, SAMPLES = 3, 30, 3
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,7 @@
-"""Run one scenario, and compare all that others can see: before it, meanwhile (from a second thread), afterwards, and at the exit."""
+"""Run scenarios, and compare all that others can see: before each, meanwhile (from a second thread), afterwards, and at the exit.
+
+Each has a process of its own: a child, made before anything has been compiled, of the one that has imported everything.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,8 @@ def settle() -> None:
         function(torch.ones(3, requires_grad=True)).backward()
 
 
-def main(name: str) -> None:
+def main(names: list[str]) -> int:
+    """Prints which scenarios have failed, behind what they say themselves."""
     torch.set_num_threads(1)
     settle()
     from .visible import Watch, differences, lines, snapshot
@@ -41,13 +45,24 @@ def main(name: str) -> None:
 
     # What is registered first is called last: after all that dynaxla or JAX may do at the exit.
     atexit.register(lambda: check("at the exit", differences(before, snapshot())))
-    at_first = snapshot()
+    before = snapshot()
     import dynaxla
 
     assert dynaxla.compile_step
-    check("after the import", differences(at_first, snapshot()))
+    check("after the import", differences(before, snapshot()))
     from .scenarios import SCENARIOS
 
+    before = snapshot()
+    failed = 0
+    for name in names:
+        child = os.fork()
+        if not child:
+            break
+        if os.waitpid(child, 0)[1]:
+            failed += 1
+            print(f"failed: {name}", file=sys.stderr, flush=True)
+    else:
+        return int(failed > 0)
     before = snapshot()
     with Watch() as watch:
         SCENARIOS[name]()
@@ -55,7 +70,8 @@ def main(name: str) -> None:
     check("meanwhile", {key: values for key, values in watch.seen.items() if key not in allowed})
     check("afterwards", differences(before, snapshot()))
     assert watch.reads > 3, watch.reads
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    sys.exit(main(sys.argv[1:]))

@@ -128,11 +128,12 @@ def differences(losses: list[float], reference: list[float]) -> list[float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--output", type=Path, default=Path("gpt.png"), help="the picture")
     arguments = parser.parse_args()
     text, letters = corpus()
     torch.manual_seed(0)
-    model = GPT(len(letters), 64)
+    model = GPT(len(letters), 64, layers=arguments.layers)
     curves: dict[str, list[float]] = {}
     for way in WAYS:
         curves[way], seconds = train(way, copy.deepcopy(model), text, arguments.steps)

@@ -164,15 +164,15 @@ def test_model_in_float32_channels_last() -> None:
         assert_equal(compiled(x), model(x), tolerance=(1e-4, 1e-4))
 
 
-def test_generate_twenty_tokens() -> None:
+def test_generate_tokens() -> None:
     transformers = _import("transformers")
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2, pad_token_id=0)).eval()
     prompt = torch.randint(3, 90, (2, 5))
-    settings = {"max_new_tokens": 20, "min_new_tokens": 20, "do_sample": False}
+    settings = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
     expected = model.generate(prompt, **settings)
     torch._dynamo.utils.counters.clear()
     metrics.reset()
     model.forward = torch.compile(model.forward, backend="dynaxla")
     assert torch.equal(model.generate(prompt, **settings), expected)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 3, "prompt; one token; one token with a growing cache"
-    assert metrics.snapshot()["compile"] <= 20, "an executable for each length of the cache"
+    assert metrics.snapshot()["compile"] <= 8, "an executable for each length of the cache"

@@ -13,7 +13,7 @@ from stress import runner
 def test_threads_side_by_side() -> None:
     """In a process of its own: first use is part of it."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "stress", "--seconds", "2", "--threads", "3"]
+    command = [sys.executable, "-m", "stress", "--seconds", "1", "--threads", "3"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 

@@ -23,6 +23,8 @@ from .jobs import Shared, choose, jobs
 SWITCH_SECONDS = 1e-6
 # How often a thread does each of its jobs before anything is measured: programs for all that occurs have been made then.
 FIRST_ROUNDS = 14
+# Of those that compile every time.
+FIRST_NEW_FUNCTIONS = 4
 # What the process may grow by: TorchDynamo itself keeps about 0.1 MB of each function that it has compiled (its guards are held by
 # finalizers of the functions that they look at), and glibc's arenas, one for each thread, need some time to settle.
 MEGABYTES_PER_FUNCTION = 0.3
@@ -102,7 +104,7 @@ def _run(work: list[dict[str, Callable[[], None]]], seconds: float, seed: int, r
 
     def serve(number: int, mine: dict[str, Callable[[], None]]) -> None:
         draw = random.Random(seed * 1000 + number)
-        first = [name for name in mine for _ in range(FIRST_ROUNDS)]
+        first = [name for name in mine for _ in range(FIRST_NEW_FUNCTIONS if name == "new function" else FIRST_ROUNDS)]
         draw.shuffle(first)
         meeting.wait()
         for name in first:

@@ -20,10 +20,10 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "two layers, batch first": lambda: nn.LSTM(4, 6, 2, batch_first=True),
     "bidirectional": lambda: nn.LSTM(4, 6, 2, bidirectional=True),
     "no bias": lambda: nn.LSTM(4, 6, bias=False),
-    "projection": lambda: nn.LSTM(4, 6, proj_size=3, batch_first=True),
+    "projection": lambda: nn.LSTM(4, 6, proj_size=3),
     "float64": lambda: nn.LSTM(4, 6).double(),
     "evaluation": lambda: nn.LSTM(4, 6).eval(),
-    "gru": lambda: nn.GRU(4, 6, 2, bidirectional=True, batch_first=True),
+    "gru": lambda: nn.GRU(4, 6, bidirectional=True),
     "rnn": lambda: nn.RNN(4, 6, nonlinearity="relu"),
 }
 

@@ -74,7 +74,7 @@ def test_sizes_that_change() -> None:
     net = Net()
     other = copy.deepcopy(net)
     compiled = torch.compile(other, backend="dynaxla", dynamic=True)
-    for batch in (8, 3, 5, 8):
+    for batch in (8, 3, 8):
         check(net, compiled, images(batch))
     check_gradients(net, other)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import re
@@ -32,6 +33,7 @@ def test_every_section_is_known() -> None:
     assert all(len(SECTIONS[name]) == 1 for name in NEEDS)
 
 
+@functools.cache
 def is_broken(package: str) -> bool:
     if importlib.util.find_spec(package) is None:
         return False

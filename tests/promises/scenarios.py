@@ -227,7 +227,7 @@ def no_side_effects() -> None:
         for options in ({}, {"exact_rng": True}, {"dump": folder, "cache": folder}, {"forms": {"contraction": "xla"}}, {"executables": 1}):
             torch._dynamo.reset()
             fast = compiled(model, **options)
-            for rows in (3, 3, 5, 6):
+            for rows in (3, 3, 5):
                 fast(randn(rows, 8)).sum().backward()
         with torch.no_grad():
             for options in ({"freeze": True}, {"tune": True, "cache": folder}):

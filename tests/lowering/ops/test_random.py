@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from compare import assert_equal, check
+from compare import aliases, assert_equal, check
 from single_op import run_op
 
 from dynaxla.errors import LoweringError
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
 
 HALF = [torch.float16, torch.bfloat16]
 FLOATS = [*HALF, torch.float32, torch.float64]
@@ -80,10 +82,6 @@ def everything(x: torch.Tensor) -> list[torch.Tensor]:
     ]
 
 
-def test_metadata_is_eagers() -> None:
-    check(everything, torch.randn(3, 4), values=False, calls=1)
-
-
 def test_strides_are_kept() -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         like = [torch.rand_like(x), torch.randn_like(x), torch.randint_like(x, 5), torch.bernoulli(x.sigmoid()), F.dropout(x, 0.2)]
@@ -93,11 +91,16 @@ def test_strides_are_kept() -> None:
     check(function, torch.randn(4, 3).t(), values=False, calls=1)
 
 
-def test_the_seed_rules() -> None:
-    function = compiled(everything)
+def test_metadata_is_eagers_and_the_seed_rules() -> None:
+    function = compiled(everything, options={"fallback": "error"})
     x = torch.randn(3, 4)
+    before = x.clone()
     torch.manual_seed(7)
     first, second = function(x), function(x)
+    expected = everything(x)
+    assert_equal(first, expected, values=False)
+    assert_equal(x, before)
+    assert aliases([x], first) == aliases([x], expected)
     torch.manual_seed(7)
     again = function(x)
     assert_equal(again, first, tolerance=(0, 0))

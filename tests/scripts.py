@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import atexit
+import functools
 import subprocess
 import sys
+from collections.abc import Sequence
 
+from fork_server import ForkServer, found_here
 from patience import PATIENCE
 
 
-def run_script(script: str, **variables: str) -> str:
-    """What a program prints that is run in another process, which finds the modules that this one finds. variables: more of its
-    environment. Fails with the end of what it says on stderr, if it fails."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **variables}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+@functools.cache
+def _server() -> ForkServer:
+    server = ForkServer()
+    atexit.register(server.close)
+    return server
+
+
+def completed(script: str, arguments: Sequence[str] = (), own: bool = False, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A program that is run in another process, which finds the modules that this one finds. variables: more of its environment.
+
+    In a child of a process that has imported torch and JAX, unless `own` says that the program is about imports, or about how a process
+    starts or uses memory: then it has an interpreter of its own. So has one with a variable that others may read when they are imported.
+    """
+    environment = found_here() | variables
+    if sys.platform == "linux" and not own and all(name.startswith("DYNAXLA_") for name in variables):
+        return _server().run(script, arguments, environment)
+    command = [sys.executable, "-c", script, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def run_script(script: str, arguments: Sequence[str] = (), own: bool = False, **variables: str) -> str:
+    """What such a program prints. Fails with the end of what it says on stderr, if it fails."""
+    done = completed(script, arguments, own, **variables)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from scripts import run_script
 from typer.testing import CliRunner
 
 import dynaxla
@@ -69,4 +70,4 @@ def test_public_names_are_those_listed() -> None:
         f"import dynaxla; dynaxla.observe.metrics.snapshot(); [getattr(dynaxla, name) for name in {listed}]",
         f"import dynaxla; assert {{*{listed}}} <= {{*dir(dynaxla)}}; from dynaxla import *; [{', '.join(listed)}]",
     ):
-        subprocess.run([sys.executable, "-c", script], check=True)
+        run_script(script)

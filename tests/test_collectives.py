@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 import pickle
-import time
 from pathlib import Path
 
 import collectives
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
-from patience import PATIENCE
+from scripts import run_script
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
 )
 
 
+SCRIPT = """
+import sys
+from torch.multiprocessing import start_processes
+
+def run(rank, *places):
+    import collectives
+    collectives.run(rank, *places)
+
+start_processes(run, tuple(sys.argv[2:]), int(sys.argv[1]), start_method="fork")
+"""
+
+
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each process raised, by case."""
     folder: Path = tmp_path_factory.mktemp("group")
-    processes = multiprocessing.spawn(collectives.run, (str(folder / "rendezvous"), str(folder / "results")), collectives.WORLD, join=False)
-    deadline = time.monotonic() + PATIENCE
-    try:
-        while not processes.join(timeout=10):
-            assert time.monotonic() < deadline, "a process waits for the other one"
-    finally:
-        for process in processes.processes:
-            process.kill()
+    run_script(SCRIPT, [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results")])
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(collectives.WORLD)]
 
 

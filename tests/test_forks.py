@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 
 import pytest
-from patience import FOR_A_CHILD, PATIENCE
+from patience import FOR_A_CHILD
+from scripts import completed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
@@ -32,9 +31,8 @@ def run(child):
 
 def run_script(script: str, threads: int = 1) -> tuple[str, str]:
     """What a program of its own prints to either stream."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     code = _BEGIN.replace("{threads}", str(threads)).replace("{patience}", str(FOR_A_CHILD)) + script
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = completed(code)
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
     return done.stdout, done.stderr
 

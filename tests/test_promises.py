@@ -177,4 +177,4 @@ def test_the_first_use_draws_no_random_numbers() -> None:
                 os._exit(0)
             assert os.waitpid(child, 0)[1] == 0
     """
-    run_script(script)
+    run_script(script, own=True)  # JAX's import is part of it

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
-from patience import PATIENCE
+from scripts import completed
 from stress import runner
 
 
 def test_threads_side_by_side() -> None:
     """In a process of its own: first use is part of it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    command = [sys.executable, "-m", "stress", "--seconds", "1", "--threads", "3"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = completed("__import__('runpy').run_module('stress', run_name='__main__', alter_sys=True)", ["--seconds", "1", "--threads", "3"])
     assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
 
 

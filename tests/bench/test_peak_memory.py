@@ -70,7 +70,7 @@ for engine in cpu.MEMORY_ENGINES:
 @pytest.mark.skipif(not peak_memory.REFERENCES.exists(), reason="only Linux tells")
 def test_a_step_holds_parameters_gradients_and_states() -> None:
     """Two states of AdamW's for each parameter; dynaxla holds at least as much as eager mode, which needs little else."""
-    found = dict(map(json.loads, run_script(SCRIPT).splitlines()))
+    found = dict(map(json.loads, run_script(SCRIPT, own=True).splitlines()))
     assert tuple(found) == cpu.MEMORY_ENGINES
     parameters = 4 * 2 * (1024 * 1024 + 1024)
     for memory in found.values():

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import pytest
 import torch
 from compare import assert_equal
-from patience import PATIENCE
+from scripts import completed
 from torch import nn
 
 from dynaxla.observe import metrics
@@ -65,6 +63,8 @@ def test_eviction_means_compiling_again(net: nn.Module) -> None:
 
 
 LOADER = """
+import warnings
+warnings.simplefilter("error", RuntimeWarning)
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -88,8 +88,8 @@ for workers in (0, 2):
 def test_data_loader_with_a_short_last_batch() -> None:
     """Without and with workers; in a process of its own: JAX warns at every fork once anybody has started its clients, which dynaxla
     never does."""
-    command = [sys.executable, "-W", "error::RuntimeWarning", "-c", LOADER]
-    result = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
+    result = completed(LOADER)
+    assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines() == ["2 3"] * 2, "Dynamo graphs; executables: 8, and under the dynamic graph 6 and 8"
     assert result.stderr == ""
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from jax import lax
-from patience import PATIENCE
+from scripts import run_script
 
 from dynaxla.lowering.settings import EXACT, Settings
 from dynaxla.runtime import private
@@ -131,6 +129,8 @@ def test_the_public_way_reads_the_same(place: tuple[str, str]) -> None:
 def test_a_fresh_process() -> None:
     """torch's own defaults (TF32 for cuDNN alone), and what a later setting for all backends makes of them."""
     script = """
+import warnings
+warnings.simplefilter("error")
 import torch
 from dynaxla.lowering.settings import Settings
 from dynaxla.runtime import private
@@ -140,9 +140,7 @@ print(*Settings.current("cuda")[:2], private.float32_precision("cuda", "conv") =
 torch.backends.fp32_precision = "tf32"
 print(*Settings.current("cuda")[:2])
 """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    default, exact, coarse = (line.split() for line in done.stdout.splitlines())
+    default, exact, coarse = (line.split() for line in run_script(script).splitlines())
     assert default == ["False", "True"]
     assert coarse == ["True", "True"]
     assert exact[:2] == ["False", exact[2]]  # torch 2.13 lets convolutions inherit until one is set for them; 2.11 does not

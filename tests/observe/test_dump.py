@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from scripts import completed, run_script
 
 from dynaxla.observe import dump
 
@@ -28,24 +26,20 @@ def test_dump_writes_every_stage(tmp_path: Path) -> None:
 
 def test_dump_from_the_environment(tmp_path: Path) -> None:
     script = 'import torch; torch.compile(lambda x: x * 2, backend="dynaxla")(torch.ones(3))'
-    environment = {**os.environ, "DYNAXLA_DUMP": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    run_script(script, DYNAXLA_DUMP=str(tmp_path))
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_torch_logs() -> None:
     script = 'import torch; torch.compile(lambda x: x * 2, backend="dynaxla")(torch.ones(3))'
-    result = subprocess.run(
-        [sys.executable, "-c", script], check=True, capture_output=True, text=True, env={**os.environ, "TORCH_LOGS": "+dynaxla"}
-    )
+    result = completed(script, TORCH_LOGS="+dynaxla")
+    assert result.returncode == 0, result.stderr
     for part in ("aten.mul", "stablehlo.multiply", "HloModule"):
         assert part in result.stderr, part
     for part in ("FileNames", "StackFrames", "stack_frame_id", "function_name_id", "metadata=", "interpreter.py"):
         assert part not in result.stderr, part
-    without = {name: value for name, value in os.environ.items() if name != "TORCH_LOGS"}
-    quiet = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, env=without)
-    assert "stablehlo" not in quiet.stderr
-    assert quiet.stderr == "", "nothing is printed unless it is asked for"
+    quiet = completed(script)
+    assert (quiet.returncode, quiet.stderr) == (0, ""), "nothing is printed unless it is asked for"
 
 
 def test_the_log_is_for_reading_and_the_files_are_whole(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

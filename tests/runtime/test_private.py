@@ -79,4 +79,4 @@ try:
 except UnsupportedVersion as error:
     print(error.message)
 """
-    assert "_AutoDispatchBelowAutograd, which dynaxla needs" in run_script(script)
+    assert "_AutoDispatchBelowAutograd, which dynaxla needs" in run_script(script, own=True)

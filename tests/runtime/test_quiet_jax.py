@@ -19,4 +19,4 @@ assert (np.random.randint(1 << 30, size=4) == expected).all()
 
 @pytest.mark.parametrize("first", ["", "import jax"], ids=["dynaxla", "the user"])
 def test_numpys_numbers_stay(first: str) -> None:
-    run_script(SCRIPT.format(first=first))
+    run_script(SCRIPT.format(first=first), own=True)

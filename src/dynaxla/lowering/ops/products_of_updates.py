@@ -17,7 +17,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
-from ..cpu.streams import product
+from ..cpu.few_vectors import product
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand
@@ -118,27 +118,27 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, oute
     batch = [dim for dim in long if dim in other.labels and dim not in over]
     free = [dim for dim in long if dim not in other.labels]
     rows = [label for label in other.labels if isinstance(label, str)]
+    lead: list[int | str] = [*batch, *rows]
     sizes: dict[int | str, int] = dict(zip(other.labels, other.array.shape, strict=True))
-    x = lax.transpose(other.array, [other.labels.index(label) for label in (*batch, *rows, *over)])
+    x = lax.transpose(other.array, [other.labels.index(label) for label in (*lead, *over)])
 
     def times(x: Array, y: Array) -> Array:
         """x (batch, rows, over) and y, in the tensor's dimensions, give (batch, rows, free)."""
         groups = [math.prod(sizes[label] for label in batch), math.prod(sizes[label] for label in rows)]
         groups.append(math.prod(y.shape[dim] for dim in over))
         out = product(lax.reshape(x, groups), *_matrices(y, batch, over, free), ctx.settings.matmul_precision)
-        return lax.reshape(out, [*(sizes[label] for label in (*batch, *rows)), *(y.shape[dim] for dim in free)])
+        return lax.reshape(out, [*(sizes[label] for label in lead), *(y.shape[dim] for dim in free)])
 
-    lead = len(batch) + len(rows)
     if found.sums_slices:
-        out = _summed(x, old, slices, lead + over.index(found.dim), times)
+        out = _summed(x, old, slices, len(lead) + over.index(found.dim), times)
     else:
-        axis = lead + free.index(found.dim)
+        axis = len(lead) + free.index(found.dim)
         before, after = times(x, old), times(x, slices.new)
         out = lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before)
     own = [[dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.over + found.roles.batch]
     groups: list[Sequence[int | str | None]] = [*other.kept, *([row] for row in other.rows), *own]
     sizes.update(zip(free, (found.shape[dim] for dim in free), strict=True))
-    labels = [*batch, *rows, *free]
+    labels = [*lead, *free]
     out = lax.transpose(out, [labels.index(label) for group in groups for label in group if label is not None])
     return lax.reshape(out, [math.prod(sizes[label] for label in group if label is not None) for group in groups])
 

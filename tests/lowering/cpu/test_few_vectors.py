@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dynaxla.lowering.cpu import streams
+from dynaxla.lowering.cpu import few_vectors
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
@@ -24,7 +24,7 @@ def test_product(rows: int, columns: int, count: int, dtype: str) -> None:
 
 
 def product(x: jax.Array, y: jax.Array, is_over_last: bool) -> jax.Array:
-    return streams.product(x, y, is_over_last, True, lax.Precision.HIGHEST)
+    return few_vectors.product(x, y, is_over_last, True, lax.Precision.HIGHEST)
 
 
 WAYS = [
@@ -40,7 +40,7 @@ WAYS = [
 def test_ways(dtype: str, rows: int, is_moved: bool, is_over_last: bool, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     for name in ("_by_lanes", "_by_slices"):
-        monkeypatch.setattr(streams, name, lambda x, y, name=name: taken.append(name))
+        monkeypatch.setattr(few_vectors, name, lambda x, y, name=name: taken.append(name))
     x, y = jax.numpy.zeros((2, rows, 32), dtype), jax.numpy.zeros((2, 32, 32), dtype)
-    streams.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
+    few_vectors.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
     assert taken == ([way] if way else [])

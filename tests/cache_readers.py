@@ -103,6 +103,18 @@ def _cache_first(i: Inputs) -> Tensor:
     return torch.einsum("bhld,bhrl->bhrd", repeated(values), F.softmax(scores, -1))
 
 
+def _transposed_keys(i: Inputs) -> Tensor:
+    """Keys (batch times heads, size, length), and a bias that is added to the products."""
+    keys = i.keys.flatten(0, 1).transpose(1, 2).contiguous().index_copy(2, i.at, i.key.flatten(0, 1).transpose(1, 2))
+    query = i.query[:, :KEY_HEADS].flatten(0, 1)
+    return torch.baddbmm(i.bias.nan_to_num(neginf=-9.0).expand(BATCH, KEY_HEADS, 3, LENGTH).flatten(0, 1), query, keys, beta=0.5, alpha=2)
+
+
+def _one_number(i: Inputs) -> Tensor:
+    """A vector with a new element, as a matrix of one row."""
+    return i.values[0, 0].nan_to_num(0, 0, 0) @ i.query[0, 0, 0].index_copy(0, i.at[:1], i.key[0, 0, 0, 0]).unsqueeze(1)
+
+
 def _one_head(i: Inputs) -> Tensor:
     """Matrices, without batch or heads, and a mask that is computed."""
     keys, values = (x[0, 0].index_copy(0, i.at, new[0, 0]) for x, new in ((i.keys, i.key), (i.values, i.value)))
@@ -181,6 +193,8 @@ READERS = {
     "twice": Reader(_twice),
     "in rows": Reader(_in_rows),
     "cache first": Reader(_cache_first),
+    "transposed keys": Reader(_transposed_keys, 1),
+    "one number": Reader(_one_number, 1),
     "one head": Reader(_one_head),
     "one cache": Reader(_one_cache),
     "one at a time": Reader(_one),

@@ -248,7 +248,8 @@ def _slices(ctx: Context, node: torch.fx.Node, dim: int, shape: tuple[int, ...])
     """The slices that an update writes, in all of the tensor's dimensions, and their places."""
     if node.target is aten.index_copy.default:
         places = ctx.values[node.args[2]]
-        return ctx.values[node.args[3]], lax.reshape(places, (places.size,))
+        source = lax.reshape(ctx.values[node.args[3]], (*shape[:dim], places.size, *shape[dim + 1 :]))
+        return source, lax.reshape(places, (places.size,))
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
         places = sliced(ctx, node)
         source = ctx.values[node.args[1]]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, settings
 from speed import skip_guard_profile
 
 torch.set_num_threads(1)
+# Nor do the processes that tests start use several, unless they ask for them: two workers' threads would wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # What an earlier run left must not decide what this one tests.
 os.environ["DYNAXLA_CACHE"] = ""
 skip_guard_profile()
@@ -29,3 +32,22 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def pytest_collection_finish() -> None:
+    _leave_what_stays()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    done = yield
+    if nextitem is None or nextitem.path != item.path:
+        _leave_what_stays()
+    return done
+
+
+def _leave_what_stays() -> None:
+    """Takes modules, and what the tests of other files have left, out of the garbage collector's sight: each full collection would look at
+    millions of objects, which takes a second or two."""
+    gc.collect()
+    gc.freeze()

@@ -19,7 +19,7 @@ bench: install
 	$(VENV)/bin/dynaxla bench --quick
 
 test: install
-	$(VENV)/bin/python -m pytest -n 2 -m 'not slow and not gpu'
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
 
 # PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2"
 conformance: install
@@ -64,7 +64,7 @@ $(RANGE)/.installed: pyproject.toml constraints-range.txt
 	touch $@
 
 test-range: $(RANGE)/.installed
-	$(RANGE)/bin/python -m pytest -n 2 -m 'not slow and not gpu'
+	$(RANGE)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
 
 # On a machine with an NVIDIA GPU: what is there, the tests of GPUs and a short table, as one text, in ten minutes. It installs nothing and
 # takes the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python

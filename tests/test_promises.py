@@ -158,23 +158,26 @@ assert keeps_freed_memory() in (True, None)
     assert done.returncode == 0, done.stderr
 
 
+USES = ["dynaxla.compile_step", "dynaxla.lowers", "torch.compile(lambda x: x + 1, backend='dynaxla')(torch.ones(2))", "dynaxla.observe"]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_the_first_use_draws_no_random_numbers() -> None:
-    """Each use in a child of its own, of a process that has imported what they need and has used none of it."""
-    script = """if True:
-        import os, random, numpy, torch, torch._dynamo, dynaxla
+    """Each use is the first in a child of its own, which imports JAX."""
+    script = f"""if True:
+        import os, random, sys, numpy, torch, dynaxla
 
         def states():
             return repr(numpy.random.get_state()), random.getstate(), torch.get_rng_state().tolist()
 
-        for use in (
-            "dynaxla.compile_step", "dynaxla.lowers", "torch.compile(lambda x: x + 1, backend='dynaxla')(torch.ones(2))", "dynaxla.observe",
-        ):
+        assert "jax" not in sys.modules
+        for use in {USES!r}:
             child = os.fork()
             if not child:
-                before = states()  # of a child: Python's own generator has another seed there
-                eval(use)
+                before = states()
+                exec(use)
                 assert states() == before, use
-                os._exit(0)
-            assert os.waitpid(child, 0)[1] == 0
+                sys.exit()
+            assert os.waitpid(child, 0)[1] == 0, use
     """
-    run_script(script, own=True)  # JAX's import is part of it
+    run_script(script, own=True)

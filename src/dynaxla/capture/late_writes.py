@@ -85,7 +85,7 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
     for index, output in enumerate(outputs):
         state = found.get(output) if isinstance(output, Node) else None
         if state is not None and state.writes and index not in targets and index not in graph.remade:
-            chains.pop(changed.get(state.writes[-1]), None)  # type: ignore[arg-type]
+            chains.pop(changed.get(state.writes[-1]), None)
     return _Cut(graph, chains, found).result() if chains else None
 
 

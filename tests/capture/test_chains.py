@@ -51,6 +51,11 @@ def elsewhere(c: Tensor, x: Tensor) -> Tensor:
     return aten.select_scatter(c, aten.fill(c[0], 1.0), 0, 1)
 
 
+def moved(c: Tensor, x: Tensor) -> Tensor:
+    """A part that nothing was written to, put where it does not come from."""
+    return aten.select_scatter(c, c[0], 0, 1)
+
+
 def of_another_time(c: Tensor, x: Tensor) -> Tensor:
     """The old first row, put back after it was changed."""
     old, after = c[0], aten.select_scatter(c, aten.fill(c[0], 1.0), 0, 0)
@@ -70,6 +75,7 @@ def wider(c: Tensor, x: Tensor) -> Tensor:
         (through_transpose, [("fill_", ["transpose", "slice"])]),
         (two, [("index_copy_", []), ("zero_", ["slice"])]),
         (elsewhere, [("copy_", ["select"])]),
+        (moved, [("copy_", ["select"])]),
         (of_another_time, [("fill_", ["select"]), ("copy_", ["select"])]),
         (wider, [("copy_", ["select"])]),
     ],

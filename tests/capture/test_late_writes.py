@@ -104,6 +104,17 @@ def swapped(a: Tensor, b: Tensor) -> None:
     a[0], b[0] = b[0], a[0]
 
 
+def crossed(b: Tensor, a: Tensor) -> None:
+    """What the second input gets is written after the first one."""
+    a[0] = b[0]
+    b[0] = 5.0
+
+
+def copy_is_returned(c: Tensor, i: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
+    c.index_copy_(2, i, r)
+    return c.clone(), c[0]
+
+
 def swapped_rows(c: Tensor) -> None:
     c[0], c[1] = c[1].clone(), c[0].clone()
 
@@ -241,6 +252,8 @@ CASES: list[tuple[Function, tuple[Any, ...], list[str]]] = [
     (deep, (c(), row()), ["copy_"] * 3),
     (shifted, (c(),), ["copy_"]),
     (swapped, (c(), c()), ["copy_", "copy_"]),
+    (crossed, (c(), c()), ["fill_", "copy_"]),
+    (copy_is_returned, (c(), at(3), row()), ["index_copy_"]),
     (swapped_rows, (c(),), ["copy_", "copy_"]),
     (reads_before_and_after, (c(), at(3), row()), ["index_copy_"]),
     (attention, (c(), c(), at(2, 3), row(2), row()), ["index_copy_", "index_put_"]),

@@ -11,8 +11,7 @@ Nothing may fail once the first write is done, and what is written may not depen
 - The graph has no ops that write. An output that lies in a changed input's memory, but not as what AOTAutograd makes of the input itself
   behind the call, is copied, too.
 
-An input's new value stays an output if somebody gets it as a tensor of its own; then nothing is gained, and nothing is taken out. What
-reads the new value inside the program reads it there.
+What reads the new value inside the program, or gets it as a tensor of its own, gets it from the program as before.
 
 On a GPU no call waits for the program's checks. There the program gives old values to be written again, and indices that can be read, if a
 check has failed (`held`); writes for which that is not known are left in the program.
@@ -81,11 +80,6 @@ def take_late_writes(graph: AtenGraph) -> LateWrites | None:
         if (state := found.get(outputs[index])) is not None and state.source is placeholders[position] and _pays(state)
         if not waits_for_no_check(placeholders[position]) or all(map(_can_be_held, state.writes))
     }
-    changed = {state.writes[-1]: source for source, state in chains.items()}
-    for index, output in enumerate(outputs):
-        state = found.get(output) if isinstance(output, Node) else None
-        if state is not None and state.writes and index not in targets and index not in graph.remade:
-            chains.pop(changed.get(state.writes[-1]), None)
     return _Cut(graph, chains, found).result() if chains else None
 
 
@@ -120,6 +114,7 @@ class _Cut:
         self._whole, self._chains, self._found = graph, chains, found
         self._placeholders = graph.module.graph.find_nodes(op="placeholder")
         self._output_node = graph.module.graph.output_node()
+        self._targets = written_inputs(graph.module.graph)
         self._rest, self._copies = Graph(), dict[Node, Node]()
         self._rest.graph_copy(graph.module.graph, self._copies)
         # The graph of the writes: its inputs, which are inputs of the whole graph or parts that the program gives, and its views.
@@ -151,7 +146,7 @@ class _Cut:
         static = tuple(inputs.index(position) for position in self._whole.static)
         rest = dataclasses.replace(self._whole, module=GraphModule(self._whole.module, self._rest), static=static, remade=frozenset())
         read = [positions[node] for node in self._read]
-        written = sorted(set(written_inputs(self._whole.module.graph).values()))
+        written = sorted(set(self._targets.values()))
         return LateWrites(rest, inputs, len(outputs), GraphModule({}, self._late), read, written)
 
     def _input(self, node: Node) -> Node:
@@ -227,7 +222,8 @@ class _Cut:
         if not isinstance(output, Node):
             return output
         state = self._found.get(output)
-        if state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
+        is_memory = index in self._whole.remade or index in self._targets
+        if is_memory and state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
             return self._place(state.source, state.place)
         return self._copies[output] if index in self._whole.remade else self._apart(output, self._chains)
 

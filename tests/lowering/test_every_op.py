@@ -123,22 +123,32 @@ def _check(wanted: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
             raise AssertionError(f"{row}, {form}, {dtype}, of {call.args}: {error}") from error
 
 
-# torch cannot differentiate powers whose exponent is symbolic.
-@torch._dynamo.config.patch(specialize_int=True, specialize_float=True)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:
-    """One graph for two sizes, in float32. It is captured with the first, which torch's own kernels compute, and compiled for the second
-    alone: the values at the first are those that the tests above compare."""
+    """In float32, in one graph for two sizes; or, of ops that take a size as a number, in a graph for one."""
+    rows = [row for row in group if "changing sizes" not in row.without]
+    for alike in (True, False):
+        if part := [row for row in rows if (_numbers(row, SIZE) == _numbers(row, SIZE + 2)) is alike]:
+            _check_gradients(part, changes=alike)
+
+
+# torch cannot differentiate powers whose exponent is symbolic.
+@torch._dynamo.config.patch(specialize_int=True, specialize_float=True)
+def _check_gradients(group: Sequence[Op], changes: bool) -> None:
+    """changes: whether the graph is captured at another size. There torch's own kernels compute it: the values at that size are those that
+    the tests above compare."""
 
     def function(samples: list[list[tuple[Any, ...]]]) -> list[Any]:
         return [[apply(row, sample) for sample in given] for row, given in zip(group, samples, strict=True)]
 
-    group = [row for row in group if "changing sizes" not in row.without]
-    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, dynamic=True, options={"fallback": "error"})
-    with mock.patch.object(by_torch, "is_needed", return_value=True):
-        compiled(_leaves(group, _all_samples(group, SIZE)))
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"fallback": "error"})
     samples = _all_samples(group, SIZE + 2)
+    if changes:
+        first = _leaves(group, _all_samples(group, SIZE))
+        _mark_what_changes(first, samples)
+        with mock.patch.object(by_torch, "is_needed", return_value=True):
+            compiled(first)
     mine, theirs = (_leaves(group, samples) for _ in range(2))
     actual, expected = compiled(mine), function(theirs)
     for row, result, right in zip(group, actual, expected, strict=True):
@@ -148,6 +158,22 @@ def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:
         torch.autograd.backward(differentiable(results), cotangents)
     for row, given, right in zip(group, mine, theirs, strict=True):
         _compare(row, _gradients(given), _gradients(right), "gradient")
+
+
+def _mark_what_changes(samples: Any, others: Any) -> None:
+    """The sizes that do are symbols of the graph, and no others: tracing gets slower with every symbol."""
+    for value, other in zip(pytree.tree_leaves(samples), pytree.tree_leaves(others), strict=True):
+        if isinstance(value, torch.Tensor):
+            for dim in range(value.dim()):
+                if value.shape[dim] != other.shape[dim]:
+                    torch._dynamo.maybe_mark_dynamic(value, dim)
+
+
+def _numbers(row: Op, size: int) -> list[Any]:
+    """All arguments of its samples but tensors."""
+    (samples,) = _all_samples([row], size)
+    given = [(args, dict(kwargs)) for args, kwargs in map(arguments, samples)]
+    return [value for value in pytree.tree_leaves(given) if not isinstance(value, torch.Tensor)]
 
 
 def _all_samples(group: Sequence[Op], size: int) -> list[list[tuple[Any, ...]]]:

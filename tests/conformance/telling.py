@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from .calls import Call
-from .entries import Case, Trial, cases, trials
+from .entries import Case, Trial, cases, entries, trials
 from .expected import by_case
 from .trial import Runner, can_join, run_together
 from .worker import prepare, runner_of
@@ -45,6 +45,11 @@ def groups() -> list[list[Candidate]]:
         name, dtype, kind, *numbers = line.split()
         calls += [(Case("op_db", name, dtype, kind), int(number)) for number in numbers]
     return [calls[first : first + TOGETHER] for first in range(0, len(calls), TOGETHER)]
+
+
+def is_there(case: Case, number: int) -> bool:
+    """Whether this torch's database has such a call: telling.txt was chosen from another one's."""
+    return case.name in entries(case.database) and next(itertools.islice(seeded_trials(case), number, None), None) is not None
 
 
 def call_of(case: Case, number: int) -> tuple[Runner, Trial]:

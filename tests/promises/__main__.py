@@ -19,6 +19,12 @@ TORCHS_OWN = {
     "torch random",
 }  # fmt: skip
 
+# torch 2.11 has no settings of one thread: what TorchDynamo sets while it traces, and what a scenario sets for itself, all threads see.
+if torch.__version__ < (2, 12):
+    TORCHS_OWN |= {
+        "torch._functorch.config.fake_tensor_allow_unsafe_data_ptr_access", "torch._dynamo.config.capture_dynamic_output_shape_ops",
+    }  # fmt: skip
+
 # It listens to the log.
 ALLOWED = {"no_dead_ends": {"logger dynaxla"}}
 

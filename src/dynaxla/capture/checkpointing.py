@@ -48,10 +48,13 @@ def give_keys(joint: GraphModule, platform: str, exact_rng: bool) -> None:
 
 
 @contextlib.contextmanager
-def states_as_tensors() -> Iterator[None]:
-    """Inside, torch's partitioner saves generators' states as tensors, on CUDA too, where else the graphs would get generators."""
+def states_as_tensors(platform: str) -> Iterator[None]:
+    """Inside, torch's partitioner saves generators' states as tensors, on CUDA too, where else the graphs would get generators.
+
+    Nothing is set for the CPU: before torch 2.12 all threads would see it.
+    """
     name = "graphsafe_rng_functionalization"
-    with config.patch({name: False}) if hasattr(config, name) else contextlib.nullcontext():
+    with config.patch({name: False}) if platform != "cpu" and hasattr(config, name) else contextlib.nullcontext():
         yield
 
 

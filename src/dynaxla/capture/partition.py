@@ -51,7 +51,7 @@ def partition(
         elif node.target in COPIES and len(computed_on(node)) > 1:  # between devices: cheap to no graph
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     give_keys(joint, platform, exact_rng)
-    with states_as_tensors():
+    with states_as_tensors(platform):
         graphs = min_cut_rematerialization_partition(joint, inputs, **options)
     for graph in graphs:
         complete(graph)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from newer import IS_OLDEST
 from operands import ALL, COMPLEX, FLOATS, REAL, check_each, make, specials
 
 
@@ -20,6 +21,10 @@ def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
     check_each([lambda x, n=n: torch.ops.aten.eq.Scalar(x, n) for n in (0, 1, 0.5)], x)
 
 
+# torch 2.11 clamps by no number that is nan, if there is nothing below.
+NAN_ABOVE = () if IS_OLDEST else ((None, math.nan),)
+
+
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_clamp(dtype: torch.dtype) -> None:
     functions: list[Callable[..., Any]] = [
@@ -28,7 +33,7 @@ def test_clamp(dtype: torch.dtype) -> None:
         lambda x, low, high: torch.clamp(x, max=high),
         lambda x, low, high: torch.clamp(x, high, low),
     ]
-    for bounds in ((1, 5), (None, 2), (2, None), (0.5, 2.5), (5, 1), (-math.inf, 3.0), (math.nan, 1.0), (None, math.nan)):
+    for bounds in ((1, 5), (None, 2), (2, None), (0.5, 2.5), (5, 1), (-math.inf, 3.0), (math.nan, 1.0), *NAN_ABOVE):
         functions.append(lambda x, low, high, bounds=bounds: torch.clamp(x, *bounds))
     check_each(functions, torch.cat([specials(dtype), make(dtype, 30)]), make(dtype, 1), make(dtype, 2, 1))
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from compare import assert_equal, check
 from gradients import check_gradients
+from newer import IS_OLDEST
 from torch._higher_order_ops.associative_scan import associative_scan_op
 from torch._higher_order_ops.map import map as torch_map
 from torch._higher_order_ops.scan import scan
@@ -110,7 +111,9 @@ def test_scan() -> None:
         def backwards(carry, x):
             return carry + x, carry * x
 
-        return scanned(step, start, x), scanned(backwards, start, x, reverse=True), scanned(backwards, column, x, dim=1)
+        results = [scanned(step, start, x), scanned(backwards, start, x, reverse=True)]
+        # torch 2.11 leaves the results along dim 0.
+        return results if IS_OLDEST else [*results, scanned(backwards, column, x, dim=1)]
 
     check_gradients(function, torch.randn(5, 2, 2), torch.randn(2, 2), torch.randn(2, 2), torch.randn(5, 2))
 

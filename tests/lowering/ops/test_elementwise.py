@@ -12,6 +12,7 @@ import jax
 import pytest
 import torch
 from compare import check
+from newer import IS_OLDEST
 from operands import ALL, COMPLEX, FLOATS, INTEGERS, check_each, make, specials, works
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
@@ -145,7 +146,8 @@ def test_functions_of_calculus(dtype: torch.dtype) -> None:
     functions += [lambda x: torch.round(x, decimals=1), lambda x: torch.round(x, decimals=-1), lambda x: torch.logit(x, 0.1)]
     operands = [make(dtype, 50), make(dtype, 50, low=-0.99, high=0.99)]
     # The imaginary parts of complex functions at the cuts and overflows differ between libraries.
-    check_each(functions, torch.cat(operands if dtype.is_complex else [specials(dtype), *operands]))
+    whole = [function for function in functions if not (IS_OLDEST and function is torch.sinc)]  # torch 2.11: nan for infinity
+    check_each(whole, torch.cat(operands if dtype.is_complex else [specials(dtype), *operands]))
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS], ids=str)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -102,11 +103,21 @@ def test_the_observed_table_has_fallbacks_first_and_a_sum(monkeypatch: pytest.Mo
 
 def test_a_script_leaves_the_process_as_it_was(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
-    for source, code in {"import sys\nsys.path.clear()\nsys.argv = []\nsys.exit('told')": "told", "": 0, "raise SystemExit": None}.items():
+    rude = "import sys\nsys.path.clear()\nsys.argv = []\nsys.exit('told')"
+    for source, code in {rude: "told", "": 0, "raise SystemExit": None, "raise KeyboardInterrupt": 130}.items():
         script.write_text(source)
         before = list(sys.argv), list(sys.path), sys.modules["__main__"]
         assert op_table.run_script(script, ["-x"]) == code
         assert (list(sys.argv), list(sys.path), sys.modules["__main__"]) == before
+
+
+def test_a_safe_path_has_no_folder_of_the_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit(sys.path[0])")
+    assert op_table.run_script(script, []) == str(tmp_path.resolve())
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "flags", types.SimpleNamespace(safe_path=True))
+        assert op_table.run_script(script, []) == sys.path[0]
 
 
 def test_a_script_is_read_in_its_encoding(tmp_path: Path) -> None:

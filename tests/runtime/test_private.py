@@ -28,7 +28,7 @@ def test_one_without_another_way_says_what_is_missing(monkeypatch: pytest.Monkey
 
 def test_what_other_versions_lack_is_named_or_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing: Any = object()
-    with pytest.raises(dynaxla.UnsupportedVersion, match="have no jax.*host_callbacks"):
+    with pytest.raises(dynaxla.UnsupportedVersion, match=r"have no jax.*host_callbacks"):
         private.host_callbacks(nothing)
     monkeypatch.delattr(torch.compiler, "_is_compiling_flag")
     with pytest.raises(dynaxla.UnsupportedVersion, match=r"have no torch\.compiler\._is_compiling_flag"):

@@ -46,8 +46,7 @@ def view_as(tensor: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], stri
         raise RuntimeError(
             f"a tensor of {tensor.dtype} that starts {beyond} bytes behind an element of {dtype} cannot be viewed as {dtype}"
         )
-    with torch.no_grad():
-        return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), start + offset, shape, stride)
+    return torch.empty(0, dtype=dtype, device=tensor.device).set_(tensor.untyped_storage(), start + offset, shape, stride)
 
 
 def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import platform
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from compare import assert_equal, check
+
+from dynaxla.lowering.promotion import convert
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 pytestmark = pytest.mark.skipif(not X86, reason="other processors give other integers, in eager mode too")
@@ -42,8 +46,13 @@ def test_casts_agree_with_vectorized_ones(size: int) -> None:
     check(function, torch.tensor(NUMBERS * 25)[torch.randperm(len(NUMBERS) * 25)][:size] * 0.5)
 
 
-def test_casts_inside_control_flow() -> None:
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x.int(), lambda x: -x.int(), (x,))
+def test_casts_inside_control_flow_and_behind_it() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = torch.cond(x.sum() > 0, lambda x: x.int(), lambda x: -x.int(), (x,))
+        return chosen, (x + chosen).int()
 
     check(function, torch.tensor([1e20, float("inf"), 3.5]))
+
+
+def test_a_complex_number_is_true_by_either_part() -> None:
+    assert convert(jnp.array([0, 1, 1j]), np.dtype(np.bool_)).tolist() == [False, True, True]

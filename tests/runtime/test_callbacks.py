@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from jax.errors import JaxRuntimeError
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -188,6 +189,12 @@ def test_a_traceback_leads_to_no_memory_of_xlas() -> None:
     assert not any(isinstance(value, torch.Tensor) for values in ours.values() for value in values)
 
 
+class SeeingFunctions(TorchFunctionMode):
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kept.append(function)
+        return function(*args, **(kwargs or {}))
+
+
 class Seeing(TorchDispatchMode):
     def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kept.append(op)
@@ -201,8 +208,9 @@ def test_a_kernel_knows_nothing_of_what_its_caller_has_set() -> None:
         kept.append((result.dtype, result.requires_grad))
 
     x, out = torch.ones(3, 3), torch.zeros(3, 3)
-    with Seeing(), torch.autocast("cpu", torch.bfloat16):
-        callbacks.Kernel(write, [((3, 3), (3, 1))])(None, [out], x)
+    kernel = callbacks.Kernel(write, [((3, 3), (3, 1))])
+    with torch.autocast("cpu", torch.bfloat16), SeeingFunctions(), Seeing():
+        kernel(None, [out], x)
     assert kept == [(torch.float32, False)]
     assert torch.equal(out, x @ x)
 

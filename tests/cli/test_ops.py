@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from dynaxla import cli
+from dynaxla.cli import op_table
 from dynaxla.cli.ops import divided
 from dynaxla.observe import coverage as observed
 
@@ -21,6 +23,18 @@ def test_ops_by_name() -> None:
     missing = CliRunner().invoke(cli.app, ["ops", "no_such_op"])
     assert missing.exit_code == 2
     assert "no op matches" in missing.output
+
+
+def test_ways_are_those_of_the_platform_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    way = op_table.Way(torch.ops.aten.cumsum.default, "kernel")
+    monkeypatch.setattr(op_table, "ways", lambda platform: asked.append(platform) or [way])
+    named = CliRunner().invoke(cli.app, ["ops", "cumsum", "--platform", "tpu"]).output
+    counted = CliRunner().invoke(cli.app, ["ops", "--platform", "rocm"]).output
+    assert asked == ["tpu", "rocm"]
+    assert "aten.cumsum.default" in named
+    assert "aten.cumsum.default" not in counted
+    assert "together" in counted
 
 
 def test_ops_of_a_script(tmp_path: Path) -> None:

@@ -21,9 +21,12 @@ def test_keeps_bytes(tmp_path: Path) -> None:
     store.put("other", b"")
     assert Store(store.folder).get("key") == b"second"
     assert store.get("other") == b""
+    others = store.folder / ".half_written.part"  # another process is at it
+    others.touch()
     assert list(store) == ["key", "other"]
     store.clear()
     assert list(store) == []
+    assert others.exists()
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", b"x" * 100], ids=["empty", "short", "other"])
@@ -84,12 +87,11 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(OptionError, match="other users"):
             Store(folder)
     folder.chmod(0o755)
-    with monkeypatch.context() as patch, pytest.raises(OptionError, match="other users"):
-        patch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
-        Store(folder)
-    with monkeypatch.context() as patch, pytest.raises(OptionError, match="cannot be written"):
-        patch.setattr(os, "access", lambda *_: False)
-        Store(folder)
+    for name, value, message in (("geteuid", folder.stat().st_uid + 1, "other users"), ("access", False, "cannot be written")):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, name, lambda *_, value=value: value)
+            with pytest.raises(OptionError, match=message):
+                Store(folder)
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="cannot be used: Not a directory"):
         Store(tmp_path / "file" / "below")

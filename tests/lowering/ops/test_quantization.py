@@ -49,6 +49,7 @@ def test_per_channel(dtype: torch.dtype) -> None:
         run_op(op, x, scale, torch.tensor([-3, 0, 4, 21], dtype=INT32), 1, -10, 20)
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_learnable() -> None:
     x = torch.randn(3, 4) * 5
 
@@ -63,6 +64,7 @@ def test_learnable() -> None:
     check_gradients(per_channel, x, torch.rand(4) + 0.1, torch.tensor([0.2, -1.6, 30.0, 2.5]))
 
 
+@pytest.mark.usefixtures("quick_xla")
 def test_functions() -> None:
     def fake_quantized(x, scales, zero_points):
         return (
@@ -81,6 +83,7 @@ def test_functions() -> None:
     check_gradients(observed, torch.randn(3, 4), constants=state)
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_fused_observer(symmetric: bool) -> None:
     op = aten._fused_moving_avg_obs_fq_helper_functional.default

@@ -34,4 +34,4 @@ def quick_xla(monkeypatch: pytest.MonkeyPatch) -> None:
     """XLA compiles in a quarter of the time, to other code. Values as XLA's own options give them are for tests without this fixture:
     each lowering's are in its row of the table."""
     options_for = engine_options.options_for
-    monkeypatch.setattr(xla, "options_for", lambda platform, program: {**options_for(platform, program), **_quick_options()})
+    monkeypatch.setattr(xla, "options_for", lambda *problem: {**options_for(*problem), **_quick_options()})

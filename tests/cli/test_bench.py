@@ -53,7 +53,7 @@ def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, 
     [
         (("--models", "resnet19"), "resnet18, resnet50"),
         (("--only", "resnet18,nothing", "--only", "none"), "'none', 'nothing'"),
-        (("--suite", "every"), "models, small, functions, breaks"),
+        (("--suite", "every"), "models, small, functions, generation, breaks"),
         (("--engines", "tensorrt"), "eager, inductor, torchscript"),
         (("--engines", "torch_xla"), "torch_xla is not installed"),
         (("--baseline", "speed"), "eager, inductor"),

@@ -6,6 +6,7 @@ Its children run a script as `python -c` does, to the interpreter's ordinary end
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import signal
@@ -67,11 +68,8 @@ def found_here() -> dict[str, str]:
 
 def serve(file: int) -> CodeType:
     """Forks for each script that is asked for on this socket. Returns in the children alone: the program that each has to run."""
-    import jax  # noqa: F401
-    import torch._dynamo
-    import torch._inductor.lowering
-    import torch.export._trace  # noqa: F401
-
+    for name in ("jax", "torch._dynamo", "torch._inductor.lowering", "torch.export._trace"):
+        importlib.import_module(name)
     gc.freeze()  # children need not look at what they share
     connection = socket.socket(fileno=file)
     while True:

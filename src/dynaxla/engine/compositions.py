@@ -108,7 +108,7 @@ class CountingProgram:
         places = [*counters.returned, *sorted({*range(count)} - {*counters.returned})]
         self._order = [places.index(index) for index in range(count)]
         static = tuple(counters.kept.index(position) for position in graph.static if position in counters.kept)
-        self._run = engine.runner(dataclasses.replace(graph, module=counters.rest, static=static))
+        self._run = engine.runner(dataclasses.replace(graph, module=counters.rest, static=static, remade=frozenset()))
 
     def __call__(self, args: list[Any]) -> Sequence[Any]:
         counted = self._counters.counted(*(args[index] for index in self._counters.sources))

@@ -55,9 +55,9 @@ from torch import nn
 from dynaxla.bench import cpu, peak_memory, suites
 
 def wide():
-    return nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 1024))
+    return nn.Sequential(nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 2048))
 
-suites.SUITES = {"models": [suites.Case("wide", wide, lambda batch, draw: (torch.randn(batch, 1024, generator=draw),))]}
+suites.SUITES = {"models": [suites.Case("wide", wide, lambda batch, draw: (torch.randn(batch, 2048, generator=draw),))]}
 for engine in cpu.MEMORY_ENGINES:
     child = os.fork()
     if not child:
@@ -72,7 +72,7 @@ def test_a_step_holds_parameters_gradients_and_states() -> None:
     """Two states of AdamW's for each parameter; dynaxla holds at least as much as eager mode, which needs little else."""
     found = dict(map(json.loads, run_script(SCRIPT, own=True).splitlines()))
     assert tuple(found) == cpu.MEMORY_ENGINES
-    parameters = 4 * 2 * (1024 * 1024 + 1024)
+    parameters = 4 * 2 * (2048 * 2048 + 2048)
     for memory in found.values():
         assert memory["state"] == 3 * parameters
         assert memory["peak"] > 4 * parameters

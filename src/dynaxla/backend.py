@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,16 +20,16 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .buffers.overlaps import Overlaps, guarded, overlooked
 from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
-from .capture.inputs import check_tensor
-from .capture.overlap import overlooked
+from .capture.inputs import Sizes, check_tensor
 from .capture.partition import WrittenInBothPasses, partition
 from .capture.wrapper import is_idle, remade
 from .config import Options
 from .engine.compositions import engine_for
 from .engine.protocol import Runner
-from .errors import DynaxlaError, OptionError
+from .errors import DynaxlaError, OptionError, UnsupportedTensor
 from .lowering.forms import check_forced
 from .observe import coverage, dump, metrics
 from .runtime import capture_lock, devices, guards
@@ -85,6 +85,7 @@ def _compile(
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
     bare: list[Runner] = []
+    writing: list[Overlaps] = []
     engine = engine_for(options, retrace=retrace, collectives=collectives)
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
@@ -96,8 +97,13 @@ def _compile(
             metadata = _metadata()
             made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
             program = engine.runner(AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew))
-            if overlapping and metadata is not None and _writes(metadata, overlapping, len(example_inputs)):
+            written, parameters = _written(metadata, example_inputs)
+            if overlapping & written:
                 raise _Overlap
+            if phase != "backward":
+                overlaps = Overlaps(example_inputs, written, parameters, Sizes(aten_graph.graph.find_nodes(op="placeholder")).is_static)
+                if overlaps.may_change:
+                    writing.append(overlaps)
             if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, module, example_inputs):
                 bare.append(program)
             return program
@@ -124,24 +130,38 @@ def _compile(
             (program,) = bare
             return lambda *args: program(list(args))
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
-        return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        return guarded(compiled, functools.partial(_by_torch, module, options), writing[-1]) if writing else compiled
     except _Overlap:
-        coverage.fell_back("a graph", "it writes to an input that lies in another one's memory, which AOTAutograd overlooks", "")
-        return lambda *args: module(*args)
+        return functools.partial(_by_torch, module, options)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise
+
+
+def _by_torch(module: GraphModule, options: Options, *args: Any) -> Any:
+    """TorchDynamo's graph, run by torch. Raises: UnsupportedTensor with options.fallback "error"."""
+    what = "it writes to an input that lies in another one's memory, and AOTAutograd did not see that"
+    if options.fallback == "error":
+        raise UnsupportedTensor(f"a graph would be run by torch: {what}", hint="clone one of the two, or allow the fallback")
+    coverage.fell_back("a graph", what, "")
+    return module(*args)
 
 
 class _Overlap(Exception):
     """AOTAutograd has overlooked that an input which is written to lies in another one's memory."""
 
 
-def _writes(metadata: Any, positions: Collection[int], count: int) -> bool:
-    """Whether a graph writes to one of these inputs. count: of TorchDynamo's inputs; where AOTAutograd has others, to any."""
-    infos = metadata.input_info
-    written = {position for position, info in enumerate(infos) if info.mutates_data}
-    return bool(written & set(positions)) if len(infos) == count else bool(written)
+def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:
+    """The positions of TorchDynamo's inputs that a graph writes to, and of those that are parameters or buffers.
+
+    Where AOTAutograd has other inputs than TorchDynamo, it is all or none that are written to. metadata: None if nobody has it.
+    """
+    if metadata is None or not any(info.mutates_data for info in metadata.input_info):
+        return set(), set()
+    if len(metadata.input_info) != len(inputs):
+        return set(range(len(inputs))), set()
+    return {position for position, info in enumerate(metadata.input_info) if info.mutates_data}, set(metadata.static_input_indices or ())
 
 
 def _static_inputs() -> Sequence[int]:

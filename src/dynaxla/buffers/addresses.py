@@ -40,19 +40,24 @@ def is_aligned(tensor: torch.Tensor) -> bool:
     return tensor.data_ptr() % transfer.ALIGNMENT == 0
 
 
+def bytes_behind(source: torch.Tensor, tensor: torch.Tensor) -> int:
+    """How many bytes a tensor begins behind the first element of another one."""
+    return tensor.data_ptr() - source.data_ptr()
+
+
 def elements_behind(source: torch.Tensor, tensor: torch.Tensor) -> int:
     """How many of its elements a tensor begins behind the first element of another one, in whose memory it lies."""
-    return (tensor.data_ptr() - source.data_ptr()) // tensor.itemsize
+    return bytes_behind(source, tensor) // tensor.itemsize
 
 
 def lies_within(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether all of a tensor's elements lie between the first and the last one of another."""
-    (start, stop), (first, last) = _extent(tensor), _extent(other)
+    (start, stop), (first, last) = extent(tensor), extent(other)
     return first <= start and stop <= last
 
 
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The address of the first element, and that behind the last one."""
+def extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The address of the first element, and that behind the last one. For this package alone."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
 

@@ -143,6 +143,8 @@ def below_autograd() -> Iterator[None]:
 
 # How often a tensor has been written to. Not for tensors made in inference mode.
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
+# The tensor that a view is a view of; None for others.
+base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
 # What tells the tensor's storage from all others that are alive.
 storage_id: Callable[[torch.Tensor], int] = _find("torch._C._storage_id") or (lambda tensor: tensor.untyped_storage()._cdata)
 # Whether tensors on one storage share elements: the positions of those that do. None where torch does not say.

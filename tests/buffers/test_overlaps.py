@@ -1,0 +1,157 @@
+"""Inputs that lie in one another's memory at one call, and at another one not, or elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dynaxla.buffers.overlaps import Overlaps, overlooked
+from dynaxla.errors import UnsupportedTensor
+
+
+def _rows(start: int, other: int) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = torch.arange(40.0)
+    return whole[start : start + 10], whole[other : other + 10]
+
+
+def _within(whole: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return whole[:10], whole[5:15]
+
+
+PAIRS: dict[str, Callable[[], tuple[torch.Tensor, torch.Tensor]]] = {
+    "separate": lambda: (torch.arange(10.0), torch.arange(10.0)),
+    "neighbours": lambda: _rows(0, 10),
+    "five behind": lambda: _rows(0, 5),
+    "three behind": lambda: _rows(0, 3),
+    "five before": lambda: _rows(5, 0),
+    "both later": lambda: _rows(20, 25),
+    "the same place": lambda: _rows(0, 0),
+    "of another view": lambda: _within(torch.arange(40.0)[:30].data),
+    "one storage, two memories": lambda: (torch.arange(20.0)[10:], torch.arange(10.0)),
+}
+APART = {"separate", "neighbours", "one storage, two memories"}
+
+
+@pytest.mark.parametrize("first", PAIRS)
+def test_another_relation_is_seen(first: str) -> None:
+    overlaps = Overlaps(PAIRS[first](), {0}, (), static=True)
+    assert overlaps.may_change
+    for _, name in itertools.product(range(2), PAIRS):
+        assert overlaps.are_as_before(PAIRS[name]()) == (name == first or {name, first} <= APART), name
+
+
+@pytest.mark.parametrize("first", ["separate", "five behind"])
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+def test_writes_are_seen_in_the_other_at_later_calls(first: str, trains: bool) -> None:
+    def write(mine: torch.Tensor, theirs: torch.Tensor, factor: torch.Tensor) -> torch.Tensor:
+        mine.mul_(3)
+        return theirs.clone() * factor
+
+    compiled = torch.compile(write, backend="dynaxla", dynamic=False)
+    factor = torch.full((10,), 2.0, requires_grad=trains)
+    for name in (first, *PAIRS):
+        one, other = PAIRS[name](), PAIRS[name]()
+        found, expected = compiled(*one, factor), write(*other, factor)
+        torch.testing.assert_close((found, *one), (expected, *other), msg=lambda text, name=name: f"{name}: {text}")
+        assert found.requires_grad == trains
+
+
+def test_dynamic_sizes_grow_into_one_another() -> None:
+    def write(mine: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
+        mine.add_(1)
+        return theirs * 2
+
+    mine, theirs = np.arange(40.0), np.arange(40.0)
+    compiled = torch.compile(write, backend="dynaxla", dynamic=True)
+    for size in (10, 10, 12, 8):  # two storages on one memory, of which torch's own guards do not know
+        found = compiled(torch.from_numpy(mine)[:size], torch.from_numpy(mine)[10:15])
+        expected = write(torch.from_numpy(theirs)[:size], torch.from_numpy(theirs)[10:15])
+        torch.testing.assert_close((found, torch.from_numpy(mine)), (expected, torch.from_numpy(theirs)))
+
+
+def test_without_the_fallback_it_is_refused() -> None:
+    compiled = torch.compile(
+        lambda mine, theirs: mine.add_(1).sum() + theirs, backend="dynaxla", options={"fallback": "error"}, dynamic=False
+    )
+    compiled(*PAIRS["separate"]())
+    whole, part = PAIRS["five behind"]()
+    with pytest.raises(UnsupportedTensor, match="writes to an input that lies in another one's memory"):
+        compiled(whole, part)
+    assert whole.tolist() == list(range(10))
+
+
+def test_parameters_lie_apart_and_one_input_overlaps_nothing() -> None:
+    whole = torch.zeros(20)
+    assert not Overlaps([whole], {0}, (), static=True).may_change
+    assert not Overlaps([whole, torch.zeros(3)], (), (), static=True).may_change
+    assert not Overlaps([whole, torch.zeros(3)], {0}, {1}, static=True).may_change
+    assert Overlaps([whole, torch.zeros(3)], {0}, {0}, static=True).may_change
+
+
+def test_elements_between_one_anothers_are_apart() -> None:
+    whole = torch.zeros(4, 6)
+    overlaps = Overlaps([torch.zeros(4, 3), torch.zeros(4, 3)], {1}, (), static=True)
+    assert overlaps.are_as_before([whole[:, :3], whole[:, 3:]])
+    assert not overlaps.are_as_before([whole[:, :3], whole[:, 2:5]])
+    assert overlaps.are_as_before([torch.zeros(0), torch.zeros(0)])
+
+
+def test_a_few_of_many_move() -> None:
+    whole = torch.zeros(100)
+    tensors = [whole[10 * index : 10 * index + 10] for index in range(10)]
+    overlaps = Overlaps(tensors, {0}, (), static=True)
+    assert overlaps.are_as_before(tensors)
+    assert overlaps.are_as_before([torch.zeros(10), *tensors[1:]])
+    assert not overlaps.are_as_before([whole[15:25], *tensors[1:]])
+    assert not overlaps.are_as_before([*tensors[:9], whole[9:19]])
+    assert overlaps.are_as_before([*tensors[:9], whole[11:21]])  # nothing is written there
+    assert overlaps.are_as_before([torch.zeros(10) for _ in range(10)])
+
+
+def test_fake_tensors_overlap_as_before() -> None:
+    overlaps = Overlaps(PAIRS["five behind"](), {0}, (), static=True)
+    with FakeTensorMode() as mode:
+        assert overlaps.are_as_before([mode.from_tensor(torch.zeros(10)), mode.from_tensor(torch.zeros(10))])
+
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "block": lambda whole: whole[1:, :2],
+    "inner block": lambda whole: whole[1:3, 1:3],
+    "column": lambda whole: whole[2:, :1],
+    "rows": lambda whole: whole[1:],
+    "columns": lambda whole: whole[:, 1:],
+    "transposed": lambda whole: whole.t(),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_what_torch_overlooks_is_seen(name: str, dynamic: bool) -> None:
+    def write(part: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        part.mul_(3)
+        total = whole.sum()
+        whole.add_(1)
+        return total + part.sum()
+
+    compiled = torch.compile(write, backend="dynaxla", dynamic=dynamic)
+    for _ in range(2):
+        mine, theirs = torch.arange(20.0).view(5, 4), torch.arange(20.0).view(5, 4)
+        assert compiled(VIEWS[name](mine), mine).item() == write(VIEWS[name](theirs), theirs).item()
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_neighbours_do_not_overlap() -> None:
+    whole = torch.zeros(5, 4)
+    assert not overlooked([whole[:, :2], whole[:, 2:], whole[0, 0].clone(), 3])
+    assert not overlooked([whole[:2], whole[2:]])
+
+
+def test_two_storages_on_one_memory_overlap() -> None:
+    memory = np.zeros(20)
+    assert overlooked([3, torch.from_numpy(memory)[:10], torch.zeros(3), torch.from_numpy(memory)[9:]]) == {1, 3}
+    assert not overlooked([torch.from_numpy(memory)[:10], torch.from_numpy(memory)[10:]])

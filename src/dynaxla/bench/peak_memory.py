@@ -19,7 +19,7 @@ import torch
 from . import engines, suites
 from .benchmark_error import BenchmarkError
 from .measure import rehearse
-from .runner import Placement
+from .runner import Placement, release
 from .training import Training
 
 STATUS, REFERENCES = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -52,7 +52,7 @@ def _measure(engine: str, model: str, batch: int, optimizer: str) -> dict[str, i
     torch.set_num_threads(1)
     placement = Placement(batch, training=optimizer)
     rehearse([engines.ENGINES[engine]], placement)
-    gc.collect()
+    release()  # what the heap kept would be the step's, and not count
     before = _resident("RssAnon")
     (case,) = suites.choose("models", [model])
     training = placement.model(case)

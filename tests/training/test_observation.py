@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+import types
 import uuid
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,13 +26,14 @@ import torch
 from numpy.random import default_rng
 from torch import nn
 
-from dynaxla.training.observation import Effect, Refused, observe
+from dynaxla.training.observation import _HIDES_METHODS, Effect, Refused, observe
 
 X = torch.arange(6.0)
 generator = torch.Generator()
 rng = np.random.default_rng(0)
 draw = random.Random(1)
 buffer = io.StringIO()
+sleeps = types.MethodType(time.sleep, 0)  # as pybind11 makes methods
 
 
 def effects(function: Callable[..., Any], *args: Any) -> list[Effect]:
@@ -82,6 +84,7 @@ IMPURE: dict[str, Callable[[], Any]] = {
     "time": lambda: X * time.time(),
     "clock": time.perf_counter,
     "sleep": lambda: time.sleep(0),
+    "method of C": lambda: sleeps(),
     "now": lambda: datetime.datetime.now(),
     "random": lambda: X * random.random(),
     "gauss": lambda: random.gauss(0, 1),
@@ -229,6 +232,10 @@ def test_the_profile_function_is_as_before() -> None:
         with pytest.raises(ValueError, match="no"):
             observe(fails, (), {})
         assert sys.getprofile() is mine
+        for name in ("time", "method of C", "a class imported by name"):
+            with pytest.raises(Refused):
+                observe(IMPURE[name], (), {}, refuse=True)
+            assert sys.getprofile() is mine
     finally:
         sys.setprofile(None)
     observe(computes, (), {})
@@ -239,6 +246,8 @@ def test_within_a_profiler() -> None:
     profiler = cProfile.Profile()
     profiler.enable()
     observe(computes, (), {})
+    with pytest.raises(Refused):
+        observe(time.time, (), {}, refuse=True)
     math.factorial(5)
     profiler.disable()
     assert any("factorial" in str(entry.code) for entry in profiler.getstats())
@@ -271,3 +280,34 @@ def test_other_threads_are_not_observed() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+hides_methods = pytest.mark.skipif(not _HIDES_METHODS, reason="this Python shows all calls to the profile function")
+
+
+@hides_methods
+def test_methods_of_c_are_shown_in_one_thread_and_to_nobody_afterwards() -> None:
+    def in_another_thread() -> None:
+        thread = threading.Thread(target=lambda: [sleeps() for _ in range(3)])
+        thread.start()
+        thread.join()
+
+    assert "time.sleep" not in {effect.what for effect in effects(in_another_thread)}
+    with pytest.raises(Refused, match=r"time\.sleep"):
+        observe(lambda: sleeps(), (), {}, refuse=True)
+    assert [sys.monitoring.get_tool(tool) for tool in range(6)] == [None] * 6
+
+
+@hides_methods
+def test_without_a_free_tool_nothing_is_run() -> None:
+    ran: list[int] = []
+    taken = [tool for tool in range(6) if sys.monitoring.get_tool(tool) is None]
+    for tool in taken:
+        sys.monitoring.use_tool_id(tool, "a debugger")
+    try:
+        with pytest.raises(Refused, match="six tools"):
+            observe(lambda: ran.append(1), (), {})
+    finally:
+        for tool in taken:
+            sys.monitoring.free_tool_id(tool)
+    assert not ran

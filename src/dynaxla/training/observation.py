@@ -7,12 +7,14 @@ and objects with such state cannot be compared, which a walk that is told what h
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,9 @@ from .names import Touched, names_of
 from .purity import acts, constructs
 from .torch_state import global_state
 from .trust import is_trusted_namespace
+
+# Python 3.12.0 to 3.12.4 do not show calls of a method that is a function of C, as pybind11's are (python/cpython#122029).
+_HIDES_METHODS = (3, 12) <= sys.version_info < (3, 12, 5)
 
 _IMPORTING = ("_find_and_load", "_handle_fromlist")
 _IMPORTLIB = "<frozen importlib._bootstrap>"
@@ -103,16 +108,23 @@ class _Observer:
         # Imports, and calls of ignored code: nothing is looked at inside of them.
         self._aside: list[types.FrameType] = []
         self._earlier: Any = None
+        self._has_refused = False
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function under observation. The profiler that was set before is called too, and set again afterwards."""
+        with _showing_methods(self._method_call) if _HIDES_METHODS else contextlib.nullcontext():
+            return self._run(function, args, kwargs)
+
+    def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._earlier = sys.getprofile()
         mine = self._event
         sys.setprofile(mine)
         try:
             return function(*args, **kwargs)
         finally:
-            if sys.getprofile() == mine:
+            left = sys.getprofile()
+            # Python takes a profile function away that has raised.
+            if left == mine or (left is None and self._has_refused):
                 sys.setprofile(None)
                 if callable(self._earlier):
                     sys.setprofile(self._earlier)
@@ -155,6 +167,7 @@ class _Observer:
         else:
             return
         if self._refuse and (unseen := _unseen({code: [frame.f_globals]})):
+            self._has_refused = True
             raise Refused(unseen[0])
 
     def _imported(self, frame: types.FrameType) -> None:
@@ -169,7 +182,7 @@ class _Observer:
         if within is None:
             within = self._within[id(frame.f_globals)] = frame.f_globals is not _OWN_GLOBALS and _is_torchs(frame.f_globals)
             self._kept.append(frame.f_globals)
-        if frame.f_globals is _OWN_GLOBALS and function in (sys.setprofile, sys.getprofile):
+        if frame.f_globals is _OWN_GLOBALS and (function in (sys.setprofile, sys.getprofile) or function.__module__ == "sys.monitoring"):
             return
         owner = getattr(function, "__self__", None)
         if owner is None or isinstance(owner, (types.ModuleType, type)):
@@ -186,7 +199,41 @@ class _Observer:
             effect = Effect(what, _where(frame))
             self._effects[effect] = None
             if self._refuse:
+                self._has_refused = True
                 raise Refused(effect)
+
+    def _method_call(self, frame: types.FrameType, function: Any) -> None:
+        if not self._aside:
+            self._c_call(frame, function)
+
+
+@contextlib.contextmanager
+def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
+    """look(frame, function) before each call, in this thread, of a method that is a function of C.
+
+    Raises: Refused if other tools have taken all of Python's ways to be told; what `look` raises.
+    """
+    if sys.version_info >= (3, 12):
+        monitoring, thread = sys.monitoring, get_ident()
+
+        def called(code: types.CodeType, offset: int, function: Any, first: Any) -> None:
+            if type(function) is types.MethodType and type(function.__func__) is types.BuiltinFunctionType and get_ident() == thread:
+                look(sys._getframe(1), function.__func__)
+
+        for tool in range(6):  # as many as Python has
+            with contextlib.suppress(ValueError):  # taken
+                monitoring.use_tool_id(tool, "dynaxla")
+                break
+        else:
+            raise Refused(Effect("something behind Python's six tools for monitoring, all of which are taken", ""))
+        monitoring.register_callback(tool, monitoring.events.CALL, called)
+        monitoring.set_events(tool, monitoring.events.CALL)
+        try:
+            yield
+        finally:
+            monitoring.set_events(tool, 0)
+            monitoring.register_callback(tool, monitoring.events.CALL, None)
+            monitoring.free_tool_id(tool)
 
 
 _OWN_GLOBALS = globals()

@@ -15,6 +15,7 @@ from single_op import check_op, run_op
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Interpreter
 from dynaxla.lowering.function import Function
+from dynaxla.lowering.ops.quantization import FLOAT8_PRODUCT, Float8Product, _scale_dims, _scales_v2
 
 aten = torch.ops.aten
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -138,6 +139,24 @@ def test_scales_for_blocks_are_refused() -> None:
         run_op(aten._scaled_mm_v2.default, x, y, [a], [4], [], [b.t()], [4], [], None, torch.bfloat16)
 
 
+@pytest.mark.parametrize("place", range(4))
+def test_one_operands_blocks_are_refused(place: int) -> None:
+    """ATen's own checks let some of these pass. place: which of the operands' recipes and swizzles is not the plain one."""
+    scale = jax.numpy.ones(())
+    recipe_a, swizzle_a, recipe_b, swizzle_b = ([4 if place == number else 0] for number in range(4))
+    with pytest.raises(UnsupportedOp, match="for each block: recipe"):
+        _scales_v2([scale], recipe_a, swizzle_a, [scale], recipe_b, swizzle_b)
+
+
+@pytest.mark.parametrize(
+    "scale", [((), "bfloat16"), ((16, 1), "bfloat16"), ((1, 16), "float32"), ((16,), "float32"), ((16, 2), "float32")], ids=str
+)
+def test_scales_of_another_kind_are_refused(scale: tuple[tuple[int, ...], str]) -> None:
+    """For the rows of 16 by 48 numbers."""
+    with pytest.raises(UnsupportedOp, match=f"a scale {scale[1]}"):
+        _scale_dims(jax.numpy.ones(*scale), (16, 48), 0)
+
+
 @pytest.mark.parametrize(("fast", "recipes"), [(False, False), (True, False), (True, True)])
 def test_float8_products_on_a_gpu(fast: bool, recipes: bool) -> None:
     """The program multiplies float8 numbers; its values are those of the CPU."""
@@ -158,3 +177,8 @@ def test_float8_products_on_a_gpu(fast: bool, recipes: bool) -> None:
     (product,) = (line for line in stablehlo(graph, "cuda").splitlines() if "dot_general" in line)
     assert product.count("f8E4M3FN") == 2
     assert ("HIGHEST" in product) != fast
+
+
+@pytest.mark.parametrize("platform", ["cpu", "rocm", "tpu"])
+def test_other_platforms_multiply_in_float32(platform: str) -> None:
+    assert [form.name for form in FLOAT8_PRODUCT.fitting(Float8Product(True, platform), {})] == ["float32"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
+from ..forms import Forms
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .matmul import contract
@@ -315,6 +317,32 @@ def _scale_dims(scale: Array, shape: Sequence[int], dim: int) -> Array:
     raise UnsupportedOp(f"_scaled_mm with a scale {scale.dtype}{list(scale.shape)} for each block")
 
 
+@dataclass(frozen=True)
+class Float8Product:
+    """A product of matrices of float8, in float32. Attributes: is_fast (whether sums may be less precise); platform.
+
+    It has no `operands`: there is nothing to measure.
+    """
+
+    is_fast: bool
+    platform: str
+
+
+FLOAT8_PRODUCT: Forms[Float8Product] = Forms("float8_product")
+
+
+@FLOAT8_PRODUCT.form("tensor_cores", platforms=["cuda"])
+def _by_tensor_cores(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
+    """XLA adds float8 products in full precision where HIGHEST is asked for."""
+    precision = lax.Precision.DEFAULT if problem.is_fast else lax.Precision.HIGHEST
+    return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
+
+
+@FLOAT8_PRODUCT.form("float32")
+def _by_float32(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
+    return contract(convert(x, _FLOAT32), convert(y, _FLOAT32), ((1,), (0,)), ctx)
+
+
 @lowers(aten._scaled_mm.default)
 def scaled_mm(
     x: Array,
@@ -334,30 +362,15 @@ def scaled_mm(
     Dtype:  `out_dtype`.
     Raises: UnsupportedOp for a result in float8, and for a scale for each block.
     """
-    product = contract(convert(x, _FLOAT32), convert(y, _FLOAT32), ((1,), (0,)), ctx)
-    return _scaled(product, scale_a, scale_b, bias, ctx)
-
-
-@lowers(aten._scaled_mm.default, platforms=["cuda"])
-def scaled_mm_by_tensor_cores(
-    x: Array,
-    y: Array,
-    scale_a: Array,
-    scale_b: Array,
-    bias: Array | None = None,
-    scale_result: Array | None = None,
-    out_dtype: DType | None = None,
-    use_fast_accum: bool = False,
-    *,
-    ctx: Context,
-) -> Array:
-    """As `scaled_mm`, with float8 numbers as they are: tensor cores multiply these, but no float32 of full precision.
-
-    XLA adds float8 products in full precision where HIGHEST is asked for.
-    """
-    precision = lax.Precision.DEFAULT if use_fast_accum else lax.Precision.HIGHEST
-    product = lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
-    return _scaled(product, scale_a, scale_b, bias, ctx)
+    out = ctx.output
+    if out.jax_dtype.itemsize == 1:
+        raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")
+    problem = Float8Product(use_fast_accum, ctx.platform)
+    product = ctx.choose(FLOAT8_PRODUCT, problem).run(problem, x, y, ctx)
+    product = lax.mul(lax.mul(product, _scale_dims(scale_a, out.shape, 0)), _scale_dims(scale_b, out.shape, 1))
+    if bias is not None:
+        product = lax.add(product, lax.broadcast_in_dim(convert(bias, _FLOAT32), out.shape, (1,)))
+    return convert(product, out.jax_dtype)
 
 
 # A recipe (torch.nn.functional.ScalingType): one scale, or one for each row of x and column of y. The others have one for each block.
@@ -395,36 +408,3 @@ def scaled_mm_v2(
     """
     scales = _scales_v2(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
     return scaled_mm(x, y, *scales, bias, None, out_dtype, use_fast_accum, ctx=ctx)
-
-
-@lowers(aten._scaled_mm_v2.default, platforms=["cuda"])
-def scaled_mm_v2_by_tensor_cores(
-    x: Array,
-    y: Array,
-    scale_a: Scales,
-    recipe_a: Dims,
-    swizzle_a: Dims,
-    scale_b: Scales,
-    recipe_b: Dims,
-    swizzle_b: Dims,
-    bias: Array | None,
-    out_dtype: DType | None,
-    contraction_dim: Dims = (),
-    use_fast_accum: bool = False,
-    *,
-    ctx: Context,
-) -> Array:
-    """As `scaled_mm_v2`, by tensor cores."""
-    scales = _scales_v2(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
-    return scaled_mm_by_tensor_cores(x, y, *scales, bias, None, out_dtype, use_fast_accum, ctx=ctx)
-
-
-def _scaled(product: Array, scale_a: Array, scale_b: Array, bias: Array | None, ctx: Context) -> Array:
-    """What _scaled_mm makes of a product in float32."""
-    out = ctx.output
-    if out.jax_dtype.itemsize == 1:
-        raise UnsupportedOp(f"_scaled_mm with a result of {out.dtype}")
-    product = lax.mul(lax.mul(product, _scale_dims(scale_a, out.shape, 0)), _scale_dims(scale_b, out.shape, 1))
-    if bias is not None:
-        product = lax.add(product, lax.broadcast_in_dim(convert(bias, _FLOAT32), out.shape, (1,)))
-    return convert(product, out.jax_dtype)

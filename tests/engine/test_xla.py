@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import pytest
 import torch
+from jax import lax
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -78,6 +79,44 @@ def test_what_fails_to_compile_is_tried_again(monkeypatch: pytest.MonkeyPatch) -
             runner([torch.ones(4)])
     assert runner.executables() == []
     torch.testing.assert_close(runner([torch.ones(4)])[0], torch.ones(4).sin())
+
+
+def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's gradients of attention have one order of sums by this option alone."""
+    runner = program(lambda x: [x.sin()], torch.ones(4), xla={"xla_dump_to": "somewhere"})
+    runner.platform = "cuda"
+    given: list[dict[str, Any]] = []
+
+    def refuse(lowered: Any, device: Any, options: dict[str, Any], *_: Any) -> None:
+        given.append(options)
+        raise jax.errors.JaxRuntimeError("INTERNAL: Couldn't find output tile sizes")
+
+    monkeypatch.setattr(programs, "compile_lowered", refuse)
+    traced = jax.jit(lax.neg).trace(1.0)
+    for deterministic in (False, True):
+        torch.use_deterministic_algorithms(deterministic)
+        try:
+            with pytest.raises(CompilationError):
+                runner.compile(traced.lower(), traced)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    assert ["xla_gpu_exclude_nondeterministic_ops" in options for options in given] == [False, False, True, True]
+    assert [options.get("xla_gpu_enable_triton_gemm") for options in given] == [None, False, None, False]
+    assert {options["xla_dump_to"] for options in given} == {"somewhere"}
+
+
+@pytest.mark.parametrize("engine", [Xla, Retrace])
+def test_other_settings_are_another_program(engine: type[Xla | Retrace]) -> None:
+    """Their StableHLO may be the same: XLA's options differ."""
+    runner = engine(Options()).runner(AtenGraph("graph", make_fx(lambda x: [x + 1])(torch.ones(4))))
+    runner.platform = "cuda"
+    try:
+        for deterministic, count in ((False, 1), (True, 2), (False, 2), (True, 2)):
+            torch.use_deterministic_algorithms(deterministic)
+            assert torch.equal(runner([torch.ones(4)])[0], torch.full((4,), 2.0))
+            assert len(runner.executables()) == count
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def missing(problem: Any, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,31 @@ def test_log_sum_exp(is_causal: bool) -> None:
     tensors = [x.detach() for x in heads(torch.bfloat16, 128, 128)]
     compiled = torch.compile(lambda *args: op(*args, 0.0, is_causal)[:2], backend="dynaxla", fullgraph=True)
     torch.testing.assert_close(compiled(*tensors)[1], op(*tensors, 0.0, is_causal)[1], rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("has_mask", [False, True])
+def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many blocks of keys add to each query's gradient. XLA tells cuDNN to add them in one order, or does without cuDNN."""
+    compiled: list[Any] = []
+    real = Program.compile
+
+    def compile_and_keep(self: Program, *args: Any) -> Any:
+        compiled.append(real(self, *args))
+        return compiled[-1]
+
+    monkeypatch.setattr(Program, "compile", compile_and_keep)
+    tensors = heads(torch.bfloat16, 2048, 2048)
+    mask = torch.randn(2, 1, 2048, 2048, device="cuda", dtype=torch.bfloat16) if has_mask else None
+    torch.use_deterministic_algorithms(True)
+    try:
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            function = torch.compile(lambda *args: F.scaled_dot_product_attention(*args, attn_mask=mask), backend="dynaxla")
+            first, *others = (results(function, tensors) for _ in range(6))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(x, y) for other in others for x, y in zip(first, other, strict=True))
+    text = compiled[-1].text()
+    assert re.search(r'"force_deterministic":\s*true', text) or "SoftmaxBackward" not in text
 
 
 def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,8 @@ XLA's compiler for CUDA understands these custom calls, plans the kernels, and f
 A call's configuration is a message of XLA's xla/service/gpu/backend_configs.proto, as JSON: `GpuBackendConfig` with a
 `CudnnfMHABackendConfig`. Of its fields these are written: `fmha_scale`; `mask_type` (causal: from the top left); `dropout_rate` and `seed`
 (none); `intermediate_tensor_shape` (the scores'); the dimension numbers of the forward's or the backward's products; and what says that
-it is the flash algorithm by cuDNN's frontend. XLA sets `force_deterministic` itself.
+it is the flash algorithm by cuDNN's frontend. XLA sets `force_deterministic` itself, for gradients, where the program's options exclude
+what is not (engine/options.py).
 
 Source: openxla/xla, xla/backends/gpu/transforms/cudnn_custom_call_compiler.cc; jax/_src/cudnn/fused_attention_stablehlo.py writes the
 same calls
@@ -90,7 +91,8 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
 def backward(
     grad: Array, query: Array, key: Array, value: Array, mask: Array | None, out: Array, logsumexp: Array, settings: Settings
 ) -> tuple[Array, Array, Array]:
-    """The gradients of query, key and value, each of its operand's shape and dtype. Their sums have another order at every call.
+    """The gradients of query, key and value, each of its operand's shape and dtype. Their sums have another order at every call, unless the
+    program's options exclude what is not deterministic: cuDNN has other kernels for that.
 
     out, logsumexp: the forward's. The other operands: as for `forward`.
     """

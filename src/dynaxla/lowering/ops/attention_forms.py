@@ -28,7 +28,7 @@ class Problem:
     """An attention or its gradient, apart from its operands' values.
 
     Attributes: query, key, value, mask (None without one; batch and heads of size 1 where it is one for all); is_causal; scale;
-    has_dropout; wants_mask_gradient; has_fixed_order (whether sums must have the same order at every call); platform.
+    has_dropout; wants_mask_gradient; platform.
 
     It has no `operands`: cuDNN saves memory, and the tuner would measure time alone.
     """
@@ -41,7 +41,6 @@ class Problem:
     scale: float
     has_dropout: bool
     wants_mask_gradient: bool
-    has_fixed_order: bool
     platform: str
 
     @property
@@ -67,12 +66,11 @@ class Attention:
     scale: float | None
     ctx: Context
 
-    def problem(self, has_dropout: bool, *, is_gradient: bool = False, wants_mask_gradient: bool = False) -> Problem:
+    def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> Problem:
         """What decides how it is computed."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
         mask = None if self.mask is None else Operand(self.distinct_sizes, self.mask.dtype)
-        has_order = is_gradient and self.ctx.settings.deterministic
-        return Problem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, has_order, self.ctx.platform)
+        return Problem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
 
     @property
     def distinct_sizes(self) -> tuple[int, ...]:
@@ -175,14 +173,14 @@ def gradients(
 
     out, logsumexp, dropout_p, key: the forward's.
     """
-    problem = attention.problem(key is not None, is_gradient=True, wants_mask_gradient=wants_mask_gradient)
+    problem = attention.problem(key is not None, wants_mask_gradient=wants_mask_gradient)
     found: Gradients = attention.ctx.choose(ATTENTION_GRADIENT, problem).run(problem, attention, grad, out, logsumexp, dropout_p, key)
     return found
 
 
 def _fits_cudnn(problem: Problem) -> bool:
-    """Whether cuDNN computes this as the other form does: the gradient's sums have no fixed order, and dropout is out of reach. Its seed is
-    a constant of the program, and XLA counts its offset for each program alone: the gradient's could not drop the same."""
+    """Whether cuDNN computes this as the other form does. Dropout is out of reach: its seed is a constant of the program, and XLA counts
+    its offset for each program alone, so the gradient's could not drop the same."""
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         fused_attention.is_known()
@@ -195,7 +193,7 @@ def _fits_cudnn(problem: Problem) -> bool:
         and query.shape[1] % key.shape[1] == 0
         and (not problem.is_causal or (mask is None and query.shape[2] == key.shape[2]))
         and 0 < problem.scale < math.inf
-        and not (problem.has_dropout or problem.wants_mask_gradient or problem.has_fixed_order)
+        and not (problem.has_dropout or problem.wants_mask_gradient)
         and (mask is None or _fits_as_bias(mask, query, key))
     )
 

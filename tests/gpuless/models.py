@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dynaxla.bench.suites import MODELS, Case
+from dynaxla.bench.suites import MODELS, Bert, Case, tokens
 
 BATCH = 8
 DTYPES = ("float32", "bfloat16")
@@ -41,7 +41,18 @@ def activations(batch: int, generator: torch.Generator, length: int = 1024, widt
     return (torch.randn(batch, length, width, generator=generator),)
 
 
-CASES = [*MODELS, Case("gpt_block_1024", GptBlock, activations)]
+class LongBert(Bert):
+    """For 1024 tokens, and without dropout in attention, which cuDNN's kernels do not have."""
+
+    def __init__(self) -> None:
+        super().__init__(max_position_embeddings=1024, attention_probs_dropout_prob=0.0)
+
+
+CASES = [
+    *MODELS,
+    Case("bert_base_1024", LongBert, functools.partial(tokens, length=1024)),
+    Case("gpt_block_1024", GptBlock, activations),
+]
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,13 @@ def timm_model(name: str) -> nn.Module:
 
 
 class Bert(nn.Module):
-    """BERT (base), returning plain tensors, which every engine can."""
+    """BERT (base), returning plain tensors, which every engine can. settings: of transformers' BertConfig."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__()
         transformers = _import("transformers")
         logging.getLogger("transformers").setLevel(logging.ERROR)
-        self.bert = transformers.BertModel(transformers.BertConfig())
+        self.bert = transformers.BertModel(transformers.BertConfig(**settings))
 
     def forward(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         output = self.bert(tokens, return_dict=True)

@@ -7,9 +7,13 @@ import os
 from collections.abc import Generator, Iterator
 
 import pytest
+import quick
 import torch
 from hypothesis import HealthCheck, settings
 from speed import skip_guard_profile
+
+from dynaxla.engine import options as engine_options
+from dynaxla.engine import xla
 
 torch.set_num_threads(1)
 # Nor do the processes that tests start use several, unless they ask for them: two workers' threads would wait for each other.
@@ -32,6 +36,17 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """XLA compiles in a sixth of the time, to other code; a test marked `optimized` gets the code that users get.
+
+    For tests whose subject is what we hand to XLA, and what becomes of the results. Some folders take it for all of their tests.
+    """
+    if request.node.get_closest_marker("optimized") is None:
+        options_for, quickly = engine_options.options_for, quick.options()
+        monkeypatch.setattr(xla, "options_for", lambda *problem: {**options_for(*problem), **quickly})
 
 
 def pytest_collection_finish() -> None:

@@ -47,6 +47,7 @@ ACTIVATIONS: list[Callable[..., torch.Tensor]] = [
 ]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_values(dtype: torch.dtype) -> None:
     special = [0.0, -0.0, 0.5, -0.5, 3.0, -3.0, 6.0, 20.0, -20.0, 90.0, -90.0, -math.inf, math.nan]
@@ -70,6 +71,7 @@ def test_gradients(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.optimized
 def test_backward_ops_at_special_values() -> None:
     aten = torch.ops.aten
     x = torch.tensor([0.0, -0.0, 3.0, -3.0, 1.0, -1.0, 0.5, -0.5, math.inf, -math.inf, math.nan, 40.0])

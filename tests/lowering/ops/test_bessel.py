@@ -9,6 +9,8 @@ import pytest
 import torch
 from compare import check
 
+pytestmark = pytest.mark.optimized
+
 # Of torch.special
 NAMES = [f"{kind}{order}" for kind in ("bessel_j", "bessel_y", "modified_bessel_i", "modified_bessel_k") for order in (0, 1)]
 NAMES += ["scaled_modified_bessel_k0", "scaled_modified_bessel_k1", "spherical_bessel_j0", "airy_ai", "i0e", "i1", "i1e"]

@@ -15,8 +15,6 @@ from torch.nn import functional
 
 from dynaxla.lowering.context import Context
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 X, V = torch.arange(12.0).reshape(3, 4), torch.arange(5.0)
 ROW = X[:, :1]
 

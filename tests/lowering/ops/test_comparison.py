@@ -25,6 +25,7 @@ def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
 NAN_ABOVE = () if IS_OLDEST else ((None, math.nan),)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_clamp(dtype: torch.dtype) -> None:
     functions: list[Callable[..., Any]] = [
@@ -62,6 +63,7 @@ def test_where_and_masked_fill(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [*FLOATS, *COMPLEX], ids=str)
 def test_nan_to_num(dtype: torch.dtype) -> None:
     functions = [torch.nan_to_num, lambda x: torch.nan_to_num(x, 1.5, 2.5), lambda x: torch.nan_to_num(x, neginf=-7.0)]

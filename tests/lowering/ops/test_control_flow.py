@@ -23,8 +23,6 @@ from dynaxla.engine.xla import Program
 from dynaxla.errors import UnsupportedOp
 from dynaxla.observe import coverage
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 aten = torch.ops.aten
 POSITIVE, NEGATIVE = torch.rand(3, 4), -torch.rand(3, 4)
 

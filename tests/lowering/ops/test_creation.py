@@ -90,6 +90,7 @@ def test_ranges_of_mixed_numbers() -> None:
     check(lambda x: torch.arange(x.shape[0], dtype=x.dtype) + torch.zeros(x.shape[0]), torch.randn(5, 2), dynamic=True)
 
 
+@pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("source", ALL, ids=str)
 def test_casts(source: torch.dtype) -> None:
@@ -111,6 +112,7 @@ def test_casts(source: torch.dtype) -> None:
     check(function, x)
 
 
+@pytest.mark.optimized
 def test_casts_to_bool_and_of_complex() -> None:
     x = torch.tensor([0.0, -0.0, 1e-30, float("nan"), float("inf"), -1.0])
     check(lambda x, z: (x.bool(), z.bool(), z.real.int(), z.to(torch.complex128)), x, torch.tensor([0j, 1j, 1 + 0j]))

@@ -7,6 +7,8 @@ import torch
 from compare import check
 from operands import FLOATS, INTEGERS, check_each, make, specials
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
 def test_divisions_and_remainders(dtype: torch.dtype) -> None:

@@ -44,7 +44,6 @@ def test_result_type_is_pytorchs() -> None:
                 assert dtypes.to_torch(found) == expected, (values[i], values[j], values[k])
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize(
     "op",
     [torch.add, torch.div, torch.lt, torch.maximum, torch.pow, torch.copysign, torch.where, torch.float_power, torch.logical_or],
@@ -112,6 +111,7 @@ def test_arithmetic(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS, *COMPLEX], ids=str)
 def test_powers(dtype: torch.dtype) -> None:
     base = make(dtype, 40, low=-4, high=4)
@@ -128,6 +128,7 @@ def test_powers(dtype: torch.dtype) -> None:
     check_each(functions, base, exponents, tolerance={torch.float16: (4e-3, 2e-3), torch.bfloat16: (3e-2, 2e-2)}.get(dtype))
 
 
+@pytest.mark.optimized
 def test_powers_of_special_values() -> None:
     functions = [lambda x, n=n: torch.pow(x, n) for n in (0, 1, 2, 3, -1, -2, 0.5, -0.5, 2.5, -3)]
     check_each([*functions, lambda x: torch.pow(x[:, None], x), lambda x: torch.pow(0.0, x)], specials(torch.float32))
@@ -135,6 +136,7 @@ def test_powers_of_special_values() -> None:
     check(lambda x: (torch.pow(x, torch.tensor([50, 41, 63, 19])), torch.pow(x, 45), torch.pow(x.to(torch.int8), 9)), big)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS + COMPLEX, ids=str)
 def test_functions_of_calculus(dtype: torch.dtype) -> None:
     names = [
@@ -166,6 +168,7 @@ def test_integers_use_the_default_dtype() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.optimized
 def test_whole_logarithms_and_powers() -> None:
     """floor() of these must not fall below."""
     exponents = torch.arange(-37.0, 38.0)
@@ -178,6 +181,7 @@ def test_whole_logarithms_and_powers() -> None:
     )
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_binary_functions_at_special_values(dtype: torch.dtype) -> None:
     functions = [
@@ -217,6 +221,7 @@ def test_binary_functions_at_special_values(dtype: torch.dtype) -> None:
     check_each(functions, x, x[:, None].clone())
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.bool, *INTEGERS], ids=str)
 def test_bits_and_integers(dtype: torch.dtype) -> None:
     number = 3 if dtype != torch.bool else True
@@ -256,6 +261,7 @@ def test_bits_and_integers(dtype: torch.dtype) -> None:
         check_each([torch.gcd, torch.lcm], make(dtype, 6, low=-100, high=100), make(dtype, 7, 1, low=-100, high=100))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_ldexp_by_integers(dtype: torch.dtype) -> None:
     """Exact where a power of 2 by itself would overflow."""
@@ -278,11 +284,13 @@ def test_powers_of_a_number_are_contiguous(dtype: torch.dtype) -> None:
         check(lambda x: (2**x, 1**x, 2.5**x, x**2), x)
 
 
+@pytest.mark.optimized
 def test_float_casts_to_narrow_integers_wrap() -> None:
     x = torch.tensor([-1.0, 255.0, 256.0, 300.7, -129.5, 40000.0, -1.5])
     check(lambda x: [x.to(dtype) for dtype in INTEGERS] + [x.double().to(torch.uint8), x.half().to(torch.int8)], x)
 
 
+@pytest.mark.optimized
 def test_infinity_times_false_is_nan() -> None:
     x, mask = torch.tensor([float("inf"), float("nan"), 1.0, 2.0]), torch.tensor([False, False, False, True])
     check(lambda x, mask: (x * mask, mask * x, x * mask.float(), (x * mask.double()).sum(), x * (x < 5)), x, mask)

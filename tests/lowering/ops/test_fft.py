@@ -9,8 +9,6 @@ from gradients import check_gradients
 from newer import fails_in_oldest
 from single_op import check_op
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 aten = torch.ops.aten
 
 OTHER_STRIDES = fails_in_oldest("its shape functions of transforms have other strides than its kernels, or fail")

@@ -11,6 +11,7 @@ aten = torch.ops.aten
 SIZES = torch.tensor([1e-3, 0.05, 0.3, 0.79, 0.8, 1.0, 2.5, 6.0, 7.9, 8.1, 20.0, 300.0], dtype=torch.float64)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_standard_gamma(dtype: torch.dtype) -> None:
     alpha = SIZES.to(dtype)[:, None]
@@ -20,6 +21,7 @@ def test_standard_gamma(dtype: torch.dtype) -> None:
     check_op(aten._standard_gamma_grad.default, torch.tensor(2.0), torch.tensor(float("nan")))
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_dirichlet(dtype: torch.dtype) -> None:
     x = torch.tensor([0.001, 0.2, 0.45, 0.5, 0.55, 0.8, 0.999], dtype=dtype)[:, None, None]

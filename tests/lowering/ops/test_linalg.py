@@ -10,8 +10,6 @@ import torch
 from compare import assert_equal, check
 from gradients import check_gradients
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 LinAlgError = torch.linalg.LinAlgError
 
 SINGULAR = torch.tensor([[1.0, 2.0], [2.0, 4.0]])

@@ -7,8 +7,6 @@ import torch
 from compare import check
 from gradients import check_gradients
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 DTYPES = [torch.float32, torch.complex128]
 
 

@@ -12,8 +12,6 @@ from gradients import check_gradients
 
 from dynaxla import UnsupportedOp
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 DTYPES = [torch.float64, torch.complex128]
 
 

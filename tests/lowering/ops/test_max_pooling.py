@@ -37,6 +37,7 @@ def with_ties_and_nans() -> torch.Tensor:
     return x
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("case", [case for case in MAXIMA if "indices" in case or case not in ("overlapping", "tiles")])
 def test_ties_nans_and_infinities(case: str) -> None:
     check(MAXIMA[case], with_ties_and_nans(), calls=1)
@@ -58,6 +59,7 @@ def test_values_alone(layout: str, settings: tuple) -> None:
     check(lambda x: F.max_pool2d(before(x), *settings), x, calls=1)
 
 
+@pytest.mark.optimized
 def test_values_alone_keep_nans() -> None:
     check(lambda x: (F.max_pool2d(x, 3, 2, 1), F.max_pool2d(x, 5, 3)), with_ties_and_nans(), calls=1)
 

@@ -22,12 +22,14 @@ def every(x: Any, n: Any) -> list[torch.Tensor]:
     return [getattr(torch.special, name)(x, n) for name in NAMES]
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_points_and_degrees(dtype: torch.dtype) -> None:
     tolerance = (2e-5, 2e-5) if dtype == torch.float32 else (1e-9, 1e-10)
     check(every, torch.tensor(POINTS, dtype=dtype), torch.tensor(DEGREES, dtype=dtype)[:, None], calls=1, tolerance=tolerance)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_high_degrees(dtype: torch.dtype) -> None:
     """Hermite's polynomials are nan beyond a degree; one degree above 2**53 would not end if it were climbed."""

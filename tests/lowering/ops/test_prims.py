@@ -30,6 +30,7 @@ def test_references_leave_prims_in_graphs(dtype: torch.dtype) -> None:
     check(function, x)
 
 
+@pytest.mark.optimized
 def test_extrema_of_not_a_number() -> None:
     x = torch.randn(3, 4)
     x[0, 0] = float("nan")
@@ -39,6 +40,7 @@ def test_extrema_of_not_a_number() -> None:
         check_op(prims.amax.default, x > 0, dims)
 
 
+@pytest.mark.optimized
 def test_prims_by_themselves() -> None:
     x = torch.randn(3, 4)
     check_op(prims.cbrt.default, torch.tensor([-8.0, 0.0, -0.0, 27.0, float("inf"), float("nan")]))

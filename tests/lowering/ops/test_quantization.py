@@ -28,6 +28,7 @@ def values(dtype: torch.dtype) -> torch.Tensor:
     return x.to(dtype)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_per_tensor(dtype: torch.dtype) -> None:
     x = values(dtype).transpose(0, 2)
@@ -39,6 +40,7 @@ def test_per_tensor(dtype: torch.dtype) -> None:
     check_op(aten.fake_quantize_per_tensor_affine_cachemask.default, x[:0], 0.1, 3, -10, 20)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_per_channel(dtype: torch.dtype) -> None:
     x, op = values(dtype), aten.fake_quantize_per_channel_affine_cachemask.default
@@ -50,7 +52,6 @@ def test_per_channel(dtype: torch.dtype) -> None:
         run_op(op, x, scale, torch.tensor([-3, 0, 4, 21], dtype=INT32), 1, -10, 20)
 
 
-@pytest.mark.usefixtures("quick_xla")
 def test_learnable() -> None:
     x = torch.randn(3, 4) * 5
 
@@ -65,7 +66,6 @@ def test_learnable() -> None:
     check_gradients(per_channel, x, torch.rand(4) + 0.1, torch.tensor([0.2, -1.6, 30.0, 2.5]))
 
 
-@pytest.mark.usefixtures("quick_xla")
 def test_functions() -> None:
     def fake_quantized(x, scales, zero_points):
         return (
@@ -84,7 +84,6 @@ def test_functions() -> None:
     check_gradients(observed, torch.randn(3, 4), constants=state)
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_fused_observer(symmetric: bool) -> None:
     op = aten._fused_moving_avg_obs_fq_helper_functional.default

@@ -13,8 +13,6 @@ from single_op import run_op
 
 from dynaxla.errors import LoweringError
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 HALF = [torch.float16, torch.bfloat16]
 FLOATS = [*HALF, torch.float32, torch.float64]
 N = 20_000

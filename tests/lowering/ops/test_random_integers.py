@@ -86,7 +86,6 @@ def test_a_bound_that_is_a_tensor(high: int) -> None:
         assert deviation(counts, sizes) < MOST
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("dtype", [*INTEGERS, *FLOATS], ids=str)
 def test_all_that_a_dtype_holds(dtype: torch.dtype) -> None:
     """random_ without bounds. (With a lower one alone it stands in no graph: torch.fx cannot write `random.from` down.)"""
@@ -109,7 +108,6 @@ def refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return ""
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore:.*is out of bounds")
 def test_bounds_are_eagers(dtype: torch.dtype) -> None:
@@ -134,7 +132,6 @@ def test_bounds_of_calls() -> None:
         assert refusal(compiled(call)) == refusal(call)
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float16], ids=str)
 def test_permutations_of_a_dtype(dtype: torch.dtype) -> None:
     for n in (0, 128, 129, 257, 2050):
@@ -145,7 +142,6 @@ def test_permutations_of_a_dtype(dtype: torch.dtype) -> None:
             assert_equal(drawn.sort().values, torch.randperm(n, dtype=dtype).sort().values)
 
 
-@pytest.mark.usefixtures("quick_xla")
 def test_all_permutations_are_as_likely() -> None:
     function = compiled(lambda: torch.stack([torch.randperm(4) for _ in range(4)]))
     drawn = torch.cat([function() for _ in range(1500)])
@@ -209,7 +205,6 @@ def test_binomial_of_many() -> None:
     assert abs(drawn.var() / 9e4 - 1) < 0.02
 
 
-@pytest.mark.usefixtures("quick_xla")
 def test_the_seed_rules() -> None:
     def function() -> tuple[torch.Tensor, ...]:
         return torch.randint(0, 3 * 2**30, (50,)), torch.randint(-(2**63), 2**62, (50,)), torch.poisson(torch.full((50,), 30.0))

@@ -8,8 +8,6 @@ from compare import assert_equal
 from gradients import check_gradients
 from single_op import run_op
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 aten = torch.ops.aten
 BATCH, HIDDEN = 3, 4
 

@@ -18,8 +18,6 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 from dynaxla.errors import UnsupportedOp
 from dynaxla.lowering import Settings
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 aten = torch.ops.aten
 IN, HIDDEN, TIME, BATCH = 3, 4, 5, 2
 MODES = {"RNN_RELU": 0, "RNN_TANH": 1, "LSTM": 2, "GRU": 3}

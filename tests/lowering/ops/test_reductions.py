@@ -94,6 +94,7 @@ def test_truth(dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.optimized
 def test_places_of_extrema() -> None:
     """The first of equal ones; the first NaN before everything."""
     x = torch.tensor([[1.0, 3.0, 3.0, 0.0], [nan, 5.0, nan, -inf], [-inf, -inf, -inf, -inf], [0.0, -0.0, 2.0, nan], [inf, 1.0, inf, 2.0]])
@@ -108,6 +109,7 @@ def test_places_of_extrema() -> None:
     check(lambda x: (x.argmax(1), x.argmin(0), x.argmax(), x.max(1)), torch.randint(0, 3, (4, 5)), calls=1)
 
 
+@pytest.mark.optimized
 def test_not_a_number() -> None:
     x = torch.tensor([[1.0, nan, 3.0], [nan, nan, nan], [inf, -inf, 0.0], [inf, inf, 1.0], [-inf, -inf, -inf]])
     check(
@@ -151,6 +153,7 @@ def test_without_elements() -> None:
         )
 
 
+@pytest.mark.optimized
 def test_large_sums_are_as_accurate_as_eager() -> None:
     x = torch.rand(3, 400_000)
     exact = x.double()
@@ -163,6 +166,7 @@ def test_large_sums_are_as_accurate_as_eager() -> None:
         torch.testing.assert_close(mine.double(), truth, rtol=5e-7, atol=0)
 
 
+@pytest.mark.optimized
 def test_half_types_are_added_in_float32() -> None:
     x = torch.full((70_000,), 1e-1)
     for dtype in (torch.float16, torch.bfloat16):

@@ -27,6 +27,7 @@ def extrema(x: torch.Tensor) -> Any:
     return x.cummax(1), x.cummin(0), x.cummax(-1), x[0, 0, 0].cummin(0), x[:0].cummax(0)
 
 
+@pytest.mark.optimized
 def test_sums_of_one_constant() -> None:
     """XLA's simplifier aborts the process where it sees the sum of a conversion of a gathered constant."""
     check(
@@ -49,16 +50,19 @@ def test_dtypes(dtype: torch.dtype) -> None:
     check(lambda x: (sums(x), () if dtype.is_complex else extrema(x), x.logcumsumexp(1) if dtype.is_floating_point else x), x, calls=1)
 
 
+@pytest.mark.optimized
 def test_places_with_ties_and_not_a_number() -> None:
     x = torch.tensor([[1.0, 1.0, nan, 5.0, nan, 2.0], [3.0, -inf, 3.0, inf, inf, -inf], [0.0, -0.0, 0.0, -1.0, -1.0, 7.0]])
     check(lambda x: (x.cummax(1), x.cummin(1), x.cummax(0), x.cummin(0), x.cumsum(1), x.cumprod(1), x.logcumsumexp(1)), x, calls=1)
 
 
+@pytest.mark.optimized
 def test_long() -> None:
     """Half types are added in float32: in their own they would stand still after a few hundred."""
     check(lambda x: (x.cumsum(0), x.bfloat16().cumsum(0), x.half().cumsum(0)), torch.rand(5000), calls=1)
 
 
+@pytest.mark.optimized
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
 def test_complex_logarithms(dtype: torch.dtype) -> None:
     """The imaginary parts go beyond pi, as the branches of the logarithms add up."""

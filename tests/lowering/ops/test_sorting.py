@@ -66,6 +66,7 @@ def test_stable() -> None:
     )
 
 
+@pytest.mark.optimized
 def test_not_a_number_is_the_largest() -> None:
     check(
         lambda x: (

@@ -11,6 +11,8 @@ import torch
 from compare import check
 from operands import FLOATS, check_each, make, specials
 
+pytestmark = pytest.mark.optimized
+
 
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_table_functions(dtype: torch.dtype) -> None:

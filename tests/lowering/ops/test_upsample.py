@@ -10,8 +10,6 @@ from newer import is_here
 from single_op import check_op
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
-
 aten = torch.ops.aten
 SUMS = (1e-4, 2e-5)
 

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 SUMS = (1e-4, 1e-4)
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 def test_grid_sample(mode: str, padding: str) -> None:
@@ -22,7 +21,6 @@ def test_grid_sample(mode: str, padding: str) -> None:
     check_gradients(function, torch.randn(2, 3, 5, 6), torch.randn(2, 4, 7, 2) * 1.5, tolerance=SUMS)
 
 
-@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_volumes(padding: str) -> None:
     def function(x, grid):
@@ -31,7 +29,6 @@ def test_volumes(padding: str) -> None:
     check_gradients(function, torch.randn(2, 3, 5, 6, 4), torch.randn(2, 4, 3, 2, 3) * 1.5, tolerance=SUMS)
 
 
-@pytest.mark.usefixtures("quick_xla")
 def test_affine_grid() -> None:
     def function(x, theta):
         return F.grid_sample(x, F.affine_grid(theta, (2, 3, 5, 4), align_corners=False), align_corners=False)

@@ -66,7 +66,9 @@ ROWS: list[Op] = [
        after_maximum(aten.max_pool3d_with_indices, *THREE, settings=DEEP, backward=DEEP), PAIR),
     Op(aten.adaptive_max_pool2d.default, image([4, 2]), FLOATS),
     Op(aten.adaptive_max_pool3d.default, volume([3, 4, 2]), PAIR),
-    Op(aten.adaptive_max_pool2d_backward.default, after_maximum(aten.adaptive_max_pool2d, *TWO, settings=[[4, 2]], backward=[]), FLOATS),
+    # torch's kernel rounds every sum of gradients to the half type, where windows share a maximum.
+    Op(aten.adaptive_max_pool2d_backward.default, after_maximum(aten.adaptive_max_pool2d, *TWO, settings=[[4, 2]], backward=[]), FLOATS,
+       tolerance={torch.float16: (2e-3, 4e-3), torch.bfloat16: (1.6e-2, 3.2e-2)}),
     Op(aten.adaptive_max_pool3d_backward.default, after_maximum(aten.adaptive_max_pool3d, *THREE, settings=[[3, 4, 2]], backward=[]), PAIR),
     Op(aten.max_unpool2d.default, lambda make, n: [(make(n, 2, 3, 2), places(make, n, 2, 3, 2, among=20), [5, 4])], PAIR),
     Op(aten.max_unpool3d.default,

@@ -16,11 +16,12 @@ from dynaxla.errors import OptionError
 WRONG: list[dict[str, Any]] = [
     {"dump": 5}, {"executables": 0}, {"executables": True}, {"executables": 2.0}, {"fallback": "eager"}, {"forms": "convolution=xla"},
     {"forms": {"convolution": 1}}, {"freeze": 1}, {"tune": None}, {"exact_rng": "yes"}, {"cache": 3}, {"heap": "drop"}, {"xla": 3},
-    {"xla": {"a": None}}, {"xla": {1: True}},
+    {"xla": {"a": None}}, {"xla": {1: True}}, {"compile": "later"},
 ]  # fmt: skip
 RIGHT: dict[str, Any] = {
     "dump": "here", "executables": 1, "fallback": "error", "forms": {"convolution": "xla"}, "freeze": True, "tune": True, "exact_rng": True,
     "cache": Path("there"), "heap": "leave", "xla": {"a": True, "b": 1, "c": 0.5, "d": "text"},
+    "compile": "now",
 }  # fmt: skip
 
 
@@ -36,6 +37,13 @@ def test_every_option_is_taken_and_refused_somewhere() -> None:
     assert names == RIGHT.keys() == {name for options in WRONG for name in options}
     parsed = Options.parse(RIGHT, None)
     assert {name: getattr(parsed, name) for name in names} == RIGHT
+
+
+@pytest.mark.parametrize("name", ["freeze", "tune"])
+def test_what_does_not_go_with_compilation_in_the_background(name: str) -> None:
+    assert Options.parse({"compile": "background", name: False}, None).compile == "background"
+    with pytest.raises(OptionError, match=f"compile='background' beside {name}(.|\n)*leave one of both out"):
+        Options.parse({"compile": "background", name: True}, None)
 
 
 def test_unknown_options_and_modes() -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensor as UnsupportedTensor
     from .errors import UnsupportedVersion as UnsupportedVersion
     from .lowering import lowers as lowers
+    from .runtime.background import finish_compilations as finish_compilations
     from .runtime.late_checks import finish_checks as finish_checks
     from .training import compile_step as compile_step
 
@@ -40,6 +41,7 @@ _PUBLIC = {
         "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
     ),
     "lowering": ("lowers",),
+    "runtime.background": ("finish_compilations",),
     "runtime.late_checks": ("finish_checks",),
     "training": ("compile_step",),
 }  # fmt: skip

@@ -55,7 +55,10 @@ def dynaxla_retrace(
 
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
-    return _compile(module, example_inputs, Options.parse(options, mode), retrace=True)
+    parsed = Options.parse(options, mode)
+    if parsed.compile == "background":
+        raise OptionError("option compile='background' for dynaxla_retrace", hint="it traces at every call: use the backend dynaxla")
+    return _compile(module, example_inputs, parsed, retrace=True)
 
 
 def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: Options) -> Callable[..., Any]:

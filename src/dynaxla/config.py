@@ -25,6 +25,9 @@ class Options:
         dump: a directory for each compiled graph's ATen, StableHLO and optimized HLO. Default: the variable DYNAXLA_DUMP, or none.
         executables: how many executables (one per combination of input sizes) a graph keeps; beyond it the one not used for the longest
             time is dropped, and compiled again when it is needed.
+        compile: when XLA compiles a graph for new sizes: "now", before the call goes on; "background", in another thread, while torch's own
+            kernels run the graph, so that results are torch's to the last bit until a program is ready, and then XLA's. A graph that draws
+            random numbers is compiled now, since they would be others. See `dynaxla.finish_compilations`.
         fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};
@@ -46,6 +49,7 @@ class Options:
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
     executables: int = 64
+    compile: str = "now"
     fallback: str = "kernel"
     forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
     freeze: bool = False
@@ -70,6 +74,10 @@ class Options:
                 meant = f"did you mean {close[0]!r}? " if close else ""
                 raise OptionError(f"unknown option {name!r}", hint=f"{meant}the options are: {', '.join(known)}")
             _check(name, value)
+        if given.get("compile") == "background":
+            for name in ("freeze", "tune"):
+                if given.get(name):
+                    raise OptionError(f"option compile='background' beside {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
         return Options(**given)
 
     def store(self, folder: str) -> Store | None:
@@ -103,6 +111,11 @@ def _default_store(folder: str) -> Store | None:
         log.warning("nothing is kept between processes: %s", error)
         return None
 
+
+_NOT_IN_BACKGROUND = {
+    "freeze": "computes at the first call what later ones read: leave one of both out",
+    "tune": "measures, and calls that run beside it would be measured too: leave one of both out",
+}
 
 # torch.compile's presets, in words of our own options.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -153,6 +166,8 @@ def _check(name: str, value: Any) -> None:
         good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
+    elif name == "compile":
+        good, wanted = value in ("now", "background"), "'now' or 'background'"
     elif name == "heap":
         good, wanted = value in ("keep", "leave"), "'keep' or 'leave'"
     elif name == "forms":

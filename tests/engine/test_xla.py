@@ -233,5 +233,5 @@ def test_a_compilation_without_memory_is_repeated_once_if_torch_can_give_some(
     monkeypatch.setattr(programs, "compile_lowered", compile_lowered)
     monkeypatch.setattr(streams, "give_back_memory", lambda _: gives)
     with contextlib.nullcontext() if missing < trials else pytest.raises(OutOfMemory):
-        runner.build([torch.ones(4)])
+        runner.build(runner.specialise([torch.ones(4)]))
     assert len(tried) == trials

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from ..capture.aten_graph import Loose, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
-from ..runtime import late_checks, seeds, streams, transfer
+from ..runtime import late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
@@ -126,6 +126,23 @@ class NativeBuffers:
         ]
         # torch's stream waits for a program of a GPU by one of its results.
         return packed or ([lax.full((), 0, np.int32)] if self._on_gpu else [])
+
+    def results(self, values: Mapping[Node, Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        used = {private.storage_id(tensor) for tensor in others}
+        found = []
+        for buffer in self._buffers:
+            value, spec = values[buffer.node], buffer.spec
+            if (value.shape, value.dtype) != (spec.shape, spec.dtype):
+                given = dtypes.describe(value.dtype, tuple(value.shape))
+                raise RuntimeError(f"{buffer.node.target} returned {given}, its fake (meta) implementation promised {spec}")
+            result = buffer.pack_tensor(value)
+            memory = private.storage_id(result)
+            if memory in used or result.untyped_storage().nbytes() != result.numel() * result.element_size():
+                result = result.clone()
+                memory = private.storage_id(result)
+            used.add(memory)
+            found.append(result)
+        return found
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:
         """The buffers, by index, whose values will be written to inputs, and the positions of these; whether there are other such outputs

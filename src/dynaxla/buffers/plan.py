@@ -99,6 +99,19 @@ class Buffer:
             return (self.offset + storage_extent(self.spec.shape, self.spec.stride),)
         return self.layout.packed_shape
 
+    def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """As `pack`, for a value that torch has computed: a contiguous tensor, which may be the value itself or lie in its memory."""
+        tensor = (tensor.conj() if self.is_conj else tensor).resolve_conj()
+        tensor = (torch.neg(tensor) if self.is_neg else tensor).resolve_neg()
+        if not self.scattered:
+            return tensor if self.layout.is_row_major and tensor.is_contiguous() else self.layout.pack_tensor(tensor)
+        flat = torch.zeros(self.shape, dtype=tensor.dtype, device=tensor.device)
+        positions = torch.full((), self.offset, device=tensor.device)
+        for size, step in zip(self.spec.shape, self.spec.stride, strict=True):
+            positions = positions.unsqueeze(-1) + torch.arange(size, device=tensor.device) * step
+        flat[positions] = tensor
+        return flat
+
     def pack(self, array: jax.Array) -> jax.Array:
         """In a program: from the node's value to this buffer."""
         array = lax.conj(array) if self.is_conj else array
@@ -125,10 +138,7 @@ def plan_outputs(
     for position, node in enumerate(placeholders):
         if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].layout == torch.strided:
             input_storages.setdefault(_storage(node), position)
-    makers: dict[int, Node] = {}
-    for node in graph.nodes:
-        if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
-            makers.setdefault(_storage(node), node)
+    makers = _makers(graph)
     tensors = [node for node in outputs if isinstance(node, Node) and isinstance(node.meta["val"], torch.Tensor)]
     sharing: dict[int, set[Node]] = {}
     for node in tensors:
@@ -186,6 +196,27 @@ def plan_outputs(
             start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
             plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
     return plan, buffers
+
+
+def candidates(outputs: Sequence[Any], graph: torch.fx.Graph) -> list[Node]:
+    """The nodes that `plan_outputs` may make buffers of, whatever the sizes are, and the outputs that are no tensors."""
+    makers = _makers(graph)
+    found: dict[Node, None] = {}
+    for node in outputs:
+        if isinstance(node, Node):
+            found[node] = None
+            if isinstance(node.meta.get("val"), torch.Tensor):
+                found[makers.get(_storage(node), node)] = None
+    return list(found)
+
+
+def _makers(graph: torch.fx.Graph) -> dict[int, Node]:
+    """The node that made each storage, of those that no input brings."""
+    makers: dict[int, Node] = {}
+    for node in graph.nodes:
+        if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+            makers.setdefault(_storage(node), node)
+    return makers
 
 
 # torch 2.13 tells those whose version counter is checked from others.

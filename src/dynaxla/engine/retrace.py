@@ -7,7 +7,6 @@ from typing import Any
 from ..capture.aten_graph import AtenGraph
 from ..config import Options
 from ..errors import CompilationError
-from ..lowering import Settings
 from ..observe import metrics
 from ..runtime import by_torch, programs
 from .xla import Program
@@ -40,11 +39,11 @@ class RetracedProgram(Program):
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
-            key = (programs.fingerprint(lowered), buffers.facts, facts, Settings.current(self.platform))
+            key = (programs.fingerprint(lowered), buffers.facts, facts, specialised.settings)
             found = self._executables.get(key)
         if found is None:
             try:
-                compiled = self.compile(lowered, traced)
+                compiled = self.compile(lowered, traced, specialised.settings)
             except CompilationError as error:
                 self.do_without_refusable(error)
                 return self._trace_and_run(args)

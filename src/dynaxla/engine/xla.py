@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,12 +26,13 @@ from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choices
 from ..lowering.function import Function
 from ..observe import dump, metrics
-from ..runtime import by_torch, devices, heap, programs, streams
+from ..runtime import background, by_torch, devices, heap, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, with_tiles
+from .pending import Kernels, Pending
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
@@ -75,11 +77,16 @@ class _Returned:
 
 @dataclass(frozen=True)
 class Specialised:
-    """A graph with concrete sizes. Attributes: function (None if there is nothing to compute); buffers; facts (of a graph without one)."""
+    """A graph with concrete sizes, for which nothing has to be known any more of the inputs that it was made for.
+
+    Attributes: function (None if there is nothing to compute); buffers; facts (of a graph without a function); settings (torch's, as they
+    were then).
+    """
 
     function: Function | None
     buffers: Buffers
     facts: Facts
+    settings: Settings
 
 
 class Program:
@@ -107,6 +114,12 @@ class Program:
                 check_tensor(node.meta["val"], "an input")
         self.sizes = Sizes(placeholders)
         self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
+        # Whether calls run by torch's kernels while XLA compiles. Those would draw other random numbers than the program.
+        self.in_background = options.compile == "background" and not self.interpreter.draws_random and not self.interpreter.draws_keyed
+        # What torch's kernels keep for a backward pass may have other strides than what a program keeps.
+        self._tells_strides = self.in_background and graph.phase == "backward"
+        self._pending: OrderedDict[Any, tuple[Specialised, Pending]] = OrderedDict()  # what was wanted last comes last
+        self._pending_lock = forks.lock()
         forks.renew(self)
         if not forks.is_cut_off():
             _ = self.jax_device  # whether there is one is known now
@@ -120,16 +133,69 @@ class Program:
         key: Any = () if self.sizes.is_static else self.sizes.key(args)
         if self.platform == "cuda":
             key = (*key, Settings.current(self.platform))
-        executable = self._executables.get(key)
+        if self._tells_strides:
+            key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])
+        executable: Executable | Pending | None = self._executables.get(key)
         if executable is None:
             if by_torch.is_needed(args):
                 return self.run_by_torch(args)
-            with self._lock:
-                executable = self._executables.get(key)
-                if executable is None:
-                    executable = self.build(args)
-                    self._executables.put(key, executable)
+            executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
         return executable(executable.take(args))
+
+    def _built_for(self, key: Any, args: Sequence[Any]) -> Executable:
+        with self._lock:
+            executable = self._executables.get(key)
+            if executable is None:
+                executable = self.build(self.specialise(args))
+                self._executables.put(key, executable)
+        return executable
+
+    def _pending_for(self, key: Any, args: Sequence[Any]) -> Executable | Pending:
+        """What runs this call while another thread compiles. All that is compiled for is known when this has returned."""
+        with self._pending_lock:
+            executable = self._executables.get(key)
+            if executable is not None:
+                return executable
+            if key not in self._pending:
+                specialised = self.specialise(args)
+                if specialised.function is None:
+                    executable = self.build(specialised)
+                    self._executables.put(key, executable)
+                    return executable
+                self._pending[key] = specialised, Pending(self.name, self._kernels, specialised.buffers, self.device)
+                if len(self._pending) > self.options.executables:
+                    self._pending.popitem(last=False)
+            self._pending.move_to_end(key)
+            pending = self._pending[key][1]
+        background.want(self)
+        return pending
+
+    def work(self) -> bool:
+        """Compile for the sizes that were wanted last, of those that wait. Returns: whether others do.
+
+        If that fails, the log says so, and from then on this graph's calls compile: so they raise what there is to raise.
+        """
+        with self._pending_lock:
+            if not self._pending:
+                return False
+            key = next(reversed(self._pending))
+            specialised, _ = self._pending[key]
+        try:
+            executable = self.build(specialised)
+        except Exception as error:
+            dump.log.error("%s could not be compiled in the background, so its next call compiles it: %s", self.name, error)
+            with self._pending_lock:
+                self.in_background = False
+                self._pending.clear()
+            return False
+        with self._pending_lock:
+            self._executables.put(key, executable)
+            self._pending.pop(key, None)
+            return bool(self._pending)
+
+    @functools.cached_property
+    def _kernels(self) -> Kernels:
+        return Kernels(self.interpreter.module)
 
     def run_by_torch(self, args: list[Any]) -> list[Any]:
         """Without XLA. Raises: ForkError with options.fallback "error", where XLA cannot be used."""
@@ -159,26 +225,25 @@ class Program:
     def executables(self) -> list[Executable]:
         return self._executables.values()
 
-    def build(self, args: Sequence[Any]) -> Executable:
-        """Trace, lower and compile the graph for inputs like these."""
+    def build(self, specialised: Specialised) -> Executable:
+        """Trace, lower and compile the graph."""
         start = time.perf_counter()
         with programs.below_caller():
-            executable = self._build(args)
+            executable = self._build(specialised)
         if time.perf_counter() - start > LONG and self.options.heap == "keep":
             heap.return_freed_memory()
         return executable
 
-    def _build(self, args: Sequence[Any]) -> Executable:
-        specialised = self.specialise(args)
+    def _build(self, specialised: Specialised) -> Executable:
         if specialised.function is None:
             return self.executable(None, specialised.buffers, specialised.facts)
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         lowered = self.lower(traced)
         try:
-            compiled = self.compile(lowered, traced)
+            compiled = self.compile(lowered, traced, specialised.settings)
         except CompilationError as error:
             self.do_without_refusable(error)
-            return self._build(args)
+            return self._build(specialised)
         return self.executable(compiled, buffers, facts)
 
     def do_without_refusable(self, error: CompilationError) -> None:
@@ -192,7 +257,7 @@ class Program:
 
     def specialise(self, args: Sequence[Any]) -> Specialised:
         """The graph for inputs like these."""
-        interpreter, symbols = self.interpreter, self.sizes.values(args)
+        interpreter, symbols, settings = self.interpreter, self.sizes.values(args), Settings.current(self.platform)
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
         free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
@@ -202,12 +267,12 @@ class Program:
         if not buffers.nodes and not interpreter.acts:
             values = dict(zip(interpreter.placeholders, args, strict=True))
             numbers = tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
-            return Specialised(None, buffers, Facts(numbers=numbers))
+            return Specialised(None, buffers, Facts(numbers=numbers), settings)
         function = Function(
             interpreter, symbols, given, buffers.nodes, buffers.numbers,
-            settings=Settings.current(self.platform), choose=self.choose, reorders=reorders,
+            settings=settings, choose=self.choose, reorders=reorders,
         )  # fmt: skip
-        return Specialised(function, buffers, Facts())
+        return Specialised(function, buffers, Facts(), settings)
 
     def trace(self, function: Function, buffers: Buffers) -> tuple[jax.stages.Traced, Buffers, Facts]:
         """The function from packed arrays to packed arrays, under jax tracing; the buffers as its results lie."""
@@ -241,9 +306,9 @@ class Program:
         with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
             return traced.lower()
 
-    def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced) -> programs.XlaProgram:
+    def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced, settings: Settings) -> programs.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
-        options = {**options_for(self.platform, traced.jaxpr, Settings.current(self.platform)), **self.options.xla}
+        options = {**options_for(self.platform, traced.jaxpr, settings), **self.options.xla}
         store, heap_is_kept = self.options.store("programs"), self.options.heap == "keep"
 
         def compile() -> programs.XlaProgram:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -90,9 +94,28 @@ def real(dtype: DType) -> DType:
     return halves.get(np.dtype(dtype), np.dtype(dtype))
 
 
+_thread = threading.local()  # default: see `defaulting_to`
+
+
+@contextlib.contextmanager
+def defaulting_to(dtype: torch.dtype) -> Iterator[None]:
+    """Inside, in this thread, this is the default dtype: what torch's was when a graph met its sizes, whatever it is now."""
+    outer = getattr(_thread, "default", None)
+    _thread.default = dtype
+    try:
+        yield
+    finally:
+        _thread.default = outer
+
+
+def default() -> torch.dtype:
+    """`torch.get_default_dtype()`, unless inside `defaulting_to`."""
+    return getattr(_thread, "default", None) or torch.get_default_dtype()
+
+
 def default_float() -> DType:
-    """`torch.get_default_dtype()`: what an integer becomes where ATen needs a float."""
-    return to_jax(torch.get_default_dtype())
+    """What an integer becomes where ATen needs a float."""
+    return to_jax(default())
 
 
 def describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:

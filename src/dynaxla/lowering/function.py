@@ -11,6 +11,7 @@ import jax
 import torch
 from torch.fx import Node
 
+from . import dtypes
 from .checks import Check
 from .context import Context
 from .forms import Choice, generic
@@ -64,6 +65,7 @@ class Function:
             outputs = [node for node in interpreter.output_node.args[0] if _is_tensor(node)]
         self._outputs, self._returned = list(outputs), list(returned)
         self._settings = settings or Settings.current(interpreter.platform)
+        self._default_dtype = torch.get_default_dtype()
         self._choose, self._reorders = choose or generic, reorders
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
@@ -79,7 +81,8 @@ class Function:
         """
         ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders)
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
-        found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
+        with dtypes.defaulting_to(self._default_dtype):
+            found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
         count = len(self._outputs)
         return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels))
 

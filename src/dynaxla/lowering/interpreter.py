@@ -76,7 +76,9 @@ class Interpreter:
         self.kernels = kernels and platform in fallback.PLATFORMS
         self.placeholders = module.graph.find_nodes(op="placeholder")
         self.output_node: Node = module.graph.output_node()
-        self.draws_random = any(draws_random(node) for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes)
+        everything = [node for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes]
+        self.draws_random = any(map(draws_random, everything))
+        self.draws_keyed = any(node.target is keyed for node in everything)
         self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
         self._shared = shared_values(module.graph, platform)

@@ -52,8 +52,8 @@ def _number_dtype(number: Any) -> torch.dtype:
     if isinstance(number, (int, np.integer)):
         return torch.int64
     if isinstance(number, (float, np.floating)):
-        return torch.get_default_dtype()
-    return torch.get_default_dtype().to_complex()
+        return dtypes.default()
+    return dtypes.default().to_complex()
 
 
 def result_type(operands: Sequence[Any]) -> DType:

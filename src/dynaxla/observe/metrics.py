@@ -51,8 +51,9 @@ def snapshot() -> dict[str, int]:
     directory; lookup: executables found again by their program's
     hash (dynaxla_retrace); evictions: executables dropped from a full cache; calls: compiled programs run;
     imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
-    copied to be handed over; by_torch: graphs (or parts of them) that torch ran op by op; late_writes:
-    calls behind which torch wrote to parts of inputs; repeated: calls that a GPU had too little memory for, until torch gave some back.
+    copied to be handed over; by_torch: graphs (or parts of them) that torch ran op by op, where XLA had no part; meanwhile: calls that
+    torch's kernels ran because XLA had not compiled yet (option compile="background"); late_writes: calls behind which torch wrote to
+    parts of inputs; repeated: calls that a GPU had too little memory for, until torch gave some back.
     """
     with _lock:
         return dict(_counts)

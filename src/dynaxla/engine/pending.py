@@ -1,0 +1,72 @@
+"""What runs a graph until XLA has compiled it: torch's own kernels."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..buffers.plan import candidates
+from ..buffers.protocol import Binding, Buffers
+from ..observe import metrics
+from ..runtime import background, by_torch, late_checks, private
+
+
+class Kernels:
+    """A graph whose nodes torch computes one by one: the outputs, and what these are views of."""
+
+    def __init__(self, module: GraphModule) -> None:
+        outputs: Any = module.graph.output_node().args[0]
+        self._nodes = candidates(outputs, module.graph)
+        graph, copies = Graph(), dict[Node, Node]()
+        graph.graph_copy(module.graph, copies)
+        graph.output(tuple(copies[node] for node in self._nodes))
+        self._module = GraphModule(module, graph)
+        # Tensors that the graph itself holds: no result may lie in their memory.
+        self.constants = [*self._module.buffers(), *self._module.parameters()]
+
+    def values(self, args: Sequence[Any]) -> dict[Node, Any]:
+        """The values of what a buffer may be made of, and of numbers among the outputs."""
+        modes = _disable_current_modes() if private.mode_count() else contextlib.nullcontext()
+        with background.in_its_place(), modes, by_torch.kernels():
+            return dict(zip(self._nodes, self._module(*args), strict=True))
+
+
+class Pending:
+    """A graph with concrete sizes that waits to be compiled. It is called as the `Executable` will be, and its outputs have the same
+    strides, share memory in the same way, and have memory of their own where that one's have; what torch's kernels raise is eager mode's.
+
+    kernels: of the graph. buffers: for these sizes. device: the graph's.
+    """
+
+    def __init__(self, name: str, kernels: Kernels, buffers: Buffers, device: torch.device) -> None:
+        self._name, self._kernels, self._buffers, self._device = name, kernels, buffers, device
+        self._binding: Binding | None = None
+
+    @staticmethod
+    def take(args: list[Any]) -> list[Any]:
+        """All of them: a graph may read what a program does not. Empties args."""
+        given = args.copy()
+        args.clear()
+        return given
+
+    def __call__(self, given: list[Any]) -> list[Any]:
+        """given: as `take` gives them. Raises: what torch's kernels raise; nothing is written then."""
+        if private.is_profiling():
+            with torch.profiler.record_function(self._name):
+                return self._run(given)
+        return self._run(given)
+
+    def _run(self, given: list[Any]) -> list[Any]:
+        late_checks.look(self._device)
+        values = self._kernels.values(given)
+        metrics.add("meanwhile")
+        binding = self._binding
+        if binding is None:
+            binding = self._binding = self._buffers.bind([values[node] for node in self._buffers.numbers])
+        others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
+        return binding.outputs(self._buffers.results(values, others), binding.take(given))

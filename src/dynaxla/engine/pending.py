@@ -26,6 +26,7 @@ class Kernels:
         graph.graph_copy(module.graph, copies)
         graph.output(tuple(copies[node] for node in self._nodes))
         self._module = GraphModule(module, graph)
+        self._compute = self._module.forward
         # Tensors that the graph itself holds: no result may lie in their memory.
         self.constants = [*self._module.buffers(), *self._module.parameters()]
 
@@ -33,7 +34,7 @@ class Kernels:
         """The values of what a buffer may be made of, and of numbers among the outputs."""
         modes = _disable_current_modes() if private.mode_count() else contextlib.nullcontext()
         with background.in_its_place(), modes, by_torch.kernels():
-            return dict(zip(self._nodes, self._module(*args), strict=True))
+            return dict(zip(self._nodes, self._compute(*args), strict=True))
 
 
 class Pending:

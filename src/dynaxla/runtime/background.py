@@ -43,7 +43,7 @@ class Background:
     def after_fork(self) -> None:
         """The parent does what it has begun."""
         self._changed = threading.Condition(forks.lock())
-        self._wanted: dict[weakref.ref[Patient], None] = {}  # the last one first
+        self._wanted: dict[weakref.ref[Patient], None] = {}  # the last one is the first to be served
         self._thread: threading.Thread | None = None
 
     def want(self, patient: Patient) -> None:
@@ -61,13 +61,15 @@ class Background:
             if self._wanted:
                 self._start()
             if self._thread is not threading.current_thread():
-                self._changed.wait_for(lambda: self._thread is None)
+                self._changed.wait_for(lambda: not self._is_running())
 
     def _start(self) -> None:
-        if self._thread is None and threading.main_thread().is_alive():
-            thread = threading.Thread(target=self._run, name="dynaxla", daemon=False)
-            thread.start()
-            self._thread = thread
+        if not self._is_running() and threading.main_thread().is_alive():
+            self._thread = threading.Thread(target=self._run, name="dynaxla", daemon=False)
+            self._thread.start()
+
+    def _is_running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def _run(self) -> None:
         while (patient := self._next()) is not None:
@@ -77,8 +79,8 @@ class Background:
                     more = patient.work()
             except BaseException:  # the others must not wait for a thread that has ended
                 log.exception("a failure in the background")
-            if more:
-                with self._changed:
+            with self._changed:
+                if more and weakref.ref(patient) not in self._wanted:
                     self._wanted = {weakref.ref(patient): None, **self._wanted}
             del patient
 

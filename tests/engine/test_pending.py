@@ -80,7 +80,8 @@ def test_torch_runs_a_size_until_its_program_is_ready(gate: Gate) -> None:
     for size, factor in ((4, 3), (5, 3), (4, 3), (4, 2)):
         x = torch.randn(size)
         args = [x, factor]
-        assert (torch.equal((found := runner(args))[0], x * factor), found[1], args) == (True, factor + 1, [])
+        found = runner(args)
+        assert (torch.equal(found[0], x * factor), found[1], args) == (True, factor + 1, [])
         references.append(weakref.ref(x))
         del x, found
     gc.collect()
@@ -129,9 +130,11 @@ def shapes(x: torch.Tensor, z: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Results of every kind: strided, in an input's memory, in one another's, a part of what was made, a constant, without elements."""
     y = x * 2
     parts = (x + 1).chunk(2)
+    w, v = x.t() * 3, x * 5
+    v[0].add_(1)  # torch's kernel for that gives a view
     return (
         y.t(), y, x[1:], x.expand(2, *x.shape), z.conj() * 1, (z * 2).conj(), parts[1], x.cos().unsqueeze(0).expand(3, -1, -1),
-        torch.arange(3.0), x[:0] * 2, (x * 3).as_strided((2, 2), (3, 1)), z.imag * 1,
+        torch.arange(3.0), x[:0] * 2, (x * 3).as_strided((2, 2), (3, 1)), z.imag * 1, w, w[0], v, v[1],
     )  # fmt: skip
 
 

@@ -141,7 +141,7 @@ class NativeBuffers:
                 result = result.clone()
                 memory = private.storage_id(result)
             used.add(memory)
-            found.append(result)
+            found.append(transfer.reinterpret(result, result.shape, result.stride()))  # it may be a view, which what a program gives is not
         return found
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:

@@ -26,8 +26,8 @@ class Options:
         executables: how many executables (one per combination of input sizes) a graph keeps; beyond it the one not used for the longest
             time is dropped, and compiled again when it is needed.
         compile: when XLA compiles a graph for new sizes: "now", before the call goes on; "background", in another thread, while torch's own
-            kernels run the graph, so that results are torch's to the last bit until a program is ready, and then XLA's. A graph that draws
-            random numbers is compiled now, since they would be others. See `dynaxla.finish_compilations`.
+            kernels run the graph: numbers are those of torch's kernels until a program is ready, and then XLA's. A graph that draws random
+            numbers is compiled now, since they would be others. Steps are compiled in the same way. See `dynaxla.finish_compilations`.
         fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};

@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from torch._functorch._aot_autograd import descriptors
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.buffers.plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
+from dynaxla.buffers.plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
 from dynaxla.lowering import SymbolValues, TensorSpec
 from dynaxla.runtime.layout import Layout
 
@@ -26,7 +26,7 @@ def graph_of(function: Callable[..., Any], *inputs: torch.Tensor) -> torch.fx.Gr
 
 
 def planned(graph: torch.fx.Graph) -> tuple[list[Output], list[Buffer]]:
-    return plan_outputs(graph.find_nodes(op="placeholder"), graph.output_node().args[0], graph, SymbolValues())
+    return plan_outputs(graph.find_nodes(op="placeholder"), graph.output_node().args[0], Storages(graph), SymbolValues())
 
 
 def of_one(x: torch.Tensor) -> list[Any]:
@@ -121,6 +121,10 @@ def test_a_buffer_holds_what_eagers_storage_holds(
         packed = np.asarray(buffer.pack(jnp.asarray(value.numpy())))
     assert packed.shape == buffer.shape
     assert np.array_equal(packed.ravel(), storage[: packed.size].numpy())
+    for computed in (value, value.t().contiguous().t(), value.conj().resolve_conj().conj(), value.expand(1, 2, 3)[0]):
+        by_torch = buffer.pack_tensor(computed)
+        assert (by_torch.is_contiguous(), by_torch.is_conj(), by_torch.is_neg()) == (True, False, False)
+        assert np.array_equal(by_torch.numpy(), packed)
 
 
 def test_only_what_nobody_else_sees_may_lie_otherwise() -> None:

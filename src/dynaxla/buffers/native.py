@@ -20,7 +20,7 @@ from ..observe import metrics
 from ..runtime import late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout
 from .arguments import Arguments, Parameter
-from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, only_saved, plan_outputs
+from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
 
 Order = tuple[int, ...]
 
@@ -39,7 +39,7 @@ class NativeBuffers:
     symbols: the graph's sizes. args: a call's inputs. static: the positions of parameters and buffers, whose addresses hardly ever change.
     phase: what a forward program gives to a backward program alone may have other strides than in the graph. reorders: whether results
     that nobody else sees may be given in any order. waits: see `AtenGraph`. loose: inputs that may come in any order; those that have one
-    have it here.
+    have it here. storages: the graph's, if they are known.
     """
 
     def __init__(
@@ -53,11 +53,13 @@ class NativeBuffers:
         reorders: bool,
         waits: bool = False,
         loose: Loose | None = None,
+        storages: Storages | None = None,
     ) -> None:
         placeholders = interpreter.placeholders
         self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
         self._place, self._phase, self._static = place, phase, static
-        self._outputs, self._buffers = plan_outputs(placeholders, self._output_nodes, interpreter.module.graph, symbols)
+        storages = storages or Storages(interpreter.module.graph)
+        self._outputs, self._buffers = plan_outputs(placeholders, self._output_nodes, storages, symbols)
         aliased = {output.position for output in self._outputs if isinstance(output, FromInput)}
         self.specs: dict[int, TensorSpec] = {
             position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])

@@ -126,25 +126,42 @@ class Buffer:
         return jnp.zeros(self.shape, array.dtype).at[positions].set(array)
 
 
+class Storages:
+    """Which of a graph's values lie in one storage in eager mode, whatever the sizes are.
+
+    Attributes: of (what tells the storage of an output from others); inputs (by storage: the position of the first input in it); makers
+    (by storage: the node that made it, if no input brings it); sharing (by storage: the outputs in it); candidates (what `plan_outputs`
+    may make buffers of, and the outputs that are no tensors).
+    Raises: UnsupportedTensor for an output that XLA cannot hold.
+    """
+
+    def __init__(self, graph: torch.fx.Graph) -> None:
+        self.inputs: dict[int, int] = {}
+        self.makers: dict[int, Node] = {}
+        for position, node in enumerate(graph.find_nodes(op="placeholder")):
+            if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].layout == torch.strided:
+                self.inputs.setdefault(_storage(node), position)
+        for node in graph.nodes:
+            if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
+                self.makers.setdefault(_storage(node), node)
+        outputs: Any = graph.output_node().args[0]
+        nodes = [node for node in outputs if isinstance(node, Node)]
+        self.of = {node: _storage(node) for node in nodes if isinstance(node.meta["val"], torch.Tensor)}
+        self.sharing: dict[int, set[Node]] = {}
+        for node, storage in self.of.items():
+            check_tensor(node.meta["val"], "an output")
+            self.sharing.setdefault(storage, set()).add(node)
+        self.candidates = list(dict.fromkeys([*nodes, *(self.makers.get(storage, node) for node, storage in self.of.items())]))
+
+
 def plan_outputs(
-    placeholders: Sequence[Node], outputs: Sequence[Any], graph: torch.fx.Graph, symbols: SymbolValues
+    placeholders: Sequence[Node], outputs: Sequence[Any], storages: Storages, symbols: SymbolValues
 ) -> tuple[list[Output], list[Buffer]]:
     """Decide for each output of a graph whose memory it lies in.
 
     Outputs that share a storage in eager mode share it here: an input's storage, or that of the node which made it. An output that is
     alone in its storage and fills its own memory needs nothing of that storage and becomes a buffer of its own.
     """
-    input_storages: dict[int, int] = {}
-    for position, node in enumerate(placeholders):
-        if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].layout == torch.strided:
-            input_storages.setdefault(_storage(node), position)
-    makers = _makers(graph)
-    tensors = [node for node in outputs if isinstance(node, Node) and isinstance(node.meta["val"], torch.Tensor)]
-    sharing: dict[int, set[Node]] = {}
-    for node in tensors:
-        check_tensor(node.meta["val"], "an output")
-        sharing.setdefault(_storage(node), set()).add(node)
-
     is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
     plan: list[Output] = []
     buffers: list[Buffer] = []
@@ -169,7 +186,8 @@ def plan_outputs(
             continue
         spec = symbols.spec(value)
         flags = {"is_conj": value.is_conj(), "is_neg": value.is_neg()}
-        shared = input_storages.get(_storage(node))
+        storage = storages.of[node]
+        shared = storages.inputs.get(storage)
         if shared is not None:
             source = placeholders[shared].meta["val"]
             if node in placeholders:
@@ -183,40 +201,19 @@ def plan_outputs(
         if 0 in spec.shape:
             plan.append(Empty(spec, **flags))
             continue
-        maker = makers.get(_storage(node), node)
+        maker = storages.makers.get(storage, node)
         layout = Layout.of(spec.shape, spec.stride)
-        alone = len(sharing[_storage(node)]) == 1 and layout.dense
+        alone = len(storages.sharing[storage]) == 1 and layout.dense
         made = symbols.spec(maker.meta["val"])
         lost = _lost_offset(maker, symbols) if is_dynamic else 0
         if shared is not None or (maker is node and not made.offset + lost) or (alone and not any(flags.values())) or 0 in made.shape:
             plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags))
         else:
             # AOTAutograd makes aliases of a mutated input from the offsets of what stands for them here, so these count.
-            offset = made.offset + lost if len(sharing[_storage(node)]) > 1 else 0
+            offset = made.offset + lost if len(storages.sharing[storage]) > 1 else 0
             start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
             plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
     return plan, buffers
-
-
-def candidates(outputs: Sequence[Any], graph: torch.fx.Graph) -> list[Node]:
-    """The nodes that `plan_outputs` may make buffers of, whatever the sizes are, and the outputs that are no tensors."""
-    makers = _makers(graph)
-    found: dict[Node, None] = {}
-    for node in outputs:
-        if isinstance(node, Node):
-            found[node] = None
-            if isinstance(node.meta.get("val"), torch.Tensor):
-                found[makers.get(_storage(node), node)] = None
-    return list(found)
-
-
-def _makers(graph: torch.fx.Graph) -> dict[int, Node]:
-    """The node that made each storage, of those that no input brings."""
-    makers: dict[int, Node] = {}
-    for node in graph.nodes:
-        if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
-            makers.setdefault(_storage(node), node)
-    return makers
 
 
 # torch 2.13 tells those whose version counter is checked from others.

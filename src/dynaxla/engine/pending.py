@@ -10,18 +10,16 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..buffers.plan import candidates
 from ..buffers.protocol import Binding, Buffers
 from ..observe import metrics
 from ..runtime import background, by_torch, late_checks, private
 
 
 class Kernels:
-    """A graph whose nodes torch computes one by one: the outputs, and what these are views of."""
+    """A graph whose nodes torch computes one by one. nodes: those whose values are wanted."""
 
-    def __init__(self, module: GraphModule) -> None:
-        outputs: Any = module.graph.output_node().args[0]
-        self._nodes = candidates(outputs, module.graph)
+    def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
+        self._nodes = list(nodes)
         graph, copies = Graph(), dict[Node, Node]()
         graph.graph_copy(module.graph, copies)
         graph.output(tuple(copies[node] for node in self._nodes))
@@ -31,7 +29,7 @@ class Kernels:
         self.constants = [*self._module.buffers(), *self._module.parameters()]
 
     def values(self, args: Sequence[Any]) -> dict[Node, Any]:
-        """The values of what a buffer may be made of, and of numbers among the outputs."""
+        """The values of these nodes."""
         modes = _disable_current_modes() if private.mode_count() else contextlib.nullcontext()
         with background.in_its_place(), modes, by_torch.kernels():
             return dict(zip(self._nodes, self._compute(*args), strict=True))

@@ -15,6 +15,7 @@ import torch
 
 from .. import forks
 from ..buffers.native import NativeBuffers, Place
+from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
 from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.inputs import Sizes, check_tensor
@@ -25,6 +26,7 @@ from ..lowering.cpu.halves import with_few_roundings
 from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choices
 from ..lowering.function import Function
+from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
 from ..runtime import background, by_torch, devices, heap, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
@@ -114,8 +116,8 @@ class Program:
                 check_tensor(node.meta["val"], "an input")
         self.sizes = Sizes(placeholders)
         self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
-        # Whether calls run by torch's kernels while XLA compiles. Those would draw other random numbers than the program.
-        self.in_background = options.compile == "background" and not self.interpreter.draws_random and not self.interpreter.draws_keyed
+        # Whether torch's kernels run calls while XLA compiles.
+        self.in_background = options.compile == "background" and is_interchangeable(graph.module)
         # What torch's kernels keep for a backward pass may have other strides than what a program keeps.
         self._tells_strides = self.in_background and graph.phase == "backward"
         self._pending: OrderedDict[Any, tuple[Specialised, Pending]] = OrderedDict()  # what was wanted last comes last
@@ -195,7 +197,11 @@ class Program:
 
     @functools.cached_property
     def _kernels(self) -> Kernels:
-        return Kernels(self.interpreter.module)
+        return Kernels(self.interpreter.module, self._storages.candidates)
+
+    @functools.cached_property
+    def _storages(self) -> Storages:
+        return Storages(self.interpreter.module.graph)
 
     def run_by_torch(self, args: list[Any]) -> list[Any]:
         """Without XLA. Raises: ForkError with options.fallback "error", where XLA cannot be used."""
@@ -261,7 +267,7 @@ class Program:
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
         free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
-        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose)
+        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose, self._storages)
         given = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         if not buffers.nodes and not interpreter.acts:

@@ -76,9 +76,7 @@ class Interpreter:
         self.kernels = kernels and platform in fallback.PLATFORMS
         self.placeholders = module.graph.find_nodes(op="placeholder")
         self.output_node: Node = module.graph.output_node()
-        everything = [node for graph in (module, *_inner_graphs(module)) for node in graph.graph.nodes]
-        self.draws_random = any(map(draws_random, everything))
-        self.draws_keyed = any(node.target is keyed for node in everything)
+        self.draws_random = any(draws_random(node) for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes)
         self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
         self._shared = shared_values(module.graph, platform)
@@ -248,11 +246,11 @@ def _graph_arguments(node: Node) -> dict[int, GraphModule]:
     return found
 
 
-def _inner_graphs(module: GraphModule) -> list[GraphModule]:
+def inner_graphs(module: GraphModule) -> list[GraphModule]:
     """The graphs that a graph's control-flow ops call, and those that these call."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function" and node.target in CONTROL_FLOW]
     graphs = [graph for node in nodes for graph in _graph_arguments(node).values()]
-    return [found for graph in graphs for found in (graph, *_inner_graphs(graph))]
+    return [found for graph in graphs for found in (graph, *inner_graphs(graph))]
 
 
 def draws_random(node: Node) -> bool:

@@ -1,0 +1,92 @@
+"""Which graphs torch's kernels and programs may run in turn, one call by the ones, the next by the others.
+
+Not those that draw random numbers, which would be others. Nor those that hand on, or are given, what an op keeps for its gradient alone in
+a form of its own: a workspace of oneDNN's, the state of a generator, logarithms whose dtype or padding only the kernel knows. If one kind
+has run the forward graph, the other one must not run the backward graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, cast
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .graphs import viewed
+from .interpreter import draws_random, inner_graphs
+from .keyed import keyed
+
+aten = torch.ops.aten
+
+# Such ops, with the index of the first result of that kind.
+_KEEPING = {
+    aten._batch_norm_with_update_functional.default: 3,
+    aten._cudnn_rnn.default: 3,
+    aten._embedding_bag.default: 1,
+    aten._embedding_bag_forward_only.default: 1,
+    aten._scaled_dot_product_cudnn_attention.default: 1,
+    aten._scaled_dot_product_efficient_attention.default: 1,
+    aten._scaled_dot_product_flash_attention.default: 1,
+    aten._scaled_dot_product_fused_attention_overrideable.default: 1,
+    aten._thnn_fused_gru_cell.default: 1,
+    aten._thnn_fused_lstm_cell.default: 2,
+    aten.log_sigmoid_forward.default: 1,
+    aten.mkldnn_rnn_layer.default: 3,
+}
+# What their gradients call it. On the CPU attention's logarithms are as anyone would compute them, but before torch 2.13 not for float64.
+_KEPT = frozenset(
+    {"bag_size", "buffer", "logsumexp", "maximum_indices", "offset2bag", "philox_seed", "reserve", "reserveSpace", "rng_state", "workspace"}
+)
+_CPU_ATTENTION = aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+
+
+def is_interchangeable(module: GraphModule) -> bool:
+    """Whether it makes no difference beyond rounding who runs a graph, nor who runs those that it exchanges tensors with."""
+    for graph in (module, *inner_graphs(module)):
+        nodes = list(graph.graph.nodes)
+        if any(draws_random(node) or node.target is keyed for node in nodes):
+            return False
+        kept = {node for node in nodes if _is_kept(node)}
+        given = [operand for node in nodes for operand in _taken(node)]
+        if any(_origin(node) in kept for node in graph.graph.output_node().all_input_nodes):
+            return False
+        if any(_origin(operand) not in kept for operand in given):
+            return False
+    return True
+
+
+def _origin(node: Node) -> Node:
+    while (source := viewed(node)) is not None:
+        node = source
+    return node
+
+
+def _is_kept(node: Node) -> bool:
+    """Whether a node is what an op keeps for its gradient."""
+    if node.target is not operator.getitem or not isinstance(maker := node.args[0], Node):
+        return False
+    target: Any = maker.target
+    first = 1 if _is_odd_attention(maker) else _KEEPING.get(target)
+    return first is not None and cast(int, node.args[1]) >= first
+
+
+def _taken(node: Node) -> list[Node]:
+    """The operands of a gradient that are of that kind."""
+    op: Any = node.target
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+        return []
+    if op is _CPU_ATTENTION_BACKWARD and not _is_odd_attention(node):
+        return []
+    named = {**dict(zip((argument.name for argument in op._schema.arguments), node.args, strict=False)), **node.kwargs}
+    return [value for name, value in named.items() if name in _KEPT and isinstance(value, Node)]
+
+
+def _is_odd_attention(node: Node) -> bool:
+    return node.target in (_CPU_ATTENTION, _CPU_ATTENTION_BACKWARD) and _dtype(node.args[0]) == torch.float64
+
+
+def _dtype(node: Any) -> torch.dtype | None:
+    value = node.meta.get("val") if isinstance(node, Node) else None
+    return value.dtype if isinstance(value, torch.Tensor) else None

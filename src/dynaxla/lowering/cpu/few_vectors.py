@@ -10,6 +10,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..promotion import convert
+from . import stretches
 from .in_memory import in_memory
 
 # Elementwise work reads the many once for each of the few.
@@ -31,6 +32,8 @@ def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: l
             return _by_lanes(x, y)
         if not is_over_last and count % _SLICES == 0 and (rows == 1 or is_moved):
             return _by_slices(x, y)
+    if is_over_last and not is_moved and stretches.suits(rows, count, y.dtype):
+        return stretches.product(x, y)
     dims = ((2,), (2 if is_over_last else 1,)), ((0,), (0,))
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=dtypes.accumulator(y.dtype))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,7 +80,7 @@ def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monk
 
 @pytest.mark.parametrize(
     ("forms", "hint"),
-    [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: torch, onednn, xla")],
+    [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: torch, onednn, few_vectors, xla")],
 )
 def test_unknown(forms: dict[str, str], hint: str) -> None:
     with pytest.raises(OptionError, match=hint):
@@ -245,6 +246,21 @@ def test_products_of_matrices(form: str, transposed: tuple[bool, bool]) -> None:
         return (x.t() if transposed[0] else x) @ (y.t() if transposed[1] else y)
 
     assert_equal(compiled(run, {"contraction": form})(*tensors), run(*tensors), tolerance=(1e-4, 1e-4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_one_row_of_a_half_type_converts_no_matrix(dtype: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    weight, other, bias = (torch.randn(shape, dtype=dtype) for shape in ((72, 256), (72, 264), (72,)))
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(F.linear(x, weight, bias)) @ other
+
+    x = torch.randn(1, 256, dtype=dtype)
+    assert_equal(compiled(run, {}, tmp_path)(x), run(x), tolerance=(2e-2, 0.5))
+    (program,) = [path.read_text() for path in tmp_path.glob("*.hlo.txt")]
+    assert " dot(" not in program
+    assert not re.search(r"(call|fusion|custom-call)\(.*f32\[(72,256|72,264)\]", program.split("ENTRY")[1])
 
 
 def test_transposes_are_looked_through(tmp_path: Path) -> None:

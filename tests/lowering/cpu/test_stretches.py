@@ -1,4 +1,4 @@
-"""Scores of a few vectors, by stretches."""
+"""Products of a few vectors with many, by stretches."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from jax import lax
 from dynaxla.lowering.cpu import few_vectors, stretches
 
 
-@pytest.mark.parametrize(("rows", "count"), [(2, 32), (3, 48), (4, 64)])
-def test_product(rows: int, count: int) -> None:
+@pytest.mark.parametrize(("dtype", "rows", "count"), [("float32", 2, 32), ("float32", 3, 48), ("float32", 4, 320), ("bfloat16", 1, 288)])
+def test_product(dtype: str, rows: int, count: int) -> None:
     draw = np.random.default_rng(0)
     x, y = (draw.standard_normal(shape, dtype=np.float32) for shape in ((2, rows, count), (2, 5, count)))
     y[1, 2] = np.inf
     y[0, 4, 3] = np.nan
-    found = jax.jit(stretches.product)(x, y)
+    few, many = jax.numpy.asarray(x, dtype), jax.numpy.asarray(y, dtype)
+    found = jax.jit(stretches.product)(few, many)
     assert found.dtype == np.float32
-    expected = np.einsum("brn,bcn->brc", x.astype(np.float64), y.astype(np.float64))
+    expected = np.einsum("brn,bcn->brc", *(np.asarray(array, np.float64) for array in (few, many)))
     assert np.isfinite(expected).sum() == 8 * rows
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
 
 
 SUITED = [
     ("float32", 3, 64, True), ("float32", 4, 64, True), ("float32", 5, 64, False), ("float32", 5, 80, True),
-    ("float32", 1, 64, False), ("float32", 2, 36, False), ("float64", 3, 64, False), ("bfloat16", 3, 64, False),
+    ("float32", 1, 64, False), ("float32", 2, 36, False), ("float64", 3, 64, False), ("float32", 9, 768, False),
+    ("bfloat16", 1, 768, True), ("float16", 1, 256, True), ("bfloat16", 2, 768, False), ("bfloat16", 1, 248, False),
+    ("bfloat16", 1, 266, False), ("int16", 1, 768, False),
 ]  # fmt: skip
 
 
@@ -34,10 +37,11 @@ def test_what_suits(dtype: str, rows: int, count: int, suited: bool) -> None:
     assert stretches.suits(rows, count, jax.numpy.dtype(dtype)) == suited
 
 
-@pytest.mark.parametrize(("is_over_last", "is_moved", "taken"), [(True, False, True), (False, False, False), (True, True, False)])
-def test_is_taken_where_each_vector_lies_together(is_over_last: bool, is_moved: bool, taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("is_over_last", [True, False])
+@pytest.mark.parametrize("is_moved", [True, False])
+def test_is_taken_where_the_product_is_over_the_whole_length(is_over_last: bool, is_moved: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     monkeypatch.setattr(stretches, "product", lambda x, y: calls.append(y))
     x, y = jax.numpy.zeros((2, 3, 64), "float32"), jax.numpy.zeros((2, 64, 64), "float32")
     few_vectors.product(x, y, is_over_last, is_moved, lax.Precision.HIGHEST)
-    assert bool(calls) == taken
+    assert bool(calls) == is_over_last

@@ -6,9 +6,12 @@ copies. Elementwise work, which it vectorizes, does neither.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from jax import Array, lax
 
 from .. import dtypes
+from ..dtypes import DType
 from ..promotion import convert
 from . import stretches
 from .in_memory import in_memory
@@ -26,16 +29,27 @@ def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: l
     Shape:  x (batch, rows, n) and y (batch, columns, n), or (batch, n, columns) if not `is_over_last`, give (batch, rows, columns).
     Dtype:  the accumulator's.
     """
-    rows, count = x.shape[1:]
-    if rows <= _FEW_ROWS and (is_moved or y.dtype.itemsize == 2):
-        if is_over_last and count % _LANES == 0:
-            return _by_lanes(x, y)
-        if not is_over_last and count % _SLICES == 0 and (rows == 1 or is_moved):
-            return _by_slices(x, y)
-    if is_over_last and not is_moved and stretches.suits(rows, count, y.dtype):
-        return stretches.product(x, y)
+    way = _way(*x.shape[1:], y.dtype, is_over_last, is_moved)
+    if way is not None:
+        return way(x, y)
     dims = ((2,), (2 if is_over_last else 1,)), ((0,), (0,))
     return lax.dot_general(x, y, dims, precision=precision, preferred_element_type=dtypes.accumulator(y.dtype))
+
+
+def has_way(rows: int, count: int, dtype: DType, is_over_last: bool) -> bool:
+    """Whether `product` is other than XLA's for so many of the few, which have `count` numbers each, and many as they lie."""
+    return _way(rows, count, dtype, is_over_last, False) is not None
+
+
+def _way(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool) -> Callable[[Array, Array], Array] | None:
+    if is_over_last and stretches.suits(rows, count, dtype):
+        return stretches.product
+    if rows <= _FEW_ROWS and (is_moved or dtype.itemsize == 2):
+        if is_over_last and count % _LANES == 0:
+            return _by_lanes
+        if not is_over_last and count % _SLICES == 0 and (rows == 1 or is_moved):
+            return _by_slices
+    return None
 
 
 def _by_lanes(x: Array, y: Array) -> Array:

@@ -15,7 +15,7 @@ from jax import numpy as jnp
 from ...runtime import machine
 from .. import dtypes
 from ..context import Context
-from ..cpu import onednn, torch_kernels
+from ..cpu import few_vectors, onednn, torch_kernels
 from ..dtypes import DType
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
@@ -133,6 +133,28 @@ def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = No
     return onednn.matmul(
         x, y, problem.over[0][0] == x.ndim - 2, problem.over[1][0] == y.ndim - 1, problem.out, bias, activation, problem.orders
     )
+
+
+# Below so many products, XLA's conversion of one operand takes no longer.
+_CONVERTIBLE = 16_000
+
+
+def _fits_few_vectors(problem: Contraction) -> bool:
+    """Whether these are products of one vector of a half type with the vectors of a matrix, which XLA would convert as a whole first."""
+    return (
+        len(problem.x) == len(problem.y) == 2
+        and problem.over in (((1,), (0,)), ((1,), (1,)))
+        and problem.rows == 1
+        and dtypes.is_float(problem.dtype)
+        and problem.dtype.itemsize == 2
+        and few_vectors.has_way(1, problem.x[1], problem.dtype, problem.over[1] == (1,))
+    )
+
+
+@CONTRACTION.form("few_vectors", platforms=["cpu"], fits=_fits_few_vectors, suits=lambda problem: problem.products >= _CONVERTIBLE)
+def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
+    out = few_vectors.product(lax.expand_dims(x, [0]), lax.expand_dims(y, [0]), problem.over[1] == (1,), False, problem.precision)
+    return convert(lax.squeeze(out, [0]), problem.out)
 
 
 @CONTRACTION.form("xla")

@@ -53,12 +53,19 @@ def test_a_part_is_measured_as_it_says(name: str, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(cpu, "run", run)
     part = cpu.PARTS[name]
-    model = suites.SUITES[part.suite][-1].name
+    model = part.chosen([])[-1].name
     assert cpu.measure_part(part, [model], 1.5) == "a report"
     assert (seen["cases"], seen["suite"], sorted(seen["engines"])) == ([model], part.suite, sorted(part.engines))
     settings = seen["settings"]
     assert (settings.iterations_per_run, settings.seconds) == (part.calls, 1.5)
     assert settings.placement == Placement(part.batch, part.dtype, threads=part.threads, training=part.training)
+
+
+def test_a_part_has_the_cases_that_it_says() -> None:
+    steps, rows = (cpu.PARTS[name].chosen([]) for name in ("generation", "generation-row"))
+    assert [*rows, *steps] == suites.GENERATION
+    assert cpu.PARTS["generation-row"].chosen(["layer_256", "row_256"]) == rows[:1]
+    assert cpu.PARTS["small"].chosen([]) == suites.SMALL
 
 
 def test_first_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

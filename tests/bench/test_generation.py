@@ -17,7 +17,7 @@ from dynaxla.bench.suites import Case
     [
         Case("row", partial(generation.Row, 6), generation.rows),
         Case("layer", partial(generation.Attention, 6), generation.tokens),
-        Case("decoder", partial(generation.decoder, 6, layers=1), generation.tokens),
+        Case("decoder", partial(generation.decoder, 6, 2, layers=1), partial(generation.tokens, sequences=2)),
     ],
     ids=lambda case: case.name,
 )
@@ -26,8 +26,13 @@ def test_calls_can_be_compared(case: Case) -> None:
 
 
 def test_the_suite_has_the_lengths_that_it_names() -> None:
-    for case in suites.GENERATION[:3]:
-        assert case.name.endswith(str(int(case.build().position) + 1))
+    """And as many sequences."""
+    lengths = {case.name: case.build() for case in suites.GENERATION if case.name.startswith("layer") and "16384" not in case.name}
+    assert len(lengths) == 6
+    for name, layer in lengths.items():
+        sequences, length = len(layer.keys), int(layer.position) + 1
+        assert name == f"layer_{f'{sequences}x' * (sequences > 1)}{length}"
+        assert layer.values.shape == (sequences, generation.CACHED_HEADS, length, generation.HEAD)
 
 
 def test_a_token_is_written_and_attended_to() -> None:

@@ -27,5 +27,6 @@ FIRST_CALL = "first-call"
 MEMORY = "training-memory"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
-    "training-adamw", "small", "functions", "generation", "xla-options", "xla-options-small", FIRST_CALL, MEMORY,
+    "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
+    FIRST_CALL, MEMORY,
 )  # fmt: skip

@@ -28,12 +28,13 @@ TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step")
 FUNCTIONS = ("eager", "inductor", "xla_vectors_256", "dynaxla")
 XLA_OPTIONS = (*engine_table.XLA_OPTIONS, "dynaxla")
 READING = "reading"
+STEPS = ("layer", "decoder")
 
 
 @dataclass(frozen=True)
 class Part:
     """One table. ratios: pairs of engines; the first one's time over the second's is shown. reads: also the time for reading all weights
-    and buffers once."""
+    and buffers once. cases: those of the suite whose names begin so."""
 
     title: str
     suite: str = "models"
@@ -44,6 +45,11 @@ class Part:
     calls: int = 1
     training: str = ""
     reads: bool = False
+    cases: tuple[str, ...] = ("",)
+
+    def chosen(self, models: Sequence[str]) -> list[suites.Case]:
+        """Its cases, or those of them that `models` names. Raises: BenchmarkError."""
+        return [case for case in suites.choose(self.suite, models) if case.name.startswith(self.cases)]
 
     @property
     def ratios(self) -> list[tuple[str, str]]:
@@ -67,7 +73,11 @@ PARTS = {
     "training-adamw": Part("Training with AdamW, float32, batch 4, one thread", batch=4, engines=TRAINING, training="adamw"),
     "small": Part("Small models, batch 1, one thread", suite="small", calls=100),
     "functions": Part("Functions, float32, batch 8, one thread", suite="functions", batch=8, engines=FUNCTIONS, calls=10),
-    "generation": Part("Generation of one token, float32, batch 1, one thread", suite="generation", reads=True),
+    "generation": Part("Generation of one token, float32, one thread", suite="generation", reads=True, cases=STEPS),
+    "generation-bfloat16": Part(
+        "Generation of one token, bfloat16, one thread", suite="generation", dtype=torch.bfloat16, reads=True, cases=STEPS
+    ),
+    "generation-row": Part("A row written into a cache, float32, batch 1, one thread", suite="generation", cases=("row",)),
     "xla-options": Part("XLA's options, float32, batch 1, one thread", engines=XLA_OPTIONS),
     "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }
@@ -99,8 +109,8 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
             found[name] = as_part(result)
             if PARTS[name].reads:
                 for model, entry in found[name]["models"].items():
-                    (case,) = suites.choose(PARTS[name].suite, [model])
-                    entry[READING] = {"good": True, "ms": generation.reading_ms(case.build())}
+                    (case,) = PARTS[name].chosen([model])
+                    entry[READING] = {"good": True, "ms": generation.reading_ms(case.build().to(PARTS[name].dtype))}
         file.write_text(json.dumps(found, indent=1) + "\n")
         (output / "cpu.md").write_text(as_markdown(found))
     return good
@@ -109,8 +119,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Report:
     chosen, _ = engine_table.choose(part.engines, [])
     placement = Placement(part.batch, part.dtype, threads=part.threads, training=part.training)
-    cases = suites.choose(part.suite, models)
-    return run(cases, chosen, Settings(placement, iterations_per_run=part.calls, seconds=seconds), part.suite)
+    return run(part.chosen(models), chosen, Settings(placement, iterations_per_run=part.calls, seconds=seconds), part.suite)
 
 
 def as_part(result: report.Report) -> dict[str, Any]:

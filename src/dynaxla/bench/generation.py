@@ -27,18 +27,18 @@ class Row(nn.Module):
 
 
 class Attention(nn.Module):
-    """Attention of one token, with as many keys and values as the cache is long; several heads share one of the cache's."""
+    """Attention of one token for each sequence, over as many others as the cache is long. Several heads share one of the cache's."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, sequences: int = 1) -> None:
         super().__init__()
         self.query, self.out = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.key, self.value = nn.Linear(WIDTH, CACHED_HEADS * HEAD), nn.Linear(WIDTH, CACHED_HEADS * HEAD)
-        self.register_buffer("keys", torch.randn(1, CACHED_HEADS, length, HEAD))
-        self.register_buffer("values", torch.randn(1, CACHED_HEADS, length, HEAD))
+        self.register_buffer("keys", torch.randn(sequences, CACHED_HEADS, length, HEAD))
+        self.register_buffer("values", torch.randn(sequences, CACHED_HEADS, length, HEAD))
         self.register_buffer("position", torch.tensor([length - 1]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        query, key, value = (linear(x).view(1, 1, -1, HEAD).transpose(1, 2) for linear in (self.query, self.key, self.value))
+        query, key, value = (linear(x).view(*x.shape[:2], -1, HEAD).transpose(1, 2) for linear in (self.query, self.key, self.value))
         self.keys.index_copy_(2, self.position, key)
         self.values.index_copy_(2, self.position, value)
         attended = F.scaled_dot_product_attention(query, self.keys, self.values, enable_gqa=True)
@@ -48,9 +48,9 @@ class Attention(nn.Module):
 class Block(nn.Module):
     """A layer of a decoder."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, sequences: int = 1) -> None:
         super().__init__()
-        self.attention, self.first, self.second = Attention(length), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.attention, self.first, self.second = Attention(length, sequences), nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(approximate="tanh"), nn.Linear(4 * WIDTH, WIDTH))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -58,17 +58,18 @@ class Block(nn.Module):
         return x + self.mlp(self.second(x))
 
 
-def decoder(length: int, layers: int = LAYERS) -> nn.Module:
-    """A decoder without a vocabulary, with caches of this length."""
-    return nn.Sequential(*[Block(length) for _ in range(layers)])
+def decoder(length: int, sequences: int = 1, layers: int = LAYERS) -> nn.Module:
+    """A decoder without a vocabulary, with caches of this length for so many sequences."""
+    return nn.Sequential(*[Block(length, sequences) for _ in range(layers)])
 
 
 def rows(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
     return (torch.randn(batch, HEADS, 1, HEAD, generator=generator),)
 
 
-def tokens(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    return (torch.randn(batch, 1, WIDTH, generator=generator),)
+def tokens(batch: int, generator: torch.Generator, sequences: int = 1) -> tuple[torch.Tensor, ...]:
+    """A token for each sequence, of which each model has caches for a certain number: a batch is so many."""
+    return (torch.randn(batch * sequences, 1, WIDTH, generator=generator),)
 
 
 def reading_ms(model: nn.Module, rounds: int = 9) -> float:

@@ -3,7 +3,7 @@
 models     the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
 small      models of a few microseconds, on which the cost of a call shows
 functions  single functions on activations: elementwise, and along rows
-generation one token: a row of a cache, a layer, and a decoder
+generation one token for one sequence or eight: a row of a cache, a layer, and a decoder
 breaks     small models whose Python TorchDynamo cannot capture whole
 """
 
@@ -155,10 +155,20 @@ SMALL = [
 
 FUNCTIONS = [Case(name, make, inputs) for name, (make, inputs) in functions.FUNCTIONS.items()]
 
+_LENGTHS = (256, 1024, 4096, 16384)
+
+
+def _generation(name: str, make: Callable[[int, int], nn.Module]) -> Iterable[Case]:
+    """One and eight sequences, with caches of each length."""
+    for sequences, prefix in ((1, ""), (8, "8x")):
+        for length in _LENGTHS:
+            yield Case(f"{name}_{prefix}{length}", partial(make, length, sequences), partial(generation.tokens, sequences=sequences))
+
+
 GENERATION = [
-    Case("row_16384", partial(generation.Row, 16384), generation.rows),
-    *[Case(f"layer_{length}", partial(generation.Attention, length), generation.tokens) for length in (4096, 16384)],
-    *[Case(f"decoder_{length}", partial(generation.decoder, length), generation.tokens) for length in (256, 2048, 8192)],
+    *[Case(f"row_{length}", partial(generation.Row, length), generation.rows) for length in (256, 16384)],
+    *_generation("layer", generation.Attention),
+    *_generation("decoder", generation.decoder),
 ]
 
 SUITES: Mapping[str, list[Case]] = {

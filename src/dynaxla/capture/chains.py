@@ -12,8 +12,9 @@ Each of these values is a place of c (a view of it), as it is after some writes 
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,6 +102,18 @@ class Place:
         """Whether it is the input itself."""
         return self.specs[-1] == self.specs[0]
 
+    def is_apart(self, other: Place) -> bool:
+        """Whether these places of one input have no element in common, as far as their steps show: where these first differ, they take
+        other parts of one dimension."""
+        for mine, theirs, spec in zip(self.steps, other.steps, self.specs, strict=False):
+            if mine != theirs:
+                sizes = spec[: len(spec) // 2]
+                one, another = _chosen(mine, sizes), _chosen(theirs, sizes)
+                if one is None or another is None or one[0] != another[0]:
+                    return False
+                return one[2] <= another[1] or another[2] <= one[1]
+        return False
+
     def after(self, step: Step) -> Place | None:
         """The place that a view of this one is; None if the input's memory cannot be viewed so."""
         mode = detect_fake_mode(self.value)
@@ -144,6 +157,11 @@ class State:
     writes: tuple[Write, ...]
     place: Place
 
+    @property
+    def seen(self) -> tuple[Write, ...]:
+        """The writes that the value may depend on: without those to places that are known to lie elsewhere."""
+        return tuple(write for write in self.writes if not write.place.is_apart(self.place))
+
 
 def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, State]:
     """The values that are places of these inputs after writes. An input whose elements share memory has none."""
@@ -155,6 +173,32 @@ def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, State]:
         elif node.op == "call_function" and (state := _state(node, found)) is not None:
             found[node] = state
     return found
+
+
+def reads_through_writes(node: Node) -> bool:
+    """Whether a value that has a state is a view of what has had a part put back."""
+    source = node
+    while source.target in _VIEWS or source.target is operator.getitem:
+        source = source.args[0].args[0] if source.target is operator.getitem else source.args[0]
+    return source is not node and source.target in _PUTS_BACK
+
+
+def call(graph: Graph, op: Any, *args: Any) -> Node:
+    """Add a node where the graph grows."""
+    node = graph.call_function(op, args)
+    values = torch.fx.node.map_arg(args, lambda source: source.meta["val"])
+    with detect_fake_mode(values) or contextlib.nullcontext(), torch.no_grad():
+        node.meta["val"] = op(*values)
+    return node
+
+
+def viewed_at(graph: Graph, place: Place, source: Node, copies: Mapping[Node, Node]) -> Node:
+    """Add the views that lead from an input to a place of it. copies: the nodes of `graph` for those of the place's graph."""
+    view = copies[source]
+    for step in place.steps:
+        view = call(graph, step.op, view, *torch.fx.node.map_arg(step.args, copies.__getitem__))
+        view = view if step.item is None else call(graph, operator.getitem, view, step.item)
+    return view
 
 
 def _state(node: Node, found: dict[Node, State]) -> State | None:
@@ -215,6 +259,21 @@ def _takes(node: Node) -> bool:
     kinds = {item.dtype for item in indices}
     is_known = kinds == {torch.int64} or (is_put and kinds == {torch.bool} and len(indices) == 1)
     return is_known and all(item.dtype == dtype for item in _tensors(others)) and not reason(node)
+
+
+def _chosen(step: Step, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
+    """The dimension that a view takes a part of, where that begins and where it ends at the latest; None if that is not known."""
+    if step.op is aten.select.int:
+        dim, start = step.args
+        end = start + 1 if isinstance(start, int) and start != -1 else None
+    elif step.op is aten.slice.Tensor:
+        dim, start, end = (*step.args, *(0, None, None)[len(step.args) :])[:3]
+    else:
+        return None
+    size = sizes[dim]
+    start, end = (size if item is None and at else item or 0 for at, item in enumerate((start, end)))
+    start, end = (item + size if isinstance(item, int) and item < 0 else item for item in (start, end))
+    return (dim % len(sizes), start, end) if isinstance(start, int) and isinstance(end, int) else None
 
 
 def _tensors(args: Any) -> list[torch.Tensor]:

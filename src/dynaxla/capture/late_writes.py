@@ -11,7 +11,8 @@ Nothing may fail once the first write is done, and what is written may not depen
 - The graph has no ops that write. An output that lies in a changed input's memory, but not as what AOTAutograd makes of the input itself
   behind the call, is copied, too.
 
-What reads the new value inside the program, or gets it as a tensor of its own, gets it from the program as before.
+What reads the new value inside the program, or gets it as a tensor of its own, gets it from the program as before; but what reads a place
+reads what has been written there (places_read.py).
 
 On a GPU no call waits for the program's checks. There the program gives old values to be written again, and indices that can be read, if a
 check has failed (`held`); writes for which that is not known are left in the program.
@@ -19,7 +20,6 @@ check has failed (`held`); writes for which that is not known are left in the pr
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import operator
@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from ..lowering.fallback import writes
@@ -37,8 +36,9 @@ from ..lowering.interpreter import is_plain_python
 from ..lowering.ops.held import held
 from ..runtime import private
 from .aten_graph import AtenGraph, written_inputs
-from .chains import Place, State, Step, Write, states
+from .chains import Place, State, Step, Write, call, states, viewed_at
 from .crossings import has_several
+from .places_read import read_places
 from .split import symbols
 
 aten = torch.ops.aten
@@ -125,6 +125,7 @@ class _Cut:
         self._views: dict[tuple[Node, tuple[Step, ...]], Node] = {}
 
     def result(self) -> LateWrites:
+        read_places(self._rest, self._copies, {node: state for node, state in self._found.items() if state.source in self._chains})
         for source, state in self._chains.items():
             for write in state.writes:
                 if write.is_indexed:
@@ -168,28 +169,28 @@ class _Cut:
     def _apart(self, node: Node, inputs: Collection[Node]) -> Node:
         """A value in the program: in memory of its own, if it lies in that of one of these inputs."""
         copy = self._copies[node]
-        return _call(self._rest, aten.clone.default, copy) if _is_tensor(node) and _lies_in(node, inputs) else copy
+        return call(self._rest, aten.clone.default, copy) if _is_tensor(node) and _lies_in(node, inputs) else copy
 
     def _held(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
         """An op, and what it takes after its target: it writes the same, or, if a check fails, what the place held before the call."""
 
         def unless_failed(new: Node, old: Node) -> Node:
-            return _call(self._rest, held, new, old)
+            return call(self._rest, held, new, old)
 
         old = self._place(source, write.place)
         args = torch.fx.node.map_arg(write.args, self._copies.__getitem__)
         if write.op is aten.index_copy_.default:
             dim, index, new = args
-            index = unless_failed(index, _call(self._rest, aten.zeros_like.default, index))
-            new = unless_failed(new, _call(self._rest, aten.index_select.default, old, dim, index))
+            index = unless_failed(index, call(self._rest, aten.zeros_like.default, index))
+            new = unless_failed(new, call(self._rest, aten.index_select.default, old, dim, index))
             return write.op, (dim, self._part(index), self._part(new))
         if write.op is aten.index_put_.default:
-            indices = [item and unless_failed(item, _call(self._rest, aten.zeros_like.default, item)) for item in args[0]]
-            old = _call(self._rest, aten.index.Tensor, old, indices)
-            new = unless_failed(_call(self._rest, aten.copy.default, old, args[1]), old)
+            indices = [item and unless_failed(item, call(self._rest, aten.zeros_like.default, item)) for item in args[0]]
+            old = call(self._rest, aten.index.Tensor, old, indices)
+            new = unless_failed(call(self._rest, aten.copy.default, old, args[1]), old)
             return write.op, ([item and self._part(item) for item in indices], self._part(new))
         whole = aten.copy.default if write.op is aten.copy_.default else write.node.target
-        new = unless_failed(_call(self._rest, whole, old, *args), old)
+        new = unless_failed(call(self._rest, whole, old, *args), old)
         return aten.copy_.default, (self._part(new),)
 
     def _part(self, node: Node) -> Node:
@@ -200,11 +201,7 @@ class _Cut:
 
     def _place(self, source: Node, place: Place) -> Node:
         """A place of an input before the call, in the program."""
-        view = self._copies[source]
-        for step in place.steps:
-            view = _call(self._rest, step.op, view, *torch.fx.node.map_arg(step.args, self._copies.__getitem__))
-            view = view if step.item is None else _call(self._rest, operator.getitem, view, step.item)
-        return view
+        return viewed_at(self._rest, place, source, self._copies)
 
     def _view(self, source: Node, place: Place) -> Node:
         """A place of an input, in the graph of the writes."""
@@ -273,12 +270,3 @@ def _put_first(nodes: Sequence[Node]) -> None:
         first = next(iter(node.graph.nodes))
         if first is not node:
             first.prepend(node)
-
-
-def _call(graph: Graph, op: Any, *args: Any) -> Node:
-    """Add a node behind the others."""
-    node = graph.call_function(op, args)
-    values = torch.fx.node.map_arg(args, lambda source: source.meta["val"])
-    with detect_fake_mode(values) or contextlib.nullcontext(), torch.no_grad():
-        node.meta["val"] = op(*values)
-    return node

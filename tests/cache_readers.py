@@ -83,6 +83,94 @@ def slices(x: Tensor, new: Tensor) -> Tensor:
     return torch.select_scatter(x, new[:, :, 1], 2, LENGTH - 3)
 
 
+def by_sample(x: Tensor, new: Tensor, at: Tensor, from_end: bool = False) -> Tensor:
+    """Each sample at positions of its own; here they are the same."""
+    samples = torch.arange(-len(x), 0) if from_end else torch.arange(len(x))
+    return aten.index_put(x, [samples[:, None], None, at[None]], new.transpose(1, 2))
+
+
+def scatter(x: Tensor, new: Tensor, at: Tensor) -> Tensor:
+    return x.scatter(2, at.view(1, 1, -1, 1).expand(len(x), 1, at.numel(), 1).expand(*x.shape[:2], at.numel(), SIZE), new)
+
+
+def _one_each(i: Inputs) -> Tensor:
+    """A position for each sample; of the other samples, the old slices there count. A second update for one of them comes later."""
+    keys, values = (x.nan_to_num(1, 2, 3) for x in (i.keys, i.values))
+    keys, values = (aten.index_put(x, [torch.arange(BATCH), None, i.at], new[:, :, 0]) for x, new in ((keys, i.key), (values, i.value)))
+    last = [torch.tensor([1]), None, i.at[1:]]
+    keys, values = (aten.index_put(x, last, new[1:, :, 1]) for x, new in ((keys, i.value), (values, i.key)))
+    return fused(i, keys, values, attn_mask=i.bias)
+
+
+def _written_twice(i: Inputs) -> Tensor:
+    """Of two slices for one place the last counts: of the first not even a NaN does."""
+    samples, at = torch.tensor([[0], [1]]), torch.tensor([[5, LENGTH - 3, 5], [LENGTH - 3, 5, LENGTH - 3]])
+
+    def change(x: Tensor, new: Tensor) -> Tensor:
+        new = torch.cat([torch.full_like(new[:, :, :1], torch.nan), new], 2).transpose(1, 2)
+        return aten.index_put(x, [samples, None, at], new)
+
+    return attention(i.query, *both(i, change), i.bias)
+
+
+def _samples_in_rows(i: Inputs) -> Tensor:
+    """Caches (batch, length, heads, size)."""
+    keys, values = (x.transpose(1, 2).contiguous() for x in (i.keys, i.values))
+    samples, at = torch.arange(BATCH)[:, None], i.at[None] - LENGTH
+    keys, values = (aten.index_put(x, [samples, at], new.transpose(1, 2)) for x, new in ((keys, i.key), (values, i.value)))
+    return fused(i, keys.transpose(1, 2), values.transpose(1, 2), attn_mask=i.bias)
+
+
+def _slots(i: Inputs) -> Tensor:
+    """Caches whose rows are counted through all samples, and whose heads lie in one row."""
+
+    def change(x: Tensor, new: Tensor) -> Tensor:
+        slots = (torch.arange(BATCH)[:, None] * LENGTH + i.at).flatten()
+        x = x.transpose(1, 2).reshape(BATCH * LENGTH, KEY_HEADS * SIZE)
+        x = x.index_copy(0, slots, new.transpose(1, 2).reshape(len(slots), KEY_HEADS * SIZE))
+        return x.view(BATCH, LENGTH, KEY_HEADS, SIZE).transpose(1, 2)
+
+    return fused(i, *both(i, change), attn_mask=i.bias)
+
+
+def _wide_rows(i: Inputs) -> Tensor:
+    """Caches (batch, length, heads times size)."""
+
+    def change(x: Tensor, new: Tensor) -> Tensor:
+        x = x.transpose(1, 2).reshape(BATCH, LENGTH, KEY_HEADS * SIZE).index_copy(1, i.at, new.transpose(1, 2).flatten(2))
+        return x.view(BATCH, LENGTH, KEY_HEADS, SIZE).transpose(1, 2)
+
+    return fused(i, *both(i, change), attn_mask=i.bias)
+
+
+def _pages(i: Inputs) -> Tensor:
+    """One head's caches in pages of four; the sum is over both of a slice's places."""
+    query, (keys, values) = i.query[0, 0], (x[0, 0].view(-1, 4, SIZE) for x in (i.keys, i.values))
+    at = [i.at // 4, i.at % 4]
+    keys, values = (aten.index_put(x, at, new[0, 0]).view(LENGTH, SIZE) for x, new in ((keys, i.key), (values, i.value)))
+    return F.softmax(query @ keys.t() + i.bias[0, 0], -1) @ values
+
+
+def _one_sample(i: Inputs) -> Tensor:
+    """A batch of one."""
+    keys, values = (
+        aten.index_put(x[:1], [torch.tensor([0]), None, i.at], new[0].transpose(0, 1)) for x, new in ((i.keys, i.key), (i.values, i.value))
+    )
+    return F.scaled_dot_product_attention(i.query[:1], keys, values, attn_mask=i.bias[:1], enable_gqa=True)
+
+
+def _whole_heads(i: Inputs) -> Tensor:
+    """Samples' heads are new: dimensions that both operands keep."""
+    keys = aten.index_put(i.keys.nan_to_num(), [torch.tensor([0, 1]), torch.tensor([1, 0])], i.key[:, 0].repeat(1, LENGTH // 2, 1))
+    return i.query @ repeated(keys).transpose(2, 3)
+
+
+def _single_numbers(i: Inputs) -> Tensor:
+    """What is new is summed in one dimension and kept in the other: no slices."""
+    keys = aten.index_put(i.keys.nan_to_num(), [None, None, i.at, i.at[:1]], i.key[:, :, :, 0])
+    return i.query @ repeated(keys).transpose(2, 3)
+
+
 def _twice(i: Inputs) -> Tensor:
     """Two updates one after the other, of which the second writes over some of the first."""
     first = both(i, lambda x, new: index_copy(x, new, i.at))
@@ -205,13 +293,25 @@ READERS = {
     "in a list": Reader(_in_a_list, 1),
     "added": Reader(_added, 0),
     "by batch": Reader(_by_batch, 0),
+    "by sample": Reader(lambda i: attention(i.query, *both(i, lambda x, new: by_sample(x, new, i.at)), i.bias)),
+    "by sample from the end": Reader(lambda i: fused(i, *both(i, lambda x, new: by_sample(x, new, i.at - LENGTH, True)), attn_mask=i.mask)),
+    "scattered": Reader(lambda i: attention(i.query, *both(i, lambda x, new: scatter(x, new, i.at)), i.bias)),
+    "one each": Reader(_one_each),
+    "written twice": Reader(_written_twice),
+    "samples in rows": Reader(_samples_in_rows),
+    "slots": Reader(_slots),
+    "wide rows": Reader(_wide_rows),
+    "pages": Reader(_pages),
+    "one sample": Reader(_one_sample),
+    "whole heads": Reader(_whole_heads, 1),
+    "single numbers": Reader(_single_numbers, 0),
 }
 
 
 def by_chance(seed: int) -> Callable[[Inputs], Tensor]:
     """A product with a cache, or its transpose, after updates of any kind."""
     draw = random.Random(seed)
-    kinds = draw.choices(["copy", "put", "slice", "select"], k=draw.randint(1, 3))
+    kinds = draw.choices(["copy", "put", "slice", "select", "sample", "scatter"], k=draw.randint(1, 3))
     steps = [(kind, draw.randrange(LENGTH - 2), draw.choice([1, -1])) for kind in kinds]
     is_score, is_first, is_repeated, reads_between = (draw.random() < chance for chance in (0.5, 0.4, 0.5, 0.2))
 
@@ -224,6 +324,10 @@ def by_chance(seed: int) -> Callable[[Inputs], Tensor]:
                 cache = index_copy(cache, new, at)
             elif kind == "put":
                 cache = index_put(cache, new, at - LENGTH)
+            elif kind == "sample":
+                cache = by_sample(cache, new, at)
+            elif kind == "scatter":
+                cache = cache.scatter(2, torch.stack([at, at.flip(0)]).view(2, 1, 2, 1).expand_as(new), new)
             elif kind == "slice":
                 cache = torch.slice_scatter(cache, new, 2, place, place + 2)
             else:

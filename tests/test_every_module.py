@@ -19,6 +19,7 @@ ELSEWHERE = {
     "lowering/ops/test_average_pooling.py": "lowering/ops/windows",
     "lowering/ops/test_normalization.py": "lowering/ops/moments",
     "capture/test_packing.py": "lowering/ops/packed",
+    "lowering/ops/test_products_of_updates.py": "lowering/ops/products_of_samples",
     # What they promise is an order of what torch, XLA and the host do.
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
     # The parts of one walk.

@@ -6,9 +6,12 @@ all who read it must be such products, at most through views.
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise, takewhile
+from operator import mul
 from typing import Any
 
 import torch
@@ -26,11 +29,11 @@ aten = torch.ops.aten
 class Update:
     """A node that gives a tensor with some slices replaced.
 
-    Attributes: node; dim (that the slices lie along); count (of slices).
+    Attributes: node; dims (each slice has one place in each of them, and the whole of all others); count (of slices).
     """
 
     node: Node
-    dim: int
+    dims: tuple[int, ...]
     count: int
 
     @property
@@ -74,20 +77,29 @@ PRODUCTS: dict[Any, dict[int, Roles]] = {
 class Reading:
     """A product's operand that is a view of an updated tensor.
 
-    Attributes: updates (one after the other, along one dimension); factors (what the operand's dimensions are made of, without dimensions
-    of size 1); shape, dtype (of the tensor); roles; rows (how many vectors each of the tensor's vectors is multiplied with).
+    Attributes: updates (one after the other, with slices in the same dimensions); parts (the sizes that each dimension of the tensor is
+    split in; of all these dimensions, in their order, is meant what follows); factors (what the operand's dimensions are made of, without
+    dimensions of size 1); dims (that slices have places in); dtype (of the tensor); roles; rows (how many vectors each of the tensor's
+    vectors is multiplied with).
     """
 
     updates: tuple[Update, ...]
+    parts: tuple[tuple[int, ...], ...]
     factors: Factors
-    shape: tuple[int, ...]
+    dims: tuple[int, ...]
     dtype: torch.dtype
     roles: Roles
     rows: int
 
     @property
-    def dim(self) -> int:
-        return self.updates[0].dim
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's, with its dimensions split."""
+        return tuple(size for sizes in self.parts for size in sizes)
+
+    @property
+    def places(self) -> int:
+        """How many places there are for a slice."""
+        return math.prod(self.shape[dim] for dim in self.dims)
 
     @property
     def count(self) -> int:
@@ -101,9 +113,17 @@ class Reading:
         return bool(kept) and min(others) < max(kept)
 
     @property
+    def has_strides(self) -> bool:
+        """Whether the product sums one of the tensor's dimensions and has one other in its result, and one of these two is the fastest."""
+        kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim]}
+        over = {origin for dim in self.roles.over for origin, _ in self.factors[dim]}
+        long = [dim for dim, size in enumerate(self.shape) if size > 1]
+        return len(over) == 1 and len(long) == len(kept - {None}) + 2 and long[-1] not in kept
+
+    @property
     def sums_slices(self) -> bool:
-        """Whether the product adds over the updated dimension; else its result has it."""
-        return any(origin == self.dim for dim in self.roles.over for origin, _ in self.factors[dim])
+        """Whether the product adds over a dimension that slices have places in; else its result has them."""
+        return any(origin in self.dims for dim in self.roles.over for origin, _ in self.factors[dim])
 
 
 def reading(ctx: Context, position: int) -> Reading | None:
@@ -112,9 +132,9 @@ def reading(ctx: Context, position: int) -> Reading | None:
     if found is None or not _is_avoidable(ctx, found.updates[0]):
         return None
     updates = list(found.updates)
-    while (before := _update(ctx, updates[0].base)) and before.dim == found.dim and _is_avoidable(ctx, before):
+    while (before := _update(ctx, updates[0].base)) and before.dims == updates[0].dims and _is_avoidable(ctx, before):
         updates.insert(0, before)
-    return Reading(tuple(updates), found.factors, found.shape, found.dtype, found.roles, found.rows)
+    return dataclasses.replace(found, updates=tuple(updates))
 
 
 def _is_avoidable(ctx: Context, update: Update) -> bool:
@@ -124,7 +144,7 @@ def _is_avoidable(ctx: Context, update: Update) -> bool:
         if _uses(user, read) != len(positions):
             return False
         later = _update(ctx, user)
-        if later is not None and read is update.node and positions == [0] and later.dim == update.dim:
+        if later is not None and read is update.node and positions == [0] and later.dims == update.dims:
             if not _is_avoidable(ctx, later):
                 return False
         elif not all(_structure(ctx, user, position) for position in positions):
@@ -164,22 +184,47 @@ def _structure(ctx: Context, product: Node, position: int) -> Reading | None:
     spec: TensorSpec = ctx.spec(node)
     if 0 in ctx.spec(other).shape or any(0 in ctx.spec(view).shape for view in views):
         return None
-    factors = _viewed(ctx, spec, views)
-    if factors is None or not _fits(factors, roles, update.dim):
+    parts = _split(spec.shape, [ctx.spec(view).shape for view in takewhile(lambda view: view.target in _RESHAPES, views)])
+    shape = [size for sizes in parts for size in sizes]
+    owners = [dim for dim, sizes in enumerate(parts) for _ in sizes]
+    dims = tuple(dim for dim, owner in enumerate(owners) if owner in update.dims and shape[dim] > 1)
+    factors = _viewed(ctx, shape, views)
+    if factors is None or not _fits(factors, roles, dims):
         return None
     repeated = math.prod(size for factor in factors for origin, size in factor if origin is None)
     outer = math.prod(ctx.spec(other).shape[dim] for dim in roles.outer)
     rows = outer // math.prod(size for dim in roles.batch for _, size in factors[dim]) * repeated
-    return Reading((update,), factors, spec.shape, spec.dtype, roles, rows)
+    return Reading((update,), parts, factors, dims, spec.dtype, roles, rows)
 
 
-def _fits(factors: Factors, roles: Roles, updated: int) -> bool:
-    """Whether only dimensions that both operands keep repeat numbers, and the updated one is none of those."""
+def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    """The sizes that dimensions are split in, by one view after the other."""
+    whole = [[size] for size in shape]
+    for view in views:
+        ends = sorted({*accumulate((size for sizes in whole for size in sizes), mul), *accumulate(view, mul)})
+        if any(end % before for before, end in pairwise(ends)):
+            break
+        start, split = 1, []
+        for sizes in whole:
+            stop = start * math.prod(sizes)
+            bounds = [start, *(end for end in ends if start < end <= stop)]
+            split.append([end // before for before, end in pairwise(bounds)] or [1])
+            start = stop
+        whole = split
+    return tuple(map(tuple, whole))
+
+
+def _fits(factors: Factors, roles: Roles, updated: Sequence[int]) -> bool:
+    """Whether only dimensions that both operands keep repeat numbers, and what is done with the updated ones has a meaning for slices: each
+    belongs to one of what both keep, or all are summed, or all are in the result; a single one is not kept by both."""
+    kinds = set()
     for dim, factor in enumerate(factors):
         is_batch = dim in roles.batch
-        if any((origin is None and not is_batch) or (origin == updated and is_batch) for origin, _ in factor):
+        if any((origin is None and not is_batch) for origin, _ in factor):
             return False
-    return True
+        if any(origin in updated for origin, _ in factor):
+            kinds.add("batch" if is_batch else "over" if dim in roles.over else "free")
+    return not kinds >= {"over", "free"} and (len(updated) > 1 or "batch" not in kinds)
 
 
 # Views, and what gives the same numbers in the same shape.
@@ -200,9 +245,9 @@ _RESHAPES = frozenset(
 _VIEWS = _RESHAPES | {aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default}
 
 
-def _viewed(ctx: Context, spec: TensorSpec, views: list[Node]) -> Factors | None:
+def _viewed(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | None:
     """What the dimensions of a view are made of; None if some would have to be split."""
-    factors: Factors | None = tuple(((dim, size),) if size != 1 else () for dim, size in enumerate(spec.shape))
+    factors: Factors | None = tuple(((dim, size),) if size != 1 else () for dim, size in enumerate(shape))
     for node in views:
         assert factors is not None
         shape = ctx.spec(node).shape
@@ -224,7 +269,7 @@ def _viewed(ctx: Context, spec: TensorSpec, views: list[Node]) -> Factors | None
     return factors
 
 
-def _regrouped(factors: Factors, shape: tuple[int, ...]) -> Factors | None:
+def _regrouped(factors: Factors, shape: Sequence[int]) -> Factors | None:
     """The same factors, for the dimensions of another shape."""
     left = [factor for group in factors for factor in group]
     groups = []
@@ -239,30 +284,52 @@ def _regrouped(factors: Factors, shape: tuple[int, ...]) -> Factors | None:
 
 
 _FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_INTEGERS = (torch.int32, torch.int64)
 
 
 def _update(ctx: Context, node: Node) -> Update | None:
-    """The update that a node is, if its slices lie along one dimension."""
+    """The update that a node is, if its slices have places in some dimensions and the whole of all others."""
     rule = _UPDATES.get(node.target)
     if rule is None or not isinstance(node.args[0], Node):
         return None
     spec: TensorSpec = ctx.spec(node)
     found = rule(ctx, node, spec) if spec.dtype in _FLOATS and spec.shape and 0 not in spec.shape else None
-    return Update(node, *found) if found is not None and found[1] > 0 and spec.shape[found[0]] > 1 else None
+    if found is None:
+        return None
+    dims = tuple(dim for dim in found[0] if spec.shape[dim] > 1)
+    return Update(node, dims, found[1]) if found[1] > 0 and dims else None
 
 
-def _of_index_copy(ctx: Context, node: Node, spec: TensorSpec) -> tuple[int, int]:
-    return wrap(node.args[1], len(spec.shape)), math.prod(ctx.spec_of(node.args[2]).shape)
+def _of_index_copy(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int]:
+    return (wrap(node.args[1], len(spec.shape)),), math.prod(ctx.spec_of(node.args[2]).shape)
 
 
-def _of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[int, int] | None:
+def _of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
     indices, accumulate = node.args[1], (*node.args[3:], node.kwargs.get("accumulate", False))[0]
     given = [(dim, ctx.spec_of(index)) for dim, index in enumerate(indices) if index is not None]
-    if accumulate or len(given) != 1:
+    if accumulate or any(index.dtype not in _INTEGERS for _, index in given) or (len(given) == 1 and len(given[0][1].shape) > 1):
         return None
-    dim, index = given[0]
-    is_position = index.dtype in (torch.int32, torch.int64) and len(index.shape) <= 1
-    return (dim, math.prod(index.shape)) if is_position else None
+    return tuple(dim for dim, _ in given), math.prod(torch.broadcast_shapes(*(index.shape for _, index in given)))
+
+
+def _of_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
+    """Slices, if the indices are repeated along dimensions that they have the whole of."""
+    dim, index = wrap(node.args[1], len(spec.shape)), node.args[2]
+    given = ctx.spec_of(index).shape
+    if (*given[:dim], *given[dim + 1 :]) != (*spec.shape[:dim], *spec.shape[dim + 1 :]):
+        return None
+    chosen = chosen_by(ctx, index)
+    return tuple(sorted({*chosen, dim})), math.prod(given[at] for at in {*chosen, dim})
+
+
+def chosen_by(ctx: Context, index: Node) -> tuple[int, ...]:
+    """The dimensions along which an index differs."""
+    shape = ctx.spec_of(index).shape
+    if index.target is not aten.expand.default:
+        return tuple(range(len(shape)))
+    own = ctx.spec_of(index.args[0]).shape
+    own = (1,) * (len(shape) - len(own)) + own
+    return tuple(dim for dim, size in enumerate(own) if size > 1)
 
 
 def sliced(ctx: Context, node: Node) -> range:
@@ -278,10 +345,10 @@ def sliced(ctx: Context, node: Node) -> range:
     return range(first, first + count * step, step)
 
 
-def _of_slice(ctx: Context, node: Node, spec: TensorSpec) -> tuple[int, int] | None:
+def _of_slice(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
     if may_overlap(ctx.spec_of(node.args[0])):
         return None
-    return wrap(_argument(node, 2, "dim", 0), len(spec.shape)), len(sliced(ctx, node))
+    return (wrap(_argument(node, 2, "dim", 0), len(spec.shape)),), len(sliced(ctx, node))
 
 
 def _argument(node: Node, position: int, name: str, default: Any) -> Any:
@@ -292,6 +359,7 @@ _UPDATES = {
     aten.index_copy.default: _of_index_copy,
     aten.index_put.default: _of_index_put,
     aten._unsafe_index_put.default: _of_index_put,
+    aten.scatter.src: _of_scatter,
     aten.slice_scatter.default: _of_slice,
     aten.select_scatter.default: _of_slice,
 }

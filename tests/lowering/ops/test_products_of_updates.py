@@ -20,8 +20,9 @@ BY_PARTS = {**OPTIONS, "forms": {"product_of_update": "parts"}}
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The first operands of all products with an old tensor, and of those with new slices."""
     found: list[Tensor] = []
-    product = products_of_updates.product
-    monkeypatch.setattr(products_of_updates, "product", lambda *args: found.append(args[0]) or product(*args))
+    for name in ("product", "strided_product"):
+        original = getattr(products_of_updates, name)
+        monkeypatch.setattr(products_of_updates, name, lambda *args, original=original: found.append(args[0]) or original(*args))
     return found
 
 
@@ -48,8 +49,9 @@ def test_decoders(made: list[Tensor]) -> None:
     compare({name: reader.run for name, reader in READERS.items()}, torch.float32)
     # Scores: the old product and the new one. Sums: the old one in two ways, one of which is for what is not finite.
     pairs = sum(reader.by_parts == 2 for reader in READERS.values())
-    # Two readers have sums alone, two others scores alone.
-    assert len(made) == pairs * 5 + 2 * 3 + 2 * 2
+    # Two readers have sums alone, two others scores alone. Eight have slices with places in several dimensions, which are multiplied apart,
+    # and one more has scores alone.
+    assert len(made) == pairs * 5 + 2 * 3 + 2 * 2 - 8 * 2 + 1
 
 
 def test_half(made: list[Tensor]) -> None:

@@ -1,19 +1,19 @@
 """Products of a few vectors with many: they need not take longer than to read the many once.
 
 XLA:CPU does that for float32 that lies as its products want it. Half types it first converts as a whole, and what lies otherwise it first
-copies. Elementwise work, which it vectorizes, does neither.
+copies. Elementwise work, which it vectorizes, does neither; oneDNN, which takes strides, multiplies float32 where it lies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jax import Array, lax
 
 from .. import dtypes
 from ..dtypes import DType
 from ..promotion import convert
-from . import stretches
+from . import onednn, stretches
 from .in_memory import in_memory
 
 # Elementwise work reads the many once for each of the few.
@@ -50,6 +50,16 @@ def _way(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool
         if not is_over_last and count % _SLICES == 0 and (rows == 1 or is_moved):
             return _by_slices
     return None
+
+
+def strided_product(x: Array, y: Array, dims: Sequence[int]) -> Array:
+    """x times y for each batch, by oneDNN, which reads y where it lies. dims: of y, those of the batch, its columns' and the summed one.
+
+    Shape:  x (*batch, rows, n) gives (*batch, rows, columns).
+    Dtype:  that of both.
+    """
+    order = tuple(map(dims.index, range(y.ndim)))
+    return onednn.matmul(x, lax.transpose(y, dims), False, True, x.dtype, orders=(None, order, None))
 
 
 def _by_lanes(x: Array, y: Array) -> Array:

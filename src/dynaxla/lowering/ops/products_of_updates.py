@@ -17,13 +17,15 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
-from ..cpu.few_vectors import product
+from ..cpu import onednn
+from ..cpu.few_vectors import product, strided_product
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand
-from ..updated import Factor, Reading, reading, sliced
+from ..updated import Factor, Reading, Update, reading, sliced
 from .indexing import from_front, take_along
-from .scattering import write_slices
+from .products_of_samples import Samples, of_samples, samples
+from .scattering import fit, write_slices
 
 aten = torch.ops.aten
 
@@ -32,9 +34,10 @@ aten = torch.ops.aten
 class Problem:
     """A product with an updated tensor, apart from its operands' values.
 
-    Attributes: shape, dtype (of the tensor); count (of new slices); size (of the dimension that they lie along); rows (how many vectors
+    Attributes: shape, dtype (of the tensor); count (of new slices); size (how many places there are for them); rows (how many vectors
     each of the tensor's vectors is multiplied with); sums_slices (whether it adds over that dimension); is_moved (whether the dimensions
-    that both operands keep are not the tensor's first); platform.
+    that both operands keep are not the tensor's first); has_strides (whether one dimension is summed and one is not, and one of them is
+    the fastest); platform.
     """
 
     shape: tuple[int, ...]
@@ -44,6 +47,7 @@ class Problem:
     rows: int
     sums_slices: bool
     is_moved: bool
+    has_strides: bool
     platform: str
 
 
@@ -67,17 +71,23 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
     if found is None:
         return None
     dtype = dtypes.to_jax(found.dtype)
-    size, rows = found.shape[found.dim], found.rows
-    problem = Problem(found.shape, dtype, found.count, size, rows, found.sums_slices, found.is_moved, ctx.platform)
+    problem = Problem(
+        found.shape, dtype, found.count, found.places, found.rows, found.sums_slices, found.is_moved, found.has_strides, ctx.platform
+    )
     result: Array | None = ctx.choose(PRODUCT_OF_UPDATE, problem).run(problem, ctx, found, other, over, batch)
     return result
 
 
 def _suits(problem: Problem) -> bool:
-    """What is moved has to be copied for several rows of float32."""
-    if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2:
+    """What is moved has to be copied for several rows, unless it is in half types, or oneDNN reads it where it lies."""
+    if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2 and not _reads_strides(problem):
         return False
     return math.prod(problem.shape) > _FEW_NUMBERS and problem.rows <= _MANY_ROWS and problem.count * _PARTS <= problem.size
+
+
+def _reads_strides(problem: Problem) -> bool:
+    """Whether oneDNN multiplies the tensor as it lies. (Half types it converts first.)"""
+    return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn.takes(problem.dtype)
 
 
 @dataclass(frozen=True)
@@ -112,7 +122,7 @@ class _Other:
 @PRODUCT_OF_UPDATE.form("parts", platforms=["cpu"], suits=_suits)
 def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, outer: Sequence[int], kept: Sequence[int]) -> Array:
     other = _Other.of(found, array, outer, kept)
-    old, slices = ctx.values[found.updates[0].base], _Slices.of(ctx, found)
+    old = lax.reshape(ctx.values[found.updates[0].base], found.shape)
     long = [dim for dim, size in enumerate(found.shape) if size > 1]
     over = [dim for dim in long if dim in {origin for place in found.roles.over for origin, _ in found.factors[place]}]
     batch = [dim for dim in long if dim in other.labels and dim not in over]
@@ -124,15 +134,22 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, oute
 
     def times(x: Array, y: Array) -> Array:
         """x (batch, rows, over) and y, in the tensor's dimensions, give (batch, rows, free)."""
+        if y.shape == old.shape and _reads_strides(problem):
+            x = lax.reshape(x, [*(sizes[label] for label in batch), math.prod(sizes[label] for label in rows), old.shape[over[0]]])
+            out = strided_product(x, lax.reshape(y, [old.shape[dim] for dim in long]), [long.index(dim) for dim in (*batch, *free, *over)])
+            return lax.reshape(out, [*(sizes[label] for label in lead), old.shape[free[0]]])
         groups = [math.prod(sizes[label] for label in batch), math.prod(sizes[label] for label in rows)]
         groups.append(math.prod(y.shape[dim] for dim in over))
         out = product(lax.reshape(x, groups), *_matrices(y, batch, over, free), ctx.settings.matmul_precision)
         return lax.reshape(out, [*(sizes[label] for label in lead), *(y.shape[dim] for dim in free)])
 
-    if found.sums_slices:
-        out = _summed(x, old, slices, len(lead) + over.index(found.dim), times)
+    if len(found.dims) > 1:
+        new = Samples.of(found, [_written(ctx, update) for update in found.updates])
+        out = of_samples(x, old, new, ([*lead, *over], [*lead, *free]), found.sums_slices, times, dtypes.accumulator(problem.dtype))
+    elif found.sums_slices:
+        out = _summed(x, old, _Slices.of(ctx, found), len(lead) + over.index(found.dims[0]), times)
     else:
-        axis = len(lead) + free.index(found.dim)
+        slices, axis = _Slices.of(ctx, found), len(lead) + free.index(found.dims[0])
         before, after = times(x, old), times(x, slices.new)
         out = lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before)
     own = [[dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.over + found.roles.batch]
@@ -186,13 +203,15 @@ class _Slices:
 
     @staticmethod
     def of(ctx: Context, found: Reading) -> _Slices:
-        pairs = [_slices(ctx, update.node, update.dim, found.shape) for update in found.updates]
-        dtype, size = dtypes.to_jax(found.dtype), found.shape[found.dim]
-        new = [convert(values, dtype) for values, _ in pairs]
+        (dim,) = found.dims
+        pairs = [_slices(ctx, update) for update in found.updates]
+        dtype, size = dtypes.to_jax(found.dtype), found.shape[dim]
+        shape = (*found.shape[:dim], -1, *found.shape[dim + 1 :])
+        new = [convert(lax.reshape(values, [at.size if part < 0 else part for part in shape]), dtype) for values, at in pairs]
         places = [lax.convert_element_type(lax.clamp(np.array(-1, at.dtype), at, np.array(size, at.dtype)), np.int32) for _, at in pairs]
         if len(pairs) == 1:
-            return _Slices(new[0], places[0], found.dim, size)
-        return _Slices(lax.concatenate(new, found.dim), lax.concatenate(places, 0), found.dim, size)
+            return _Slices(new[0], places[0], dim, size)
+        return _Slices(lax.concatenate(new, dim), lax.concatenate(places, 0), dim, size)
 
     @property
     def count(self) -> int:
@@ -244,21 +263,38 @@ class _Slices:
         return lax.select(self.along(self.counts, axis, found.shape), found, lax.full_like(found, 0))
 
 
-def _slices(ctx: Context, node: torch.fx.Node, dim: int, shape: tuple[int, ...]) -> tuple[Array, Array]:
-    """The slices that an update writes, in all of the tensor's dimensions, and their places."""
+def _written(ctx: Context, update: Update) -> tuple[Array, dict[int, Array]]:
+    """The slices that an update writes, in front of the dimensions without places, and their places in all others."""
+    if _has_several_indices(update.node):
+        return samples(ctx, update)
+    values, places = _slices(ctx, update)
+    dim = update.dims[0]
+    return lax.transpose(values, [dim, *(at for at in range(values.ndim) if at != dim)]), {dim: places}
+
+
+def _has_several_indices(node: torch.fx.Node) -> bool:
+    is_put = node.target in (aten.index_put.default, aten._unsafe_index_put.default)
+    return node.target is aten.scatter.src or (is_put and sum(index is not None for index in node.args[1]) > 1)
+
+
+def _slices(ctx: Context, update: Update) -> tuple[Array, Array]:
+    """The slices that an update with places in one dimension writes, in all of the tensor's dimensions, and their places."""
+    node, dim, shape = update.node, update.dims[0], ctx.values[update.base].shape
+    if _has_several_indices(node):
+        values, at = samples(ctx, update)
+        values = lax.reshape(values, (update.count, *shape[:dim], *shape[dim + 1 :]))
+        return lax.transpose(values, [*range(1, dim + 1), 0, *range(dim + 1, len(shape))]), at[dim]
     if node.target is aten.index_copy.default:
         places = ctx.values[node.args[2]]
         source = lax.reshape(ctx.values[node.args[3]], (*shape[:dim], places.size, *shape[dim + 1 :]))
         return source, lax.reshape(places, (places.size,))
     if node.target in (aten.slice_scatter.default, aten.select_scatter.default):
-        places = sliced(ctx, node)
+        known = sliced(ctx, node)
         source = ctx.values[node.args[1]]
         source = lax.expand_dims(source, [dim]) if node.target is aten.select_scatter.default else source
-        at = lax.add(lax.mul(lax.iota(np.int32, len(places)), np.int32(places.step)), np.int32(places.start))
-        return expand(source, (*shape[:dim], len(places), *shape[dim + 1 :])), at
+        places = lax.add(lax.mul(lax.iota(np.int32, len(known)), np.int32(known.step)), np.int32(known.start))
+        return expand(source, (*shape[:dim], len(known), *shape[dim + 1 :])), places
     index, values = ctx.values[node.args[1][dim]], ctx.values[node.args[2]]
-    target = (*shape[:dim], *index.shape, *shape[dim + 1 :])
-    if values.ndim > len(target):
-        values = lax.reshape(values, values.shape[values.ndim - len(target) :])
-    slices = lax.reshape(expand(values, target), (*shape[:dim], index.size, *shape[dim + 1 :]))
+    slices = fit(values, (*shape[:dim], *index.shape, *shape[dim + 1 :]))
+    slices = lax.reshape(slices, (*shape[:dim], index.size, *shape[dim + 1 :]))
     return slices, lax.reshape(from_front(index, shape[dim]), (index.size,))

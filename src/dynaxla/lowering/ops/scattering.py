@@ -321,10 +321,10 @@ def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, a
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=picks.window_dims(x.ndim), inserted_window_dims=picks.dims, scatter_dims_to_operand_dims=picks.dims
     )
-    return _scatter(x, picks.coordinates, _fit(convert(values, x.dtype), target), numbers, "sum" if accumulate else "set")
+    return _scatter(x, picks.coordinates, fit(convert(values, x.dtype), target), numbers, "sum" if accumulate else "set")
 
 
-def _fit(values: Array, shape: tuple[int, ...]) -> Array:
+def fit(values: Array, shape: tuple[int, ...]) -> Array:
     """Broadcast; leading dimensions of size 1 beyond the target's rank are dropped, as ATen does."""
     if values.ndim > len(shape):
         values = lax.reshape(values, values.shape[values.ndim - len(shape) :])
@@ -347,7 +347,7 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
         places = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
         message = f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
         ctx.require(lax.eq(places, np.int64(extent)), RuntimeError, message)
-        values = _fit(values, (*x.shape[:dim], extent, *x.shape[dim + mask.ndim :]))
+        values = fit(values, (*x.shape[:dim], extent, *x.shape[dim + mask.ndim :]))
         placed = take_along(values, dim, ordinals(mask))
     if accumulate:
         work = dtypes.accumulator(x.dtype)

@@ -6,6 +6,7 @@ import contextlib
 import threading
 
 import torch
+from newer import fails_in_oldest
 from scripts import run_script
 
 from dynaxla.runtime import capture_lock
@@ -55,6 +56,7 @@ def test_it_is_dynamos_own() -> None:
     assert capture_lock.one_at_a_time() is compile_lock
 
 
+@fails_in_oldest("torch.compile in several threads at once ends the process, whatever the backend (Python 3.12.1)")
 def test_steps_and_models_are_captured_in_several_threads_at_once() -> None:
     printed = run_script("""
 import copy, sys, threading, torch

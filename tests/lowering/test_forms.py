@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 import torch
 from compare import assert_equal
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from dynaxla.errors import OptionError
 from dynaxla.lowering.cpu import onednn
 from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
+from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
 
@@ -246,6 +248,21 @@ def test_products_of_matrices(form: str, transposed: tuple[bool, bool]) -> None:
         return (x.t() if transposed[0] else x) @ (y.t() if transposed[1] else y)
 
     assert_equal(compiled(run, {"contraction": form})(*tensors), run(*tensors), tolerance=(1e-4, 1e-4))
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("rows", "columns", "dtype", "form"),
+    [
+        (1, 4096, "float32", "xla"), (1, 4096, "bfloat16", "few_vectors"), (2, 256, "float32", "onednn"), (2, 128, "float32", "xla"),
+        (16, 256, "float32", "onednn"), (17, 100, "float32", "xla"), (100, 100, "float32", "onednn"),
+    ],
+)  # fmt: skip
+def test_ways_of_a_layer(rows: int, columns: int, dtype: str, form: str) -> None:
+    """Which has 768 inputs."""
+    kind = jax.numpy.dtype(dtype)
+    problem = Contraction((rows, 768), (columns, 768), ((1,), (1,)), ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
+    assert CONTRACTION.choose(problem, {}).name == form
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

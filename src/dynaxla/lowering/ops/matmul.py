@@ -76,8 +76,11 @@ class Contraction:
 
 CONTRACTION: Forms[Contraction] = Forms("contraction")
 
-# Below so many products, XLA's own dot is as fast; it is with a single row too, however many products there are.
+# Below so many products, XLA's own dot is as fast; it is with a single row too, however many products there are. But a matrix of many
+# numbers it reads more slowly, which shows where few rows are all that it is read for.
 _FEW_PRODUCTS = 2_000_000
+_MANY_NUMBERS = 150_000
+_FEW_ROWS = 16
 
 
 def _fits_torch(problem: Contraction) -> bool:
@@ -122,11 +125,18 @@ def _fits_onednn(problem: Contraction) -> bool:
     )
 
 
+def _suits_onednn(problem: Contraction) -> bool:
+    if min(problem.rows, problem.columns) == 1:
+        return False
+    is_layer = problem.over == ((1,), (1,)) and problem.rows <= _FEW_ROWS
+    return problem.products >= _FEW_PRODUCTS or (is_layer and math.prod(problem.y) >= _MANY_NUMBERS)
+
+
 @CONTRACTION.form(
     "onednn",
     platforms=["cpu"],
     fits=_fits_onednn,
-    suits=lambda problem: problem.products >= _FEW_PRODUCTS and min(problem.rows, problem.columns) > 1,
+    suits=_suits_onednn,
     epilogues=("bias", *onednn.ACTIVATIONS),
 )
 def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = None, activation: str = "") -> Array:

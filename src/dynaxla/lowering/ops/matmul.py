@@ -23,6 +23,7 @@ from ..memory_order import eager_order, untransposed
 from ..promotion import convert, expand
 from ..registry import lowers
 from .products_of_updates import product_of_update
+from .quantized_weights import product_of_quantized
 
 aten = torch.ops.aten
 
@@ -230,6 +231,8 @@ def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | N
     XLA:CPU is many times slower on `dot(x, transpose(w))` than on a dot over w's own dimensions, so transposes are looked through.
     """
     updated = _of_update(x, y, ctx, first)
+    if updated is None:
+        updated = product_of_quantized(ctx, first + 1, x)
     if updated is not None:
         return convert(updated, dtype or updated.dtype)
     x, y, over, batch = _untransposed(x, y, ctx, first)
@@ -287,6 +290,9 @@ def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
 def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
     """x @ y + bias, and the activation that follows, if the form can compute these together."""
+    product = product_of_quantized(ctx, 2, x)
+    if product is not None:
+        return _add_scaled(bias, product, 1, 1, x.dtype)
     x, y, over, batch = _untransposed(x, y, ctx, 1)
     problem = _problem(x, y, over, batch, x.dtype, ctx)
     form = ctx.choose(CONTRACTION, problem)

@@ -19,6 +19,7 @@ from ..forms import Forms
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .matmul import contract
+from .quantized_weights import multiply
 
 aten = torch.ops.aten
 
@@ -304,7 +305,9 @@ def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) 
     Shape:  x (rows, k), weight (columns, k) of int8 and scales (columns) give (rows, columns).
     Dtype:  that of x.
     """
-    out = contract(x, convert(weight, x.dtype), ((1,), (1,)), ctx)
+    out = multiply(ctx, x, weight.shape, lambda start, size: lax.dynamic_slice_in_dim(weight, start, size), weight.size)
+    if out is None:
+        out = contract(x, convert(weight, x.dtype), ((1,), (1,)), ctx)
     return convert(lax.mul(out, lax.broadcast_in_dim(convert(scales, out.dtype), out.shape, (1,))), x.dtype)
 
 

@@ -1,0 +1,152 @@
+"""Products with a weight that is computed from eight-bit numbers, as `linear(x, weight.to(x.dtype) * scale[:, None])` has it.
+
+XLA:CPU computes the weight as a whole before it multiplies: it writes and reads four bytes for each byte of the model. Here a few rows of
+the weight at a time are computed, and multiplied while they are in the processor's cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jax import Array, lax
+from torch.fx import Node
+
+from .. import dtypes
+from ..context import Context
+from ..dtypes import DType
+from ..forms import Forms
+from ..promotion import convert, expand, full_like
+
+aten = torch.ops.aten
+
+# From a number of row and a number of rows to these rows.
+Rows = Callable[[Array, int], Array]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A product of x with the rows of a weight, apart from their values.
+
+    Attributes: rows (of x); shape, dtype (of the weight); read_bytes (of what the weight is computed from); platform.
+    """
+
+    rows: int
+    shape: tuple[int, ...]
+    dtype: DType
+    read_bytes: int
+    platform: str
+
+
+QUANTIZED_PRODUCT: Forms[Problem] = Forms("quantized_product")
+
+# With more rows, computing the weight takes little of the time. (In half types XLA rounds slowly, and oneDNN is fast from two rows on.)
+_MANY_ROWS = 16
+# Smaller weights stay in the cache as a whole.
+_FEW_NUMBERS = 1 << 20
+# A block of the weight in the dtype in which it is multiplied.
+_BLOCK_BYTES = 1 << 18
+
+
+def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
+    """x times the current node's argument at `position`, the transpose of a weight that is computed from eight-bit numbers; None if it is
+    something else, or is better computed first.
+
+    Shape:  x (rows, n) and a weight (columns, n) give (rows, columns).
+    Dtype:  the accumulator's.
+    """
+    node = ctx.node.args[position]
+    if not isinstance(node, Node) or node.target is not aten.t.default or x.ndim != 2:
+        return None
+    node = node.args[0]
+    leaves: list[Node] = []
+    spec = ctx.spec(node)
+    if len(spec.shape) != 2 or dtypes.to_jax(spec.dtype) != x.dtype or not dtypes.is_float(x.dtype):
+        return None
+    block = _rows(ctx, node, spec.shape[0], leaves)
+    if not any(_is_eight_bits(ctx.spec(leaf).dtype) for leaf in leaves):
+        return None
+    read_bytes = sum(math.prod(ctx.spec(leaf).shape) * ctx.spec(leaf).dtype.itemsize for leaf in leaves)
+    return multiply(ctx, x, spec.shape, block, read_bytes)
+
+
+def multiply(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
+    """x times the transpose of a weight of this shape, whose rows `block` gives; None if the weight is better computed first."""
+    problem = Problem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
+    result: Array | None = ctx.choose(QUANTIZED_PRODUCT, problem).run(problem, ctx, x, block)
+    return result
+
+
+def _is_eight_bits(dtype: torch.dtype) -> bool:
+    return dtype in (torch.int8, torch.uint8)
+
+
+def _suits(problem: Problem) -> bool:
+    numbers, rows = math.prod(problem.shape), _MANY_ROWS if problem.dtype.itemsize > 2 else 1
+    return 0 < problem.rows <= rows and numbers >= _FEW_NUMBERS and problem.read_bytes * 2 <= numbers * problem.dtype.itemsize
+
+
+@QUANTIZED_PRODUCT.form("blocks", platforms=["cpu"], fits=lambda problem: 0 not in problem.shape, suits=_suits)
+def _by_blocks(problem: Problem, ctx: Context, x: Array, block: Rows) -> Array:
+    (columns, count), wide = problem.shape, dtypes.accumulator(problem.dtype)
+    size = max(1, min(columns, _BLOCK_BYTES // (count * wide.itemsize)))
+    x = convert(x, wide)
+
+    def step(number: Array, result: Array) -> Array:
+        # XLA moves the last block, in what is read and in what is written, to where it has its full length.
+        start = lax.mul(lax.convert_element_type(number, np.int32), np.int32(size))
+        weight = convert(block(start, size), wide)
+        part = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=ctx.settings.matmul_precision)
+        return lax.dynamic_update_slice(result, part, (np.int32(0), start))
+
+    return lax.fori_loop(np.int32(0), np.int32(-(-columns // size)), step, lax.full((problem.rows, columns), 0, wide))
+
+
+@QUANTIZED_PRODUCT.form("whole")
+def _by_whole(problem: Problem, ctx: Context, x: Array, block: Rows) -> None:
+    """The caller multiplies with the weight as a whole."""
+
+
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default)
+_ARITHMETIC = {aten.mul.Tensor: lax.mul, aten.sub.Tensor: lax.sub, aten.add.Tensor: lax.add, aten.div.Tensor: lax.div}
+
+
+def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
+    """How some of the rows of a value are computed, of which there are `count`. leaves: gets the values that are read for that."""
+    spec = ctx.spec(node)
+    dtype = dtypes.to_jax(spec.dtype)
+    if node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}:
+        inner = _rows(ctx, node.args[0], count, leaves)
+        return lambda start, size: convert(inner(start, size), dtype)
+    if node.target in _RESHAPES and ctx.spec(node.args[0]).shape[:1] == (count,) == spec.shape[:1]:
+        inner = _rows(ctx, node.args[0], count, leaves)
+        return lambda start, size: lax.reshape(inner(start, size), (size, *spec.shape[1:]))
+    if node.target in _ARITHMETIC and len(node.args) == 2 and not node.kwargs and dtypes.is_float(dtype):
+        operands = [_operand(ctx, argument, count, leaves, spec) for argument in node.args]
+        return lambda start, size: _computed(node, [operand(start, size) for operand in operands], (size, *spec.shape[1:]), dtype)
+    leaves.append(node)
+    value = ctx.values[node]
+    return lambda start, size: lax.dynamic_slice_in_dim(value, start, size)
+
+
+def _computed(node: Node, operands: list[Array], shape: tuple[int, ...], dtype: DType) -> Array:
+    """One op on some rows, rounded as the op does."""
+    wide = dtypes.accumulator(dtype)
+    left, right = (expand(convert(operand, wide), shape) for operand in operands)
+    return convert(_ARITHMETIC[node.target](left, right), dtype)
+
+
+def _operand(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
+    """What one of an op's arguments is for some rows of its result."""
+    if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), torch.Tensor):
+        number = ctx.spec_of(argument)
+        return lambda start, size: full_like(lax.full((), 0, dtypes.to_jax(result.dtype)), number)
+    spec = ctx.spec(argument)
+    if len(spec.shape) == len(result.shape) and spec.shape[0] == count > 1:
+        return _rows(ctx, argument, count, leaves)
+    value = ctx.values[argument]
+    return lambda start, size: value

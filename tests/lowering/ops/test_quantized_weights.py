@@ -1,0 +1,83 @@
+"""Products with weights of eight bits, which are computed a few rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from dynaxla.lowering.ops import matmul, quantized_weights
+from dynaxla.lowering.ops.quantized_weights import QUANTIZED_PRODUCT, Problem
+
+OPTIONS = {"fallback": "error", "xla": {"xla_backend_optimization_level": 0}, "forms": {"quantized_product": "blocks"}}
+ROWS, COLUMNS, SIZE = 3, 11, 32
+
+# What they take: x (ROWS, SIZE), a weight (COLUMNS, SIZE), scales (COLUMNS, 4).
+Product = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def grouped(x: Tensor, w: Tensor, s: Tensor) -> Tensor:
+    """With zero points, and scales for each eight numbers of a row."""
+    zero = torch.arange(4) - 1
+    return F.linear(x, ((w.view(COLUMNS, 4, 8).to(x.dtype) - zero[:, None]) * s[:, :, None]).reshape(COLUMNS, SIZE))
+
+
+# With how many of their products are computed so.
+PRODUCTS: dict[str, tuple[Product, int]] = {
+    "scaled before": (lambda x, w, s: F.linear(x, w.to(x.dtype) * s[:, :1]), 1),
+    "scaled behind": (lambda x, w, s: F.linear(x, w.to(x.dtype)) * s[:, 0], 1),
+    "a bias": (lambda x, w, s: F.linear(x[None], w.to(x.dtype) * s[:, :1], s[:, 1]), 1),
+    "in groups": (grouped, 1),
+    "groups as rows": (lambda x, w, s: F.linear(x, (w.view(-1, 8).to(x.dtype) * s.view(-1, 1)).view(COLUMNS, SIZE)), 0),
+    "without a sign": (lambda x, w, s: x @ ((w.view(torch.uint8).to(x.dtype) - 128) / s[:, 2:3]).t(), 1),
+    "of columns": (lambda x, w, s: F.linear(x, w.to(x.dtype) * torch.linspace(0.5, 2, SIZE, dtype=x.dtype)), 1),
+    "two weights": (lambda x, w, s: F.linear(x, w.to(x.dtype) + w.flip(0).to(x.dtype)), 1),
+    "packed": (lambda x, w, s: torch._weight_int8pack_mm(x, w, s[:, 0].contiguous()), 0),
+    "of rows": (lambda x, w, s: x[:, :COLUMNS] @ w.to(x.dtype), 0),
+    "of a sum": (lambda x, w, s: F.linear(x, (w.to(x.dtype) * s[:, :1]).cumsum(1)), 0),
+    "promoted": (lambda x, w, s: F.linear(x, (w * s[:, :1]).to(torch.float64).to(x.dtype)), 1),
+    "floats": (lambda x, w, s: F.linear(x, x.flip(0) * s[:ROWS, :1]), 0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In blocks of four rows, of which the last begins in the one before."""
+    found: list[bool] = []
+    original = matmul.product_of_quantized
+    monkeypatch.setattr(matmul, "product_of_quantized", lambda *args: (out := original(*args), found.append(out is not None))[0])
+    monkeypatch.setattr(quantized_weights, "_BLOCK_BYTES", 4 * SIZE * 4)
+
+    def run(x: Tensor, w: Tensor, s: Tensor) -> dict[str, Tensor]:
+        return {name: product(x, w, s) for name, (product, _) in PRODUCTS.items()}
+
+    make = torch.Generator().manual_seed(0)
+    w = torch.randint(-128, 128, (COLUMNS, SIZE), generator=make, dtype=torch.int8)
+    args = torch.randn(ROWS, SIZE, generator=make).to(dtype), w, torch.rand(COLUMNS, 4, generator=make).to(dtype) + 0.1
+    with torch.no_grad():
+        results, expected = torch.compile(run, backend="dynaxla", fullgraph=True, options=OPTIONS)(*args), run(*args)
+    tolerance = {"rtol": 1e-4, "atol": 1e-3} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 4.0}
+    torch.testing.assert_close(results, expected, **tolerance)
+    assert sum(found) == sum(count for _, count in PRODUCTS.values())
+
+
+@pytest.mark.parametrize(
+    ("rows", "shape", "dtype", "read_bytes", "platform", "name"),
+    [
+        (1, (4096, 4096), "float32", 1 << 24, "cpu", "blocks"),
+        (16, (1024, 1024), "float32", 1 << 20, "cpu", "blocks"),
+        (17, (4096, 4096), "float32", 1 << 24, "cpu", "whole"),
+        (1, (1024, 1023), "float32", 1 << 20, "cpu", "whole"),
+        (1, (4096, 4096), "float16", 1 << 24, "cpu", "blocks"),
+        (2, (4096, 4096), "float16", 1 << 24, "cpu", "whole"),
+        (1, (4096, 4096), "float32", 3 << 24, "cpu", "whole"),
+        (0, (4096, 4096), "float32", 1 << 24, "cpu", "whole"),
+        (1, (4096, 4096), "float32", 1 << 24, "cuda", "whole"),
+    ],
+)
+def test_which_pay(rows: int, shape: tuple[int, int], dtype: str, read_bytes: int, platform: str, name: str) -> None:
+    assert QUANTIZED_PRODUCT.choose(Problem(rows, shape, np.dtype(dtype), read_bytes, platform), {}).name == name

@@ -1,0 +1,117 @@
+"""transformers' `generate` with small models whose weights are random: it compiles the model where it is asked to, and the tokens are those
+of eager mode. One decoder in every run; other models, caches and ways by `make generate`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dynaxla.bench.suites import _import
+from dynaxla.observe import metrics
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers, of the extra `bench`")
+
+TOKENS = 10
+SIZES = {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 128, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+T5 = {
+    "d_model": 64, "d_kv": 16, "d_ff": 96, "num_layers": 2, "num_heads": 4, "vocab_size": 128, "decoder_start_token_id": 0,
+    "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+WHISPER = {
+    "d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "vocab_size": 128, "num_mel_bins": 8, "max_source_positions": 30,
+    "max_target_positions": 64, "decoder_start_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "bos_token_id": 1,
+    "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+SLIDING = {"head_dim": 16, "sliding_window": 8}
+# The class of the model and of its configuration, and the settings of the latter.
+MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", SIZES),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", SIZES),
+    "qwen3": ("Qwen3ForCausalLM", "Qwen3Config", {**SIZES, "head_dim": 16}),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", {**SIZES, **SLIDING}),
+    "gemma3": ("Gemma3ForCausalLM", "Gemma3TextConfig", {**SIZES, **SLIDING}),
+    "mistral": ("MistralForCausalLM", "MistralConfig", {**SIZES, "sliding_window": 8}),
+    "t5": ("T5ForConditionalGeneration", "T5Config", T5),
+    "whisper": ("WhisperForConditionalGeneration", "WhisperConfig", WHISPER),
+}
+# What `generate` is asked for. Where it does not compile by itself, the model's forward is compiled.
+STATIC = {"cache_implementation": "static"}
+SAMPLED = {"do_sample": True, "top_k": 20, "temperature": 0.7}
+WAYS: dict[str, dict[str, Any]] = {
+    "static": STATIC,
+    "sampled": {**STATIC, **SAMPLED},
+    "dynamic": {},
+    "beams": {"num_beams": 3},
+    "static beams": {**STATIC, "num_beams": 3},
+    "assisted": {"prompt_lookup_num_tokens": 3},
+}
+COMPILES_ITSELF = ("static", "sampled")
+
+
+def build(name: str) -> nn.Module:
+    transformers = _import("transformers")
+    model, configuration, settings = MODELS[name]
+    torch.manual_seed(0)
+    built: nn.Module = getattr(transformers, model)(getattr(transformers, configuration)(**settings)).eval()
+    return built
+
+
+def prompt(name: str, way: str) -> dict[str, torch.Tensor]:
+    """Two samples, of which the first is padded on the left; one for assisted decoding, which takes no more."""
+    make = torch.Generator().manual_seed(1)
+    if name == "whisper":
+        return {"input_features": torch.randn(2, 8, 60, generator=make)}
+    tokens = torch.randint(3, 120, (1 if way == "assisted" else 2, 7), generator=make)
+    mask = torch.ones_like(tokens)
+    if name != "t5" and len(tokens) == 2:
+        mask[0, :3], tokens[0, :3] = 0, 0
+    return {"input_ids": tokens, "attention_mask": mask}
+
+
+def tokens_of(model: Any, inputs: dict[str, torch.Tensor], way: str, **settings: Any) -> torch.Tensor:
+    torch.manual_seed(5)
+    lengths = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS}
+    given: torch.Tensor = model.generate(**inputs, **{"do_sample": False, **lengths, **WAYS[way]}, **settings)
+    return given
+
+
+def check(name: str, way: str, model: nn.Module | None = None) -> None:
+    model, inputs = model or build(name), prompt(name, way)
+    expected = tokens_of(model, inputs, way)
+    before, settings = metrics.snapshot().get("calls", 0), {}
+    if way in COMPILES_ITSELF:
+        settings["compile_config"] = _import("transformers").CompileConfig(backend="dynaxla")
+        settings["compile_config"]._compile_all_devices = True  # also on the CPU
+    else:
+        compiled: Callable[..., Any] = torch.compile(model.forward, backend="dynaxla")
+        model.forward = compiled  # type: ignore[method-assign]
+    found = tokens_of(model, inputs, way, **settings)
+    assert torch.equal(found, expected)
+    assert metrics.snapshot().get("calls", 0) - before >= TOKENS // (4 if way == "assisted" else 1) - 1
+
+
+def test_a_decoder_with_a_static_cache() -> None:
+    """Greedy, then sampled: with one compiled program for each token after the first."""
+    model = build("llama")
+    check("llama", "static", model)
+    before = metrics.snapshot()["compile"]
+    check("llama", "sampled", model)
+    assert metrics.snapshot()["compile"] == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_all(name: str, way: str) -> None:
+    if way == "assisted" and name == "whisper":
+        pytest.skip("looks up its prompt's tokens, and Whisper is not given any")
+    check(name, way)

@@ -24,8 +24,9 @@ from .buffers.overlaps import Overlaps, guarded, overlooked
 from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
 from .capture.inputs import Sizes, check_tensor
+from .capture.kept import KeptGraph, key_of
 from .capture.partition import WrittenInBothPasses, partition
-from .capture.wrapper import is_idle, remade
+from .capture.wrapper import remade, writes_alone
 from .config import Options
 from .engine.compositions import engine_for
 from .engine.protocol import Runner
@@ -90,6 +91,17 @@ def _compile(
     bare: list[Runner] = []
     writing: list[Overlaps] = []
     engine = engine_for(options, retrace=retrace, collectives=collectives)
+    with metrics.timed("capture"):
+        wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+        store = None if platform != "cpu" or overlapping or wants_gradients else options.store("graphs")
+        key = key_of(module, example_inputs, (options.facts, platform, retrace, collectives)) if store is not None else None
+        if store is not None and key is not None and (kept := KeptGraph.find(store, key)) is not None:
+            with capture_lock.capturing():
+                runner = engine.runner(kept.graph(f"dynaxla_{number}_inference"))
+            metrics.add("kept_graphs")
+            overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
+            run = kept.around(runner)
+            return guarded(run, functools.partial(_by_torch, module, options), overlaps) if overlaps.may_change else run
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
         def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Runner:
@@ -99,7 +111,13 @@ def _compile(
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
             metadata = _metadata()
             made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
-            program = engine.runner(AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew))
+            graph = AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew)
+            alone = None
+            if phase == "inference" and metadata is not None:
+                alone = writes_alone(metadata, aten_graph, module, example_inputs)
+            # Before an engine changes the graph.
+            kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
+            program = engine.runner(graph)
             written, parameters = _written(metadata, example_inputs)
             if overlapping & written:
                 raise _Overlap
@@ -107,7 +125,9 @@ def _compile(
                 overlaps = Overlaps(example_inputs, written, parameters, Sizes(aten_graph.graph.find_nodes(op="placeholder")).is_static)
                 if overlaps.may_change:
                     writing.append(overlaps)
-            if phase == "inference" and metadata is not None and is_idle(metadata, aten_graph, module, example_inputs):
+            if store is not None and key is not None and kept is not None:
+                store.put(key, kept.text())
+            if alone == ():
                 bare.append(program)
             return program
 

@@ -40,8 +40,8 @@ class Options:
         exact_rng: random numbers are those that eager mode would draw: torch's own generator draws them, before the program runs.
             Without it a seed is drawn, and the program makes its own numbers of it.
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
-            of oneDNN, which XLA cannot write to a file), and measurements. "": none. Default: the variable DYNAXLA_CACHE, or
-            dynaxla in the user's directory of caches.
+            of oneDNN, which XLA cannot write to a file), traced graphs for inference on the CPU, and measurements. "": none. Default:
+            the variable DYNAXLA_CACHE, or dynaxla in the user's directory of caches.
         heap: "keep": once a program needs much memory, glibc is told, for the whole process, to keep what is freed; see runtime/heap.py.
             "leave": glibc's settings stay as they are. Default: the variable DYNAXLA_HEAP, or "keep".
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
@@ -88,6 +88,15 @@ class Options:
         if self.cache is not None:
             return open_store(Path(self.cache).expanduser().absolute() / folder) if str(self.cache) else None
         return _default_store(folder)
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        """What a program depends on: all but where it is kept and written, and how many are."""
+        return tuple(
+            sorted(value.items()) if isinstance(value := getattr(self, item.name), Mapping) else value
+            for item in fields(self)
+            if item.name not in ("cache", "dump", "executables", "heap")
+        )
 
     @property
     def dump_directory(self) -> Path | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
 import jax
 import jaxlib
 import pytest
@@ -52,3 +55,23 @@ def test_without_proc_there_are_facts_too(monkeypatch: pytest.MonkeyPatch) -> No
         facts = machine.processor_facts()
     machine.processor_facts.cache_clear()
     assert torch.backends.cpu.get_cpu_capability() in facts
+
+
+def test_sources_are_known_until_one_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has changed since it was imported is not what runs."""
+    (tmp_path / "runtime").mkdir()
+    (tmp_path / "runtime" / "machine.py").write_text("x = 1\n")
+    hashes = set()
+    for content in ("y = 1\n", "y = 2\n", "y = 2\n"):
+        (tmp_path / "lowering.py").write_text(content)
+        with monkeypatch.context() as patch:
+            patch.setattr(machine, "__file__", str(tmp_path / "runtime" / "machine.py"))
+            patch.setattr(machine, "_IMPORTED", time.time() + 60)
+            machine.sources.cache_clear()
+            hashes.add(machine.sources())
+            machine.sources.cache_clear()
+            patch.setattr(machine, "_IMPORTED", 0)
+            assert machine.sources() is None
+    machine.sources.cache_clear()
+    assert len(hashes) == 2
+    assert machine.sources() not in hashes

@@ -11,30 +11,32 @@ from typing import Any
 
 import torch
 from torch._functorch._aot_autograd.descriptors import PlainAOTOutput
-from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 
-def is_idle(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> bool:
-    """Whether a program for this graph takes TorchDynamo's arguments as they are, and gives its results as they should be.
+def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
+    """The positions of the inputs that the wrapper writes the first results to, if it does nothing else; else None. Where there are none, a
+    program for this graph takes TorchDynamo's arguments as they are, and gives its results as they should be.
 
     metadata: AOTAutograd's (ViewAndMutationMeta), which describes what subclasses wrap and not the subclasses. module: the graph for
     inference. captured, example_inputs: TorchDynamo's graph and its inputs, where the subclasses are.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
-    return (
+    plain = (
         len(placeholders) == len(example_inputs)
         and all(isinstance(item, (torch.Tensor, int, torch.SymInt)) for item in example_inputs)
         and not any(map(is_traceable_wrapper_subclass, example_inputs))
         and _returns_plain_tensors(captured)
-        and not any(info.mutates_data or info.mutates_metadata for info in metadata.input_info)
+        and all(map(_is_written_at_most, metadata.input_info))
         and all(_is_plain(info) for info in metadata.output_info)
         and not metadata.num_intermediate_bases
         and not metadata.tokens
         and not metadata.is_rng_op_functionalized
     )
+    return tuple(position for position, info in enumerate(metadata.input_info) if info.mutates_data) if plain else None
 
 
 def remade(metadata: Any, module: GraphModule) -> frozenset[int]:
@@ -60,6 +62,12 @@ def _returns_plain_tensors(captured: GraphModule) -> bool:
     return len(values) == len(outputs) and all(
         isinstance(value, torch.Tensor) and not is_traceable_wrapper_subclass(value) for value in values
     )
+
+
+def _is_written_at_most(info: Any) -> bool:
+    """Whether nothing happens to an input, or it is written by `copy_`, as one that no gradient is wanted of."""
+    untouched = not info.mutates_metadata and not info.mutates_storage_metadata and not info.mutation_inductor_storage_resize
+    return untouched and (not info.mutates_data or (not info.requires_grad and info.mutation_type is MutationType.MUTATED_OUT_GRAPH))
 
 
 def _is_plain(info: Any) -> bool:

@@ -59,10 +59,18 @@ def _describe(arg: Any) -> str:
 
 def user_line(node: Node) -> str:
     """`model.py:41, in forward`: the innermost line of the user's own code that made this node."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.splitlines() if line.strip().startswith("File ")]
-    for line in reversed(lines):
-        if "/torch/" not in line:
-            path, number, function = line.removeprefix("File ").split(", ", 2)
-            return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
-    return lines[-1] if lines else ""
+    frame = user_frame(node.meta.get("stack_trace")).partition("\n")[0].strip()
+    if not frame or "/torch/" in frame:
+        return frame
+    path, number, function = frame.removeprefix("File ").split(", ", 2)
+    return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
+
+
+def user_frame(trace: str | None) -> str:
+    """Of a node's stack trace the innermost frame of the user's own code: its place, and its code in the next line. "" if there is none."""
+    lines = (trace or "").splitlines()
+    frames = [index for index, line in enumerate(lines) if line.strip().startswith("File ")]
+    own = [index for index in frames if "/torch/" not in lines[index]]
+    for index in (own or frames)[-1:]:
+        return "\n".join(lines[index : index + 2])
+    return ""

@@ -165,6 +165,14 @@ class Registry:
             self._bound[key] = rule  # whoever else comes here at the same time puts an equal one
         return self._bound[key]
 
+    def places(self) -> list[str] | None:
+        """Which op has its lowering from where. None if one is from elsewhere than dynaxla and JAX, whose versions say what it does."""
+        rules = [(str(op), platform, rule.where) for (op, platform), rule in list(self._rules.items())]
+        rules += [(name, platform, lowering.where) for (name, platform), lowering in list(self._named.items())]
+        if any(where.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, where in rules):
+            return None
+        return sorted(f"{op} {platform} {where}" for op, platform, where in rules)
+
     def __len__(self) -> int:
         return len(self._rules) + len(self._named)
 

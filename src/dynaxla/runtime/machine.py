@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import importlib
+import time
+from pathlib import Path
 from platform import machine, processor
 
 import jax
@@ -17,6 +20,24 @@ from .clients import threads_of
 def versions() -> tuple[str, ...]:
     """Of all that makes a program: dynaxla, whose forms it has, torch, whose kernels it may call, jax and jaxlib."""
     return importlib.import_module("dynaxla").__version__, torch.__version__, jax.__version__, private.jaxlib_version()
+
+
+@functools.cache
+def sources() -> str | None:
+    """A hash of dynaxla's own sources; None where they are not at hand as files, or have been changed since they were imported."""
+    root = Path(__file__).parents[1]
+    found = hashlib.blake2b(digest_size=32)
+    try:
+        for path in sorted(root.rglob("*.py")):
+            if path.stat().st_ctime > _IMPORTED:
+                return None
+            found.update(f"{path.relative_to(root)} ".encode() + path.read_bytes() + b"\0")
+    except OSError:
+        return None
+    return found.hexdigest()
+
+
+_IMPORTED = time.time()
 
 
 def machine_name(device: jax.Device) -> str:

@@ -128,6 +128,14 @@ without_autocast = _needed("torch._C._DisableAutocast")
 without_torch_function = _needed("torch._C.DisableTorchFunction")
 # The names of all ops that are registered, with those of TorchScript's.
 op_names: Callable[[], list[str]] = _needed("torch._C._dispatch_get_all_op_names")
+_impls: Any = _find("torch.library._impls") or ()
+
+
+def implemented_in_python() -> list[str]:
+    """Which kernels Python has registered, as op/key."""
+    return list(_impls)
+
+
 # How many dispatch modes are active in this thread; tens of nanoseconds.
 mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
 

@@ -29,7 +29,7 @@ def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: l
     Shape:  x (batch, rows, n) and y (batch, columns, n), or (batch, n, columns) if not `is_over_last`, give (batch, rows, columns).
     Dtype:  the accumulator's.
     """
-    way = _way(*x.shape[1:], y.dtype, is_over_last, is_moved)
+    way = _way(x.shape[1], x.shape[2], y.dtype, is_over_last, is_moved)
     if way is not None:
         return way(x, y)
     dims = ((2,), (2 if is_over_last else 1,)), ((0,), (0,))

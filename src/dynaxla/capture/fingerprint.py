@@ -1,0 +1,157 @@
+"""What a graph is, as text: two graphs with the same text are made into the same program, whichever process has captured them.
+
+Whatever a program is made of has to be in the text: ops and their arguments, what fake tensors say of every value, which values share a
+storage, constants by their bytes. A graph with anything else has no text: ops of other libraries, whose Python nobody compares, sizes with
+symbols, graphs within the graph.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from types import BuiltinFunctionType, BuiltinMethodType
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..lowering.graphs import FOR_CHECKS, user_frame
+from ..runtime import private
+
+# Whose kernels, fake kernels and decompositions the versions of torch and of dynaxla decide.
+_KNOWN_NAMESPACES = ("aten", "prims")
+_PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+def fingerprint(module: GraphModule, described: bool = True) -> str | None:
+    """The graph as text; None for one that has none.
+
+    described: with what AOTAutograd calls its inputs and outputs. Not in it: the names of nodes, and the lines that they came from.
+    """
+    try:
+        with _disable_current_modes():
+            return "\n".join(_lines(module, described))
+    except _Unknown:
+        return None
+
+
+def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    """A graph of TorchDynamo's as text, with its inputs and the user's lines that errors name; None for one that has none.
+
+    Such a graph says of its nodes which functions they call, and AOTAutograd finds the rest out. So only functions of torch's and Python's
+    own have a text, and inputs of which no two share memory: what follows from that AOTAutograd sees in the tensors themselves.
+    """
+    if not all(type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) for item in example_inputs):
+        return None
+    if len({private.storage_id(item) for item in example_inputs if item.layout == torch.strided}) < len(example_inputs):
+        return None
+    numbers: dict[Node, int] = {}
+    try:
+        lines = [f"{_value(item, {})} {item.is_leaf} {item.is_inference()} {type(item).__name__}" for item in example_inputs]
+        for node in module.graph.nodes:
+            numbers[node] = len(numbers)
+            called = "" if node.op in ("placeholder", "output") else _called(node)
+            value = _value(node.meta.get("example_value"), {}) if node.op == "placeholder" else ""  # here sizes may be symbols
+            arguments = _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)
+            lines.append(" | ".join([node.op, called, *arguments, value, user_frame(node.meta.get("stack_trace"))]))
+        return "\n".join(lines)
+    except _Unknown:
+        return None
+
+
+# Modules whose functions the versions of torch and of Python decide. torch.ops has those of all libraries.
+_KNOWN_MODULES = ("torch", "_operator", "builtins", "math")
+
+
+def _called(node: Node) -> str:
+    """What a node of TorchDynamo's calls."""
+    target = node.target
+    if node.op == "call_method" and isinstance(target, str):
+        return target
+    if node.op != "call_function" or isinstance(target, torch._ops.HigherOrderOperator):
+        raise _Unknown(node.op)
+    if isinstance(target, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        if str(target).partition(".")[0] in _KNOWN_NAMESPACES:
+            return str(target)
+        raise _Unknown(str(target))
+    module, name = getattr(target, "__module__", None), getattr(target, "__name__", "")
+    if isinstance(target, BuiltinFunctionType | BuiltinMethodType):
+        owner = getattr(target, "__self__", None)
+        return f"{module} {getattr(owner, '__name__', type(owner).__name__)} {getattr(target, '__qualname__', name)}"
+    if str(module).partition(".")[0] not in _KNOWN_MODULES or getattr(sys.modules.get(str(module)), name, None) is not target:
+        raise _Unknown(str(target))
+    return f"{module}.{name}"
+
+
+class _Unknown(Exception):
+    """Something whose content cannot be written down."""
+
+
+def _lines(module: GraphModule, described: bool) -> Iterator[str]:
+    numbers: dict[Node, int] = {}
+    storages: dict[int, int] = {}
+    for node in module.graph.nodes:
+        numbers[node] = len(numbers)
+        parts = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
+        # An op says of itself when it stands for another: what torch's kernel refuses is asked of those that the user called.
+        original = str(node.meta.get("original_aten") or node.target) == str(node.target)
+        description = repr(node.meta.get("desc")) if described else ""
+        parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {original}"]
+        yield " | ".join(parts)
+
+
+def _target(module: GraphModule, node: Node) -> str:
+    if node.op in ("placeholder", "output"):
+        return ""
+    if node.op == "get_attr":
+        value: Any = module
+        for name in str(node.target).split("."):
+            value = getattr(value, name)
+        return _constant(value)
+    if isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in _KNOWN_NAMESPACES:
+        return str(node.target)
+    if node.target is operator.getitem:
+        return "getitem"
+    raise _Unknown(str(node.target))
+
+
+def _constant(value: Any) -> str:
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or value.layout != torch.strided or value.device.type != "cpu":
+        raise _Unknown(type(value).__name__)
+    facts = tuple(value.shape), value.stride(), value.dtype, value.is_conj(), value.is_neg()
+    content = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).numpy()
+    return f"{facts} {hashlib.blake2b(content, digest_size=32).hexdigest()}"
+
+
+def _argument(value: Any, numbers: Mapping[Node, int]) -> str:
+    if isinstance(value, Node):
+        return f"%{numbers[value]}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{name!r}: {_argument(item, numbers)}" for name, item in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"slice{_argument((value.start, value.stop, value.step), numbers)}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(_argument(item, numbers) for item in value) + ",)"
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "[" + ", ".join(_argument(item, numbers) for item in value) + "]"
+    if type(value) in _PLAIN:
+        return repr(value)
+    raise _Unknown(type(value).__name__)
+
+
+def _value(value: Any, storages: dict[int, int]) -> str:
+    """What a node's metadata says of its value. storages: those seen so far, each with a number."""
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_value(item, storages) for item in value) + ",)"
+    if not isinstance(value, torch.Tensor):
+        return _argument(value, {})
+    sizes = (*value.shape, *value.stride(), value.storage_offset()) if value.layout == torch.strided else (None,)
+    if any(type(size) is not int for size in sizes):
+        raise _Unknown("a symbol")
+    storage = storages.setdefault(private.storage_id(value), len(storages))
+    facts = type(value).__name__, tuple(value.shape), value.stride(), value.storage_offset(), value.dtype, value.device
+    return f"{facts} {storage} {value.is_conj()} {value.is_neg()} {value.requires_grad}"

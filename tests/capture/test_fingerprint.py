@@ -1,0 +1,65 @@
+"""A graph's text says all that a program is made of, and nothing that differs from one capture to the next. (test_kept.py has more.)"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture.fingerprint import fingerprint
+from dynaxla.lowering.graphs import FOR_CHECKS
+
+base = torch.arange(6.0).reshape(2, 3)
+
+
+def text(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fake") -> str | None:
+    return fingerprint(make_fx(function, tracing_mode=mode)(*inputs))
+
+
+def test_two_captures_have_one_text() -> None:
+    texts = {text(lambda x: [x.t() @ x, x.sum(0)], base) for _ in range(2)}
+    assert len(texts) == 1
+    assert None not in texts
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x: [x + 1], lambda x: [x + True]),
+        (lambda x: [x + 0.0], lambda x: [x + -0.0]),
+        (lambda x: [x.sum(0)], lambda x: [x.sum(1)]),
+        (lambda x: [x[0:1]], lambda x: [x[1:2]]),
+        (lambda x: [x + torch.tensor([1.0, 2.0, 3.0])], lambda x: [x + torch.tensor([1.0, 2.0, 4.0])]),
+        (lambda x: [x.clone(), x.clone()], lambda x: [y := x.clone(), y]),
+        (lambda x: [x.to(torch.float16)], lambda x: [x.to(torch.bfloat16)]),
+    ],
+)
+def test_other_graphs(one: Callable[..., Any], other: Callable[..., Any]) -> None:
+    texts = text(one, base, mode="real"), text(other, base, mode="real")
+    assert None not in texts
+    assert texts[0] != texts[1]
+
+
+@pytest.mark.parametrize("other", [torch.ones(3, 2).t(), torch.ones(2, 4)[:, :3], torch.ones(7)[1:].view(2, 3), torch.ones(2, 3).double()])
+def test_other_places_in_memory(other: torch.Tensor) -> None:
+    assert text(lambda x: [x + 1], other) not in (text(lambda x: [x + 1], base), None)
+
+
+def test_marks_of_nodes_count() -> None:
+    module = make_fx(lambda x: [x.sin()], tracing_mode="fake")(base)
+    before = fingerprint(module)
+    node = next(node for node in module.graph.nodes if node.op == "call_function")
+    node.meta[FOR_CHECKS] = True
+    assert fingerprint(module) != before
+    node.name = "another"
+    del node.meta[FOR_CHECKS]
+    assert fingerprint(module) == before
+
+
+def test_what_has_no_text() -> None:
+    assert text(lambda x: [x + 1], base, mode="symbolic") is None
+    assert text(lambda x: [torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], base) is None
+    assert text(lambda x: [torch.randn(3, generator=torch.Generator()) + x], base, mode="real") is None

@@ -80,7 +80,13 @@ def test_first_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         whole, compiling = seconds[engine]
         return {model: {"cpu": whole, "trace": 0.0 if again else compiling, "lower": 0.0, "compile": 0.25} for model in models}
 
+    def start(engine: str, model: str, cache: str) -> float:
+        again = (Path(cache) / "used").exists()
+        (Path(cache) / "used").touch()
+        return {"inductor": (8.0, 3.0), "dynaxla": (4.0, 1.5)}[engine][again]
+
     monkeypatch.setattr(cpu, "first_calls", first_calls)
+    monkeypatch.setattr(cpu, "start", start)
     measured = invoke(tmp_path, "first-call", "--models", "squeezenet1_1,resnet18")["first-call"]["seconds"]
     models = ["resnet18", "squeezenet1_1"]
     assert seen == [("dynaxla", models, False), ("dynaxla", models, True), ("dynamo_aot", models, False), ("inductor", models, False)]
@@ -88,6 +94,8 @@ def test_first_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = (tmp_path / "cpu.md").read_text().splitlines()
     assert "| resnet18 | 12.00 | 3.00 | 0.250 | 10.00 | 1.000 | 0.100 | 0.250 | 0.25 |" in lines
     assert "| **all** | 24.00 | 6.00 | 0.250 | 20.00 | 2.000 | 0.100 | 0.500 | 0.25 |" in lines
+    assert "| resnet18 | 8.00 | 3.00 | 4.00 | 1.50 | 0.50 | 0.38 |" in lines
+    assert "| **all** | 16.00 | 6.00 | 8.00 | 3.00 | 0.50 | 0.38 |" in lines
 
 
 def test_ratios() -> None:

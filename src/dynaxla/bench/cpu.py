@@ -20,6 +20,7 @@ from .measure import Settings
 from .peak_memory import step_memory
 from .requests import check_writable
 from .runner import Placement
+from .second_start import DECODER, ENGINES, start
 from .session import run
 
 PLAIN = ("eager", "inductor", "dynaxla")
@@ -137,14 +138,19 @@ def as_part(result: report.Report) -> dict[str, Any]:
 
 def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
     """CPU seconds of first calls by model: of Inductor and dynaxla with empty caches, of dynaxla again in another process, and of
-    capture alone."""
+    capture alone. And "starts": CPU seconds of the whole first call in a fresh process, with empty caches and again."""
     names = [case.name for case in suites.choose("models", models)]
     with tempfile.TemporaryDirectory() as cache:
         found = {"dynaxla": first_calls("dynaxla", names, cache), "dynaxla again": first_calls("dynaxla", names, cache)}
     for engine in ("dynamo_aot", "inductor"):
         with tempfile.TemporaryDirectory() as cache:
             found[engine] = first_calls(engine, names, cache)
-    return {"seconds": found}
+    starts: dict[str, dict[str, list[float]]] = {}
+    for name in names if models else [*names, DECODER]:
+        for engine in ENGINES:
+            with tempfile.TemporaryDirectory() as cache:
+                starts.setdefault(name, {})[engine] = [start(engine, name, cache) for _ in range(2)]
+    return {"seconds": found, "starts": starts}
 
 
 def measure_memory(models: Sequence[str]) -> dict[str, Any]:
@@ -169,6 +175,8 @@ def as_markdown(found: dict[str, Any]) -> str:
             tables.circumstances(found[FIRST_CALL]["environment"]),
             "",
             *_first_call_table(found[FIRST_CALL]["seconds"]),
+            "",
+            *_starts_table(found[FIRST_CALL].get("starts", {})),
             "",
         ]
     if MEMORY in found:
@@ -201,6 +209,27 @@ def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[s
         lines.append(tables.line([model, *_first_call_cells(values)]))
     lines.append(tables.line(["**all**", *_first_call_cells(totals)]))
     return lines
+
+
+def _starts_table(starts: dict[str, dict[str, list[float]]]) -> list[str]:
+    lines = [
+        "Second starts: CPU seconds of the whole first call in a fresh process that has imported torch and made the model. *Again*: in a",
+        "second process, with the first one's caches.",
+        "",
+    ]
+    heading = ["model", "inductor", "again", "dynaxla", "again", "dynaxla again / inductor again", "dynaxla again / dynaxla"]
+    lines += [tables.line(heading), tables.line(["---", *["---:"] * (len(heading) - 1)])]
+    totals = [0.0] * 4
+    for model, found in starts.items():
+        values = [seconds for engine in ENGINES for seconds in found[engine]]
+        totals = [total + value for total, value in zip(totals, values, strict=True)]
+        lines.append(tables.line([model, *_starts_cells(values)]))
+    return [*lines, tables.line(["**all**", *_starts_cells(totals)])] if starts else []
+
+
+def _starts_cells(values: Sequence[float]) -> list[str]:
+    *_, their_second, mine, my_second = values
+    return [*(f"{value:.2f}" for value in values), f"{my_second / their_second:.2f}", f"{my_second / mine:.2f}"]
 
 
 def _first_call_cells(values: Sequence[float]) -> list[str]:

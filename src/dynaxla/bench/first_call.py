@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from ..observe import metrics
 from . import engines, suites
 from .measure import rehearse
 from .runner import Placement
+from .second_start import cpu_seconds
 
 PHASES = ("trace", "lower", "compile")
 
@@ -37,11 +37,6 @@ def first_calls(engine: str, models: Sequence[str], cache: str) -> dict[str, dic
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _cpu_seconds() -> float:
-    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(item.ru_utime + item.ru_stime for item in used)
-
-
 def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
     torch.set_num_threads(1)
     metrics.use_clock(time.process_time)
@@ -53,9 +48,9 @@ def _measure(engine: str, models: Sequence[str]) -> dict[str, dict[str, float]]:
         inputs = placement.inputs(case, torch.Generator().manual_seed(1))
         with torch.no_grad():
             model(*inputs)
-            before, start = metrics.seconds(), _cpu_seconds()
+            before, start = metrics.seconds(), cpu_seconds()
             engines.ENGINES[engine].prepare(model, inputs)(*inputs)
-            cpu, after = _cpu_seconds() - start, metrics.seconds()
+            cpu, after = cpu_seconds() - start, metrics.seconds()
         found[case.name] = {"cpu": cpu, **{phase: after.get(phase, 0.0) - before.get(phase, 0.0) for phase in PHASES}}
         torch._dynamo.reset()
     return found

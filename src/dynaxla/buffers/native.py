@@ -76,6 +76,7 @@ class NativeBuffers:
             self.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, order).strides)
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
+        self.orders: Mapping[int, Order] = {}
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = place.device.type == "cuda"
         self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
@@ -163,7 +164,7 @@ class NativeBuffers:
 
     def ordered(self, orders: Mapping[int, Order]) -> NativeBuffers:
         found = object.__new__(NativeBuffers)
-        found.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs))
+        found.__dict__.update(self.__dict__, _buffers=list(self._buffers), _outputs=list(self._outputs), orders=dict(orders))
         for index in self.free:
             found._order(index, _ordered(self._buffers[index].spec, orders.get(index)))
         return found

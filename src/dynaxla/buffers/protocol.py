@@ -46,7 +46,7 @@ class Buffers(Protocol):
 
     Attributes: nodes (whose values the program gives); numbers (nodes that are returned as numbers); free (the indices among `nodes` of
     results whose dimensions may lie in any order); loose (the arrays among `avals()` whose dimensions may, by index, with the position of
-    each among the graph's inputs); facts (hashable: what a binding depends on besides numbers).
+    each among the graph's inputs); orders (as given to `ordered`); facts (hashable: what a binding depends on besides numbers).
     """
 
     @property
@@ -60,6 +60,9 @@ class Buffers(Protocol):
 
     @property
     def loose(self) -> Mapping[int, int]: ...
+
+    @property
+    def orders(self) -> Mapping[int, tuple[int, ...]]: ...
 
     @property
     def facts(self) -> Any: ...

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +20,7 @@ from ..buffers.native import NativeBuffers, Place
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
 from ..capture.aten_graph import AtenGraph, graph_device
+from ..capture.fingerprint import fingerprint
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
 from ..errors import CompilationError
@@ -31,6 +34,7 @@ from ..observe import dump, metrics
 from ..runtime import background, by_torch, devices, heap, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
+from . import records
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, with_tiles
@@ -243,6 +247,9 @@ class Program:
     def _build(self, specialised: Specialised) -> Executable:
         if specialised.function is None:
             return self.executable(None, specialised.buffers, specialised.facts)
+        key = self._record_key(specialised, specialised.function)
+        if key is not None and (recalled := self._recalled(key, specialised.buffers)) is not None:
+            return recalled
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
         lowered = self.lower(traced)
         try:
@@ -250,7 +257,41 @@ class Program:
         except CompilationError as error:
             self.do_without_refusable(error)
             return self._build(specialised)
+        if key is not None and not facts.kernels:
+            self._record(key, lowered, self._xla_options(traced, specialised.settings), buffers, facts)
         return self.executable(compiled, buffers, facts)
+
+    # What an earlier process has traced
+
+    def _record_key(self, specialised: Specialised, function: Function) -> str | None:
+        """The name of this graph's record; None for one that has none, or whose way is to be seen or measured."""
+        seen = self.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
+        if self.platform != "cpu" or not self.sizes.is_static or seen or self.options.tune or self.options.store("records") is None:
+            return None
+        avals = [(aval.shape, str(aval.dtype)) for aval in specialised.buffers.avals()]
+        settings = specialised.settings, function.default_dtype
+        facts = self.options.facts, self.phase, self.choose.is_certain, *settings, specialised.buffers.facts, avals
+        return records.key_of(fingerprint(self.interpreter.module), self.jax_device, facts)
+
+    def _recalled(self, key: str, buffers: Buffers) -> Executable | None:
+        """The executable that a record tells of, if there is one."""
+        kept, store = self.options.store("records"), self.options.store("programs")
+        if kept is None or store is None or (record := records.Record.find(kept, key)) is None:
+            return None
+        compiled = None
+        with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # then it is made as if there were no record
+            compiled = programs.from_note(record.note, self.jax_device, record.options, store, self.options.heap == "keep")
+        if compiled is None:
+            return None
+        metrics.add("recalls")
+        self.interpreter.count_lowered([*buffers.nodes, *buffers.numbers])
+        return self.executable(compiled, buffers.ordered(record.orders), Facts(tuple(record.checks), record.numbers))
+
+    def _record(self, key: str, lowered: jax.stages.Lowered, options: Mapping[str, Any], buffers: Buffers, facts: Facts) -> None:
+        store = self.options.store("records")
+        note = programs.note(lowered, self.jax_device, options)
+        if store is not None and note is not None:
+            records.Record(options, facts.checks, facts.numbers, buffers.orders, note).put(store, key)
 
     def do_without_refusable(self, error: CompilationError) -> None:
         """From now on take no form that the machine may lack. Raises: error, if none was taken or they are avoided already."""
@@ -314,7 +355,7 @@ class Program:
 
     def compile(self, lowered: jax.stages.Lowered, traced: jax.stages.Traced, settings: Settings) -> programs.XlaProgram:
         """Raises: CompilationError; OutOfMemory."""
-        options = {**options_for(self.platform, traced.jaxpr, settings), **self.options.xla}
+        options = self._xla_options(traced, settings)
         store, heap_is_kept = self.options.store("programs"), self.options.heap == "keep"
 
         def compile() -> programs.XlaProgram:
@@ -334,6 +375,9 @@ class Program:
                 raise compilation_error(self.name, error) from error
         dump.record(self._dump_name(), self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
         return compiled
+
+    def _xla_options(self, traced: jax.stages.Traced, settings: Settings) -> Mapping[str, Any]:
+        return {**options_for(self.platform, traced.jaxpr, settings), **self.options.xla}
 
     def _dump_name(self) -> str:
         """The graph's name; with a number behind it for every executable after the first."""

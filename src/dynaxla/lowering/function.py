@@ -40,8 +40,8 @@ class Function:
 
     interpreter: the graph. symbols: its sizes. numbers: the inputs that are no tensors, by position. outputs: the nodes whose arrays it
     gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders: as for `Context`.
-    Attributes: draws_random (whether it needs a key); specs (what each tensor among the inputs is like, by position); read (those of
-    these positions that something is computed from).
+    Attributes: default_dtype (torch's, as it was when this was made); draws_random (whether it needs a key); specs (what each tensor among
+    the inputs is like, by position); read (those of these positions that something is computed from).
 
     Without `choose` the forms are generic ones, so that JAX can differentiate the function and batch it.
     """
@@ -65,7 +65,7 @@ class Function:
             outputs = [node for node in interpreter.output_node.args[0] if _is_tensor(node)]
         self._outputs, self._returned = list(outputs), list(returned)
         self._settings = settings or Settings.current(interpreter.platform)
-        self._default_dtype = torch.get_default_dtype()
+        self.default_dtype = torch.getdefault_dtype()
         self._choose, self._reorders = choose or generic, reorders
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
@@ -81,7 +81,7 @@ class Function:
         """
         ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders)
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
-        with dtypes.defaulting_to(self._default_dtype):
+        with dtypes.defaulting_to(self.default_dtype):
             found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
         count = len(self._outputs)
         return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels))

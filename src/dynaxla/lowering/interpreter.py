@@ -138,6 +138,13 @@ class Interpreter:
             values[step.node] = value
         return [values[node] for node in wanted]
 
+    def count_lowered(self, wanted: Sequence[Node]) -> None:
+        """Count what `run` would, for a graph of which no op is computed by torch's kernel."""
+        needed = self.needed(wanted)
+        for step in self._steps:
+            if step.node in needed and isinstance(step.node.target, torch._ops.OpOverload):
+                coverage.lowered(str(step.node.target))
+
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
         """The nodes that the wanted ones are computed from, and those that act; without views of inputs that only outputs need."""
         needed = set(wanted)

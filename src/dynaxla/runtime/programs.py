@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -75,6 +76,10 @@ def compile_lowered(
         executable = client.compile_and_load(module, devices, compile_options, host_callbacks=callbacks)
         if store is not None and key:
             store.put(key, client.serialize_executable(executable))
+    return _program(executable, keep_heap, bool(callbacks))
+
+
+def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
     needed = executable.get_compiled_memory_stats()
     is_large = keep_heap and needed.temp_size_in_bytes + needed.output_size_in_bytes > heap.LARGE
     if is_large:
@@ -83,7 +88,47 @@ def compile_lowered(
     def text() -> str:
         return "\n".join(module.to_string() for module in executable.hlo_modules())
 
-    return XlaProgram(_fast_call(executable), text, is_large, bool(callbacks))
+    return XlaProgram(_fast_call(executable), text, is_large, calls_back)
+
+
+# The names of functions that are not XLA's own.
+_CALLED = re.compile(r'custom_call @"?([^"(]+)|call_target_name = "([^"]+)"')
+# What a note begins with: the name under which a store has the compiled program, or the program as it was lowered.
+_STORED, _LOWERED = b"stored:", b"lowered:"
+
+
+def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any]) -> bytes | None:
+    """What `from_note` makes the program of that `compile_lowered` has just made with a store; None for one that calls back, or is not for
+    a client of ours, or calls functions that have to be made ready first: LAPACK's are when JAX lowers a program."""
+    if not is_own(device) or private.host_callbacks(lowered):
+        return None
+    module = lowered.compiler_ir("stablehlo")
+    text = module.operation.get_asm(large_elements_limit=16)
+    if not all(name.startswith("__onednn$") for names in _CALLED.findall(text) for name in names if name):
+        return None
+    if key := _store_key(module, device, options):
+        return _STORED + key.encode()
+    code = io.BytesIO()
+    module.operation.write_bytecode(code)  # with the lines of Python that it came from: XLA names what it makes after them
+    return _LOWERED + code.getvalue()
+
+
+def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store: Store, keep_heap: bool = True) -> XlaProgram | None:
+    """The program of a note; None where the store has lost it. Arguments: as of `compile_lowered`.
+
+    Raises: jax.errors.JaxRuntimeError.
+    """
+    affinity.processors()
+    compile_options, devices = private.compile_options(device, options)
+    if data.startswith(_LOWERED):
+        executable = device.client.compile_and_load(data.removeprefix(_LOWERED), devices, compile_options)
+        return _program(executable, keep_heap, False)
+    compiled = store.get(data.removeprefix(_STORED).decode())
+    if compiled is None:
+        return None
+    executable = device.client.deserialize_executable(compiled, devices, compile_options)
+    metrics.add("loads")
+    return _program(executable, keep_heap, False)
 
 
 def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> XlaProgram:

@@ -1,0 +1,179 @@
+"""A graph that an earlier process has lowered is not traced again; a program that differs in anything is."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.buffers.native import NativeBuffers
+from dynaxla.capture.aten_graph import AtenGraph
+from dynaxla.config import Options
+from dynaxla.engine.xla import Program, Xla
+from dynaxla.lowering import registry
+from dynaxla.lowering.forms import FORMS, Form
+from dynaxla.observe import coverage, dump, metrics
+from dynaxla.runtime import affinity, machine
+
+x = torch.randn(4, 4)
+
+
+@pytest.fixture
+def options(tmp_path: Path) -> Iterator[Options]:
+    metrics.reset()
+    yield Options(cache=str(tmp_path))
+    metrics.reset()
+
+
+def program(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> Program:
+    """As a process makes it that has captured the same."""
+    metrics.reset()
+    runner = Xla(options).runner(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs), (), phase))
+    assert isinstance(runner, Program)
+    return runner
+
+
+def recalled() -> tuple[int, int]:
+    """How many programs were made of records, and of traces."""
+    found = metrics.snapshot()
+    return found.get("recalls", 0), found.get("trace", 0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: [x.sin() @ x, x.t(), None, 3],
+        lambda x: [torch.nn.functional.conv2d(x.reshape(1, 1, 4, 4), x[:3, :3].reshape(1, 1, 3, 3)).relu(), x.sum(0)],
+        lambda x: [torch.rand_like(x) + x],
+    ],
+    ids=["stored", "onednn", "random"],
+)
+@pytest.mark.parametrize("phase", ["inference", "forward"])
+def test_the_second_program_is_the_first_one(function: Callable[..., Any], phase: str, options: Options) -> None:
+    """Its results, their strides, its optimized code, and what it says of its ops."""
+    results, texts, counts = [], [], []
+    for expected in ((0, 1), (1, 0)):
+        runner = program(function, x, options=options, phase=phase)
+        coverage.reset()
+        torch.manual_seed(1)
+        results.append(runner([x]))
+        counts.append(coverage.snapshot())
+        assert recalled() == expected
+        (executable,) = runner.executables()
+        assert executable.program is not None
+        texts.append(dump.readable(executable.program.text()))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+    one, other = ([item.stride() if isinstance(item, torch.Tensor) else item for item in found] for found in results)
+    assert one == other
+    assert texts[0] == texts[1]
+    assert counts[0] == counts[1] != {}
+
+
+def test_checks_raise_as_before(options: Options) -> None:
+    messages = []
+    for expected in ((0, 1), (1, 0)):
+        runner = program(lambda x, index: [x[index] + 1], x, torch.tensor([1]), options=options)
+        with pytest.raises(IndexError) as raised:
+            runner([x, torch.tensor([4])])
+        messages.append(str(raised.value))
+        assert recalled() == expected
+        torch.testing.assert_close(runner([x, torch.tensor([-1])])[0], x[[-1]] + 1)
+    assert messages[0] == messages[1]
+
+
+def calling(x: torch.Tensor) -> list[Any]:
+    return [torch.linalg.cholesky(x @ x.t() + 9 * torch.eye(4))]
+
+
+@pytest.mark.parametrize("function", [calling, lambda x: [x.sinh()]], ids=["LAPACK", "kernel"])
+def test_what_has_to_be_made_ready_is_traced(function: Callable[..., Any], options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = registry.find
+    monkeypatch.setattr(registry, "find", lambda op, *rest: None if op is torch.ops.aten.sinh.default else find(op, *rest))
+    for _ in range(2):
+        torch.testing.assert_close(program(function, x, options=options)([x]), function(x))
+        assert recalled() == (0, 1)
+        assert bool(metrics.snapshot().get("kernels")) == (function is not calling)
+
+
+def test_where_the_program_is_lost_it_is_made_again(options: Options, tmp_path: Path) -> None:
+    def run() -> tuple[int, int]:
+        torch.testing.assert_close(program(lambda x: [x.cos() * 2], x, options=options)([x])[0], x.cos() * 2)
+        return recalled()
+
+    assert run() == (0, 1)
+    (kept,) = (tmp_path / "programs").iterdir()
+    kept.unlink()
+    assert run() == (0, 1)
+    assert run() == (1, 0)
+    for file in (kept, *(tmp_path / "records").iterdir()):
+        file.write_bytes(file.read_bytes()[:-1])
+        assert run() == (0, 1)
+        assert run() == (1, 0)
+
+
+def key(
+    options: Options, function: Callable[..., Any] = torch.sin, given: torch.Tensor = x, phase: Any = "inference", **changes: Any
+) -> str | None:
+    runner = program(lambda x: [function(x)], x, options=dataclasses.replace(options, **changes), phase=phase)
+    buffers = runner.specialise([given]).buffers
+    assert isinstance(buffers, NativeBuffers)
+    return runner._record_key(buffers)
+
+
+def test_other_graphs_and_options(options: Options) -> None:
+    """And other strides than the graph was captured with, which a backward graph's inputs may have."""
+    plain = key(options)
+    assert plain == key(options, executables=2) is not None
+    keys = [
+        plain, key(options, torch.cos), key(options, forms={"contraction": "xla"}), key(options, fallback="error"),
+        key(options, xla={"a": 1}), key(options, phase="backward"), key(options, given=x.t(), phase="backward"), key(options, phase="forward"),
+    ]  # fmt: skip
+    assert None not in keys
+    assert len(set(keys)) == len(keys)
+    assert key(options, dump="somewhere") is None
+    assert key(options, tune=True) is None
+    assert key(options, cache="") is None
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        lambda: patch.object(machine, "versions", lambda: ("another",)),
+        lambda: patch.object(machine, "sources", lambda: "another"),
+        lambda: patch.object(machine, "processor_facts", lambda: "another"),
+        lambda: patch.object(affinity, "processors", lambda: 99),
+        lambda: patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
+        lambda: patch.dict("os.environ", {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}),
+        lambda: jax.default_matmul_precision("bfloat16"),
+        lambda: jax.numpy_rank_promotion("raise"),
+    ],
+    ids=["version", "source", "processor", "processors", "kernels", "flags", "precision", "promotion"],
+)
+def test_other_surroundings(changed: Callable[[], contextlib.AbstractContextManager[Any]], options: Options) -> None:
+    plain = key(options)
+    with changed():
+        assert key(options) not in (plain, None)
+    assert key(options) == plain
+
+
+def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, threads = key(options), torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads + 1)
+        assert key(options) not in (plain, None)
+    finally:
+        torch.set_num_threads(threads)
+    with monkeypatch.context() as patched:
+        patched.setattr(registry, "places", lambda: None)
+        assert key(options) is None
+    form = Form("mine", lambda: None, (), lambda problem: True, lambda problem: False)
+    monkeypatch.setattr(FORMS["contraction"], "forms", {**FORMS["contraction"].forms, "mine": form})
+    assert key(options) is None, "a form of the user's"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +15,7 @@ from torch.fx import Node
 
 from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
-from ..lowering.graphs import viewed
-from ..runtime import private
+from ..lowering.graphs import storage_of, viewed
 from ..runtime.layout import Layout, storage_extent
 
 aten = torch.ops.aten
@@ -140,13 +138,13 @@ class Storages:
         self.makers: dict[int, Node] = {}
         for position, node in enumerate(graph.find_nodes(op="placeholder")):
             if isinstance(node.meta["val"], torch.Tensor) and node.meta["val"].layout == torch.strided:
-                self.inputs.setdefault(_storage(node), position)
+                self.inputs.setdefault(storage_of(node), position)
         for node in graph.nodes:
             if node.op != "placeholder" and isinstance(node.meta.get("val"), torch.Tensor):
-                self.makers.setdefault(_storage(node), node)
+                self.makers.setdefault(storage_of(node), node)
         outputs: Any = graph.output_node().args[0]
         nodes = [node for node in outputs if isinstance(node, Node)]
-        self.of = {node: _storage(node) for node in nodes if isinstance(node.meta["val"], torch.Tensor)}
+        self.of = {node: storage_of(node) for node in nodes if isinstance(node.meta["val"], torch.Tensor)}
         self.sharing: dict[int, set[Node]] = {}
         for node, storage in self.of.items():
             check_tensor(node.meta["val"], "an output")
@@ -261,15 +259,3 @@ def _lost_offset(node: Node, symbols: SymbolValues) -> int:
         origin = source_node
     is_expanded = any(step == 0 and size > 1 for step, size in zip(source.stride, source.shape, strict=True))
     return 0 if is_expanded else source.offset + _lost_offset(origin, symbols) - spec.offset
-
-
-def _storage(node: Node) -> int:
-    """What tells the storage of a node's value from all others.
-
-    One of an op's several results has a storage of its own, unless the op is a view: fake results of control-flow ops may share one
-    that real ones do not.
-    """
-    origin = node
-    while (source := viewed(origin)) is not None:
-        origin = source
-    return id(origin) if origin.target is operator.getitem else private.storage_id(node.meta["val"])

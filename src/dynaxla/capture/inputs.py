@@ -38,6 +38,10 @@ class Sizes:
         numbers = [(type(args[index]), args[index]) for index in self.numbers]
         return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
 
+    def sources(self) -> dict[Any, tuple[int, int | None]]:
+        """By expression, mostly a symbol: the input that tells its value, and for a tensor the dimension."""
+        return dict(self._sources)
+
     def values(self, args: Sequence[Any]) -> SymbolValues:
         """The values of the graph's symbols in a call."""
         return SymbolValues(

@@ -5,6 +5,7 @@ Late     torch's own ops write to places in large inputs, after the program has 
 Count    numbers that no tensor depends on are computed beside the program, which is the same whatever they are
 Freeze   one program for what parameters and buffers alone decide, one for the rest; its weights in the order in which oneDNN reads them, as
          far as a thread may rely on that
+Bucket   one program for many sizes, which are rounded up (bucket.py)
 Split    ops that no XLA program can hold run between programs, each of which has one device
 """
 
@@ -36,6 +37,7 @@ from ..lowering.graphs import describe_inputs, user_line
 from ..observe import coverage, metrics
 from ..runtime import by_torch, devices
 from ..runtime.programs import Orders
+from .bucket import Bucket
 from .executable import Executable
 from .layouts import opens_layouts
 from .protocol import Engine, Runner
@@ -45,7 +47,8 @@ from .xla import Xla
 
 def engine_for(options: Options, *, retrace: bool = False, collectives: bool = True) -> Engine:
     """The engine that options ask for. retrace: trace at every call. collectives: see `Split`."""
-    engine: Engine = Split(Retrace(options) if retrace else Xla(options), options, collectives=collectives)
+    engine: Engine = Retrace(options) if retrace else Xla(options)
+    engine = Split(Bucket(engine, options) if options.sizes == "buckets" else engine, options, collectives=collectives)
     return Late(Count(Freeze(engine, options) if options.freeze else engine))
 
 

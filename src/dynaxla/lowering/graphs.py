@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..runtime import private
 from . import dtypes
 
 aten = torch.ops.aten
@@ -34,6 +35,18 @@ def viewed(node: Node) -> Node | None:
         return None
     shares = maker.target in _UNDECLARED_VIEWS or any(result.alias_info is not None for result in maker.target._schema.returns)
     return maker.args[0] if shares and isinstance(maker.args[0], Node) else None
+
+
+def storage_of(node: Node) -> int:
+    """What tells the storage of a node's value from all others.
+
+    One of an op's several results has a storage of its own, unless the op is a view: fake results of control-flow ops may share one
+    that real ones do not.
+    """
+    origin = node
+    while (source := viewed(origin)) is not None:
+        origin = source
+    return id(origin) if origin.target is operator.getitem else private.storage_id(node.meta["val"])
 
 
 def describe_inputs(node: Node) -> str:

@@ -1,0 +1,152 @@
+"""Which positions of a padded dimension count.
+
+A graph runs with sizes rounded up. What counts of a dimension is then a product of prefixes: a dimension of batch * length has the factors
+(batch, length), the slower first, and a position counts if each of its coordinates is less than the true value of its factor. Sizes that
+are not rounded are factors of which everything counts.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence, Set
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+
+
+class Unknown(Exception):
+    """What counts of a result cannot be said in these terms. Its text says why."""
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What counts of a dimension.
+
+    Attributes: factors (sizes, as sympy's expressions or numbers, none of them 1); uniform (every position holds the same as all others
+    that differ from it in this dimension alone, so that any of them may count: one factor).
+    """
+
+    factors: tuple[Any, ...]
+    uniform: bool = False
+
+    @staticmethod
+    def of(size: Any, uniform: bool = False) -> Extent:
+        """A prefix of the dimension. size: an expression or a number."""
+        return Extent(() if size == 1 else (size,), uniform)
+
+    @property
+    def resolved(self) -> Extent:
+        return Extent(self.factors) if self.uniform else self
+
+
+Extents = tuple[Extent, ...]
+
+
+def size_of(size: int | torch.SymInt) -> Any:
+    """A size as an expression, or a number if it is one."""
+    if not isinstance(size, torch.SymInt):
+        return int(size)
+    expression = size.node.expr
+    return int(expression) if expression.is_Integer else expression
+
+
+def sizes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(map(size_of, tensor.shape))
+
+
+def symbols_in(size: Any) -> frozenset[Any]:
+    return frozenset() if isinstance(size, int) else frozenset(size.free_symbols)
+
+
+def symbols_of(number: Any) -> Collection[Any]:
+    """The symbols of a number of a graph, symbolic or not."""
+    return number.node.expr.free_symbols if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ()
+
+
+def joined(extents: Sequence[Extent]) -> Extent:
+    """What counts where all of these count, in dimensions that are broadcast together.
+
+    Raises: Unknown if they are made of different factors.
+    """
+    told = {extent for extent in extents if extent.factors and not extent.uniform}
+    if len(told) > 1:
+        raise Unknown(f"positions of different kinds meet: {' and '.join(sorted(str(extent.factors) for extent in told))}")
+    return told.pop() if told else max(extents, key=lambda extent: bool(extent.factors))
+
+
+def broadcast(operands: Sequence[Extents]) -> Extents:
+    """What counts of operands' elements that are combined one by one. Raises: Unknown."""
+    rank = max(map(len, operands))
+    padded = [(Extent(()),) * (rank - len(extents)) + extents for extents in operands]
+    return tuple(joined(dims) for dims in zip(*padded, strict=True))
+
+
+def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Extents:
+    """After a reshape to these sizes. symbols: those that are rounded. Raises: Unknown if a rounded size would be taken apart."""
+    left = [factor for extent in extents for factor in extent.factors][::-1]
+    if 0 in left:
+        raise Unknown("a reshape of nothing")
+    found = []
+    for size in sizes:
+        taken: list[Any] = []
+        rest = size
+        while rest != 1:
+            if not left:
+                raise Unknown("a reshape that takes a rounded size apart")
+            factor = left.pop()
+            if (after := quotient(rest, factor)) is not None:
+                taken.append(factor)
+                rest = after
+            elif (other := quotient(factor, rest)) is not None and symbols.isdisjoint(symbols_in(factor)):
+                taken.append(rest)
+                left.append(other)
+                rest = 1
+            else:
+                raise Unknown("a reshape that takes a rounded size apart")
+        found.append(Extent(merged(taken, symbols)))
+    return tuple(found)
+
+
+def merged(factors: Sequence[Any], symbols: Set[Any]) -> tuple[Any, ...]:
+    """Factors with neighbours of which everything counts made one."""
+    found: list[Any] = []
+    for factor in factors:
+        if found and symbols.isdisjoint([*symbols_in(found[-1]), *symbols_in(factor)]):
+            found[-1] = found[-1] * factor
+        else:
+            found.append(factor)
+    return tuple(found)
+
+
+@functools.lru_cache(maxsize=4096)
+def quotient(size: Any, divisor: Any) -> Any:
+    """size / divisor if that is a whole number whatever the symbols are, else None."""
+    if size == divisor:
+        return 1
+    if isinstance(size, int) and isinstance(divisor, int):
+        return size // divisor if size % divisor == 0 else None
+    numerator, denominator = sympy.fraction(sympy.cancel(sympy.sympify(size) / divisor))
+    if denominator != 1:
+        return None
+    return int(numerator) if numerator.is_Integer else numerator
+
+
+@functools.lru_cache(maxsize=4096)
+def grows(size: Any) -> bool:
+    """Whether a size never shrinks where its symbols grow, as far as can be seen."""
+    if isinstance(size, int) or size.is_Integer or size.is_Symbol:
+        return True
+    if isinstance(size, sympy.Add):
+        return all(map(grows, size.args))
+    if isinstance(size, sympy.Mul):
+        return all(grows(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
+    kind = type(size).__name__  # of torch's own functions
+    if kind in ("FloorDiv", "CleanDiv"):
+        return grows(size.args[0]) and bool(size.args[1].is_Integer) and bool(size.args[1] > 0)
+    return kind in ("Min", "Max") and all(map(grows, size.args))
+
+
+def _is_positive(size: Any) -> bool:
+    return all(item.is_nonnegative for item in size.args)

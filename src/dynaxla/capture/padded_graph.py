@@ -1,0 +1,264 @@
+"""A graph with dynamic sizes made right for rounded ones: its inputs are padded, and its results are cut.
+
+The graph runs as if the sizes were the rounded ones. What counts of each value (`extents.py`) is the same as with the true sizes: the
+rules of `padded_rules.py` and `padded_layers.py` see to that, op by op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+from ..lowering.graphs import storage_of, user_line
+from ..lowering.interpreter import draws_random, is_plain_python
+from . import padded_layers
+from .aten_graph import AtenGraph, graph_device
+from .crossings import copied
+from .extents import Extent, Extents, Unknown, grows, quotient, size_of, sizes_of, symbols_in
+from .inputs import Sizes
+from .masks import Masks
+from .padded_rules import find_rule
+from .round_up import Rounding
+
+assert padded_layers  # its rules are in the table
+
+
+@dataclass(frozen=True)
+class Given:
+    """An output that is an input, or lies in one's memory. Attributes: position (of the input); fake (what such a view is like; None for
+    the input itself); source (what the input is like)."""
+
+    position: int
+    fake: torch.Tensor | None
+    source: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Computed:
+    """An output that the program gives. Attributes: index (among its outputs); extents (what counts of it); fake (with the true sizes)."""
+
+    index: int
+    extents: Extents
+    fake: torch.Tensor
+
+
+@dataclass(frozen=True)
+class Number:
+    """An output that is a number, or None. value: it, or what it is as an expression."""
+
+    value: Any
+
+
+@dataclass(frozen=True)
+class Padded:
+    """Attributes: module (its inputs are the graph's, and a vector of true sizes behind them); sizes (these); inputs (what counts of the
+    inputs that are padded, by position); numbers (inputs that are sizes, by position); outputs (the graph's); rounding.
+    """
+
+    module: GraphModule
+    sizes: list[Any]
+    inputs: dict[int, Extents]
+    numbers: dict[int, Any]
+    outputs: list[Given | Computed | Number]
+    rounding: Rounding
+
+
+def pad(graph: AtenGraph) -> Padded | str | None:
+    """The graph for rounded sizes; else why it cannot be had. None if no size of it changes."""
+    module = copied(graph.module)
+    placeholders = module.graph.find_nodes(op="placeholder")
+    tensors = [node for node in placeholders if isinstance(node.meta["val"], torch.Tensor)]
+    rounded = {symbol for node in tensors for size in sizes_of(node.meta["val"]) for symbol in symbols_in(size)}
+    if not rounded:
+        return None
+    try:
+        return _pad(graph, module, placeholders, rounded)
+    except Unknown as error:
+        return str(error)
+
+
+def _pad(graph: AtenGraph, module: GraphModule, placeholders: list[Node], rounded: Collection[Any]) -> Padded:
+    if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
+        raise Unknown("a size depends on values")
+    sources = Sizes(placeholders).sources()
+    if not sources.keys() >= set(rounded):
+        raise Unknown("a size is known as part of another one alone")
+    environment = next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
+    outputs, returned = _outputs(graph)
+    masks = Masks(module, rounded, graph_device(module))
+    inputs: dict[int, Extents] = {}
+    numbers: dict[int, Any] = {}
+    orders = _orders(placeholders, rounded)
+    for position, node in enumerate(placeholders):
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor):
+            if masks.is_rounded(value):
+                if not isinstance(value, torch.SymInt):
+                    raise Unknown("a number that is made of sizes")
+                numbers[position] = size_of(value)
+            continue
+        extents = tuple(_in_order(extent, orders) for extent in masks.prefixes(value))
+        masks.extents[node] = extents
+        if any(map(masks.is_padded, extents)):
+            inputs[position] = extents
+            node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # row-major, whatever the inputs are
+    for node in list(module.graph.nodes):
+        if node.op in ("call_function", "get_attr"):
+            _apply(masks, node)
+        elif node.op not in ("placeholder", "output"):
+            raise Unknown(f"a node of another kind, {node.op}")
+    found = _results(module, masks, outputs, returned)
+    masks.done()
+    module.recompile()
+    return Padded(module, masks.sizes, inputs, numbers, found, Rounding(environment, rounded))
+
+
+def _apply(masks: Masks, node: Node) -> None:
+    """Raises: Unknown, naming the op."""
+    masks.node = node
+    val = node.meta.get("val")
+    several = isinstance(val, (tuple, list))
+    if node.op == "get_attr":
+        masks.extents[node] = masks.prefixes(val) if isinstance(val, torch.Tensor) else ()
+        return
+    if is_plain_python(node):
+        source = node.args[0]
+        if several or isinstance(val, torch.Tensor):
+            found = masks.extents[source]
+            masks.extents[node] = found[node.args[1]] if isinstance(found, list) else found
+        return
+    if not masks.is_concerned(node):
+        leaves = [item for item in (val if several else [val]) if item is not None]
+        if not all(isinstance(item, torch.Tensor) for item in leaves):
+            return
+        nothing = [masks.prefixes(item) if item is not None else () for item in (val if several else [val])]
+        masks.extents[node] = nothing if several else nothing[0]
+        return
+    if node.target in _NUMBERS:
+        return
+    if draws_random(node):
+        raise Unknown(f"random numbers ({node.target}, {user_line(node)})")
+    rule = find_rule(node.target)
+    if rule is None:
+        raise Unknown(f"there is no rule for {node.target} ({user_line(node)})")
+    op = node.target
+    try:
+        extents = rule(masks, node)
+    except Unknown as error:
+        raise Unknown(f"{op}: {error} ({user_line(node)})") from None
+    masks.extents[node] = extents
+    for item, own in zip(val, extents, strict=True) if several else [(val, extents)]:
+        _check(masks, op, item, own)
+
+
+_NUMBERS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
+    """What a rule says fits the result."""
+    if not isinstance(fake, torch.Tensor):
+        return
+    if len(extents) != fake.dim():
+        raise Unknown(f"{op}: the rule tells of {len(extents)} dimensions of {fake.dim()}")
+    for extent, size in zip(extents, sizes_of(fake), strict=True):
+        rest = size
+        for factor in extent.factors:
+            rest = quotient(rest, factor)
+            if rest is None or not grows(factor):
+                raise Unknown(f"{op}: {factor} as a part of {size}")
+        if rest != 1:
+            raise Unknown(f"{op}: {extent.factors} are not {size}")
+
+
+def _symbolic(value: Any) -> list[torch.SymInt]:
+    return [size for size in value.shape if isinstance(size, torch.SymInt)] if isinstance(value, torch.Tensor) else []
+
+
+# Inputs
+
+
+def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int]:
+    """For each rounded symbol where it is met first: the sizes of one dimension are in this order."""
+    found: dict[Any, int] = {}
+    for node in placeholders:
+        sizes = sizes_of(node.meta["val"]) if isinstance(node.meta["val"], torch.Tensor) else ()
+        for size in sizes:
+            if size in rounded:
+                found.setdefault(size, len(found))
+    return found
+
+
+def _in_order(extent: Extent, orders: dict[Any, int]) -> Extent:
+    """A dimension of a product of sizes has them as factors, as a forward graph gives it to the backward one; any order of them would be
+    right, but others may meet it in one of their own."""
+    (factor,) = extent.factors or (1,)
+    if isinstance(factor, int) or not factor.is_Mul or not all(item in orders for item in factor.args):
+        return extent
+    return Extent(tuple(sorted(factor.args, key=orders.__getitem__)))
+
+
+# Outputs
+
+
+def _outputs(graph: AtenGraph) -> tuple[list[Any], list[int]]:
+    """The outputs that are inputs, views of them, or numbers (None stands for any other); and which are others, by index.
+
+    Raises: Unknown where two of the others share memory that is seen outside of a backward graph.
+    """
+    placeholders = graph.module.graph.find_nodes(op="placeholder")
+    positions = {node: position for position, node in enumerate(placeholders)}
+    owners = {storage_of(node): node for node in reversed(placeholders) if isinstance(node.meta["val"], torch.Tensor)}
+    output = graph.module.graph.output_node()
+    nodes: list[Any] = list(output.args[0])
+    found: list[Any] = []
+    sharing: dict[int, set[Node]] = {}
+    symbolic: set[int] = set()
+    for index, (node, description) in enumerate(zip(nodes, output.meta.get("desc") or [None] * len(nodes), strict=True)):
+        val = node.meta.get("val") if isinstance(node, Node) else node
+        if not isinstance(val, torch.Tensor):
+            if isinstance(val, (torch.SymFloat, torch.SymBool)):
+                raise Unknown("a number among the outputs that is no whole number")
+            found.append(Number(size_of(val) if isinstance(val, torch.SymInt) else val))
+            continue
+        if node in positions:
+            found.append(Given(positions[node], None, val))
+            continue
+        storage = storage_of(node)
+        owner = owners.get(storage)
+        is_symbolic = bool(_symbolic(val) or (owner is not None and _symbolic(owner.meta["val"])))
+        if owner is not None and is_symbolic:
+            if graph.phase == "backward" or val.dtype != owner.meta["val"].dtype or val.is_conj() or val.is_neg():
+                raise Unknown("an output in an input's memory")
+            found.append(Given(positions[owner], val, owner.meta["val"]))
+            continue
+        if val.is_conj() or val.is_neg():
+            raise Unknown("an output that is conjugate, or negative")
+        if index not in graph.remade and "Saved" not in type(description).__name__:
+            sharing.setdefault(storage, set()).add(node)
+            if is_symbolic:
+                symbolic.add(storage)
+        found.append(None)
+    if any(len(sharing[storage]) > 1 for storage in symbolic):
+        raise Unknown("outputs that share memory")
+    return found, [index for index, item in enumerate(found) if item is None]
+
+
+def _results(module: GraphModule, masks: Masks, outputs: list[Any], returned: list[int]) -> list[Given | Computed | Number]:
+    """Leaves the computed outputs alone, and says what all are."""
+    output = module.graph.output_node()
+    nodes: list[Node] = [output.args[0][index] for index in returned]
+    found = list(outputs)
+    for index, node in zip(returned, nodes, strict=True):
+        extents = tuple(extent.resolved for extent in masks.extents[node])
+        if len(extents) != node.meta["val"].dim():
+            raise Unknown("an output of which nothing is known")
+        found[index] = Computed(nodes.index(node), extents, node.meta["val"])
+    output.args = (tuple(nodes),)
+    if output.meta.get("desc") is not None:
+        output.meta["desc"] = [output.meta["desc"][index] for index in returned]
+    return found

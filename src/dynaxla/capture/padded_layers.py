@@ -1,0 +1,375 @@
+"""Rules as in `padded_rules.py` for what networks are made of: products, norms, attention, tables, losses."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..lowering.dimensions import wrap
+from .extents import Extent, Extents, Unknown, broadcast, joined, merged, size_of
+from .masks import Masks
+from .padded_rules import argument, change, others, replaced, rule, value
+
+aten = torch.ops.aten
+
+
+# Products
+
+
+def _multiply(masks: Masks, node: Node, first: int, second: int) -> Extents:
+    """Matrices, or batches of them; the positions of two arguments. What is summed must be zero on both sides: NaN times zero is NaN."""
+    left, right = node.args[first], node.args[second]
+    assert isinstance(left, Node)
+    assert isinstance(right, Node)
+    a, b = masks.of(left), masks.of(right)
+    inner_of_b = -2 if len(b) > 1 else -1
+    inner = joined([a[-1], b[inner_of_b]])
+    node.update_arg(first, masks.masked(left, [len(a) - 1], 0, replaced(a, len(a) - 1, inner)))
+    at = len(b) + inner_of_b
+    node.update_arg(second, masks.masked(right, [at], 0, replaced(b, at, inner)))
+    batch = broadcast([a[:-2], b[:-2]]) if len(a) > 2 else ()
+    return (*batch, *a[-2:-1], *b[-1:]) if len(b) > 1 else a[:-1]
+
+
+@rule(aten.mm.default, aten.bmm.default, aten.mv.default, aten.dot.default)
+def _product(masks: Masks, node: Node) -> Extents:
+    return _multiply(masks, node, 0, 1)
+
+
+@rule(aten.addmm.default, aten.baddbmm.default)
+def _product_and_sum(masks: Masks, node: Node) -> Extents:
+    masks.exact(*others(node, "self", "mat1", "mat2", "batch1", "batch2"))
+    return broadcast([masks.of(node.args[0]), _multiply(masks, node, 1, 2)])
+
+
+@rule(aten.convolution.default)
+def _convolution(masks: Masks, node: Node) -> Any:
+    if value(node.args[0]).dim() != value(node.args[1]).dim():
+        raise Unknown("a convolution without a batch")
+    return _images(masks, node)
+
+
+@rule(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default)
+def _images(masks: Masks, node: Node) -> Any:
+    """Each item of a batch by itself. The others of an op's operands, and all other dimensions, are of sizes that are not rounded."""
+    images, *rest = node.args
+    extents = masks.of(images)
+    masks.exact(*rest, *node.kwargs.values())
+    masks.unpadded(images, range(1, len(extents)))
+    _static(masks, rest)
+    several = node.meta["val"]
+    found = [(extents[0], *map(Extent.of, map(size_of, item.shape[1:]))) for item in torch.utils._pytree.tree_leaves(several)]
+    return found if isinstance(several, (tuple, list)) else found[0]
+
+
+def _static(masks: Masks, arguments: Any) -> None:
+    """Raises: Unknown if one of these tensors is of a rounded size."""
+    for item in torch.utils._pytree.tree_leaves(arguments):
+        if isinstance(item, Node):
+            masks.unpadded(item, range(len(masks.of(item))))
+
+
+@rule(aten.convolution_backward.default)
+def _convolution_backward(masks: Masks, node: Node) -> list[Extents]:
+    """Gradients of weights are sums over the batch."""
+    grad, images, *rest = node.args
+    for tensor in (grad, images):
+        masks.unpadded(tensor, range(1, len(masks.of(tensor))))
+    masks.exact(*rest)
+    _static(masks, rest)
+    batch = joined([masks.of(grad)[0], masks.of(images)[0]])
+    for index, tensor in enumerate((grad, images)):
+        node.update_arg(index, masks.masked(tensor, [0], 0, replaced(masks.of(tensor), 0, batch)))
+    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
+    return [replaced(masks.of(images), 0, batch), *results[1:]]
+
+
+# Norms
+
+
+def _rows(masks: Masks, tensor: Any, shape: Any) -> Extents:
+    """What counts of the dimensions that are not normalized. Raises: Unknown if one that is normalized is of a rounded size."""
+    extents = masks.of(tensor)
+    masks.exact(shape)
+    count = len(extents) - len(shape)
+    masks.unpadded(tensor, range(count, len(extents)))
+    return extents[:count]
+
+
+@rule(aten.native_layer_norm.default, aten._fused_rms_norm.default)
+def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
+    x, shape, *rest = node.args
+    rows = _rows(masks, x, shape)
+    masks.exact(*rest)
+    _static(masks, rest)
+    statistics = (*rows, *(Extent(()) for _ in shape))
+    return [masks.of(x), *(statistics for _ in node.meta["val"][1:])]
+
+
+@rule(aten.native_layer_norm_backward.default)
+def _norm_of_rows_backward(masks: Masks, node: Node) -> list[Extents]:
+    """Gradients of weight and bias are sums over the rows."""
+    grad, x, shape, mean, rstd, weight, bias, _ = node.args
+    _static(masks, [weight, bias])
+    tensors = [grad, x, mean, rstd]
+    rows = _rows(masks, x, shape)
+    rows = broadcast([rows, *(masks.of(tensor)[: len(rows)] for tensor in tensors)])
+    for index, tensor in zip((0, 1, 3, 4), tensors, strict=True):
+        by = (*rows, *masks.of(tensor)[len(rows) :])
+        node.update_arg(index, masks.masked(tensor, range(len(rows)), 0, by))
+    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
+    return [(*rows, *masks.of(x)[len(rows) :]), *results[1:]]
+
+
+# Attention
+
+_ROWS, _COLUMNS, _WIDTH = 2, 2, 3
+
+
+def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, Extents, Extents]:
+    """Keys and values that do not count are zero, and no query looks at them. first: the query's position.
+
+    Returns: what counts of query, key and value, with one batch.
+    """
+    operands = node.args[first : first + 3]
+    extents = [masks.of(operand) for operand in operands]
+    for operand in operands:
+        masks.unpadded(operand, [1, _WIDTH])
+    masks.exact(argument(node, "scale"), argument(node, "dropout_p"))
+    mask = argument(node, "attn_mask")
+    mask_extents = masks.of(mask)
+    batches = [item[0] for item in extents] + ([mask_extents[0]] if len(mask_extents) == 4 else [])
+    batch = joined(batches)
+    columns = joined([extents[1][_COLUMNS], extents[2][_COLUMNS], *mask_extents[-1:]])
+    rows = joined([extents[0][_ROWS], *mask_extents[-2:-1]])
+    if masks.is_padded(columns):
+        for index in (1, 2):
+            by = replaced(extents[index], _COLUMNS, columns)
+            node.update_arg(first + index, masks.masked(operands[index], [_COLUMNS], 0, by))
+        if mask is not None:
+            hidden = False if value(mask).dtype == torch.bool else -math.inf
+            last = len(mask_extents) - 1
+            if not mask_extents[last].factors:
+                raise Unknown("an attention mask that is broadcast over keys")
+            change(node, "attn_mask", masks.masked(mask, [last], hidden, replaced(mask_extents, last, columns)))
+        elif not (argument(node, "is_causal") and rows == columns):
+            change(node, "attn_mask", _new_mask(masks, node, operands[1], columns))
+    return replaced(extents[0], 0, batch), replaced(extents[1], 0, batch), replaced(extents[2], 0, batch)
+
+
+def _new_mask(masks: Masks, node: Node, key: Any, columns: Extent) -> Node:
+    """Zeros for keys that count, -inf for the others."""
+    like = value(key)
+    shape = [1, 1, 1, masks.number(key, _COLUMNS)]
+    zeros = masks.add(aten.full.default, (shape, 0.0), (1, 1, 1, like.shape[_COLUMNS]), like, dtype=like.dtype, device=like.device)
+    one = Extent(())
+    return masks.masked(zeros, [3], -math.inf, (one, one, one, columns))
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu.default)
+def _attention(masks: Masks, node: Node) -> list[Extents]:
+    query, _, values = _attend(masks, node, 0)
+    return [(*query[:_WIDTH], values[_WIDTH]), query[:_WIDTH]]
+
+
+@rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
+def _attention_backward(masks: Masks, node: Node) -> list[Extents]:
+    """Gradients of keys and values are sums over the queries: those that do not count give zero."""
+    own = _attend(masks, node, 1)
+    tensors = {index: node.args[index] for index in (0, 1, 4, 5)}  # grad, query, out, logsumexp
+    rows = joined([masks.of(tensor)[_ROWS] for tensor in tensors.values()])
+    for index, tensor in tensors.items():
+        by = replaced(masks.of(tensor), _ROWS, rows)
+        node.update_arg(index, masks.masked(tensor, [_ROWS], 0, by))
+    mask = argument(node, "attn_mask")
+    extents = masks.of(mask)
+    if len(extents) > 1 and extents[-2].factors:
+        at = len(extents) - 2
+        change(node, "attn_mask", masks.masked(mask, [at], 0, replaced(extents, at, rows)))
+    return [replaced(own[0], _ROWS, rows), *own[1:]]
+
+
+# Tables and other reads by index
+
+
+def _index(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool, is_index: bool = True) -> Node:
+    """Indices of a dimension of a table, of which those that do not count are zero."""
+    size = value(table).shape[dim]
+    if size == 0:
+        raise Unknown("indices of nothing")
+    index = masks.masked(index, range(value(index).dim()), 0)
+    extent = masks.of(table)[dim]
+    if not masks.is_padded(extent):
+        return index
+    if extent.resolved != Extent.of(size_of(size)):
+        raise Unknown("indices of a dimension that is several in one")
+    return masks.within(index, size_of(size), dim, from_end=from_end, is_index=is_index)
+
+
+@rule(aten.embedding.default)
+def _embedding(masks: Masks, node: Node) -> Extents:
+    weight, index = node.args[:2]
+    found = (*masks.of(index), masks.of(weight)[1])
+    node.update_arg(1, _index(masks, index, weight, 0, from_end=False))
+    return found
+
+
+@rule(aten.embedding_dense_backward.default)
+def _embedding_backward(masks: Masks, node: Node) -> Extents:
+    """Rows of the gradient that do not count are zero, for the first row of the table."""
+    grad, index, _, _, by_frequency = node.args
+    if by_frequency:
+        raise Unknown("gradients scaled by frequency")
+    places = broadcast([masks.of(grad)[:-1], masks.of(index)])
+    dims = range(len(places))
+    node.update_arg(0, masks.masked(grad, dims, 0, (*places, masks.of(grad)[-1])))
+    node.update_arg(1, masks.masked(index, dims, 0, places))
+    return (Extent.of(size_of(value(node).shape[0])), masks.of(grad)[-1])
+
+
+@rule(aten.index.Tensor, aten._unsafe_index.Tensor)
+def _read(masks: Masks, node: Node) -> Extents:
+    table, indices = node.args
+    extents = masks.of(table)
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    if any(value(index).dtype not in (torch.int32, torch.int64) for index in given.values()):
+        raise Unknown("a mask among the indices")
+    shape = broadcast([masks.of(index) for index in given.values()])
+    if node.target is aten._unsafe_index.Tensor:
+        masks.unpadded(table, given)
+    changed = [None if index is None else _index(masks, index, table, dim, from_end=True) for dim, index in enumerate(indices)]
+    node.update_arg(1, changed)
+    dims = sorted(given)
+    at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    rest = [extent for dim, extent in enumerate(extents) if dim not in given]
+    return (*rest[:at], *shape, *rest[at:])
+
+
+@rule(aten.index_select.default)
+def _select_rows(masks: Masks, node: Node) -> Extents:
+    table, dim, index = node.args
+    extents = masks.of(table)
+    if not extents or value(index).dim() != 1:
+        raise Unknown("an index of a number")
+    dim = wrap(dim, len(extents))
+    found = replaced(extents, dim, masks.of(index)[0])
+    node.update_arg(2, _index(masks, index, table, dim, from_end=False, is_index=dim != 1))
+    return found
+
+
+@rule(aten.gather.default)
+def _gather(masks: Masks, node: Node) -> Extents:
+    """An element for each index, at the index's own position in all other dimensions."""
+    table, dim, index = node.args[:3]
+    extents, found = masks.of(table), masks.of(index)
+    if not extents or len(extents) != len(found):
+        raise Unknown("an index of a number")
+    dim = wrap(dim, len(extents))
+    for d, (own, wanted) in enumerate(zip(extents, found, strict=True)):
+        prefixes = [extent.resolved == Extent.of(size_of(value(item).shape[d])) for extent, item in ((own, table), (wanted, index))]
+        if d != dim and own.resolved != wanted.resolved and not all(prefixes):
+            raise Unknown("positions of different kinds meet")
+    node.update_arg(2, _index(masks, index, table, dim, from_end=False, is_index=False))
+    return tuple(extent.resolved for extent in found)
+
+
+@rule(aten.one_hot.default)
+def _one_hot(masks: Masks, node: Node) -> Extents:
+    index, classes = node.args
+    masks.exact(classes)
+    found = (*masks.of(index), Extent.of(size_of(value(node).shape[-1])))
+    node.update_arg(0, masks.masked(index, range(len(found) - 1), 0))
+    return found
+
+
+# Losses
+
+
+@rule(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
+def _loss(masks: Masks, node: Node) -> list[Extents]:
+    rows = _ignored(masks, node, 0, 1)
+    return [rows if value_of(node, 0).dim() else (), ()]
+
+
+@rule(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+def _loss_backward(masks: Masks, node: Node) -> Extents:
+    rows = _ignored(masks, node, 1, 2)
+    if value(node).dim() == 1:
+        return masks.prefixes(value(node))
+    return (rows[0], masks.of(node.args[1])[1], *rows[1:])
+
+
+def value_of(node: Node, index: int) -> torch.Tensor:
+    return node.meta["val"][index]
+
+
+def _ignored(masks: Masks, node: Node, scores: int, target: int) -> Extents:
+    """Targets that do not count are among those that are ignored. Returns: what counts of the targets."""
+    x, index = node.args[scores], node.args[target]
+    extents = masks.of(x)
+    masks.unpadded(x, [0 if len(extents) == 1 else 1])
+    masks.exact(argument(node, "reduction"), argument(node, "ignore_index"))
+    _static(masks, [argument(node, "weight")])
+    rows = broadcast([masks.of(index), (extents[0], *extents[2:])]) if len(extents) > 1 else masks.of(index)
+    grad = masks.of(node.args[0]) if scores else ()
+    rows = broadcast([rows, grad]) if grad else rows
+    node.update_arg(target, masks.masked(index, range(len(rows)), argument(node, "ignore_index"), rows))
+    return rows
+
+
+# What else only moves elements
+
+
+@rule(aten.constant_pad_nd.default)
+def _pad(masks: Masks, node: Node) -> Extents:
+    """What is added stands behind the true end: there and further on the dimension holds the same number."""
+    source, widths = node.args[:2]
+    assert isinstance(source, Node)
+    extents = masks.of(source)
+    masks.exact(*others(node, "self"))
+    result = list(extents)
+    for index, width in enumerate(widths):
+        dim = len(extents) - 1 - index // 2
+        if width == 0:
+            continue
+        if masks.is_padded(extents[dim]):
+            if not isinstance(width, int) or width < 0 or extents[dim].resolved != Extent.of(size_of(value(source).shape[dim])):
+                raise Unknown("less of a dimension of a rounded size, or more of one that is several in one")
+            node.update_arg(0, masks.masked(node.args[0], [dim], argument(node, "value"), extents))
+        result[dim] = Extent.of(size_of(value(node).shape[dim]))
+    return tuple(result)
+
+
+@rule(aten.flip.default, aten.roll.default)
+def _turn(masks: Masks, node: Node) -> Extents:
+    extents = masks.of(node.args[0])
+    masks.exact(*node.args[1:])
+    dims = argument(node, "dims")
+    dims = [dims] if isinstance(dims, int) else dims
+    masks.unpadded(node.args[0], {wrap(dim, len(extents)) for dim in dims} if dims else range(len(extents)))
+    return tuple(extent.resolved if dims else extent for extent in extents)
+
+
+@rule(aten.repeat.default)
+def _repeat(masks: Masks, node: Node) -> Extents:
+    times = node.args[1]
+    masks.exact(times)
+    extents = masks.of(node.args[0])
+    extents = (Extent(()),) * (len(times) - len(extents)) + extents
+    found = []
+    for count, extent in zip(times, extents, strict=True):
+        if not isinstance(count, int) or count == 0:
+            raise Unknown("a repetition of nothing, or as often as a size says")
+        found.append(extent if count == 1 else Extent(merged((count, *extent.factors), masks.rounded)))
+    return tuple(found)
+
+
+@rule(aten.stack.default)
+def _stack(masks: Masks, node: Node) -> Extents:
+    tensors = node.args[0]
+    dim = wrap(argument(node, "dim"), value(node).dim())
+    found = broadcast([masks.of(item) for item in tensors])
+    return (*found[:dim], Extent.of(len(tensors)), *found[dim:])

@@ -1,0 +1,494 @@
+"""What each op needs where its operands are of rounded sizes: a table of rules.
+
+Of a tensor the elements that count (`extents.py`) are right, and nothing is known of the others: they may be NaN, or indices of no element.
+A rule says what counts of an op's result, and changes the graph where the op would mix what counts with what does not: a mask before it, or
+the true size as an operand. An op without a rule is compiled for exact sizes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..lowering.dimensions import wrap
+from ..lowering.ops.masking import cat_parts
+from .extents import Extent, Extents, Unknown, broadcast, grows, joined, reshaped, size_of, sizes_of
+from .masks import Masks
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# What counts of the results: Extents of a tensor, a list where there are several.
+Rule = Callable[[Masks, Node], Any]
+RULES: dict[torch._ops.OpOverload, Rule] = {}
+
+_END = 2**63 - 1
+
+
+def rule(*ops: torch._ops.OpOverload) -> Callable[[Rule], Rule]:
+    def register(function: Rule) -> Rule:
+        RULES.update(dict.fromkeys(ops, function))
+        return function
+
+    return register
+
+
+def find_rule(op: Any) -> Rule | None:
+    if not isinstance(op, torch._ops.OpOverload) or op._schema.is_mutable:
+        return None
+    if op in RULES:
+        return RULES[op]
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    return pointwise if torch.Tag.pointwise in op.tags and op.namespace in ("aten", "prims") and not is_random else None
+
+
+def argument(node: Node, name: str) -> Any:
+    """An argument by its name in the schema."""
+    for index, item in enumerate(node.target._schema.arguments):
+        if item.name == name:
+            return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)
+    raise KeyError(name)
+
+
+def change(node: Node, name: str, value: Any) -> None:
+    """Give an argument another value."""
+    for index, item in enumerate(node.target._schema.arguments):
+        if item.name == name:
+            if index < len(node.args):
+                node.update_arg(index, value)
+            else:
+                node.update_kwarg(name, value)
+
+
+def value(node: Node) -> torch.Tensor:
+    return node.meta["val"]
+
+
+def others(node: Node, *names: str) -> list[Any]:
+    """The arguments but those of these names."""
+    return [argument(node, item.name) for item in node.target._schema.arguments if item.name not in names]
+
+
+# One element of the result for one of each operand
+
+
+def pointwise(masks: Masks, node: Node) -> Any:
+    _look_up_number(masks, node)
+    leaves = torch.utils._pytree.tree_leaves((node.args, dict(node.kwargs)))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Node) and isinstance(leaf.meta.get("val"), torch.Tensor)]
+    masks.exact(*[leaf for leaf in leaves if leaf not in tensors])
+    found = broadcast([masks.of(tensor) for tensor in tensors])
+    several = value(node)
+    if isinstance(several, (tuple, list)):
+        return [found for _ in several]
+    return found if len(found) == several.dim() else _refuse("its result is of another rank")
+
+
+def _look_up_number(masks: Masks, node: Node) -> None:
+    """Where the second operand is a rounded size, the op gets the true one as a tensor without dimensions, if it computes the same of that:
+    a number is no reason for another dtype, and is not rounded to half types."""
+    with_tensor = _WITH_NUMBER.get(node.target)
+    if with_tensor is None or len(node.args) != 2 or not masks.is_rounded(node.args[1]):
+        return
+    x = value(node.args[0])
+    is_half = x.dtype.is_floating_point and x.dtype.itemsize < 4
+    if not is_half and (x.dim() or x.dtype.is_floating_point or x.dtype == torch.int64):
+        size = node.args[1].meta["val"]
+        node.target, node.args = with_tensor, (node.args[0], masks.product([size_of(size)], x))
+
+
+_WITH_NUMBER: dict[Any, torch._ops.OpOverload] = {
+    overload: op.Tensor
+    for op in (aten.add, aten.sub, aten.mul, aten.div, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
+    for overload in (op.Tensor, op.Scalar)
+}
+
+rule(aten._to_copy.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.logical_xor.default)(pointwise)
+
+
+@rule(aten.div.Tensor_mode, aten.floor_divide.default, aten.fmod.Tensor, aten.remainder.Tensor)
+def _division(masks: Masks, node: Node) -> Extents:
+    """Whole numbers must not be divided by zero."""
+    divisor = node.args[1]
+    if isinstance(divisor, Node) and isinstance(divisor.meta["val"], torch.Tensor) and not value(divisor).is_floating_point():
+        node.update_arg(1, masks.masked(divisor, range(value(divisor).dim()), 1))
+    return pointwise(masks, node)
+
+
+def _refuse(reason: str) -> Any:
+    raise Unknown(reason)
+
+
+# The same value everywhere
+
+
+@rule(
+    aten.full.default, aten.full_like.default, aten.new_full.default, aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
+    aten.ones.default, aten.ones_like.default, aten.new_ones.default, aten.empty.memory_format, aten.empty_like.default,
+    aten.new_empty.default, aten.scalar_tensor.default,
+)  # fmt: skip
+def _constant(masks: Masks, node: Node) -> Extents:
+    masks.exact(*others(node, "size", "self"))
+    return masks.prefixes(value(node), uniform=True)
+
+
+@rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
+def _arange(masks: Masks, node: Node) -> Extents:
+    masks.exact(*others(node, "end"))
+    return masks.prefixes(value(node))
+
+
+# Views
+
+
+@rule(aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+def _view(masks: Masks, node: Node) -> Extents:
+    before, sizes = masks.of(node.args[0]), sizes_of(value(node))
+    if sizes == sizes_of(value(node.args[0])):
+        return before
+    return reshaped(tuple(extent.resolved for extent in before), sizes, masks.rounded)
+
+
+@rule(aten.expand.default)
+def _expand(masks: Masks, node: Node) -> Extents:
+    before, result = masks.of(node.args[0]), masks.prefixes(value(node), uniform=True)
+    before = (Extent(()),) * (len(result) - len(before)) + before
+    return tuple(own if own.factors else new for own, new in zip(before, result, strict=True))
+
+
+@rule(aten.permute.default)
+def _permute(masks: Masks, node: Node) -> Extents:
+    before = masks.of(node.args[0])
+    return tuple(before[dim] for dim in node.args[1])
+
+
+@rule(aten.transpose.int, aten.t.default)
+def _transpose(masks: Masks, node: Node) -> Extents:
+    found = list(masks.of(node.args[0]))
+    first, second = node.args[1:] if len(node.args) > 1 else (0, len(found) - 1)
+    if found:
+        found[first], found[second] = found[second], found[first]
+    return tuple(found)
+
+
+@rule(aten.unsqueeze.default)
+def _unsqueeze(masks: Masks, node: Node) -> Extents:
+    before = masks.of(node.args[0])
+    dim = wrap(node.args[1], len(before) + 1)
+    return (*before[:dim], Extent(()), *before[dim:])
+
+
+@rule(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
+def _squeeze(masks: Masks, node: Node) -> Extents:
+    before = masks.of(node.args[0])
+    dims = range(len(before)) if len(node.args) == 1 else [node.args[1]] if isinstance(node.args[1], int) else node.args[1]
+    dropped = {wrap(dim, len(before)) for dim in dims}
+    return tuple(extent for dim, extent in enumerate(before) if dim not in dropped or extent.factors)
+
+
+@rule(aten.slice.Tensor)
+def _slice(masks: Masks, node: Node) -> Extents:
+    """A prefix of a prefix is one. What counts from the end begins at a true position."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    before = masks.of(source)
+    dim = wrap(argument(node, "dim"), len(before))
+    start, end, step = argument(node, "start") or 0, argument(node, "end"), argument(node, "step")
+    masks.exact(step)
+    extent, after = before[dim], size_of(value(node).shape[dim])
+    whole = Extent.of(size_of(value(source).shape[dim]))
+    if start == 0 and step == 1 and after == size_of(value(source).shape[dim]):
+        return before
+    if not masks.is_padded(extent) and not any(map(masks.is_rounded, (start, end))):
+        return replaced(before, dim, Extent.of(after))
+    if extent.resolved != whole:
+        raise Unknown("a slice of a dimension that is several in one")
+    if not grows(after):
+        raise Unknown(f"a slice of {after} elements")
+    if isinstance(start, int) and start >= 0:
+        return replaced(before, dim, Extent.of(after))
+    if step != 1:
+        raise Unknown("a slice with a step that begins at a size")
+    if isinstance(start, int):
+        if end is not None and end != _END:
+            raise Unknown("a slice whose start and end count from the end")
+        first = whole.factors[0] - after
+    else:
+        first = size_of(value(start))
+    shape = [*value(node).shape]
+    _become(masks, node, masks.part(source, dim, first, shape))
+    return replaced(before, dim, Extent.of(after))
+
+
+@rule(aten.select.int)
+def _select(masks: Masks, node: Node) -> Extents:
+    source, dim, index = node.args
+    assert isinstance(source, Node)
+    before = masks.of(source)
+    dim = wrap(dim, len(before))
+    extent = before[dim]
+    if masks.is_padded(extent) or masks.is_rounded(index):
+        whole = size_of(value(source).shape[dim])
+        if extent.resolved != Extent.of(whole):
+            raise Unknown("an index of a dimension that is several in one")
+        if not isinstance(index, int) or index < 0:
+            first = whole + index if isinstance(index, int) else size_of(value(index))
+            shape = [1 if d == dim else size for d, size in enumerate(value(source).shape)]
+            node.args = (masks.part(source, dim, first, shape), dim, 0)
+    return before[:dim] + before[dim + 1 :]
+
+
+@rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
+def _split(masks: Masks, node: Node) -> list[Extents]:
+    source = node.args[0]
+    before = masks.of(source)
+    dim = wrap(argument(node, "dim"), len(before))
+    masks.exact(*node.args[1:])
+    masks.unpadded(source, [dim])
+    if node.target is aten.unbind.int:
+        return [before[:dim] + before[dim + 1 :] for _ in node.meta["val"]]
+    return [replaced(before, dim, Extent.of(size_of(item.shape[dim]))) for item in node.meta["val"]]
+
+
+@rule(aten.cat.default)
+def _cat(masks: Masks, node: Node) -> Extents:
+    tensors = node.args[0]
+    rank = value(node).dim()
+    dim = wrap(argument(node, "dim"), rank)
+    if any(value(item).dim() != rank or value(item).dtype != value(node).dtype for item in tensors):
+        raise Unknown("tensors of several kinds in one")
+    given = [masks.of(item) for item in tensors]
+    around = [joined([extents[d] for extents in given]) if d != dim else Extent.of(size_of(value(node).shape[d])) for d in range(rank)]
+    sizes = [size_of(value(item).shape[dim]) for item in tensors]
+    if any(extents[dim].resolved != Extent.of(size) for extents, size in zip(given, sizes, strict=True) if masks.is_padded(extents[dim])):
+        raise Unknown("a dimension that is several in one, and longer")
+    if any(masks.is_padded(extents[dim]) for extents in given[:-1]):
+        places = [masks.place(sum(sizes[:index])) for index in range(1, len(sizes))]
+        _become(masks, node, masks.add(cat_parts, (tensors, masks.lengths, dim, places), value(node).shape, value(node)))
+    if not grows(size_of(value(node).shape[dim])):
+        raise Unknown("a sum of sizes")
+    return tuple(around)
+
+
+@rule(aten.select_backward.default)
+def _select_backward(masks: Masks, node: Node) -> Extents:
+    grad, _, dim, index = node.args
+    masks.exact(index)
+    result = masks.prefixes(value(node))
+    dim = wrap(dim, len(result))
+    own = masks.of(grad)
+    if masks.is_padded(result[dim]) and index < 0:
+        shape = [*value(node).shape]
+        shape[dim] = 1
+        column = masks.add(aten.unsqueeze.default, (grad, dim), shape, value(node))
+        _become(masks, node, masks.put(column, dim, size_of(value(node).shape[dim]) + index, value(node).shape))
+    return (*own[:dim], result[dim], *own[dim:])
+
+
+@rule(aten.slice_backward.default)
+def _slice_backward(masks: Masks, node: Node) -> Extents:
+    """Zeros behind what counts of the gradient: there are positions that count in the result."""
+    grad, _, dim, start, end, step = node.args
+    result, own = masks.prefixes(value(node)), masks.of(grad)
+    dim = wrap(dim, len(result))
+    size, count = size_of(value(node).shape[dim]), size_of(value(grad).shape[dim])
+    if (start, step) == (0, 1) and count == size:
+        return own
+    masks.exact(start, step)
+    if own[dim].resolved != Extent.of(count):
+        raise Unknown("a part of a dimension that is several in one")
+    node.update_arg(0, masks.masked(grad, [dim], 0))
+    if start < 0 and masks.is_padded(result[dim]):
+        if end != _END or step != 1:
+            raise Unknown("a slice whose start and end count from the end")
+        _become(masks, node, masks.put(node.args[0], dim, size - count, value(node).shape))
+    return replaced(own, dim, result[dim])
+
+
+@rule(aten.tril.default, aten.triu.default)
+def _triangle(masks: Masks, node: Node) -> Extents:
+    found, tensor = masks.of(node.args[0]), value(node)
+    masks.exact(*node.args[1:])
+    if any(found[dim].resolved != Extent.of(size_of(tensor.shape[dim])) for dim in (-1, -2) if masks.is_padded(found[dim])):
+        raise Unknown("a dimension that is several in one")
+    return (*found[:-2], found[-2].resolved, found[-1].resolved)
+
+
+def replaced(extents: Extents, dim: int, extent: Extent) -> Extents:
+    return (*extents[:dim], extent, *extents[dim + 1 :])
+
+
+def _become(masks: Masks, node: Node, other: Node) -> None:
+    """Another node computes what this one did."""
+    node.target, node.args, node.kwargs = aten.alias.default, (other,), {}
+
+
+# Reductions, with what changes none of their results
+
+
+def _lowest(dtype: torch.dtype) -> Any:
+    return -math.inf if dtype.is_floating_point else False if dtype == torch.bool else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> Any:
+    return math.inf if dtype.is_floating_point else True if dtype == torch.bool else torch.iinfo(dtype).max
+
+
+_NEUTRAL: dict[torch._ops.OpOverload, Callable[[torch.dtype], Any]] = {
+    aten.sum.default: lambda _: 0,
+    aten.sum.dim_IntList: lambda _: 0,
+    aten.count_nonzero.default: lambda _: 0,
+    aten.count_nonzero.dim_IntList: lambda _: 0,
+    aten.prod.default: lambda _: 1,
+    aten.prod.dim_int: lambda _: 1,
+    aten.any.default: lambda _: 0,
+    aten.any.dim: lambda _: 0,
+    aten.any.dims: lambda _: 0,
+    aten.all.default: lambda _: 1,
+    aten.all.dim: lambda _: 1,
+    aten.all.dims: lambda _: 1,
+    aten.amax.default: _lowest,
+    aten.max.default: _lowest,
+    aten.max.dim: _lowest,
+    aten.argmax.default: _lowest,
+    aten.amin.default: _highest,
+    aten.min.default: _highest,
+    aten.min.dim: _highest,
+    aten.argmin.default: _highest,
+    aten.logsumexp.default: _lowest,
+}
+_POSITIONS = (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
+
+
+def _reduced_dims(node: Node, rank: int) -> list[int]:
+    names = {item.name for item in node.target._schema.arguments}
+    given = argument(node, "dim") if "dim" in names else None
+    if given is None or given == []:
+        return list(range(rank))
+    return sorted({wrap(dim, rank) for dim in ([given] if isinstance(given, int) else given)})
+
+
+def _without(extents: Extents, dims: Sequence[int], node: Node) -> Extents:
+    """What counts of a reduction's result."""
+    several = node.meta["val"]
+    rank = (several[0] if isinstance(several, (tuple, list)) else several).dim()
+    if rank == len(extents):
+        return tuple(Extent(()) if dim in dims else extent for dim, extent in enumerate(extents))
+    return tuple(extent for dim, extent in enumerate(extents) if dim not in dims)
+
+
+@rule(*_NEUTRAL)
+def _reduction(masks: Masks, node: Node) -> Any:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    masks.exact(*others(node, "self"))
+    extents = masks.of(source)
+    dims = _reduced_dims(node, len(extents))
+    if node.target in _POSITIONS:
+        _one_dimension(masks, source, dims)
+    if value(source).is_complex() and node.target not in (aten.sum.default, aten.sum.dim_IntList):
+        raise Unknown("complex numbers")
+    node.update_arg(0, masks.masked(source, dims, _NEUTRAL[node.target](value(source).dtype)))
+    found = _without(extents, dims, node)
+    return [found, found] if isinstance(node.meta["val"], (tuple, list)) else found
+
+
+def _one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
+    """Raises: Unknown unless positions among all elements of these dimensions are what they would be with true sizes."""
+    padded = [dim for dim in dims if masks.is_padded(masks.of(source)[dim])]
+    if padded and (len(dims) > 1 or masks.of(source)[dims[0]].resolved != Extent.of(size_of(value(source).shape[dims[0]]))):
+        raise Unknown("a position among several dimensions")
+
+
+@rule(aten.mean.default, aten.mean.dim)
+def _mean(masks: Masks, node: Node) -> Extents:
+    """The sum of what counts, divided by its true number."""
+    source, tensor = node.args[0], value(node)
+    assert isinstance(source, Node)
+    extents = masks.of(source)
+    dims = _reduced_dims(node, len(extents))
+    result = _without(extents, dims, node)
+    masks.exact(*others(node, "self"))
+    if not any(masks.is_padded(extents[dim]) for dim in dims):
+        return result
+    wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else tensor.dtype
+    keeps = tensor.dim() == len(extents)
+    masked = masks.masked(source, dims, 0)
+    total = masks.add(aten.sum.dim_IntList, (masked, dims, keeps), tensor.shape, tensor, dtype=wide, gives=wide)
+    count = masks.product([factor for dim in dims for factor in extents[dim].factors], tensor)
+    mean = masks.add(aten.div.Tensor, (total, count), tensor.shape, tensor, gives=wide)
+    _become(masks, node, masks.add(prims.convert_element_type.default, (mean, tensor.dtype), tensor.shape, tensor))
+    return result
+
+
+@rule(aten.linalg_vector_norm.default)
+def _norm(masks: Masks, node: Node) -> Extents:
+    masks.exact(*others(node, "self"))
+    extents = masks.of(node.args[0])
+    dims = _reduced_dims(node, len(extents))
+    if not argument(node, "ord") > 0:
+        raise Unknown("a norm of an order that is not positive")
+    node.update_arg(0, masks.masked(node.args[0], dims, 0))
+    return _without(extents, dims, node)
+
+
+_CUMULATIVE: dict[torch._ops.OpOverload, Callable[[torch.dtype], Any]] = {
+    aten.cumsum.default: lambda _: 0,
+    aten.cumprod.default: lambda _: 1,
+}
+
+
+@rule(*_CUMULATIVE)
+def _cumulative(masks: Masks, node: Node) -> Extents:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    extents = masks.of(source)
+    if extents:
+        dim = wrap(node.args[1], len(extents))
+        _one_dimension(masks, source, [dim])
+        node.update_arg(0, masks.masked(source, [dim], _CUMULATIVE[node.target](value(source).dtype)))
+        extents = replaced(extents, dim, extents[dim].resolved)
+    return extents
+
+
+@rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+def _softmax(masks: Masks, node: Node) -> Extents:
+    extents = masks.of(node.args[0])
+    if extents:
+        dim = wrap(node.args[1], len(extents))
+        node.update_arg(0, masks.masked(node.args[0], [dim], -math.inf))
+        extents = replaced(extents, dim, extents[dim].resolved)
+    return extents
+
+
+@rule(aten._softmax_backward_data.default, aten._log_softmax_backward_data.default)
+def _softmax_backward(masks: Masks, node: Node) -> Extents:
+    extents = broadcast([masks.of(node.args[0]), masks.of(node.args[1])])
+    if extents:
+        dim = wrap(node.args[2], len(extents))
+        for index in (0, 1):
+            node.update_arg(index, masks.masked(node.args[index], [dim], 0, extents))
+        extents = replaced(extents, dim, extents[dim].resolved)
+    return extents
+
+
+@rule(aten.topk.default, aten.sort.default, aten.sort.stable, aten.var.correction, aten.var_mean.correction, aten.std.correction)
+def _along_true_dims(masks: Masks, node: Node) -> Any:
+    """Ops that mix the elements of some dimensions, which must be of sizes that are not rounded."""
+    source = node.args[0]
+    masks.exact(*others(node, "self"))
+    extents = masks.of(source)
+    dims = _reduced_dims(node, len(extents))
+    masks.unpadded(source, dims)
+    several = node.meta["val"]
+    results = several if isinstance(several, (tuple, list)) else [several]
+    found = []
+    for result in results:
+        if node.target in (aten.topk.default, aten.sort.default, aten.sort.stable):
+            found.append(tuple(Extent.of(size_of(result.shape[d])) if d in dims else extent for d, extent in enumerate(extents)))
+        else:
+            found.append(_without(extents, dims, node))
+    return found if isinstance(several, (tuple, list)) else found[0]

@@ -1,0 +1,86 @@
+"""Which graphs can run with rounded sizes, what of them is padded, and why others cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture.aten_graph import AtenGraph, Phase
+from dynaxla.capture.padded_graph import Computed, Given, Number, Padded, pad
+from dynaxla.lowering.ops.masking import masked
+
+aten = torch.ops.aten
+
+
+def graph(function: Callable[..., Any], *inputs: Any, phase: Phase = "inference") -> AtenGraph:
+    module = make_fx(lambda *given: tuple(function(*given)), tracing_mode="symbolic")(*inputs)
+    return AtenGraph("graph", module, phase=phase)
+
+
+def masks(padded: Any) -> list[Any]:
+    assert isinstance(padded, Padded), padded
+    return [node for node in padded.module.graph.nodes if node.target is masked]
+
+
+X = torch.zeros(5, 7)
+
+
+def test_masks_stand_where_sizes_are_mixed() -> None:
+    assert not masks(pad(graph(lambda x: [x.exp() * 2 + x.transpose(0, 1).unsqueeze(0).squeeze(0).t()], X)))
+    # One for both readers of a value.
+    assert len(masks(pad(graph(lambda x: [x.sum(1), x.sum(1, keepdim=True)], X)))) == 1
+    assert len(masks(pad(graph(lambda x: [x @ x.t()], X)))) == 2
+
+
+def test_a_graph_without_changing_sizes_stays() -> None:
+    assert pad(AtenGraph("static", make_fx(lambda x: (x + 1,))(X))) is None
+
+
+def test_outputs() -> None:
+    def function(x: torch.Tensor, n: int) -> list[Any]:
+        y = x + 1
+        return [x, x[1:], y, x.shape[0] * 2, y]
+
+    padded = pad(graph(function, X, 3))
+    assert isinstance(padded, Padded)
+    kinds = [type(output) for output in padded.outputs]
+    assert kinds == [Given, Given, Computed, Number, Computed]
+    assert padded.outputs[2] == padded.outputs[4]
+    assert len(padded.module.graph.output_node().args[0]) == 2
+
+
+def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
+    def function(x: torch.Tensor) -> list[Any]:
+        flat = x.view(-1, 3)
+        return [flat.t() @ flat]
+
+    assert len(masks(pad(graph(function, torch.zeros(5, 7, 3))))) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: [torch.rand_like(x) + x], "random numbers"),
+        (lambda x: [x.sort(1).values], "aten.sort"),
+        (lambda x: [x.half() * x.shape[0]], "a size used as a number"),
+        (lambda x: [x.reshape(-1).argmax()], "several dimensions"),
+        (lambda x: [torch.fft.fft(x)], "there is no rule for aten._fft"),
+        (lambda x: (lambda y: [y, y[1:]])(x + 1), "outputs that share memory"),
+        (lambda x: [x.view(x.shape[1], x.shape[0])], "takes a rounded size apart"),
+        (lambda x: [x.roll(1, 0)], "dimension 0"),
+        (lambda x: [x.double().cumsum(1).t().flip(0)], "dimension 0"),
+    ],
+)
+def test_why_a_graph_needs_exact_sizes(function: Callable[..., Any], reason: str) -> None:
+    found = pad(graph(function, X))
+    assert isinstance(found, str)
+    assert reason in found
+
+
+def test_memory_of_an_input_in_a_backward_graph() -> None:
+    found = pad(graph(lambda x: [x[1:]], X, phase="backward"))
+    assert found == "an output in an input's memory"

@@ -1,0 +1,61 @@
+"""Products, norms, attention, tables and losses of rounded sizes, with NaN and indices of no element in the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rounded_sizes import assert_one_program, features
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
+KERNEL = torch.nn.Parameter(torch.ones(2, 4, 1), requires_grad=False)
+
+aten = torch.ops.aten
+Functions = list[Callable[..., Any]]
+
+READS: Functions = [
+    lambda x, y, n, t: F.embedding(n, t),
+    lambda x, y, n, t: t[n],
+    lambda x, y, n, t: y.gather(1, n),
+    lambda x, y, n, t: x[:, n[0]],
+    lambda x, y, n, t: x[n[:, 0] % 5, n[:, 1]].sum(0),
+    lambda x, y, n, t: x[:, -n[0] - 1],
+    lambda x, y, n, t: x.index_select(1, n[1]),
+    lambda x, y, n, t: F.one_hot(n, 7).sum(1),
+    lambda x, y, n, t: (100 // (n + 1)).sum(),
+    lambda x, y, n, t: F.nll_loss(y[:, :7].log_softmax(1), n[:, 0]),
+    lambda x, y, n, t: F.cross_entropy(x.reshape(-1, 4), n.reshape(-1) % 4),
+    lambda x, y, n, t: F.cross_entropy(x.reshape(-1, 4), n.reshape(-1) % 4, reduction="none"),
+]
+
+PRODUCTS: Functions = [
+    lambda x, y, n, t: x.transpose(1, 2) @ x,
+    lambda x, y, n, t: y.t() @ y,
+    lambda x, y, n, t: x @ t.t(),
+    lambda x, y, n, t: F.linear(x, t, t[:, 0]),
+    lambda x, y, n, t: y @ y[0],
+    lambda x, y, n, t: y[0] @ y[1],
+    lambda x, y, n, t: torch.ones_like(y).t() @ y,
+    lambda x, y, n, t: torch.einsum("bsf,bs->bf", x, y),
+    lambda x, y, n, t: F.layer_norm(x, [4], t[0], t[1]),
+    lambda x, y, n, t: F.scaled_dot_product_attention(*(x.reshape(*x.shape[:2], 2, 2).transpose(1, 2),) * 3),
+    lambda x, y, n, t: F.scaled_dot_product_attention(*(x.unsqueeze(1),) * 3, is_causal=True),
+    lambda x, y, n, t: F.scaled_dot_product_attention(x[:, None, -2:], x[:, None], x[:, None], attn_mask=(n > 2)[:, None, None]),
+    lambda x, y, n, t: F.gelu(x).softmax(1).sum(0),
+    lambda x, y, n, t: F.conv1d(x[:, :3].transpose(1, 2), KERNEL),
+    lambda x, y, n, t: aten.convolution_backward(x[:, :2, :3], x[:, 1:5, :3], KERNEL, [2], [1], [0], [1], False, [0], 1, [True] * 3)[1],
+    lambda x, y, n, t: aten.convolution_backward(x[:, :2, :3], x[:, 1:5, :3], KERNEL, [2], [1], [0], [1], False, [0], 1, [True] * 3)[0],
+    lambda x, y, n, t: F.max_pool2d(x[:, None, :4], 2),
+]
+
+
+def test_indices_that_do_not_count_read_nothing() -> None:
+    assert_one_program(READS, features)
+
+
+def test_what_is_summed_leaves_padding_out() -> None:
+    assert_one_program(PRODUCTS, features)

@@ -1,0 +1,85 @@
+"""Reductions, views and constants of rounded sizes: what counts of their results, with NaN and indices of no element in the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from rounded_sizes import assert_one_program, features
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
+Functions = list[Callable[..., Any]]
+
+REDUCTIONS: Functions = [
+    lambda x, y, n, t: x.sum(),
+    lambda x, y, n, t: x.sum(1),
+    lambda x, y, n, t: (x + 1).mean((0, 1)),
+    lambda x, y, n, t: x.half().mean(1),
+    lambda x, y, n, t: x.mean(),
+    lambda x, y, n, t: x.amax(1),
+    lambda x, y, n, t: (x - 9).amax((0, 2), keepdim=True),
+    lambda x, y, n, t: (n + 3).amin(1),
+    lambda x, y, n, t: (x > -9).all(),
+    lambda x, y, n, t: (x > 9).any(1),
+    lambda x, y, n, t: x.max(1).indices,
+    lambda x, y, n, t: x.min(0).values,
+    lambda x, y, n, t: (y - 9).argmax(1),
+    lambda x, y, n, t: y.argmin(0, keepdim=True),
+    lambda x, y, n, t: x.logsumexp(1),
+    lambda x, y, n, t: (n + 1).double().prod(1),
+    lambda x, y, n, t: x.reshape(-1, 4).sum(0),
+    lambda x, y, n, t: x.reshape(-1).amin(),
+    lambda x, y, n, t: torch.linalg.vector_norm(x, dim=1),
+    lambda x, y, n, t: (n > 3).sum(1),
+    lambda x, y, n, t: torch.count_nonzero(n),
+    lambda x, y, n, t: torch.ones_like(x).sum(1),
+    lambda x, y, n, t: t[0].expand(x.shape[0], 4).sum(0),
+    lambda x, y, n, t: x.std(-1),
+    lambda x, y, n, t: x.topk(2, -1).values,
+    lambda x, y, n, t: n.cumsum(1),
+    lambda x, y, n, t: x * x.shape[1] + y.sum() / y.shape[0],
+    lambda x, y, n, t: n < y.shape[1],
+    lambda x, y, n, t: y.exp().cumsum(0),
+    lambda x, y, n, t: y.softmax(-1),
+    lambda x, y, n, t: (y - 9).log_softmax(0),
+    lambda x, y, n, t: x.view(-1, 4).sigmoid().mean(0),
+]
+
+PLACES: Functions = [
+    lambda x, y, n, t: x[:, -1],
+    lambda x, y, n, t: x[-3:],
+    lambda x, y, n, t: x[:, 1:-1],
+    lambda x, y, n, t: x[:, ::2],
+    lambda x, y, n, t: x[1, 2:] * 2,
+    lambda x, y, n, t: torch.cat([y, y + 1], 1),
+    lambda x, y, n, t: torch.cat([y, x[:, :, 0], y[:, :1]], 1).sum(1),
+    lambda x, y, n, t: torch.cat([y[:1], y]).cumsum(0),
+    lambda x, y, n, t: torch.cat([x, x], -1),
+    lambda x, y, n, t: F.pad(y, (1, 2), value=3.0).sum(1),
+    lambda x, y, n, t: F.pad(x, (1, 2)),
+    lambda x, y, n, t: torch.arange(x.shape[1]) + y,
+    lambda x, y, n, t: torch.arange(2, x.shape[1] + 2).sum(),
+    lambda x, y, n, t: y.new_zeros(x.shape[:2]) + 1,
+    lambda x, y, n, t: torch.stack([y, -y], 1),
+    lambda x, y, n, t: x.flip(-1),
+    lambda x, y, n, t: y.unsqueeze(1).repeat(1, 3, 1).sum((1, 2)),
+    lambda x, y, n, t: x.transpose(1, 2).reshape(x.shape[0], -1),
+    lambda x, y, n, t: x.reshape(-1, 2, 2).transpose(1, 2).sum(0),
+    lambda x, y, n, t: x.reshape(x.shape[0] * x.shape[1], 4)[:, 1:].reshape(x.shape[0], x.shape[1], 3),
+    lambda x, y, n, t: y.unsqueeze(-1).expand(-1, -1, x.shape[1]).tril(),
+    lambda x, y, n, t: y.unsqueeze(0).squeeze(0).t() + 1,
+    lambda x, y, n, t: x.unbind(2)[1] + x.split(2, 2)[0].sum(-1),
+    lambda x, y, n, t: y.masked_fill(torch.ones(x.shape[1], x.shape[1])[0] > 2, 1.0),
+]
+
+
+def test_reductions_leave_padding_out() -> None:
+    assert_one_program(REDUCTIONS, features)
+
+
+def test_places_count_from_the_true_ends() -> None:
+    assert_one_program(PLACES, features)

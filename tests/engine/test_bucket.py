@@ -1,0 +1,148 @@
+"""One executable serves all sizes of a bucket: what is padded, what is cut, what is written, and which calls need exact sizes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from rounded_sizes import SIZES, compiled, counts, features, poisoned
+from torch.nn import functional as F
+
+import dynaxla
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
+
+@pytest.fixture(autouse=True)
+def poison_in_padding() -> Any:
+    with poisoned():
+        yield
+
+
+def gradients(function: Callable[..., torch.Tensor], network: torch.nn.Module, *inputs: torch.Tensor) -> list[torch.Tensor]:
+    leaves = [item.detach().clone().requires_grad_(item.is_floating_point()) for item in inputs]
+    result = function(*leaves)
+    wanted = [leaf for leaf in (*network.parameters(), *leaves) if leaf.requires_grad]
+    return [result.detach(), *torch.autograd.grad(result, wanted)]
+
+
+class Block(torch.nn.Module):
+    """A transformer's layer with a loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(7, 4)
+        self.norm = torch.nn.LayerNorm(4)
+        self.inner, self.outer = torch.nn.Linear(4, 6), torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor, n: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        hidden = self.norm(x + self.table(n) + y.softmax(1)[..., None])
+        heads = hidden.unflatten(-1, (2, 2)).transpose(1, 2)
+        seen = F.scaled_dot_product_attention(heads, heads, heads, attn_mask=(n > 0)[:, None, None]).transpose(1, 2).flatten(2)
+        hidden = seen + self.outer(F.gelu(self.inner(hidden))) + torch.tensordot(hidden, t[:4], 1)
+        loss = F.cross_entropy(hidden.reshape(-1, 4), n.reshape(-1) % 4)
+        ends = hidden[:, -1].square().mean() + hidden[:, -3:].exp().sum() + (hidden[:, 1:] * hidden[:, :-1]).sum()
+        return loss + ends + hidden.logsumexp(1).sum() + hidden.amax()
+
+
+def test_gradients() -> None:
+    network = Block().double()
+    run, before = compiled(network), counts()
+    for sizes in SIZES[:2]:
+        inputs = [item.double() if item.is_floating_point() else item for item in features(*sizes)]
+        inputs[2][:, 0] = 1  # each query sees something
+        for found, expected in zip(gradients(run, network, *inputs), gradients(network, network, *inputs), strict=True):
+            assert_equal(found, expected)
+            assert found.stride() == expected.stride()
+    assert counts() == (before[0] + 2, before[1])
+
+
+def test_inputs_of_every_kind_in_memory() -> None:
+    run = compiled(lambda x, y: (x + 1, y.t().contiguous() * 2, (x.sum(0), x)))
+    wide = torch.randn(9, 40)
+    for x in (wide[:, 3:12], wide.t()[5:14], wide[:1, :9].expand(9, 9)):
+        assert_equal(run(x, wide[:, ::4]), (x + 1, wide[:, ::4].t().contiguous() * 2, (x.sum(0), x)))
+
+
+def test_a_whole_prefix_is_no_copy() -> None:
+    with torch.no_grad():
+        found = compiled(lambda x: x + 1)(torch.zeros(9, 4))
+    assert found.shape == (9, 4)
+    assert found.untyped_storage().nbytes() == 12 * 4 * 4
+
+
+def test_writes_and_views_of_inputs() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
+        x.add_(y.sum(0))
+        return x[1:], y.t(), y.shape[0] * 3, x.shape
+
+    run = compiled(function)
+    for size in (9, 10, 11):
+        x, y = torch.randn(size, 5), torch.randn(size, 5)
+        other = x.clone()
+        found, expected = run(x, y), function(other, y)
+        assert_equal(found, expected)
+        torch.testing.assert_close(x, other)
+        assert found[0]._base is x or found[0].data_ptr() == x[1:].data_ptr()
+        assert found[1].data_ptr() == y.data_ptr()
+
+
+def test_indices_out_of_range_are_found() -> None:
+    run = compiled(lambda x, n: (x[n], x.gather(0, n)))
+    x = torch.arange(9.0)
+    assert_equal(run(x, torch.tensor([8, 0, 3, 1, 7])), (x[[8, 0, 3, 1, 7]],) * 2)
+    with pytest.raises(IndexError, match="out of bounds"):
+        run(x, torch.tensor([9, 0, 3, 1, 7]))  # padding has an element there
+    with pytest.raises(RuntimeError, match="out of bounds"):
+        run(x, torch.tensor([-1, 0, 3, 1, 7]))
+
+
+def test_bounds_of_sizes() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.cumsum(0) if x.shape[0] < 11 else x
+
+    x = torch.ones(9, 3)
+    torch._dynamo.mark_dynamic(x, 0, min=5, max=10)
+    run, before = compiled(lambda x: x.cumsum(0), dynamic=None), counts()
+    assert_equal(run(x), x.cumsum(0))
+    assert_equal(run(torch.ones(10, 3)), torch.ones(10, 3).cumsum(0))
+    assert counts() == (before[0] + 1, before[1])
+    # Nine is rounded to ten, which the branch allows.
+    run, before = compiled(function), counts()
+    for size in (9, 10, 7):
+        assert_equal(run(torch.ones(size, 3)), function(torch.ones(size, 3)))
+    assert counts()[1] == before[1]
+
+
+def test_a_size_that_must_not_be_rounded() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 5).sum(0) if x.shape[0] % 5 == 0 else x
+
+    run, before = compiled(function), counts()
+    for size in (20, 35):
+        assert_equal(run(torch.ones(size)), function(torch.ones(size)))
+    assert counts()[1] == before[1]
+
+
+def test_the_log_says_which_op_needs_exact_sizes(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="dynaxla"):
+        found = compiled(lambda x: x.sort(0).values)(torch.arange(9.0))
+    assert_equal(found, torch.arange(9.0))
+    assert "aten.sort" in caplog.text
+    assert "test_bucket.py" in caplog.text
+
+
+def test_under_fake_tensors_the_graph_itself_runs() -> None:
+    run = compiled(lambda x: x.sum(0))
+    run(torch.ones(9, 3))
+    with torch._subclasses.FakeTensorMode() as mode:
+        assert run(mode.from_tensor(torch.ones(9, 3))).shape == (3,)
+
+
+def test_both_backends() -> None:
+    run = torch.compile(lambda x: x.mean(0), backend=dynaxla.dynaxla_retrace, dynamic=True, options={"sizes": "buckets"})
+    assert_equal(run(torch.arange(9.0)), torch.tensor(4.0))

@@ -1,0 +1,67 @@
+"""Ops that look at true sizes: whatever lies beyond them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+
+from dynaxla.lowering.context import Context
+from dynaxla.lowering.ops.masking import cat_parts, length, masked, part, put, within
+from dynaxla.lowering.registry import registry
+
+LENGTHS = np.array([2, 3])
+
+
+def call(op: Any, *args: Any, **keywords: Any) -> Any:
+    with jax.enable_x64(True):
+        rule = registry.find(op, "cpu")
+        assert rule is not None
+        arrays = [jax.numpy.asarray(item) if isinstance(item, np.ndarray) else item for item in args]
+        return rule.function(*arrays, **keywords)
+
+
+def test_a_mask_fills_what_does_not_count() -> None:
+    x = np.arange(24, dtype=np.float32).reshape(2, 12)
+    found = call(masked, x, LENGTHS, 1, [3, 4], [0, 1], -math.inf)
+    kept = np.zeros((2, 3, 4), bool)
+    kept[:, :2, :3] = True
+    np.testing.assert_array_equal(found, np.where(kept.reshape(2, 12), x, -np.inf))
+    kept[:, :, :3] = True
+    np.testing.assert_array_equal(call(masked, x, LENGTHS, 1, [3, 4], [-1, 1], 7), np.where(kept.reshape(2, 12), x, 7))
+    np.testing.assert_array_equal(call(masked, x[:, :4] > 0, LENGTHS, 1, [4], [0], True), [[False, True, True, True], [True] * 4])
+
+
+def test_parts_are_put_side_by_side() -> None:
+    a, b = np.arange(4, dtype=np.float32), np.arange(10, 15, dtype=np.float32)
+    np.testing.assert_array_equal(call(cat_parts, [*map(jax.numpy.asarray, (a, b))], LENGTHS, 0, [0])[:5], [0, 1, 10, 11, 12])
+    assert int(call(length, LENGTHS, [0, 1, 1], 5)) == 90
+
+
+def test_a_part_begins_at_a_true_position() -> None:
+    class Given:
+        class output:
+            shape = (2,)
+
+    np.testing.assert_array_equal(call(part, np.arange(6), LENGTHS, 0, 1, ctx=Given()), [3, 4])
+    Given.output.shape = (6,)
+    np.testing.assert_array_equal(call(put, np.array([7, 8]), LENGTHS, 0, 1, ctx=Given()), [0, 0, 0, 7, 8, 0])
+
+
+@pytest.mark.parametrize(("from_end", "index", "holds"), [(True, [-3, 2], True), (True, [3, 0], False), (False, [-1, 0], False)])
+def test_indices_of_a_true_size(from_end: bool, index: list[int], holds: bool) -> None:
+    ctx = Context("cpu")
+    found = call(within, np.array(index), LENGTHS, 0, 1, from_end, True, ctx=ctx)
+    assert bool(ctx.checks[0].condition) == holds
+    assert ctx.checks[0].error is IndexError
+    if holds:
+        np.testing.assert_array_equal(found, [0, 2])
+
+
+def test_no_program_of_torch_runs_these() -> None:
+    with pytest.raises(NotImplementedError):
+        length(torch.tensor([1]), [0], 1)

@@ -1,0 +1,65 @@
+"""What tests of rounded sizes share: padding that spoils every result that depends on it, and the comparison with eager mode."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from compare import assert_equal
+
+from dynaxla.engine import compositions
+from dynaxla.engine.bucket import Bucket
+from dynaxla.observe import metrics
+
+# Batch and length: four pairs of one bucket, (6, 12).
+SIZES = [(5, 10), (6, 11), (5, 12), (6, 9)]
+
+
+def poison(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """NaN, indices of no element, truth."""
+    if like.dtype.is_floating_point or like.dtype.is_complex:
+        return torch.full(shape, float("nan"), dtype=like.dtype)
+    return torch.full(shape, True if like.dtype == torch.bool else torch.iinfo(like.dtype).max // 3, dtype=like.dtype)
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Inside, padding is poison."""
+    with mock.patch.object(compositions, "Bucket", functools.partial(Bucket, filled=poison)):
+        yield
+
+
+def compiled(function: Callable[..., Any], **settings: Any) -> Callable[..., Any]:
+    return torch.compile(function, backend="dynaxla", **{"fullgraph": True, "dynamic": True, **settings}, options={"sizes": "buckets"})
+
+
+def counts() -> tuple[int, int]:
+    """Programs compiled so far, and calls for exact sizes."""
+    now = metrics.snapshot()
+    return now.get("compile", 0), now.get("exact_sizes", 0)
+
+
+def assert_one_program(functions: Sequence[Callable[..., Any]], inputs: Callable[[int, int], Sequence[Any]]) -> None:
+    """Functions of the same inputs, in one graph, have eager mode's results for all SIZES, with one executable."""
+
+    def together(*given: Any) -> tuple[Any, ...]:
+        return tuple(function(*given) for function in functions)
+
+    before = counts()
+    with poisoned():
+        run = compiled(together)
+        for sizes in SIZES:
+            given = inputs(*sizes)
+            for index, (found, expected) in enumerate(zip(run(*given), together(*given), strict=True)):
+                assert found.stride() == expected.stride(), f"function {index} with sizes {sizes}"
+                assert_equal(found, expected)
+    assert counts() == (before[0] + 1, before[1])
+
+
+def features(batch: int, length: int) -> tuple[torch.Tensor, ...]:
+    """x: floats with 4 features; y: floats; n: indices below 7; t: a table for them."""
+    return torch.randn(batch, length, 4), torch.randn(batch, length), torch.randint(0, 7, (batch, length)), torch.randn(7, 4)

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dynaxla.buffers.native import NativeBuffers
 from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine.xla import Program, Xla
@@ -123,9 +122,9 @@ def key(
     options: Options, function: Callable[..., Any] = torch.sin, given: torch.Tensor = x, phase: Any = "inference", **changes: Any
 ) -> str | None:
     runner = program(lambda x: [function(x)], x, options=dataclasses.replace(options, **changes), phase=phase)
-    buffers = runner.specialise([given]).buffers
-    assert isinstance(buffers, NativeBuffers)
-    return runner._record_key(buffers)
+    specialised = runner.specialise([given])
+    assert specialised.function is not None
+    return runner._record_key(specialised, specialised.function)
 
 
 def test_other_graphs_and_options(options: Options) -> None:
@@ -134,7 +133,8 @@ def test_other_graphs_and_options(options: Options) -> None:
     assert plain == key(options, executables=2) is not None
     keys = [
         plain, key(options, torch.cos), key(options, forms={"contraction": "xla"}), key(options, fallback="error"),
-        key(options, xla={"a": 1}), key(options, phase="backward"), key(options, given=x.t(), phase="backward"), key(options, phase="forward"),
+        key(options, xla={"a": 1}), key(options, phase="backward"), key(options, given=x.t(), phase="backward"),
+        key(options, phase="forward"),
     ]  # fmt: skip
     assert None not in keys
     assert len(set(keys)) == len(keys)

@@ -97,7 +97,7 @@ def test_programs_for_cuda_are_compiled_as_torch_is_set_and_without_tiles_by_cub
         torch.use_deterministic_algorithms(deterministic)
         try:
             with pytest.raises(CompilationError):
-                runner.compile(traced.lower(), traced)
+                runner.compile(traced.lower(), traced, Settings.current("cuda"))
         finally:
             torch.use_deterministic_algorithms(False)
     assert ["xla_gpu_exclude_nondeterministic_ops" in options for options in given] == [False, False, True, True]

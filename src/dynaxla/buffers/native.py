@@ -21,6 +21,7 @@ from ..runtime import late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
+from .protocol import Plain
 
 Order = tuple[int, ...]
 
@@ -108,7 +109,7 @@ class NativeBuffers:
         if self._has_seed:
             seed, *arrays = arrays
         if self._draws_random:
-            key = jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
+            key = key_of(seed)
         unread = {position: spec for position, spec in self.specs.items() if position not in self._passed}
         inputs = {position: lax.full(spec.shape, 0, spec.jax_dtype) for position, spec in unread.items()}
         for parameter, position, array in zip(self._parameters(), self._passed, arrays, strict=True):
@@ -176,6 +177,12 @@ class NativeBuffers:
             spec = self.specs[position]
             found.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, orders.get(index)).strides)
         return found
+
+    def plain(self) -> Plain | None:
+        if self._on_gpu or any(buffer.scattered or buffer.is_conj or buffer.is_neg for buffer in self._buffers):
+            return None
+        arguments = {position: parameter.layout for position, parameter in zip(self._passed, self._parameters(), strict=True)}
+        return Plain(self.ordered({index: self._buffers[index].layout.permutation for index in self.free}), arguments)
 
     def _order(self, index: int, layout: Layout) -> None:
         """Give a buffer, and the outputs that it is for, another layout."""
@@ -299,6 +306,11 @@ class NativeBinding:
     @functools.cached_property
     def _streams(self) -> streams.Streams:
         return streams.of(self._place.device, self._place.jax_device)
+
+
+def key_of(seed: jax.Array) -> jax.Array:
+    """In a program: the key that its first argument is, if it draws random numbers."""
+    return jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
 
 
 @functools.cache

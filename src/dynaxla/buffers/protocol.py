@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import jax
@@ -10,6 +11,7 @@ import torch
 from torch.fx import Node
 
 from ..runtime.late_checks import Checks
+from ..runtime.layout import Layout
 
 
 class Binding(Protocol):
@@ -39,6 +41,18 @@ class Binding(Protocol):
 
         Raises: what the first check that failed asks for, here or (if to know it would mean to wait) in a later call.
         """
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Buffers whose arrays are packed, each by itself, as layouts say.
+
+    Attributes: buffers (whose results have the strides of the graph); arguments (the layouts of the arrays behind the seed, by their
+    positions among the graph's inputs, in the order of `avals()`).
+    """
+
+    buffers: Buffers
+    arguments: Mapping[int, Layout]
 
 
 class Buffers(Protocol):
@@ -92,6 +106,9 @@ class Buffers(Protocol):
 
     def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
         """The same for a program that was compiled for loose arrays in these orders, by their index."""
+
+    def plain(self) -> Plain | None:
+        """The same where a program is made of several; None if one of the results is not a node's value alone in its memory."""
 
     def bind(self, numbers: Sequence[Any]) -> Binding:
         """numbers: the values of `self.numbers`."""

@@ -15,7 +15,7 @@ from .eager import eager_on
 from .epilogue import Claims
 from .forms import Choice, expected
 from .metadata import SymbolValues
-from .random_keys import random_keys
+from .random_keys import RandomKeys
 from .settings import EXACT, Settings
 
 
@@ -36,8 +36,10 @@ class Context:
         key: Array | None = None,
         choose: Choice = expected,
         reorders: bool = False,
+        drawn: Array | int = 0,
     ) -> None:
-        """key: what random numbers come from. reorders: whether cpu/transposes.py will see the traced program."""
+        """key: what random numbers come from. drawn: how many keys other programs take of it first.
+        reorders: whether cpu/transposes.py will see the traced program."""
         self.platform = platform
         self.eager = eager_on(platform)
         self.settings = settings
@@ -46,14 +48,14 @@ class Context:
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
         self._symbols = symbols or SymbolValues()
-        self._begin(key)
+        self._begin(key, drawn)
 
-    def _begin(self, key: Array | None) -> None:
+    def _begin(self, key: Array | None, drawn: Array | int = 0) -> None:
         self.values: dict[Node, Any] = {}
         self.checks = Checks()
         self.claims = Claims()
         self.turn: Array | None = None
-        self._keys = None if key is None else random_keys(key)
+        self._keys = None if key is None else RandomKeys(key, drawn)
 
     def nested(self, key: Array | None) -> Context:
         """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""
@@ -65,6 +67,11 @@ class Context:
         """A fresh JAX PRNG key, different for each random op of the graph and for each call of the program."""
         assert self._keys is not None, f"{self.node.target} draws random numbers but lacks torch.Tag.nondeterministic_seeded"
         return next(self._keys)
+
+    @property
+    def draws(self) -> int:
+        """How many keys the graph has taken so far."""
+        return 0 if self._keys is None else self._keys.count
 
     def require(self, condition: Array, error: type[Exception], message: str) -> None:
         """The call of the program raises error(message) unless all of `condition` is true, and nothing is mutated then.

@@ -20,19 +20,21 @@ from .metadata import SymbolValues, TensorSpec
 from .settings import Settings
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["outputs", "checks"], meta_fields=["numbers", "kernels"])
+@partial(jax.tree_util.register_dataclass, data_fields=["outputs", "checks"], meta_fields=["numbers", "kernels", "draws"])
 @dataclass(frozen=True)
 class Results:
     """The values that a function gives. A pytree, whose arrays are the outputs and the checks' conditions.
 
     Attributes: outputs (arrays in logical shapes); checks (conditions that must hold, or the call fails); numbers (outputs that are no
-    tensors, but follow from sizes); kernels (those of torch that it calls: the node, and the arguments that are no tensors).
+    tensors, but follow from sizes); kernels (those of torch that it calls: the node, and the arguments that are no tensors); draws (how
+    many keys it takes).
     """
 
     outputs: tuple[jax.Array, ...]
     checks: tuple[Check, ...] = ()
     numbers: tuple[Any, ...] = ()
     kernels: tuple[Any, ...] = ()
+    draws: int = 0
 
 
 class Function:
@@ -74,17 +76,18 @@ class Function:
         }
         self.read = [position for position in self.specs if placeholders[position].users]
 
-    def __call__(self, inputs: Sequence[jax.Array], key: jax.Array | None = None) -> Results:
+    def __call__(self, inputs: Sequence[jax.Array], key: jax.Array | None = None, drawn: jax.Array | int = 0) -> Results:
         """inputs: an array for each tensor among the graph's inputs, in logical shape. key: of jax.random, if it draws random numbers.
+        drawn: how many keys other functions take of that one before this function does.
 
         Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
         """
-        ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders)
+        ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders, drawn)
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
             found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
         count = len(self._outputs)
-        return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels))
+        return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels), ctx.draws)
 
 
 def _is_tensor(node: Any) -> bool:

@@ -247,7 +247,7 @@ def _graph_arguments(node: Node) -> dict[int, GraphModule]:
     found = {}
     for position, arg in enumerate(node.args):
         if isinstance(arg, Node) and arg.op == "get_attr" and arg.graph.owning_module is not None:
-            value = _attribute(arg.graph.owning_module, arg)
+            value = constant_value(arg.graph.owning_module, arg)
             if isinstance(value, GraphModule):
                 found[position] = value
     return found
@@ -326,7 +326,7 @@ def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
     return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
 
 
-def _attribute(module: GraphModule, node: Node) -> Any:
+def constant_value(module: GraphModule, node: Node) -> Any:
     """The object that a get_attr node names."""
     value: Any = module
     for name in str(node.target).split("."):
@@ -336,14 +336,14 @@ def _attribute(module: GraphModule, node: Node) -> Any:
 
 def _constant_step(module: GraphModule, node: Node) -> _Step:
     """The step that gives a constant: a tensor's value as an array, or the graph that a control-flow op calls as it is."""
-    value = _attribute(module, node)
+    value = constant_value(module, node)
     if not isinstance(value, torch.Tensor):
         return _Step(node, lambda: value, [], {})
-    constant = _to_numpy(value)
+    constant = to_numpy(value)
     return _Step(node, lambda: jax.numpy.asarray(constant), [], {})
 
 
-def _to_numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     with _disable_current_modes():
         # A copy has no conjugate or negative bit, and a stride of 1 also if it has one element.
         tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)

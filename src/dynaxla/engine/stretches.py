@@ -1,0 +1,225 @@
+"""A graph in which equal blocks follow one another as several programs that run in turn, one for all equal blocks.
+
+XLA has no way to compile a function once that a program calls twice: it clones what is called for each call. So the graph is cut into
+stretches (`capture/repeats.py`), and each form of stretch is traced, lowered and compiled once. From outside it is one program: torch's
+tensors are turned into arrays and back once, around all parts, and what is handed from part to part are arrays.
+
+Each part counts on from where the parts before it have stopped: its checks (the code that it is given says whether all held so far), and
+its random keys, so that a seed gives the numbers that it gives in one program.
+
+Only on the CPU, where compiling takes so long and calling another program so little, and only for inference: with gradients, what blocks
+keep for the backward pass costs more in parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+from torch.fx import Node
+
+from ..buffers.native import key_of
+from ..buffers.protocol import Buffers
+from ..capture.repeats import Stretch, stretches
+from ..lowering import Check, Interpreter, SymbolValues, dtypes
+from ..lowering.function import Function
+from ..runtime import transfer
+from ..runtime.layout import Layout
+from ..runtime.programs import XlaProgram
+from .facts import Facts, Returned
+
+if TYPE_CHECKING:
+    from .xla import Program, Specialised
+
+Arrays = Sequence[jax.Array]
+
+
+def in_parts(program: Program, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
+    """A graph with concrete sizes as programs that run in turn, with its buffers and what is known of it; None if it is not worth it."""
+    buffers, symbols, given = specialised.buffers, specialised.symbols, specialised.numbers
+    plain = buffers.plain() if program.platform == "cpu" and program.has_blocks else None
+    if plain is None:
+        return None
+    needed = program.interpreter.needed(buffers.nodes)
+    nodes = [node for node in program.interpreter.module.graph.nodes if node in needed and node.op == "call_function"]
+    positions = {node: position for position, node in enumerate(program.interpreter.placeholders)}
+
+    def layout(node: Node) -> Hashable:
+        """How an operand enters a part: as torch has it, or, if it is a number, with which value."""
+        position = positions.get(node)
+        if not _is_tensor(node):
+            return None if position is None else (type(given[position]), repr(given[position]))
+        return _layout(node, symbols) if position is None else plain.arguments.get(position)
+
+    # What an input itself is the value of is given by no part.
+    if not set(buffers.nodes) <= set(nodes) or (cut := stretches(nodes, symbols, layout)) is None:
+        return None
+    parts = _Parts(program, specialised, cut, {node: given.get(position) for node, position in positions.items()})
+    has_seed = len(plain.buffers.avals()) > len(plain.arguments)
+    inputs = {program.interpreter.placeholders[position]: layout for position, layout in plain.arguments.items()}
+    compiled, facts = parts.compiled(inputs, has_seed)
+    return compiled, plain.buffers, Facts(facts.checks, program.numbers(buffers, symbols, given), facts.kernels)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A form of stretch, compiled.
+
+    Attributes: program; facts; outputs (the nodes that it gives, by their places in a stretch); read (the operands that it takes, by their
+    places among a stretch's inputs); takes_seed.
+    """
+
+    program: XlaProgram
+    facts: Facts
+    outputs: Sequence[int]
+    read: Sequence[int]
+    takes_seed: bool
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A part's turn in a call. Attributes: run; take (its arguments, of all arrays so far); dead (the places of arrays that no later part
+    reads)."""
+
+    run: Callable[[Arrays], Arrays]
+    take: Callable[[Arrays], Arrays]
+    dead: Sequence[int]
+
+
+class _Parts:
+    """The programs for stretches of a graph. values: of the graph's inputs, or None for tensors."""
+
+    def __init__(self, program: Program, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
+        self._program, self._symbols, self._settings, self._cut = program, specialised.symbols, specialised.settings, cut
+        self._results, self._values = specialised.buffers.nodes, values
+        results, read = self._results, {source for stretch in cut for source in stretch.inputs}
+        self._wanted: dict[Hashable, set[int]] = {}
+        for index, stretch in enumerate(cut):
+            given = {place for place, node in enumerate(stretch.nodes) if _is_tensor(node) and (node in read or node in results)}
+            self._wanted.setdefault(self._kind(index), set()).update(given)
+
+    def _kind(self, index: int) -> Hashable:
+        form = self._cut[index].form
+        return index if form is None else form
+
+    def compiled(self, inputs: dict[Node, Layout], has_seed: bool) -> tuple[XlaProgram, Facts]:
+        """All parts as one program, whose arguments are a seed, if it has one, and these inputs."""
+        seed = 1 if has_seed else 0
+        first = {node: place + seed for place, node in enumerate(inputs)}
+        count = len(first) + seed
+        device = self._program.jax_device
+        # Behind the arguments: a code that says that no check has failed, and for each part what comes before it.
+        constants = [transfer.import_tensor(torch.zeros((), dtype=torch.int32), device)]
+        code, made = count, count + 1 + len(self._cut)
+        places = dict(first)
+        parts: dict[Hashable, _Part] = {}
+        facts = Facts()
+        taken: list[tuple[_Part, list[int]]] = []
+        for index, stretch in enumerate(self._cut):
+            kind = self._kind(index)
+            if kind not in parts:
+                parts[kind] = self._part(stretch, sorted(self._wanted[kind]), inputs)
+            part = parts[kind]
+            before = torch.tensor([len(facts.checks), facts.draws], dtype=torch.int32)
+            constants.append(transfer.import_tensor(before, device))
+            operands = [places[stretch.inputs[place]] for place in part.read]
+            taken.append((part, [count + 1 + index, code, *([0] if part.takes_seed else []), *operands]))
+            for place in part.outputs:
+                places[stretch.nodes[place]] = made
+                made += 1
+            if part.facts.checks:
+                code, made = made, made + 1
+            facts = Facts((*facts.checks, *part.facts.checks), (), (*facts.kernels, *part.facts.kernels), facts.draws + part.facts.draws)
+        results = [places[node] for node in self._results] + ([code] if facts.checks else [])
+        call = _in_turn(constants, _turns(taken, results, count + len(constants)), results)
+        programs = [part.program for part in parts.values()]
+        return XlaProgram(
+            call,
+            lambda: "\n".join(program.text() for program in programs),
+            any(program.is_large for program in programs),
+            any(program.calls_back for program in programs),
+        ), facts
+
+    def _part(self, stretch: Stretch, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _Part:
+        program, symbols = self._program, self._symbols
+        module = stretch.part([stretch.nodes[place] for place in outputs])
+        interpreter = Interpreter(module, program.platform, kernels=program.interpreter.kernels)
+        specs = {place: symbols.spec(source.meta["val"]) for place, source in enumerate(stretch.inputs) if _is_tensor(source)}
+        numbers = {place: self._number(source) for place, source in enumerate(stretch.inputs) if place not in specs}
+        function = Function(
+            interpreter, symbols, numbers, settings=self._settings, choose=program.choose,
+            reorders=interpreter.has_convolutions,
+        )  # fmt: skip
+        # As elsewhere, tensors without elements among the graph's inputs are made inside.
+        layouts = {
+            place: inputs.get(source) or _layout(source, symbols)
+            for place, source in enumerate(stretch.inputs)
+            if place in specs and (source in inputs or source not in self._values)
+        }
+        packed = [_layout(stretch.nodes[place], symbols) for place in outputs]
+        draws = function.draws_random
+
+        def run(before: jax.Array, code: jax.Array, *arrays: jax.Array) -> Returned:
+            key, arrays = (key_of(arrays[0]), arrays[1:]) if draws else (None, arrays)
+            given = {place: layout.unpack(array) for (place, layout), array in zip(layouts.items(), arrays, strict=True)}
+            operands = [given[place] if place in given else lax.full(spec.shape, 0, spec.jax_dtype) for place, spec in specs.items()]
+            results = function(operands, key, lax.convert_element_type(before[1], np.uint32) if draws else 0)
+            found = [layout.pack(value) for layout, value in zip(packed, results.outputs, strict=True)]
+            if results.checks:
+                held = lax.eq(code, before[0])
+                found.append(lax.select(held, before[0] + Check.first_failed(results.checks), code))
+            checks = tuple((check.error, check.message) for check in results.checks)
+            return Returned(found, Facts(checks, (), results.kernels, results.draws))
+
+        avals = [jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)]
+        avals += [jax.ShapeDtypeStruct((2,), np.int32)] if draws else []
+        avals += [jax.ShapeDtypeStruct(layout.packed_shape, dtypes.to_jax(specs[place].dtype)) for place, layout in layouts.items()]
+        traced, _ = program.traced(run, program.name, avals, interpreter)
+        compiled = program.compile(program.lower(traced), traced, self._settings, module)
+        return _Part(compiled, traced.out_info.facts, outputs, list(layouts), draws)
+
+    def _number(self, node: Node) -> Any:
+        return self._values[node] if node in self._values else self._symbols.concrete(node.meta["val"])
+
+
+def _turns(taken: Sequence[tuple[_Part, list[int]]], results: Sequence[int], first: int) -> list[_Turn]:
+    """The parts' turns. taken: with the places of their arguments. first: the place of the first array that a part gives."""
+    last = {place: index for index, (_, places) in enumerate(taken) for place in places}
+    turns = []
+    made = first
+    for index, (part, places) in enumerate(taken):
+        made += len(part.outputs) + bool(part.facts.checks)
+        dead = [place for place, turn in last.items() if turn == index and place >= first and place not in results]
+        turns.append(_Turn(part.program.call, itemgetter(*places), dead))
+    return turns
+
+
+def _in_turn(constants: Arrays, turns: Sequence[_Turn], results: Sequence[int]) -> Callable[[Arrays], Arrays]:
+    """What calls the parts. results: the places of what they give together."""
+
+    def call(arrays: Arrays) -> Arrays:
+        values: list[Any] = [*arrays, *constants]
+        for turn in turns:
+            values += turn.run(turn.take(values))
+            for place in turn.dead:
+                values[place] = None
+        return [values[place] for place in results]
+
+    return call
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _layout(node: Node, symbols: SymbolValues) -> Layout:
+    """How a value is handed on: in eager mode's order in memory, if that has no gaps."""
+    spec = symbols.spec(node.meta["val"])
+    layout = Layout.of(spec.shape, spec.stride)
+    return layout if layout.dense else Layout.ordered(spec.shape, tuple(range(len(spec.shape))))

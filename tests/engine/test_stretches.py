@@ -1,0 +1,214 @@
+"""A graph in parts is, from outside, what it is as one program; equal blocks are compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.capture import repeats
+from dynaxla.capture.aten_graph import AtenGraph, Phase
+from dynaxla.config import Options
+from dynaxla.engine import options as engine_options
+from dynaxla.engine import stretches, xla
+from dynaxla.engine.compositions import engine_for
+from dynaxla.observe import metrics
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
+    options_for = engine_options.options_for
+    monkeypatch.setattr(xla, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
+    monkeypatch.setattr(repeats, "LARGE", 1)
+
+
+def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    metrics.reset()
+    return torch.compile(model, backend="dynaxla", **options)
+
+
+def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xla, "in_parts", lambda *given: None)
+
+
+def compilations() -> int:
+    return metrics.snapshot().get("compile", 0)
+
+
+class Block(nn.Module):
+    """Draws, looks up (with a check), and has a weight that lies transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(5, 8))
+        self.weight = nn.Parameter(torch.randn(8, 8).t())
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        x = x + torch.nn.functional.embedding(tokens, self.table)
+        return self.drop((x @ self.weight).tanh()) + x
+
+
+class Model(nn.Module):
+    def __init__(self, count: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(count))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = [x.exp()]
+        for block in self.blocks:
+            values.append(block(values[-1], tokens))
+        return self.head(values[-1]), values[2].t(), values[3][:, :2], x
+
+
+X, TOKENS = torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 4, 0])
+
+
+def test_as_one_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers, random ones too, strides and aliases are those of one program; of three blocks one is compiled."""
+    model = Model().requires_grad_(False)
+
+    def run() -> tuple[torch.Tensor, ...]:
+        function = compiled(model)
+        torch.manual_seed(3)
+        function(X, TOKENS)
+        return tuple(function(X, TOKENS))
+
+    parts, count = run(), compilations()
+    in_one(monkeypatch)
+    whole = run()
+    assert (count, compilations()) == (3, 1), "what comes before the blocks, a block, and the rest"
+    for value, expected in zip(parts, whole, strict=True):
+        torch.testing.assert_close(value, expected, rtol=1e-5, atol=1e-5)
+        assert value.stride() == expected.stride()
+    assert parts[3] is X
+    assert not torch.equal(parts[0], model.eval()(X, TOKENS)[0]), "something is drawn"
+
+
+def test_training_is_one_program_each_way() -> None:
+    module = make_fx(lambda x: [x + 1], tracing_mode="fake")(torch.ones(2))
+
+    def cuts(phase: Phase, **given: Any) -> bool:
+        runner: Any = engine_for(Options(), **given).runner(AtenGraph("graph", module, phase=phase))
+        return bool(runner.has_blocks)
+
+    assert cuts("inference")
+    assert not any(map(cuts, ("forward", "backward")))
+    assert not cuts("inference", collectives=False), "a step"
+
+
+def test_each_block_draws_its_own_numbers() -> None:
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found = []
+        for weight in weights:
+            x = x @ weight
+            found.append(torch.rand(4) + x * 0)
+        return tuple(found)
+
+    with torch.no_grad():
+        drawn = compiled(function)(torch.zeros(4), *[torch.randn(4, 4) for _ in range(4)])
+    assert compilations() == 1
+    assert len({tuple(numbers.tolist()) for numbers in drawn}) == 4
+
+
+@pytest.mark.parametrize("failing", [0, 2, 3])
+def test_the_first_check_that_fails(failing: int) -> None:
+    """Which block's index is out of range, the caller does not see; that one is, it does, and nothing is written."""
+
+    def function(x: torch.Tensor, state: torch.Tensor, places: list[torch.Tensor], weights: list[torch.Tensor]) -> torch.Tensor:
+        for place, weight in zip(places, weights, strict=True):
+            x = x + (x @ weight)[place]
+        state.add_(x.sum())
+        return x
+
+    places = [torch.tensor([0, 3, 1, 2]) for _ in range(4)]
+    x, state, weights = torch.randn(4, 4), torch.zeros(1), [torch.randn(4, 4) for _ in range(4)]
+    with torch.no_grad():
+        run = compiled(function)
+        run(x, state, places, weights)
+        assert compilations() == 2
+        before = state.clone()
+        places[failing][1] = 4
+        with pytest.raises(IndexError, match="out of"):
+            run(x, state, places, weights)
+        assert torch.equal(state, before)
+        places[failing][1] = 0
+        torch.testing.assert_close(run(x, state, places, weights), function(x, torch.zeros(1), places, weights))
+
+
+def test_checks_of_several_kinds_tell_which_failed() -> None:
+    """The code of a later part counts on from that of an earlier one."""
+
+    def function(x: torch.Tensor, weights: list[torch.Tensor], first: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+        x = torch.linalg.cholesky(x @ first)
+        for weight in weights:
+            x = (x @ weight).relu() + x
+        return x[last]
+
+    eye, weights = torch.eye(4), [torch.randn(4, 4) for _ in range(4)]
+    with torch.no_grad():
+        run = compiled(function)
+        good, bad = torch.tensor([0, 3]), torch.tensor([0, 4])
+        torch.testing.assert_close(run(eye, weights, eye, good), function(eye, weights, eye, good))
+        assert compilations() == 3
+        with pytest.raises(IndexError):
+            run(eye, weights, eye, bad)
+        with pytest.raises(torch.linalg.LinAlgError):
+            run(eye, weights, -eye, bad)
+        with pytest.raises(torch.linalg.LinAlgError):
+            run(eye, weights, -eye, good)
+
+
+def test_sizes_that_change() -> None:
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = torch.cat([x @ weight, x.new_ones(1, 4) * x.shape[0]])[1:] / x.shape[0]
+        return x
+
+    weights = [torch.randn(4, 4) for _ in range(3)]
+    with torch.no_grad():
+        run = compiled(function, dynamic=True)
+        for size in (5, 6, 5):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(run(x, *weights), function(x, *weights))
+    assert compilations() == 2
+
+
+def test_what_is_read_for_the_last_time_is_let_go() -> None:
+    """A part gets what its turn takes; an array that no later part reads is dropped, but results and arguments are kept."""
+    held: list[list[Any]] = []
+
+    def part(arrays: Any) -> list[Any]:
+        held.append(list(arrays))
+        return [sum(arrays), -1]
+
+    turns = [
+        stretches._Turn(part, lambda values: (values[0], values[1]), []),
+        stretches._Turn(part, lambda values: (values[2], values[1]), [2]),
+        stretches._Turn(part, lambda values: (values[4], values[2] is None), [4]),
+    ]
+    assert stretches._in_turn([10], turns, [6, 3])([1]) == [22, -1]
+    assert held == [[1, 10], [11, 10], [21, True]]
+
+
+def test_a_region_that_is_compiled_once() -> None:
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.linear(self.norm(x)).relu()
+
+    model = nn.Sequential(*[Region() for _ in range(4)])
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(X), model(X), rtol=1e-5, atol=1e-5)
+    assert compilations() == 1

@@ -21,7 +21,7 @@ from dynaxla.config import Options
 from dynaxla.engine.retrace import Retrace
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, ForkError, OutOfMemory
-from dynaxla.lowering import Interpreter
+from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.forms import Form
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics

@@ -112,7 +112,7 @@ class _Observer:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function under observation. The profiler that was set before is called too, and set again afterwards."""
-        with _showing_methods(self._method_call) if _HIDES_METHODS else contextlib.nullcontext():
+        with _showing_methods(self._method_call):
             return self._run(function, args, kwargs)
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -209,31 +209,33 @@ class _Observer:
 
 @contextlib.contextmanager
 def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[None]:
-    """look(frame, function) before each call, in this thread, of a method that is a function of C.
+    """look(frame, function) before each call, in this thread, of a method that is a function of C; nothing where Python shows them itself.
 
     Raises: Refused if other tools have taken all of Python's ways to be told; what `look` raises.
     """
-    if sys.version_info >= (3, 12):
-        monitoring, thread = sys.monitoring, get_ident()
+    if not _HIDES_METHODS or sys.version_info < (3, 12):  # the latter for type checkers
+        yield
+        return
+    monitoring, thread = sys.monitoring, get_ident()
 
-        def called(code: types.CodeType, offset: int, function: Any, first: Any) -> None:
-            if type(function) is types.MethodType and type(function.__func__) is types.BuiltinFunctionType and get_ident() == thread:
-                look(sys._getframe(1), function.__func__)
+    def called(code: types.CodeType, offset: int, function: Any, first: Any) -> None:
+        if type(function) is types.MethodType and type(function.__func__) is types.BuiltinFunctionType and get_ident() == thread:
+            look(sys._getframe(1), function.__func__)
 
-        for tool in range(6):  # as many as Python has
-            with contextlib.suppress(ValueError):  # taken
-                monitoring.use_tool_id(tool, "dynaxla")
-                break
-        else:
-            raise Refused(Effect("something behind Python's six tools for monitoring, all of which are taken", ""))
-        monitoring.register_callback(tool, monitoring.events.CALL, called)
-        monitoring.set_events(tool, monitoring.events.CALL)
-        try:
-            yield
-        finally:
-            monitoring.set_events(tool, 0)
-            monitoring.register_callback(tool, monitoring.events.CALL, None)
-            monitoring.free_tool_id(tool)
+    for tool in range(6):  # as many as Python has
+        with contextlib.suppress(ValueError):  # taken
+            monitoring.use_tool_id(tool, "dynaxla")
+            break
+    else:
+        raise Refused(Effect("something behind Python's six tools for monitoring, all of which are taken", ""))
+    monitoring.register_callback(tool, monitoring.events.CALL, called)
+    monitoring.set_events(tool, monitoring.events.CALL)
+    try:
+        yield
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.register_callback(tool, monitoring.events.CALL, None)
+        monitoring.free_tool_id(tool)
 
 
 _OWN_GLOBALS = globals()

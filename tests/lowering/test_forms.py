@@ -107,6 +107,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(("space", "groups", "stride", "padding", "dilation"), CONVOLUTIONS)
@@ -152,6 +153,7 @@ def test_output_padding_beyond_the_stride() -> None:
     torch.testing.assert_close([tensor.grad for tensor in mine], [tensor.grad for tensor in theirs], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("quick_xla")
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("stride", [1, 2, 3])
@@ -171,6 +173,7 @@ def test_weight_gradient_by_product(stride: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine.grad, expected, rtol=0, atol=TOLERANCE[dtype][0] * float(expected.abs().max()))
 
 
+@pytest.mark.usefixtures("quick_xla")
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("transposed", [False, True])
@@ -208,6 +211,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("channels_last", [False, True], ids=["", "channels_last"])
@@ -354,6 +358,7 @@ def test_attention(form: str, heads_inside: bool) -> None:
     )
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("form", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("affine", [True, False])

@@ -10,6 +10,8 @@ import pytest
 import torch
 from compare import aliases, assert_equal, check
 
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
 Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 
 

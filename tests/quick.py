@@ -27,8 +27,3 @@ def options() -> Mapping[str, Any]:
             compile_lowered(trivial, cpu_device(), {name: value})
             known[name] = value
     return known
-
-
-def flags() -> str:
-    """The same as XLA_FLAGS, for a process of its own. XLA ends a process with a flag that it does not know."""
-    return " ".join(f"--{name}={str(value).lower()}" for name, value in options().items())

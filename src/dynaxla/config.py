@@ -27,7 +27,8 @@ class Options:
             time is dropped, and compiled again when it is needed.
         compile: when XLA compiles a graph for new sizes: "now", before the call goes on; "background", in another thread, while torch's own
             kernels run the graph: numbers are those of torch's kernels until a program is ready, and then XLA's. A graph that draws random
-            numbers is compiled now, since they would be others. Steps are compiled in the same way. See `dynaxla.finish_compilations`.
+            numbers is compiled now, since they would be others; see lowering/interchange.py for what else is. Steps are compiled in the
+            same way. See `dynaxla.finish_compilations`.
         fallback: what happens to an op without a lowering: "kernel", the program calls torch's own kernel on its own buffers (counted and
             logged); "error", UnsupportedOp.
         forms: how an op is computed wherever that way fits, instead of the one expected to be fastest, by op, e.g. {"convolution": "xla"};

@@ -157,6 +157,24 @@ def test_programs_are_bounded() -> None:
     assert metrics.snapshot()["evictions"]
 
 
+def test_a_place_that_moves_needs_few_programs() -> None:
+    losses, counts = torch.zeros(6), [0]
+    weight = torch.ones(4, requires_grad=True)
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = (x * weight).sum()
+        losses[counts[0] % 6] = loss.detach()
+        counts[0] += 1
+        return loss * 2
+
+    before = metrics.snapshot().get("compile", 0)
+    for number in range(8):
+        torch.testing.assert_close(step(torch.full((4,), float(number))).item(), number * 8.0)
+    torch.testing.assert_close(losses, torch.tensor([24.0, 28.0, 8.0, 12.0, 16.0, 20.0]))
+    assert metrics.snapshot().get("compile", 0) - before <= 4
+
+
 def test_the_default_dtype_counts() -> None:
     seen: list[float] = []
 

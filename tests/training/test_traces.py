@@ -100,3 +100,19 @@ def test_programs_of_before_are_kept_where_they_are_used() -> None:
     traces.used(nodes[0])
     traces.used(nodes[8])
     assert [bool(node.programs) for node in nodes[:3]] == [True, False, True]
+
+
+def test_an_op_that_writes_elsewhere_at_each_call() -> None:
+    """Two places have programs of their own, on the way from each node; other ops, and other sizes, are counted apart."""
+    root, rest = OpNode(), (torch.float32, False, False)
+
+    def is_too_many(offset: int, size: int = 1, slot: int = 0, op: Any = aten.copy_.default) -> bool:
+        place = slot, (torch.Size([size]), (1,), offset, *rest)
+        key = op, ((*place, "its root"), (7, geometry(X))), (), torch.float32
+        return root.is_followed_by_too_many(op, key, frozenset([place]))
+
+    assert [is_too_many(offset) for offset in (5, 6, 7, 8, 6)] == [False, False, True, True, False]
+    assert not is_too_many(7, size=2)
+    assert not is_too_many(7, slot=1)
+    assert not is_too_many(7, op=aten.add_.Tensor)
+    assert [root.is_followed_by_too_many(aten.relu.default, index, frozenset()) for index in range(17)] == [False] * 16 + [True]

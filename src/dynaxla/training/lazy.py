@@ -35,9 +35,6 @@ from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geo
 
 aten = torch.ops.aten
 
-# How many ops may follow the same ops with other sizes or numbers; more of them are run by torch.
-_MOST_VARIANTS = 16
-
 
 class _Outside(Exception):
     """An op that no program can hold."""
@@ -376,9 +373,9 @@ class Session(TorchDispatchMode):
         new_roots: Sequence[tuple[int, Geometry, torch.Tensor]],
     ) -> OpNode:
         node = self._node
-        node.variants[op] = node.variants.get(op, 0) + 1
         child = OpNode(node, op, numbers=numbers)
-        if node.variants[op] > _MOST_VARIANTS:
+        written = frozenset((self._slots[private.storage_id(tensor)], geometry(tensor)) for tensor in written_by(op, args, kwargs))
+        if node.is_followed_by_too_many(op, alike, written):
             child.is_loose = True
         else:
             child.args, child.kwargs = with_tensors((tuple(args), dict(kwargs)), self._reference)

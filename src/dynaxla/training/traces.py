@@ -30,6 +30,10 @@ from .parts import Part
 aten = torch.ops.aten
 _log = logging.getLogger("dynaxla")
 
+# How many ops may follow the same ops with other sizes or numbers, and how many that write to other places of the same storages; more of
+# them are run by torch.
+_MOST_VARIANTS, _MOST_PLACES = 16, 2
+
 # (shape, strides, offset, dtype, conjugate bit, negative bit): which elements of a storage a tensor reads, and as what.
 Geometry = tuple[torch.Size, tuple[int, ...], int, torch.dtype, bool, bool]
 
@@ -90,7 +94,8 @@ class OpNode:
     Attributes: parent; op, args, kwargs (Refs for tensors); result (New, Given, or a constant; or a list of them); made (for each New, in
     order, its slot); views (how the tensors among its arguments came about, as far as that is known); key; numbers (what stands at the
     places of args and kwargs where ATen takes a number, in order); free (which of these are inputs of the programs, because they have
-    changed); children (by key); alike (children by their key without numbers).
+    changed); places (that ops which follow write to, by what else they are); children (by key); alike (children by their key without
+    numbers).
     """
 
     parent: OpNode | None = None
@@ -106,8 +111,20 @@ class OpNode:
     children: dict[Any, OpNode] = field(default_factory=dict)
     alike: dict[Any, OpNode] = field(default_factory=dict)
     variants: dict[Any, int] = field(default_factory=dict)
+    places: dict[Any, set[frozenset[tuple[int, Geometry]]]] = field(default_factory=dict)
     programs: dict[int, list[tuple[frozenset[int], Part]]] = field(default_factory=dict)
     is_loose: bool = False
+
+    def is_followed_by_too_many(self, op: Any, alike: Any, written: frozenset[tuple[int, Geometry]]) -> bool:
+        """Whether another variant of an op, with other sizes or numbers or in another place, is one too many to have a program.
+
+        `losses[count % 1000] = loss` writes to another place at each call. alike: the op's key without numbers. written: its places.
+        """
+        self.variants[op] = self.variants.get(op, 0) + 1
+        seen = self.places.setdefault(_without_offsets(alike, written), set()) if written else set()
+        if len(seen) < _MOST_PLACES:
+            seen.add(written)
+        return written not in seen or self.variants[op] > _MOST_VARIANTS
 
     def path(self) -> list[OpNode]:
         """The nodes from the first op to this one."""
@@ -145,6 +162,16 @@ class OpNode:
             part.interpret()
         self.programs = {version: [(wanted, part)]}
         return part
+
+
+def _without_offsets(key: Any, places: Collection[tuple[int, Geometry]]) -> Any:
+    """A key, of which it is left open where in their storages these places lie."""
+    if not isinstance(key, tuple):
+        return key
+    if key[:2] in places:
+        slot, (shape, stride, _, *rest) = key[:2]
+        return slot, shape, stride, tuple(rest), key[2:]
+    return tuple(_without_offsets(item, places) for item in key)
 
 
 def _build(path: Sequence[OpNode], live: Sequence[int], inputs: Sequence[torch.Tensor], numbers: Sequence[float]) -> Part:

@@ -132,10 +132,15 @@ def test_other_graphs_and_options(options: Options) -> None:
     plain = key(options)
     assert plain == key(options, executables=2) is not None
     keys = [
-        plain, key(options, torch.cos), key(options, forms={"contraction": "xla"}), key(options, fallback="error"),
-        key(options, xla={"a": 1}), key(options, phase="backward"), key(options, given=x.t(), phase="backward"),
+        plain,
+        key(options, torch.cos),
+        key(options, forms={"contraction": "xla"}),
+        key(options, fallback="error"),
+        key(options, xla={"a": 1}),
+        key(options, phase="backward"),
+        key(options, given=x.t(), phase="backward"),
         key(options, phase="forward"),
-    ]  # fmt: skip
+    ]
     assert None not in keys
     assert len(set(keys)) == len(keys)
     assert key(options, dump="somewhere") is None

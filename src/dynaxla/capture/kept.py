@@ -156,8 +156,8 @@ def _encoded_nodes(module: GraphModule) -> list[Any]:
         target = None if node.target is operator.getitem else str(node.target)
         original = node.meta.get("original_aten")
         # A value of None and no value are one to whoever asks.
-        named = str(original) if original is not None else None
-        parts = node.args, dict(node.kwargs), node.meta.get("val"), named, user_frame(node.meta.get("stack_trace"))
+        op = str(original) if original is not None else None
+        parts = node.args, dict(node.kwargs), node.meta.get("val"), op, user_frame(node.meta.get("stack_trace"))
         encoded.append([node.op, node.name, target, constant, *(_encoded(part, numbers, storages) for part in parts)])
     return encoded
 

@@ -19,12 +19,16 @@ def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     torch.set_num_threads(1)
     if options.only is not None:
-        return _show(options.only)
+        return _show(options.only, options.rounded)
     if options.faults is not None:
+        if options.rounded:
+            from . import rounded_faults
+
+            return rounded_faults.main(options.faults)
         from . import faults
 
         return faults.main(options.faults, runner.seeds(options.seed, options.most))
-    path = options.results or RESULTS / f"seed-{options.seed}.jsonl"
+    path = options.results or RESULTS / f"{'rounded-' if options.rounded else ''}seed-{options.seed}.jsonl"
     known = runner.load(path)
     wanted = runner.seeds(options.seed, options.count)
     remaining = [seed for seed in wanted if seed not in known]
@@ -41,19 +45,19 @@ def main(argv: list[str] | None = None) -> int:
         if done % 100 == 0:
             print(f"{done} of {len(remaining)} programs in {time.monotonic() - started:.0f} seconds", flush=True)
 
-    runner.run_all(remaining, options.shards, path, seen)
+    runner.run_all(remaining, options.shards, path, seen, options.rounded)
     records = [known[seed] for seed in wanted]
     print(runner.summary(records))
     return int(any(record["outcome"] in runner.BAD for record in records))
 
 
-def _show(seed: int) -> int:
+def _show(seed: int, rounded: bool) -> int:
     """Judge one program, and print it."""
     from .generator import generate
 
     program, _ = generate(seed)
     print(reproducer(program))
-    record = runner.run_one(seed)
+    record = runner.run_one(seed, rounded=rounded)
     print(record["outcome"], record.get("kind", ""), record.get("detail", ""), sep="\n")
     if "reproducer" in record:
         print("The smallest program that fails alike:\n", record["reproducer"], sep="\n")
@@ -70,6 +74,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--faults", nargs="*", metavar="NAME", help="plant faults, all of them or some, and count programs until each is found"
     )
+    made.add_argument("--rounded", action="store_true", help="with rounded sizes (the option sizes), and faults in the rules for these")
     made.add_argument("--most", type=int, default=2000, help="with --faults: how many programs are tried for each")
     return made
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gc
 import json
 import multiprocessing
@@ -19,7 +21,9 @@ from .features import compared, features
 from .generator import generate
 from .judge import judge
 from .minimise import minimise
-from .program import reproducer
+from .observed import Expected
+from .program import Program, reproducer
+from .rounded import everywhere
 
 Record = dict[str, Any]
 
@@ -35,9 +39,16 @@ def seeds(first: int, count: int) -> range:
     return range(first * 1_000_000, first * 1_000_000 + count)
 
 
-def run_one(seed: int, smallest: bool = True) -> Record:
-    """Generate a program, judge it, and if it fails look for a smaller one that fails alike."""
+def run_one(seed: int, smallest: bool = True, rounded: bool = False) -> Record:
+    """Generate a program, judge it, and if it fails look for a smaller one that fails alike. rounded: with rounded sizes."""
     program, expected = generate(seed)
+    if rounded:
+        program = dataclasses.replace(program, dynamic=True)
+    with everywhere() if rounded else contextlib.nullcontext():
+        return _run(seed, program, expected, smallest)
+
+
+def _run(seed: int, program: Program, expected: Expected, smallest: bool) -> Record:
     verdict = judge(program, expected)
     record: Record = {"seed": seed, "outcome": verdict.outcome}
     record |= {"ops": Counter(step.op for step in program.steps), "features": sorted(features(program, expected))}
@@ -58,7 +69,7 @@ def load(path: Path) -> dict[int, Record]:
     return {record["seed"]: record for record in records if "seed" in record}
 
 
-def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Record], None]) -> None:
+def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Record], None], rounded: bool = False) -> None:
     """Run the programs of these seeds, adding a line to the file for each; `seen` gets every record, one at a time."""
     waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
     for seed in wanted:
@@ -68,7 +79,7 @@ def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Reco
     with path.open("a") as results:
 
         def serve() -> None:
-            worker = _Worker()
+            worker = _Worker(rounded)
             while True:
                 try:
                     seed = waiting.get_nowait()
@@ -91,7 +102,8 @@ def run_all(wanted: Iterable[int], shards: int, path: Path, seen: Callable[[Reco
 class _Worker:
     """A process that judges programs, replaced when it dies, hangs, or has done many."""
 
-    def __init__(self) -> None:
+    def __init__(self, rounded: bool) -> None:
+        self._rounded = rounded
         self._process: multiprocessing.process.BaseProcess | None = None
         self._ours: Connection | None = None
         self._done = 0
@@ -100,7 +112,7 @@ class _Worker:
         if self._process is None or self._ours is None:
             context = multiprocessing.get_context("spawn")
             self._ours, theirs = context.Pipe()
-            self._process = context.Process(target=_work, args=(theirs,), daemon=True)
+            self._process = context.Process(target=_work, args=(theirs, self._rounded), daemon=True)
             self._process.start()
             theirs.close()
         self._ours.send(seed)
@@ -124,11 +136,11 @@ class _Worker:
             self._process = None
 
 
-def _work(connection: Connection) -> None:
+def _work(connection: Connection, rounded: bool) -> None:
     torch.set_num_threads(1)
     done = 0
     while True:
-        connection.send(run_one(connection.recv()))
+        connection.send(run_one(connection.recv(), rounded=rounded))
         done += 1
         if done % 100 == 0:
             torch._dynamo.reset()

@@ -129,10 +129,10 @@ def _norm_of_rows_backward(masks: Masks, node: Node) -> list[Extents]:
 _ROWS, _COLUMNS, _WIDTH = 2, 2, 3
 
 
-def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, Extents, Extents]:
+def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, ...]:
     """Keys and values that do not count are zero, and no query looks at them. first: the query's position.
 
-    Returns: what counts of query, key and value, with one batch.
+    Returns: what counts of query, key and value, with one batch. Rows that hold the same may see different keys.
     """
     operands = node.args[first : first + 3]
     extents = [masks.of(operand) for operand in operands]
@@ -157,7 +157,8 @@ def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, Extents, Ext
             change(node, "attn_mask", masks.masked(mask, [last], hidden, replaced(mask_extents, last, columns)))
         elif not (argument(node, "is_causal") and rows == columns):
             change(node, "attn_mask", _new_mask(masks, node, operands[1], columns))
-    return replaced(extents[0], 0, batch), replaced(extents[1], 0, batch), replaced(extents[2], 0, batch)
+    wanted = (rows, columns, columns)
+    return tuple((batch, item[1], own.resolved, item[_WIDTH]) for item, own in zip(extents, wanted, strict=True))
 
 
 def _new_mask(masks: Masks, node: Node, key: Any, columns: Extent) -> Node:
@@ -189,7 +190,7 @@ def _attention_backward(masks: Masks, node: Node) -> list[Extents]:
     if len(extents) > 1 and extents[-2].factors:
         at = len(extents) - 2
         change(node, "attn_mask", masks.masked(mask, [at], 0, replaced(extents, at, rows)))
-    return [replaced(own[0], _ROWS, rows), *own[1:]]
+    return [replaced(own[0], _ROWS, rows.resolved), *own[1:]]
 
 
 # Tables and other reads by index
@@ -278,8 +279,8 @@ def _gather(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.one_hot.default)
 def _one_hot(masks: Masks, node: Node) -> Extents:
-    index, classes = node.args
-    masks.exact(classes)
+    index = node.args[0]
+    masks.exact(argument(node, "num_classes"))
     found = (*masks.of(index), Extent.of(size_of(value(node).shape[-1])))
     node.update_arg(0, masks.masked(index, range(len(found) - 1), 0))
     return found

@@ -109,7 +109,7 @@ _WITH_NUMBER: dict[Any, torch._ops.OpOverload] = {
 rule(aten._to_copy.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.logical_xor.default)(pointwise)
 
 
-@rule(aten.div.Tensor_mode, aten.floor_divide.default, aten.fmod.Tensor, aten.remainder.Tensor)
+@rule(aten.div.Tensor_mode, aten.floor_divide.default, aten.fmod.Tensor, aten.remainder.Tensor, aten.remainder.Scalar_Tensor)
 def _division(masks: Masks, node: Node) -> Extents:
     """Whole numbers must not be divided by zero."""
     divisor = node.args[1]

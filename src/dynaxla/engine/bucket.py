@@ -86,7 +86,9 @@ class BucketProgram:
         given = args.copy()
         args.clear()
         with by_torch.kernels():
-            results = self._run(call.padded(given, self._filled))
+            padded = call.padded(given, self._filled)
+        results = self._run(padded)
+        with by_torch.kernels():
             return call.cut(given, results)
 
     def executables(self) -> list[Executable]:

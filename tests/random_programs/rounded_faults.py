@@ -1,0 +1,194 @@
+"""Defects planted in the rules for rounded sizes, one at a time: the tests of these rules must find each."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest.mock import patch
+
+import rounded_sizes
+import torch
+from jax import lax
+from torch.fx import Node
+
+from dynaxla.capture import extents, masks, padded_layers, padded_rules, round_up
+from dynaxla.capture.extents import Extent
+from dynaxla.capture.masks import Masks
+from dynaxla.engine import bucket
+from dynaxla.lowering import registry
+from dynaxla.lowering.ops import masking
+
+aten = torch.ops.aten
+Fault = Callable[[], AbstractContextManager[Any]]
+
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(function: Fault) -> Fault:
+    FAULTS[function.__name__] = function
+    return function
+
+
+def _unmasked(*ops: torch._ops.OpOverload) -> AbstractContextManager[Any]:
+    """The rules of these ops say the same, but mask nothing."""
+
+    def without(right: Callable[[Masks, Node], Any]) -> Callable[[Masks, Node], Any]:
+        def rule(given: Masks, node: Node) -> Any:
+            with patch.object(given, "masked", lambda node, *rest: node):
+                return right(given, node)
+
+        return rule
+
+    return patch.dict(padded_rules.RULES, {op: without(padded_rules.RULES[op]) for op in ops})
+
+
+def _lowered(op: torch._ops.OpOverload, change: Callable[..., Any]) -> AbstractContextManager[Any]:
+    """An op of programs is computed by `change` of its lowering and its arguments."""
+    rule = registry.find(op)
+    assert rule is not None
+    wrong = dataclasses.replace(rule, function=lambda *args, **kwargs: change(rule.function, *args, **kwargs))
+    return patch.dict(registry._rules, {(op, None): wrong})
+
+
+for _name, _ops in {
+    "sums_are_not_masked": (aten.sum.default, aten.sum.dim_IntList),
+    "means_are_not_masked": (aten.mean.dim, aten.mean.default),
+    "maxima_are_not_masked": (aten.amax.default, aten.max.dim),
+    "truth_is_not_masked": (aten.all.default, aten.any.dim),
+    "softmax_is_not_masked": (aten._softmax.default,),
+    "products_are_not_masked": (aten.mm.default, aten.bmm.default),
+    "attention_is_not_masked": (aten._scaled_dot_product_flash_attention_for_cpu.default,),
+    "tables_are_read_anywhere": (aten.embedding.default, aten.index.Tensor),
+    "losses_count_padding": (aten.nll_loss_forward.default,),
+    "gradients_of_kernels_are_not_masked": (aten.convolution_backward.default,),
+    "padding_is_where_numbers_are_added": (aten.constant_pad_nd.default,),
+}.items():
+    FAULTS[_name] = lambda ops=_ops: _unmasked(*ops)
+
+
+@fault
+def least_elements_are_filled_with_zero() -> AbstractContextManager[Any]:
+    return patch.dict(padded_rules._NEUTRAL, {aten.amin.default: lambda _: 0, aten.min.dim: lambda _: 0})
+
+
+@fault
+def products_of_elements_are_filled_with_zero() -> AbstractContextManager[Any]:
+    return patch.dict(padded_rules._NEUTRAL, {aten.prod.dim_int: lambda _: 0})
+
+
+@fault
+def maxima_are_filled_with_zero() -> AbstractContextManager[Any]:
+    return patch.dict(padded_rules._NEUTRAL, {aten.amax.default: lambda _: 0, aten.argmax.default: lambda _: 0})
+
+
+@fault
+def means_are_over_rounded_sizes() -> AbstractContextManager[Any]:
+    def rounded(right: Any, lengths: Any, places: Sequence[int], times: int) -> Any:
+        return right(lax.add(lengths, lax.full_like(lengths, 1)), places, times)
+
+    return _lowered(masking.length, rounded)
+
+
+@fault
+def masks_are_longer_by_one() -> AbstractContextManager[Any]:
+    return _lowered(masking.masked, lambda right, x, lengths, *rest: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
+
+
+@fault
+def parts_begin_at_rounded_positions() -> AbstractContextManager[Any]:
+    return _lowered(masking.part, lambda right, x, lengths, *rest, **kw: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest, **kw))
+
+
+@fault
+def tensors_follow_padding() -> AbstractContextManager[Any]:
+    def concatenate(right: Any, tensors: Sequence[Any], lengths: Any, dim: int, places: Sequence[int]) -> Any:
+        return lax.concatenate(tensors, dim)
+
+    return _lowered(masking.cat_parts, concatenate)
+
+
+@fault
+def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
+    right = extents.reshaped
+
+    def wrong(before: Any, sizes: Any, symbols: Any) -> Any:
+        return tuple(Extent.of(math.prod(extent.factors)) for extent in right(before, sizes, symbols))
+
+    return patch.object(padded_rules, "reshaped", wrong)
+
+
+@fault
+def indices_from_the_end_count_padding() -> AbstractContextManager[Any]:
+    return patch.object(
+        padded_layers, "_index", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
+    )
+
+
+@fault
+def columns_alone_are_masked() -> AbstractContextManager[Any]:
+    right = masks.Masks.masked
+    return patch.object(masks.Masks, "masked", lambda self, node, dims, *rest: right(self, node, list(dims)[-1:], *rest))
+
+
+@fault
+def results_are_not_cut_where_they_are_flat() -> AbstractContextManager[Any]:
+    right = bucket._Block.part
+
+    def part(self: Any, padded: torch.Tensor) -> torch.Tensor:
+        if len(self.factors) == len(self.shape):
+            return right(self, padded)
+        return padded.reshape(-1)[: math.prod(self.true)]
+
+    return patch.object(bucket._Block, "part", part)
+
+
+@fault
+def assumptions_are_forgotten() -> AbstractContextManager[Any]:
+    return patch.object(round_up.Rounding, "_holds", lambda self, guard, values: True)
+
+
+def trials() -> Iterator[tuple[str, Callable[[], None]]]:
+    """What must find them: the functions of the tests of the rules, in a program of their own."""
+    from capture import test_padded_layers, test_padded_rules
+
+    for module in (test_padded_rules, test_padded_layers):
+        for name, functions in vars(module).items():
+            if name.isupper() and isinstance(functions, list):
+                yield name, lambda functions=functions: rounded_sizes.assert_one_program(functions, rounded_sizes.features)
+    yield "ASSUMPTIONS", _assumptions
+
+
+def _assumptions() -> None:
+    """A size that is a multiple of five is not rounded to another one."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.view(-1, 5).sum(0) if x.shape[0] % 5 == 0 else x
+
+    with rounded_sizes.poisoned():
+        torch.testing.assert_close(rounded_sizes.compiled(function)(torch.ones(20)), function(torch.ones(20)))
+
+
+def find(planted: Fault) -> str | None:
+    """Which trial finds a fault, and how."""
+    for name, trial in trials():
+        torch._dynamo.reset()
+        with planted():
+            try:
+                trial()
+            except Exception as error:
+                return f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+    return None
+
+
+def main(names: Sequence[str]) -> int:
+    """Print for every fault what finds it."""
+    found = {}
+    for name in names or FAULTS:
+        found[name] = find(FAULTS[name])
+        print(f"{name:50} {found[name] or 'not found'}", flush=True)
+    missed = [name for name, how in found.items() if how is None]
+    print(f"{len(found) - len(missed)} of {len(found)} faults found")
+    return int(bool(missed))

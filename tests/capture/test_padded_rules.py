@@ -82,4 +82,5 @@ def test_reductions_leave_padding_out() -> None:
 
 
 def test_places_count_from_the_true_ends() -> None:
-    assert_one_program(PLACES, features)
+    # Of sums, for a view of an input is none of the program's results.
+    assert_one_program([lambda *given, own=function: own(*(item * 1 for item in given)) + 0 for function in PLACES], features)

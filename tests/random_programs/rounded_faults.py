@@ -163,13 +163,13 @@ def trials() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _assumptions() -> None:
-    """A size that is a multiple of five is not rounded to another one."""
+    """A size of which all is taken, since it is less than ten, is not rounded to a greater one."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        return x.view(-1, 5).sum(0) if x.shape[0] % 5 == 0 else x
+        return (x * 2)[:10]
 
     with rounded_sizes.poisoned():
-        torch.testing.assert_close(rounded_sizes.compiled(function)(torch.ones(20)), function(torch.ones(20)))
+        torch.testing.assert_close(rounded_sizes.compiled(function)(torch.ones(9)), function(torch.ones(9)))
 
 
 def find(planted: Fault) -> str | None:

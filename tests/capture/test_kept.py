@@ -94,11 +94,12 @@ def test_options_that_change_no_program(plain: str, tmp_path: Path) -> None:
 
 @contextlib.contextmanager
 def precision() -> Iterator[None]:
+    before = torch.backends.mkldnn.matmul.fp32_precision
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = "none"
+        torch.backends.mkldnn.matmul.fp32_precision = before
 
 
 @pytest.mark.parametrize(

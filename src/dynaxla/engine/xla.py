@@ -35,12 +35,12 @@ from ..runtime import background, by_torch, devices, heap, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from . import records
+from .blocks import in_parts
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
 from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, with_tiles
 from .pending import Kernels, Pending
-from .stretches import in_parts
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
@@ -49,7 +49,7 @@ LONG = 0.5
 class Xla:
     """An engine whose runners keep a compiled program for each combination of input sizes.
 
-    blocks: whether equal blocks of an inference graph are compiled once, see stretches.py.
+    blocks: whether equal blocks of an inference graph are compiled once, see blocks.py.
     """
 
     def __init__(self, options: Options, *, blocks: bool = True) -> None:

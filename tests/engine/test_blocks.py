@@ -13,8 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.capture import repeats
 from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.config import Options
+from dynaxla.engine import blocks, xla
 from dynaxla.engine import options as engine_options
-from dynaxla.engine import stretches, xla
 from dynaxla.engine.compositions import engine_for
 from dynaxla.observe import metrics
 
@@ -190,11 +190,11 @@ def test_what_is_read_for_the_last_time_is_let_go() -> None:
         return [sum(arrays), -1]
 
     turns = [
-        stretches._Turn(part, lambda values: (values[0], values[1]), []),
-        stretches._Turn(part, lambda values: (values[2], values[1]), [2]),
-        stretches._Turn(part, lambda values: (values[4], values[2] is None), [4]),
+        blocks._Turn(part, lambda values: (values[0], values[1]), []),
+        blocks._Turn(part, lambda values: (values[2], values[1]), [2]),
+        blocks._Turn(part, lambda values: (values[4], values[2] is None), [4]),
     ]
-    assert stretches._in_turn([10], turns, [6, 3])([1]) == [22, -1]
+    assert blocks._in_turn([10], turns, [6, 3])([1]) == [22, -1]
     assert held == [[1, 10], [11, 10], [21, True]]
 
 

@@ -27,7 +27,6 @@ from newer import IS_OLDEST
 from dynaxla.lowering import registry
 
 SEED, CASES, SAMPLES = 3, 30, 3
-IN_USERS_CODE = 5
 
 
 @pytest.fixture(autouse=True)
@@ -50,15 +49,7 @@ def _in_this_torch(group: Sequence[telling.Candidate]) -> Sequence[telling.Candi
     return [item for item in group if not item[0].name.startswith(FAIL_IN_OLDEST) and telling.is_there(*item)]
 
 
-def _groups() -> Iterator[Any]:
-    """One in so many in the code that users get, which XLA compiles in six times the time. `make conformance` has all in it."""
-    for place, group in enumerate(telling.groups()):
-        marks = [] if place % IN_USERS_CODE else [pytest.mark.optimized]
-        yield pytest.param(group, marks=marks, id=f"{group[0][0]}-{group[0][1]}")
-
-
-@pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("group", _groups())
+@pytest.mark.parametrize("group", telling.groups(), ids=lambda group: f"{group[0][0]}-{group[0][1]}")
 def test_telling_calls(group: Sequence[telling.Candidate]) -> None:
     group = _in_this_torch(group)
     calls = [telling.call_of(*item) for item in group]

@@ -161,3 +161,13 @@ def test_index_fill_keeps_the_order_of_dimensions() -> None:
         torch.randn(4, 1).expand(4, 3),
     ):
         check(lambda x, index: (x.index_fill(0, index, 2.0), x.index_fill(1, index, torch.tensor(3.0))), x, index)
+
+
+def test_sums_of_bools_say_whether_any_is_true() -> None:
+    twice = torch.tensor([[0, 0, 1, 2]])
+    true = torch.tensor([[True, True, True, False]])
+
+    def function(x: torch.Tensor, source: torch.Tensor) -> Any:
+        return x.scatter_add(1, twice, source), x.scatter_reduce(1, twice, source, "sum"), x.scatter_reduce(1, twice, source, "prod")
+
+    check(function, torch.tensor([[False, False, True]]), true, calls=1)

@@ -108,7 +108,7 @@ ROWS: list[Op] = [
     # Embeddings
     Op(aten.embedding.default, lambda make, n: [(make(5, 3), torch.arange(n) % 4), (make(5, 3), torch.arange(2 * n).reshape(n, 2) % 4, 1)]),
     Op(aten.embedding_dense_backward.default, lambda make, n: [
-        (make(n, 3), torch.arange(n) % 4, 5, 1, by_frequency) for by_frequency in (False, True)
+        (make(n, 3), torch.arange(n) % 4, 5, padding, by_frequency) for padding, by_frequency in ((1, False), (1, True), (0, False))
     ]),
     Op(aten.embedding_renorm.default, lambda make, n: [(make(5, 3), torch.arange(n) % 4, 1.0, norm) for norm in (1.0, 2.0)], FLOATS,
        gradient=False),

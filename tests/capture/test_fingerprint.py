@@ -62,4 +62,10 @@ def test_marks_of_nodes_count() -> None:
 def test_what_has_no_text() -> None:
     assert text(lambda x: [x + 1], base, mode="symbolic") is None
     assert text(lambda x: [torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))], base) is None
-    assert text(lambda x: [torch.randn(3, generator=torch.Generator()) + x], base, mode="real") is None
+    graph = torch.fx.Graph()
+    drawn = graph.call_function(torch.ops.aten.randn.generator, ([3],), {"generator": None})
+    graph.output((drawn,))
+    module = torch.fx.GraphModule({}, graph)
+    assert fingerprint(module) is not None
+    drawn.kwargs = {"generator": torch.Generator()}
+    assert fingerprint(module) is None

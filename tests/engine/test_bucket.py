@@ -91,6 +91,33 @@ def test_writes_and_views_of_inputs() -> None:
         assert found[1].data_ptr() == y.data_ptr()
 
 
+def test_views_of_values_begin_at_true_positions() -> None:
+    def function(x: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ends = (x + 1)[:, -1], (x * 2)[-3:].t(), torch.cat([x[:3], x])[-2:].unsqueeze(0), (x - 1)[x.shape[0] - 2]
+        return *ends, table[x.shape[0] - 2], (table + 1)[x.shape[0] - 2]
+
+    run, before, table = compiled(function, dynamic=None), counts(), torch.randn(20, 4)
+    for size in (9, 11, 12):
+        x = torch.randn(size, 5)
+        torch._dynamo.mark_dynamic(x, 0)
+        found = run(x, table)
+        assert_equal(found, function(x, table))
+        assert found[4].data_ptr() == table[size - 2].data_ptr()
+    assert counts() == (before[0] + 1, before[1])
+
+
+def test_numbers_made_of_sizes_that_are_not_whole() -> None:
+    run, before = compiled(lambda x, y: x @ y * x.shape[1] ** -0.5), counts()
+    for size in (9, 11):
+        x = torch.randn(2, 3, size)
+        assert_equal(run(x[0], x[1].t()), x[0] @ x[1].t() * size**-0.5)
+    assert counts()[1] == before[1]
+    run = compiled(lambda q: F.scaled_dot_product_attention(q, q, q, attn_mask=q[0, :1, :, 0]))
+    for size in (9, 11):
+        q = torch.randn(1, 2, 5, size)
+        assert_equal(run(q), F.scaled_dot_product_attention(q, q, q, attn_mask=q[0, :1, :, 0]))
+
+
 def test_indices_out_of_range_are_found() -> None:
     run = compiled(lambda x, n: (x[n], x.gather(0, n)))
     x = torch.arange(9.0)

@@ -163,13 +163,14 @@ def trials() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _assumptions() -> None:
-    """A size of which all is taken, since it is less than ten, is not rounded to a greater one."""
+    """Of two sizes one is assumed to be less than another: rounded, it may be greater."""
 
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return (x * 2)[:10]
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (y * 2)[: x.shape[0] + 1]
 
+    x, y = torch.ones(8), torch.ones(9)
     with rounded_sizes.poisoned():
-        torch.testing.assert_close(rounded_sizes.compiled(function)(torch.ones(9)), function(torch.ones(9)))
+        torch.testing.assert_close(rounded_sizes.compiled(function)(x, y), function(x, y))
 
 
 def find(planted: Fault) -> str | None:

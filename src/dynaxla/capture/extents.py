@@ -45,7 +45,9 @@ Extents = tuple[Extent, ...]
 
 
 def size_of(size: int | torch.SymInt) -> Any:
-    """A size as an expression, or a number if it is one."""
+    """A size as an expression, or a number if it is one. Raises: Unknown if it is no whole number."""
+    if isinstance(size, (torch.SymFloat, torch.SymBool, float)):
+        raise Unknown("a number made of sizes that is no whole number")
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr

@@ -21,7 +21,8 @@ class Masks:
 
     module: the graph, which is changed. rounded: the symbols that are rounded. device: of the true sizes.
     Attributes: extents (of each node's value: Extents of a tensor, a list of these where an op gives several; None where it is no tensor);
-    lengths (the input with the true sizes); sizes (which these are).
+    lengths (the input with the true sizes); sizes (which these are); moved (storages of which views have become values of their own:
+    where they begin depends on a true size).
     """
 
     def __init__(self, module: GraphModule, rounded: Collection[Any], device: torch.device) -> None:
@@ -29,6 +30,7 @@ class Masks:
         self.rounded = frozenset(rounded)
         self.extents: dict[Node, Any] = {}
         self.sizes: list[Any] = []
+        self.moved: set[int] = set()
         self.node: Node
         placeholders = self.graph.find_nodes(op="placeholder")
         self._mode = next(value.fake_mode for node in placeholders if isinstance(value := node.meta["val"], torch._subclasses.FakeTensor))

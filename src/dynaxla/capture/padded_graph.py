@@ -146,12 +146,15 @@ def _apply(masks: Masks, node: Node) -> None:
     rule = find_rule(node.target)
     if rule is None:
         raise Unknown(f"there is no rule for {node.target} ({user_line(node)})")
-    op = node.target
+    op, before = node.target, node.args
+    is_view = isinstance(val, torch.Tensor) and any(storage_of(read) == storage_of(node) for read in node.all_input_nodes if _is_tensor(read))
     try:
         extents = rule(masks, node)
     except Unknown as error:
         raise Unknown(f"{op}: {error} ({user_line(node)})") from None
     masks.extents[node] = extents
+    if is_view and (node.target, node.args) != (op, before):
+        masks.moved.add(storage_of(node))
     for item, own in zip(val, extents, strict=True) if several else [(val, extents)]:
         _check(masks, op, item, own)
 
@@ -175,8 +178,14 @@ def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
             raise Unknown(f"{op}: {extent.factors} are not {size}")
 
 
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
 def _symbolic(value: Any) -> list[torch.SymInt]:
-    return [size for size in value.shape if isinstance(size, torch.SymInt)] if isinstance(value, torch.Tensor) else []
+    """What depends on symbols of a tensor's sizes, strides and place in its storage."""
+    numbers = [*value.shape, *value.stride(), value.storage_offset()] if isinstance(value, torch.Tensor) else []
+    return [number for number in numbers if isinstance(number, torch.SymInt)]
 
 
 # Inputs
@@ -252,12 +261,18 @@ def _results(module: GraphModule, masks: Masks, outputs: list[Any], returned: li
     """Leaves the computed outputs alone, and says what all are."""
     output = module.graph.output_node()
     nodes: list[Node] = [output.args[0][index] for index in returned]
+    fakes = {node: node.meta["val"] for node in nodes}
+    apart: list[Node] = []
     found = list(outputs)
     for index, node in zip(returned, nodes, strict=True):
         extents = tuple(extent.resolved for extent in masks.extents[node])
         if len(extents) != node.meta["val"].dim():
             raise Unknown("an output of which nothing is known")
-        found[index] = Computed(nodes.index(node), extents, node.meta["val"])
+        found[index] = Computed(nodes.index(node), extents, fakes[node])
+        if storage_of(node) in masks.moved:
+            apart.append(node)
+    for node in apart:
+        node.meta["val"] = masks.fake(fakes[node].shape, fakes[node].dtype, fakes[node].device)
     output.args = (tuple(nodes),)
     if output.meta.get("desc") is not None:
         output.meta["desc"] = [output.meta["desc"][index] for index in returned]

@@ -163,12 +163,12 @@ def trials() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def _assumptions() -> None:
-    """Of two sizes one is assumed to be less than another: rounded, it may be greater."""
+    """One more than a size is assumed to be at most another size: rounded, it is greater."""
 
     def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (y * 2)[: x.shape[0] + 1]
+        return torch.cat([x, x[:1]]) + (y * 2)[: x.shape[0] + 1]
 
-    x, y = torch.ones(8), torch.ones(9)
+    x, y = torch.ones(9), torch.ones(10)  # both are rounded to 12
     with rounded_sizes.poisoned():
         torch.testing.assert_close(rounded_sizes.compiled(function)(x, y), function(x, y))
 

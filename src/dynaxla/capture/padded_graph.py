@@ -147,9 +147,7 @@ def _apply(masks: Masks, node: Node) -> None:
     if rule is None:
         raise Unknown(f"there is no rule for {node.target} ({user_line(node)})")
     op, before = node.target, node.args
-    is_view = isinstance(val, torch.Tensor) and any(
-        storage_of(read) == storage_of(node) for read in node.all_input_nodes if _is_tensor(read)
-    )
+    is_view = _is_tensor(node) and any(storage_of(read) == storage_of(node) for read in node.all_input_nodes if _is_tensor(read))
     try:
         extents = rule(masks, node)
     except Unknown as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture import kept
 from dynaxla.capture.aten_graph import AtenGraph
-from dynaxla.capture.fingerprint import fingerprint
+from dynaxla.capture.fingerprint import captured_text, fingerprint
 from dynaxla.capture.kept import KeptGraph, key_of
 from dynaxla.config import Options
 from dynaxla.lowering import registry
@@ -108,11 +109,10 @@ def precision() -> Iterator[None]:
         lambda: patch.object(machine, "versions", lambda: ("another",)),
         lambda: patch.object(machine, "sources", lambda: "another"),
         lambda: patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "another"),
-        lambda: patch.object(private, "implemented_in_python", lambda: ["aten/sin/CPU"]),
         lambda: torch._functorch.config.patch(functionalize_rng_ops=True),
         precision,
     ],
-    ids=["version", "source", "processor", "kernel", "tracer", "precision"],
+    ids=["version", "source", "processor", "tracer", "precision"],
 )
 def test_another_setting(plain: str, changed: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
     graph = captured(scaled, torch.ones(3, 4))
@@ -121,6 +121,58 @@ def test_another_setting(plain: str, changed: Callable[[], contextlib.AbstractCo
     with changed():
         assert key_of(*graph, facts) not in (plain, None)
     assert key_of(*graph, facts) == plain
+
+
+@pytest.mark.parametrize("kernel", ["aten/sin/AutogradCPU", "aten/sin.out/CPU"])
+def test_kernels_of_others_are_known_by_no_name(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = captured(scaled, torch.ones(3, 4))
+    others = [*private.implemented_in_python(), "aten/sin/MPS", "aten/sin/SparseCsrCUDA", "aten/sin/Meta", "mine/sin/CPU"]
+    monkeypatch.setattr(private, "implemented_in_python", lambda: others)
+    assert key_of(*graph, ()) is not None
+    others.append(kernel)
+    assert key_of(*graph, ()) is None
+
+
+class Holder:
+    """Not a module: its tensors are inputs as any others."""
+
+
+class Module(Holder, torch.nn.Module):
+    pass
+
+
+def test_a_buffer_is_another_input_than_a_tensor() -> None:
+    """Both have one text at one line, but only of buffers it is taken for granted that they lie in memory of their own."""
+
+    def read(holder: Any) -> torch.Tensor:
+        return holder.rows + 1
+
+    texts = []
+    for holder in (Holder(), Module()):
+        holder.rows = torch.nn.Buffer(torch.ones(3)) if isinstance(holder, Module) else torch.ones(3)
+        texts.append(captured_text(*captured(read, holder)))
+    assert texts[0] != texts[1]
+    assert None not in texts
+
+
+def test_functions_of_others_in_torchs_places_have_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are named like torch's own, and TorchDynamo may put them into a graph as they are."""
+    functional = torch.nn.functional
+
+    @functools.wraps(functional.silu)
+    def silu(x: torch.Tensor) -> torch.Tensor:
+        return x * 7
+
+    def text(op: str, target: Any) -> str | None:
+        graph = Graph()
+        graph.output(graph.create_node(op, target, (graph.placeholder("x"),)))
+        return captured_text(GraphModule({}, graph), [torch.ones(3)])
+
+    assert None not in (text("call_function", functional.silu), text("call_method", "relu"))
+    monkeypatch.setattr(functional, "silu", silu)
+    monkeypatch.setattr(torch.Tensor, "relu", silu)
+    assert text("call_function", functional.silu) is None
+    assert text("call_method", "relu") is None
 
 
 def test_another_mode_of_torch(plain: str) -> None:

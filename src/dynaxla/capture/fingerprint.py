@@ -11,7 +11,7 @@ import hashlib
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from types import BuiltinFunctionType, BuiltinMethodType
+from types import BuiltinFunctionType, BuiltinMethodType, FunctionType
 from typing import Any
 
 import torch
@@ -55,12 +55,18 @@ def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | N
         for node in module.graph.nodes:
             numbers[node] = len(numbers)
             called = "" if node.op in ("placeholder", "output") else _called(node)
-            value = _value(node.meta.get("example_value"), {}) if node.op == "placeholder" else ""  # here sizes may be symbols
+            value = _input(node) if node.op == "placeholder" else ""
             arguments = _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)
             lines.append(" | ".join([node.op, called, *arguments, value, user_frame(node.meta.get("stack_trace"))]))
         return "\n".join(lines)
     except _Unknown:
         return None
+
+
+def _input(node: Node) -> str:
+    """What TorchDynamo says of an input, whose sizes may be symbols here, and whether it is a parameter or buffer for AOTAutograd."""
+    mark = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
+    return f"{_value(node.meta.get('example_value'), {})} {mark}"
 
 
 # Modules whose functions the versions of torch and of Python decide. torch.ops has those of all libraries.
@@ -71,6 +77,8 @@ def _called(node: Node) -> str:
     """What a node of TorchDynamo's calls."""
     target = node.target
     if node.op == "call_method" and isinstance(target, str):
+        if not _is_known_code(getattr(torch.Tensor, target, None)):
+            raise _Unknown(target)
         return target
     if node.op != "call_function" or isinstance(target, torch._ops.HigherOrderOperator):
         raise _Unknown(node.op)
@@ -84,7 +92,14 @@ def _called(node: Node) -> str:
         return f"{module} {getattr(owner, '__name__', type(owner).__name__)} {getattr(target, '__qualname__', name)}"
     if str(module).partition(".")[0] not in _KNOWN_MODULES or getattr(sys.modules.get(str(module)), name, None) is not target:
         raise _Unknown(str(target))
+    if not _is_known_code(target):
+        raise _Unknown(str(target))
     return f"{module}.{name}"
+
+
+def _is_known_code(function: Any) -> bool:
+    """Whether Python code is of a known module, whatever name it has: others can put functions into torch, named like its own."""
+    return not isinstance(function, FunctionType) or str(function.__globals__.get("__name__")).partition(".")[0] in _KNOWN_MODULES
 
 
 class _Unknown(Exception):

@@ -47,9 +47,9 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
         return None
     if any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()):
         return None
-    overridden = sorted(
-        name for name in private.implemented_in_python() if name.startswith(("aten/", "prims/")) and not name.endswith("/Meta")
-    )
+    overridden = sorted(filter(_may_change_traces, private.implemented_in_python()))
+    if not all(name.startswith("prims/") for name in overridden):  # torch's own; what another one does its name does not say
+        return None
     decompositions = [function.__module__ for table in global_decomposition_table.values() for function in table.values()]
     if any(name.partition(".")[0] != "torch" for name in decompositions):
         return None
@@ -64,6 +64,11 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
     )  # fmt: skip
     told = machine.versions(), sources, tuple(facts), lowerings, overridden, len(decompositions), settings, text
     return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()
+
+
+def _may_change_traces(kernel: str) -> bool:
+    """Whether a kernel that Python has registered, as op/key, can be part of what AOTAutograd does on a CPU."""
+    return kernel.startswith(("aten/", "prims/")) and not kernel.endswith(("Meta", "CUDA", "MPS", "XPU"))
 
 
 @dataclass(frozen=True)

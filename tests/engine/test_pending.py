@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -362,3 +363,25 @@ def test_threads_that_come_at_once(gate: Gate) -> None:
 def test_retracing_is_never_in_the_background() -> None:
     with pytest.raises(OptionError, match="for dynaxla_retrace"):
         torch.compile(torch.sin, backend="dynaxla_retrace", options=OPTIONS)(torch.ones(3))
+
+
+def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> None:
+    """Whichever way it was compiled then. No file has oneDNN's programs, so these are compiled in the background once more."""
+    x, runners = torch.randn(1, 3, 6, 6), []
+
+    def run(function: Callable[..., Any], **options: Any) -> tuple[int, ...]:
+        graph = AtenGraph("graph", make_fx(function, tracing_mode="fake")(x), ())
+        runners.append(Xla(Options(cache=str(tmp_path), forms={"convolution": "onednn"}, **options)).runner(graph))
+        torch.testing.assert_close(runners[-1]([x]), function(x))
+        return counts("meanwhile", "recalls", "trace")
+
+    def convolution(x: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.nn.functional.conv2d(x, x[..., :3, :3])]
+
+    def plain(x: torch.Tensor) -> list[torch.Tensor]:
+        return [x.sin() + 2]
+
+    assert [run(plain), run(plain, **OPTIONS)] == [(0, 0, 1), (0, 1, 0)]
+    assert [run(convolution), run(convolution, **OPTIONS)] == [(0, 0, 1), (1, 0, 0)]
+    gate.open()
+    assert counts("recalls", "trace") == (1, 0)

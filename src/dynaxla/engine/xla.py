@@ -146,8 +146,8 @@ class Program:
                 return executable
             if key not in self._pending:
                 specialised = self.specialise(args)
-                if specialised.function is None:
-                    executable = self.build(specialised)
+                executable = self.build(specialised) if specialised.function is None else self._compiled_before(specialised)
+                if executable is not None:
                     self._executables.put(key, executable)
                     return executable
                 self._pending[key] = specialised, Pending(self.name, self._kernels, specialised.buffers, self.device)
@@ -256,13 +256,22 @@ class Program:
             return None
         avals = [(aval.shape, str(aval.dtype)) for aval in specialised.buffers.avals()]
         settings = specialised.settings, function.default_dtype
-        facts = self.options.facts, self.phase, self.choose.is_certain, *settings, specialised.buffers.facts, avals
+        facts = self.options.facts, self.phase, self.has_blocks, self.choose.is_certain, *settings, specialised.buffers.facts, avals
         return records.key_of(fingerprint(self.interpreter.module), self.jax_device, facts)
 
-    def _recalled(self, key: str, buffers: Buffers) -> Executable | None:
-        """The executable that a record tells of, if there is one."""
+    def _compiled_before(self, specialised: Specialised) -> Executable | None:
+        """The executable for these sizes, if it need only be read from a file."""
+        if specialised.function is None or (key := self._record_key(specialised, specialised.function)) is None:
+            return None
+        with programs.below_caller():
+            return self._recalled(key, specialised.buffers, only_stored=True)
+
+    def _recalled(self, key: str, buffers: Buffers, *, only_stored: bool = False) -> Executable | None:
+        """The executable that a record tells of, if there is one. only_stored: unless XLA has to compile it once more."""
         kept, store = self.options.store("records"), self.options.store("programs")
         if kept is None or store is None or (record := records.Record.find(kept, key)) is None:
+            return None
+        if only_stored and not programs.is_stored(record.note):
             return None
         compiled = None
         with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # then it is made as if there were no record

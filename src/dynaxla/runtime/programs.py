@@ -113,6 +113,11 @@ def note(lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, 
     return _LOWERED + code.getvalue()
 
 
+def is_stored(data: bytes) -> bool:
+    """Whether a note is of a program that a store has compiled."""
+    return data.startswith(_STORED)
+
+
 def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store: Store, keep_heap: bool = True) -> XlaProgram | None:
     """The program of a note; None where the store has lost it. Arguments: as of `compile_lowered`.
 

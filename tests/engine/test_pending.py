@@ -25,6 +25,9 @@ from dynaxla.errors import CompilationError, OptionError
 from dynaxla.observe import metrics
 from dynaxla.runtime import programs
 
+# What is asked here is when and where a graph runs, and how results lie: the code that XLA makes is not the subject.
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
 OPTIONS = {"compile": "background"}
 
 

@@ -67,6 +67,15 @@ def traced(function: Callable[..., Any], *inputs: torch.Tensor, mode: str = "fak
     return make_fx(function, tracing_mode=mode)(*inputs)
 
 
+def test_numbers_of_64_bits_stay_so() -> None:
+    """JAX has them while a graph is traced, and must have them when what was traced is traced again: an index is compared with 0."""
+    sharding = SingleDeviceSharding(jax.devices("cpu")[0])
+    avals = [jax.ShapeDtypeStruct((), np.int64, sharding=sharding)]
+    with jax.enable_x64(True):
+        first = jax.jit(lambda index: [jax.lax.ge(index, 0)]).trace(*avals)
+    assert str(with_open_layouts(first, "net", avals, [], [0]).jaxpr).count("i64") > 0
+
+
 def input_copies() -> int:
     return metrics.snapshot().get("input_copies", 0)
 

@@ -85,9 +85,10 @@ def programs(
 
 
 class _Engine:
-    """Compiles graphs when it gets them. Their runners leave all to torch, which traces on."""
+    """Compiles graphs when it gets them, each whole: `blocks`, as Xla has it, is not asked for. Their runners leave all to torch, which
+    traces on."""
 
-    def __init__(self, made: list[Compiled], options: Options) -> None:
+    def __init__(self, made: list[Compiled], options: Options, *, blocks: bool) -> None:
         self._made, self._options = made, options
         self._saved: dict[str, tuple[int, ...]] = {}
 

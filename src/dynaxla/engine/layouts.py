@@ -42,7 +42,8 @@ def with_open_layouts(
     sharding = avals[0].sharding if avals else None
     count = len(traced.jaxpr.jaxpr.outvars)
     returned = [_open(sharding) if index in results else sharding for index in range(count)]
-    return jax.jit(run, keep_unused=True, in_shardings=given, out_shardings=returned).trace(*avals)
+    with jax.enable_x64(True):
+        return jax.jit(run, keep_unused=True, in_shardings=given, out_shardings=returned).trace(*avals)
 
 
 def check_closed(orders: Orders, open_ones: Collection[int]) -> None:

@@ -10,14 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import quick
 import torch
 from cudnn_double import attention_kernel
 from single_op import Call, graph_of
 
 from dynaxla.lowering import Interpreter, Settings
 from dynaxla.lowering.cuda import fused_attention
-from dynaxla.lowering.forms import Choice, Operand, expected, generic
+from dynaxla.lowering.forms import Choice, Form, Forms, Operand, expected, generic
 from dynaxla.lowering.function import Function
+from dynaxla.lowering.ops import attention_forms
 from dynaxla.lowering.ops.attention_forms import ATTENTION, ATTENTION_GRADIENT, Problem
 
 aten = torch.ops.aten
@@ -172,7 +174,7 @@ def test_other_platforms_have_one_form(platform: str) -> None:
     x = Operand((2, 4, 16, 64), np.dtype(jax.numpy.bfloat16))
     problem = Problem(x, x, x, None, True, 0.125, False, False, "cuda")
     for forms in (ATTENTION, ATTENTION_GRADIENT):
-        assert [form.name for form in forms.fitting(problem, {})] == ["cudnn", "xla"]
+        assert [form.name for form in forms.fitting(problem, {})] == ["cudnn", "blocks", "xla"]
         assert [form.name for form in forms.fitting(replace(problem, platform=platform), {})] == ["xla"]
 
 
@@ -211,3 +213,116 @@ def test_values(make: Callable[[], Call], monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(by_cudnn, by_xla, rtol=0.02, atol=0.02)
         again = backward(call, results=(by_xla[0].to(BF16), by_xla[1].float()))
         torch.testing.assert_close(results(again, expected), results(again, generic), rtol=0.03, atol=0.03)
+
+
+# --- in blocks of rows
+
+
+def in_blocks(forms: Forms[Any], problem: Any) -> Form[Any]:
+    return forms.forms["blocks"] if "blocks" in forms.forms else expected(forms, problem)
+
+
+def operand(*shape: int, dtype: str = "bfloat16") -> Operand:
+    return Operand(shape, np.dtype(dtype))
+
+
+LARGE = operand(8, 12, 1024, 64)
+DROPPED = Problem(LARGE, LARGE, LARGE, None, False, 0.125, True, False, "cuda")
+
+
+def chosen(problem: Problem) -> str:
+    names = {forms.choose(problem, {}).name for forms in (ATTENTION, ATTENTION_GRADIENT)}
+    assert len(names) == 1
+    return names.pop()
+
+
+def test_where_blocks_are_taken() -> None:
+    assert chosen(DROPPED) == "blocks"
+    wide = operand(8, 12, 1024, 64, dtype="float32")
+    assert chosen(replace(DROPPED, query=wide, key=wide, value=wide)) == "blocks"
+    assert chosen(replace(DROPPED, mask=operand(8, 1, 1, 1024), is_causal=True)) == "blocks"
+    assert chosen(replace(DROPPED, has_dropout=False)) == "cudnn"
+    assert chosen(replace(DROPPED, query=wide, key=wide, value=wide, has_dropout=False)) == "xla"
+    assert chosen(replace(DROPPED, wants_mask_gradient=True)) == "xla"
+    assert chosen(replace(DROPPED, platform="rocm")) == "xla"
+    short = operand(8, 12, 400, 64)
+    assert chosen(replace(DROPPED, query=short, key=short, value=short)) == "xla"
+    assert chosen(replace(DROPPED, query=operand(64, 64, 1, 64), key=operand(64, 64, 9000, 64))) == "xla"
+
+
+@pytest.mark.parametrize(
+    ("batch", "rows", "columns", "expected_rows"), [(8, 1024, 1024, 32), (1, 16384, 16384, 16), (1, 1000, 64, 1000), (64, 100, 9000, 16)]
+)
+def test_rows_of_a_block(batch: int, rows: int, columns: int, expected_rows: int) -> None:
+    problem = replace(DROPPED, query=operand(batch, 12, rows, 64), key=operand(batch, 12, columns, 64))
+    assert attention_forms._block_rows(problem) == expected_rows
+
+
+def test_large_programs_hold_no_scores() -> None:
+    shape = (4, 8, 1024, 64)
+    q, k, v = (torch.empty(shape, dtype=BF16, device="meta").new_zeros(shape, device="cpu") for _ in range(3))
+    forward = flash(q, k, v, dropout_p=0.1)
+    for call in (forward, backward(forward)):
+        with jax.enable_x64(True):
+            function, arrays = function_of([call])
+            draws = [jax.random.key(0)] if function.draws_random else []
+            traced = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs).trace(arrays, draws)  # noqa: B023
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert "x128x1024xf32" in text
+        assert "1024x1024" not in text
+
+
+IN_BLOCKS = {
+    "dropout": lambda: flash(*heads(10, 10, key_heads=2, dtype=torch.float32), dropout_p=0.3, is_causal=True),
+    "half": lambda: flash(*heads(8, 13)),
+    "mask": lambda: efficient(*heads(10, 16, dtype=torch.float32), hiding_rows(10, 16)),
+    "one row of a mask": lambda: efficient(*heads(10, 16, dtype=torch.float32), padding(1, 16, torch.float32).expand(2, 4, 10, 16)),
+}
+
+
+def hiding_rows(rows: int, columns: int) -> torch.Tensor:
+    """Another one for each head and row; one row sees nothing."""
+    mask = torch.randn(2, 4, rows, columns)
+    mask[:, :, 5] = -float("inf")
+    return mask
+
+
+def results_by(choose: Choice, call: Call) -> list[torch.Tensor]:
+    function, arrays = function_of([call], choose=choose)
+    draws = [jax.random.key(7)] if function.draws_random else []
+    found = jax.jit(lambda arrays, draws: function(arrays, *draws).outputs, compiler_options=quick.options())(arrays, draws)
+    return [torch.from_numpy(np.array(x).astype(np.float64)) for x in found]
+
+
+@pytest.mark.parametrize("name", IN_BLOCKS)
+def test_values_in_blocks(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with all scores at once: a key drops the same weights in both, so that a gradient may be computed in the other form."""
+    monkeypatch.setattr(attention_forms, "_block_rows", lambda _: 4)
+    call = IN_BLOCKS[name]()
+    tolerance = 0.02 if call.args[0].dtype == BF16 else 1e-5
+    with jax.enable_x64(True):
+        by_blocks, by_xla = results_by(in_blocks, call), results_by(generic, call)
+        torch.testing.assert_close(by_blocks, by_xla, rtol=tolerance, atol=tolerance)
+        again = backward(call, results=(by_xla[0].to(call.args[0].dtype), by_xla[1].float()))
+        torch.testing.assert_close(results_by(in_blocks, again), results_by(generic, again), rtol=tolerance, atol=tolerance)
+
+
+def test_gradients_in_blocks_are_those_of_the_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX differentiates the forward's blocks; the gradient's blocks get the key that the forward hands on."""
+    monkeypatch.setattr(attention_forms, "_block_rows", lambda _: 4)
+    call = flash(*heads(10, 13, dtype=torch.float32), dropout_p=0.3)
+    with jax.enable_x64(True):
+        function, arrays = function_of([call], choose=in_blocks)
+        again, inputs = function_of([backward(call)], choose=in_blocks)
+        grad = inputs[0]
+
+        def both(arrays: list[Any], key: Any) -> tuple[Any, Any]:
+            (out, logsumexp, *rest), pull = jax.vjp(lambda *arrays: function(arrays, key).outputs, *arrays)
+            zeros = [np.zeros(x.shape, jax.dtypes.float0 if x.dtype.kind in "iu" else x.dtype) for x in (logsumexp, *rest)]
+            state = next(x for x in rest if x.dtype.kind in "iu").ravel()[0]
+            seed = jax.lax.bitcast_convert_type(state, np.int64)
+            return pull((grad, *zeros)), again([grad, *arrays, out, logsumexp, seed, *inputs[7:]]).outputs
+
+        by_jax, found = jax.jit(both, compiler_options=quick.options())(arrays, jax.random.key(7))
+    for mine, theirs in zip(found, by_jax, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)

@@ -1,12 +1,12 @@
-"""The ways to compute scaled dot product attention and its gradients: with the scores in memory, or by cuDNN, which keeps none."""
+"""The ways to compute scaled dot product attention and its gradients: with the scores in memory, all of them or those of some rows at
+a time, or by cuDNN, which keeps none."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-import jax
 import numpy as np
 from jax import Array, lax
 
@@ -17,6 +17,7 @@ from ..cuda import fused_attention
 from ..forms import Forms, Operand
 from ..memory_order import eager_order, eager_spec
 from ..promotion import convert, expand
+from .attention_dropout import kept, kept_rows
 from .matmul import Order, contract
 from .products_of_updates import product_of_update
 
@@ -50,11 +51,20 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Which rows of a larger attention an attention's rows are. Attributes: first (a number); rows (how many the larger one has)."""
+
+    first: Array
+    rows: int
+
+
+@dataclass(frozen=True)
 class Attention:
     """One attention.
 
     Attributes: query (batch, heads, rows, size); key (batch, key heads, columns, size); value (batch, key heads, columns, value size);
-    mask, added to the scores or, if bool, true where a score counts; is_causal; scale (None: 1 / sqrt(size)); ctx.
+    mask, added to the scores or, if bool, true where a score counts; is_causal; scale (None: 1 / sqrt(size)); ctx; place (None
+    of a whole one).
     With fewer key heads than heads, each serves as many neighbouring heads: their rows are taken together, as rows of one head.
     """
 
@@ -65,26 +75,26 @@ class Attention:
     is_causal: bool
     scale: float | None
     ctx: Context
+    place: Place | None = None
 
     def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> Problem:
         """What decides how it is computed."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
-        mask = None if self.mask is None else Operand(self.distinct_sizes, self.mask.dtype)
+        mask = None if self.mask is None else Operand(self._distinct_sizes(2), self.mask.dtype)
         return Problem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
 
-    @property
-    def distinct_sizes(self) -> tuple[int, ...]:
-        """The mask's shape, with size 1 for batch and heads where it is one for all in eager's memory."""
+    def _distinct_sizes(self, count: int) -> tuple[int, ...]:
+        """The mask's shape, with size 1 for those of its first dimensions, as many as `count`, along which it is one in eager's memory."""
         assert self.mask is not None
         spec = eager_spec(self.ctx, self.mask)
         if spec is None:
             return self.mask.shape
-        return tuple(1 if dim < 2 and stride == 0 else size for dim, (size, stride) in enumerate(zip(spec.shape, spec.stride, strict=True)))
+        strides = enumerate(zip(spec.shape, spec.stride, strict=True))
+        return tuple(1 if dim < count and stride == 0 else size for dim, (size, stride) in strides)
 
-    @property
-    def distinct_mask(self) -> Array | None:
-        """The mask in `distinct_sizes`."""
-        return None if self.mask is None else lax.slice(self.mask, (0,) * self.mask.ndim, self.distinct_sizes)
+    def distinct_mask(self, count: int) -> Array | None:
+        """The mask without what is repeated along its first dimensions: batch and heads, if count is 2; with 4 all of it."""
+        return None if self.mask is None else lax.slice(self.mask, (0,) * self.mask.ndim, self._distinct_sizes(count))
 
     @property
     def rows(self) -> tuple[int, ...]:
@@ -110,7 +120,7 @@ class Attention:
         if self.query.shape[1] != self.key.shape[1]:
             order = None
         x = self.by_key_head(x)
-        out = product_of_update(self.ctx, 1 if over[1] == 3 else 2, x, (over[0],), (0, 1))
+        out = None if self.place else product_of_update(self.ctx, 1 if over[1] == 3 else 2, x, (over[0],), (0, 1))
         if out is None:
             out = contract(x, y, ((over[0],), (over[1],)), self.ctx, batch=((0, 1), (0, 1)), order=order)
         return out if over[0] == 2 else lax.reshape(out, (*self.rows, out.shape[3]))
@@ -131,8 +141,29 @@ class Attention:
                 scores = lax.add(scores, expand(convert(mask, scores.dtype), scores.shape))
         if self.is_causal:
             row, column = (lax.broadcasted_iota(np.int32, scores.shape, dim) for dim in (2, 3))
+            if self.place is not None:
+                row = lax.add(row, lax.broadcast(self.place.first, row.shape))
             scores = lax.select(lax.le(column, row), scores, lax.full_like(scores, -math.inf))
         return scores
+
+    def dropped(self, x: Array, key: Array | None, probability: float) -> Array:
+        """The weights after dropout. The same key drops the same ones."""
+        if key is None:
+            return x
+        if self.place is None:
+            mask = kept(key, 1 - probability, x.shape)
+        else:
+            mask = kept_rows(key, 1 - probability, x.shape, self.place.rows, self.place.first)
+        factor = 0.0 if probability == 1 else 1 / (1 - probability)
+        return lax.select(mask, lax.mul(x, lax.full_like(x, factor)), lax.full_like(x, 0))
+
+    def block(self, first: Array, count: int) -> Attention:
+        """Some of its rows. Its mask must have been taken by `distinct_mask`."""
+        mask = self.mask
+        if mask is not None and mask.shape[2] > 1:
+            mask = lax.dynamic_slice_in_dim(mask, first, count, 2)
+        query = lax.dynamic_slice_in_dim(self.query, first, count, 2)
+        return replace(self, query=query, mask=mask, place=Place(first, self.query.shape[2]))
 
 
 def _spread(x: Array, shape: Sequence[int]) -> Array:
@@ -140,14 +171,7 @@ def _spread(x: Array, shape: Sequence[int]) -> Array:
     return lax.broadcast_in_dim(x, shape, (0, 1, 2))
 
 
-def _dropped(x: Array, key: Array | None, probability: float) -> Array:
-    """The weights after dropout. The same key drops the same ones."""
-    if key is None:
-        return x
-    kept = jax.random.bernoulli(key, 1 - probability, x.shape)
-    factor = 0.0 if probability == 1 else 1 / (1 - probability)
-    return lax.select(kept, lax.mul(x, lax.full_like(x, factor)), lax.full_like(x, 0))
-
+Results = tuple[Array, ...]
 
 ATTENTION: Forms[Problem] = Forms("attention")
 ATTENTION_GRADIENT: Forms[Problem] = Forms("attention_gradient")
@@ -218,8 +242,60 @@ def _suits_cudnn(problem: Problem) -> bool:
 
 @ATTENTION.form("cudnn", platforms=["cuda"], fits=_fits_cudnn, suits=_suits_cudnn, is_refusable=True)
 def _by_cudnn(problem: Problem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
-    operands = attention.query, attention.key, attention.value, attention.distinct_mask
+    operands = attention.query, attention.key, attention.value, attention.distinct_mask(2)
     return fused_attention.forward(*operands, problem.fused)
+
+
+# A form that keeps few scores is slower, and worth it where all of them take more bytes.
+_MANY_BYTES = 64 << 20
+# The scores of a block, unless it had fewer rows then than a matrix product needs to be fast.
+_BLOCK_BYTES = 16 << 20
+_FEWEST_ROWS = 16
+
+
+def _fits_blocks(problem: Problem) -> bool:
+    mask = problem.mask
+    return 0 not in problem.query.shape + problem.key.shape and not problem.wants_mask_gradient and (mask is None or len(mask.shape) == 4)
+
+
+def _suits_blocks(problem: Problem) -> bool:
+    """What remains for it is what cuDNN cannot do for its dropout."""
+    rows = problem.query.shape[2]
+    return problem.has_dropout and rows * _row_bytes(problem) > _MANY_BYTES and rows > _FEWEST_ROWS
+
+
+def _row_bytes(problem: Problem) -> int:
+    """Of the scores of one row of all heads."""
+    return math.prod(problem.query.shape[:2]) * problem.key.shape[2] * dtypes.accumulator(problem.query.dtype).itemsize
+
+
+def _block_rows(problem: Problem) -> int:
+    """How many rows a block has: a power of two, if not all."""
+    fitting = max(_BLOCK_BYTES // _row_bytes(problem), _FEWEST_ROWS)
+    return min(1 << fitting.bit_length() - 1, problem.query.shape[2])
+
+
+def _in_blocks(problem: Problem, step: Callable[[Results, Array, int], Results], results: Results) -> Results:
+    """What becomes of the results when `step` has gone over all blocks: it takes the results so far, a block's first row, and how many
+    rows it has."""
+    rows, count = problem.query.shape[2], _block_rows(problem)
+    whole = rows // count * count
+    results, _ = lax.scan(lambda found, first: (step(found, first, count), None), results, np.arange(0, whole, count, dtype=np.int32))
+    return results if whole == rows else step(results, lax.full((), whole, np.int32), rows - whole)
+
+
+@ATTENTION.form("blocks", platforms=["cuda"], fits=_fits_blocks, suits=_suits_blocks)
+def _by_blocks(problem: Problem, attention: Attention, dropout_p: float, key: Array | None) -> tuple[Array, Array]:
+    attention = replace(attention, mask=attention.distinct_mask(4))
+
+    def step(results: Results, first: Array, count: int) -> Results:
+        found = _by_xla(problem, attention.block(first, count), dropout_p, key)
+        return tuple(lax.dynamic_update_slice_in_dim(whole, part, first, 2) for whole, part in zip(results, found, strict=True))
+
+    dtype = attention.query.dtype
+    shape = (*attention.rows, attention.value.shape[3])
+    out, logsumexp = _in_blocks(problem, step, (lax.full(shape, 0, dtype), lax.full(attention.rows, 0, dtypes.accumulator(dtype))))
+    return out, logsumexp
 
 
 @ATTENTION.form("xla")
@@ -231,7 +307,7 @@ def _by_xla(problem: Problem, attention: Attention, dropout_p: float, key: Array
     weights = lax.exp(lax.sub(scores, _spread(largest, scores.shape)))
     total = reduce_sum(weights, (3,))
     total = lax.select(nothing, lax.full_like(total, 1), total)
-    weights = _dropped(weights, key, dropout_p)
+    weights = attention.dropped(weights, key, dropout_p)
     out = attention.times(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
     # The division waits until after the product: it has fewer numbers to divide there.
     out = lax.div(out, _spread(total, out.shape))
@@ -242,25 +318,62 @@ def _by_xla(problem: Problem, attention: Attention, dropout_p: float, key: Array
 def _gradients_by_cudnn(
     problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
-    operands = attention.query, attention.key, attention.value, attention.distinct_mask
+    operands = attention.query, attention.key, attention.value, attention.distinct_mask(2)
     return *fused_attention.backward(grad, *operands, out, logsumexp, problem.fused), None
+
+
+@ATTENTION_GRADIENT.form("blocks", platforms=["cuda"], fits=_fits_blocks, suits=_suits_blocks)
+def _gradients_by_blocks(
+    problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
+) -> Gradients:
+    operands = attention.query, attention.key, attention.value
+    shared = _shared(grad, out)
+    attention = replace(attention, mask=attention.distinct_mask(4))
+
+    def step(results: Results, first: Array, count: int) -> Results:
+        grads, sums_of_rows, logarithms = (lax.dynamic_slice_in_dim(x, first, count, 2) for x in (grad, shared, logsumexp))
+        grad_query, *sums = _wide_gradients(attention.block(first, count), grads, sums_of_rows, logarithms, dropout_p, key)[:3]
+        queries = lax.dynamic_update_slice_in_dim(results[0], convert(grad_query, results[0].dtype), first, 2)
+        return queries, *(lax.add(whole, part) for whole, part in zip(results[1:], sums, strict=True))
+
+    dtype = dtypes.accumulator(attention.query.dtype)
+    # XLA would fill the memory of all layers of a network at once, before the first of them, if it knew this zero.
+    zero, _ = lax.optimization_barrier((lax.full((), 0, dtype), shared))
+    start = [lax.broadcast(convert(zero, x.dtype if x is attention.query else dtype), x.shape) for x in operands]
+    grad_query, grad_key, grad_value = _in_blocks(problem, step, tuple(start))
+    return grad_query, convert(grad_key, attention.key.dtype), convert(grad_value, attention.value.dtype), None
 
 
 @ATTENTION_GRADIENT.form("xla")
 def _gradients_by_xla(
     problem: Problem, attention: Attention, grad: Array, out: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> Gradients:
+    *found, grad_scores = _wide_gradients(attention, grad, _shared(grad, out), logsumexp, dropout_p, key)
+    grad_query, grad_key, grad_value = (
+        convert(x, operand.dtype) for x, operand in zip(found, (attention.query, attention.key, attention.value), strict=True)
+    )
+    return grad_query, grad_key, grad_value, grad_scores
+
+
+def _shared(grad: Array, out: Array) -> Array:
+    """The sum over a row of weight times gradient: that of output times gradient, which needs no pass over the scores."""
+    dtype = dtypes.accumulator(out.dtype)
+    return reduce_sum(lax.mul(convert(out, dtype), convert(grad, dtype)), (3,))
+
+
+def _wide_gradients(
+    attention: Attention, grad: Array, shared: Array, logsumexp: Array, dropout_p: float, key: Array | None
+) -> tuple[Array, Array, Array, Array]:
+    """Gradients of query, key, value and scores, in the accumulator's dtype. shared: as `_shared` has it."""
     query, keys, value = attention.query, attention.key, attention.value
     scores = attention.scores()
     dtype = scores.dtype
     weights = lax.exp(lax.sub(scores, _spread(convert(logsumexp, dtype), scores.shape)))
-    applied = convert(_dropped(weights, key, dropout_p), value.dtype)
+    applied = convert(attention.dropped(weights, key, dropout_p), value.dtype)
     grad_value = attention.times(applied, attention.by_key_head(grad), (2, 2))
-    grad_weights = _dropped(attention.times(grad, value, (3, 3)), key, dropout_p)
-    # The sum over a row of weight times gradient is that of output times gradient: it needs no pass over the scores.
-    shared = reduce_sum(lax.mul(convert(out, dtype), convert(grad, dtype)), (3,))
+    grad_weights = attention.dropped(attention.times(grad, value, (3, 3)), key, dropout_p)
     grad_scores = lax.mul(weights, lax.sub(grad_weights, _spread(shared, scores.shape)))
     scaled = convert(lax.mul(grad_scores, lax.full_like(grad_scores, attention.factor)), query.dtype)
     grad_query = attention.times(scaled, keys, (3, 2))
     grad_key = attention.times(scaled, attention.by_key_head(query), (2, 2))
-    return convert(grad_query, query.dtype), convert(grad_key, keys.dtype), convert(grad_value, value.dtype), grad_scores
+    return grad_query, grad_key, grad_value, grad_scores

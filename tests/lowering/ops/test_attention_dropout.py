@@ -1,0 +1,54 @@
+"""Dropout of some rows of an attention's weights: the same as of all rows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+import quick
+from jax import numpy as jnp
+
+from dynaxla.lowering.ops.attention_dropout import kept, kept_rows
+
+SHAPE = (2, 3, 10, 24)
+
+
+@pytest.fixture(autouse=True)
+def wide() -> Iterator[None]:
+    """As lowerings are traced."""
+    with jax.enable_x64(True):
+        yield
+
+
+def rows(key: jax.Array, probability: float, shape: tuple[int, ...], whole: int, first: int) -> np.ndarray:
+    draw = jax.jit(lambda key, first: kept_rows(key, probability, shape, whole, first), compiler_options=quick.options())
+    return np.asarray(draw(key, jnp.int32(first)))
+
+
+def all_rows(key: jax.Array, probability: float) -> np.ndarray:
+    return np.asarray(jax.jit(lambda key: kept(key, probability, SHAPE), compiler_options=quick.options())(key))
+
+
+@pytest.mark.parametrize("probability", [0.9, 1 / 3, 1.0])
+def test_rows_are_those_of_the_whole(probability: float) -> None:
+    key = jax.random.key(3)
+    whole = all_rows(key, probability)
+    assert abs(whole.mean() - probability) < 0.05
+    for first, count in ((0, 4), (4, 4), (7, 3)):
+        found = rows(key, probability, (*SHAPE[:2], count, SHAPE[3]), SHAPE[2], first)
+        np.testing.assert_array_equal(found, whole[:, :, first : first + count])
+
+
+def test_rows_are_those_of_the_whole_whatever_jax_is_set_to() -> None:
+    key = jax.random.key(3)
+    found = rows(key, 0.5, SHAPE, SHAPE[2], 0)
+    with jax.threefry_partitionable(False):
+        np.testing.assert_array_equal(all_rows(key, 0.5), found)
+
+
+def test_positions_have_64_bits() -> None:
+    """After 2**32 numbers nothing comes again."""
+    key, shape = jax.random.key(0), (1, 1, 2, 64)
+    assert (rows(key, 0.5, shape, 2**28, 0) != rows(key, 0.5, shape, 2**28, 2**26)).any()

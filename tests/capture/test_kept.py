@@ -50,8 +50,17 @@ def key(function: Callable[..., Any] = scaled, *inputs: Any, options: Any = None
     return key_of(*captured(function, *(inputs or (torch.ones(3, 4),))), (Options.parse(options, None).facts,))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _no_kernels_of_other_tests() -> Iterator[None]:
+    """What other tests, or libraries that they import, have registered in this process would keep every graph from being kept."""
+    registered = private.implemented_in_python
+    left = set(registered())
+    with patch.object(private, "implemented_in_python", lambda: [name for name in registered() if name not in left]):
+        yield
+
+
 @pytest.fixture(scope="module")
-def plain() -> str:
+def plain(_no_kernels_of_other_tests: None) -> str:
     found = key()
     assert found is not None
     return found

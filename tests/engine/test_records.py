@@ -127,6 +127,16 @@ def key(
     return runner._record_key(specialised, specialised.function)
 
 
+def test_another_default_dtype(options: Options) -> None:
+    """Lowerings ask for it, and the graph's text does not say it."""
+    graph, before = key(options), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert key(options, given=x.float()) not in (graph, None)
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_other_graphs_and_options(options: Options) -> None:
     """And other strides than the graph was captured with, which a backward graph's inputs may have."""
     plain = key(options)

@@ -31,7 +31,7 @@ from ..lowering.forms import Choices
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..runtime import background, by_torch, devices, heap, programs, streams
+from ..runtime import background, by_torch, devices, heap, private, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
 from . import records
@@ -355,7 +355,7 @@ class Program:
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:
         """The traced program as StableHLO."""
         with metrics.timed("lower"), jax.enable_x64(True), jax.default_device(self.jax_device):
-            return traced.lower()
+            return private.lower(traced)
 
     def compile(
         self, lowered: jax.stages.Lowered, traced: jax.stages.Traced, settings: Settings, module: torch.fx.GraphModule | None = None

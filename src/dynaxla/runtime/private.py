@@ -319,6 +319,19 @@ def mlir_threads() -> Any | None:
     return getattr(sys.modules.get("jax._src.interpreters.mlir"), "global_thread_pool", None)
 
 
+# From JAX 0.11 on the entry of a program that keeps unused arguments (`keep_unused=True`) has the program itself, by which it is found
+# weakly: it would stay, with all constants and kernels of the program.
+_forget_kept: Callable[[Any], object] | None = _find("jax._src.interpreters.pxla._dce_jaxpr.evict_weakref")
+
+
+def lower(traced: jax.stages.Traced) -> jax.stages.Lowered:
+    """A traced program as StableHLO. JAX's caches hold it for no longer than somebody else does."""
+    lowered = traced.lower()
+    if _forget_kept is not None:
+        _forget_kept(traced.jaxpr)
+    return lowered
+
+
 def host_callbacks(lowered: jax.stages.Lowered) -> Any:
     """What a lowered program may call back."""
     try:

@@ -18,7 +18,7 @@ from .. import forks
 from ..errors import CompilationError
 from ..lowering.forms import Form, Forms, Measurable, Operand
 from ..observe import metrics
-from ..runtime import machine, programs
+from ..runtime import machine, private, programs
 from ..runtime.store import Store
 
 # Of all forms of a problem together; each is called this often at least.
@@ -152,7 +152,7 @@ class Tuner:
 
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
         with jax.enable_x64(True), jax.default_device(self.device):
-            lowered = jax.jit(program, keep_unused=True).lower(*avals)
+            lowered = private.lower(jax.jit(program, keep_unused=True).trace(*avals))
         compiled = programs.compile_lowered(lowered, self.device, self.options, keep_heap=self.keep_heap)
         return lambda: jax.block_until_ready(compiled.call(arrays))
 

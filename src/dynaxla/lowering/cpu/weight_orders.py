@@ -22,7 +22,7 @@ import torch
 from jax import Array, lax
 
 from ... import forks
-from ...runtime import affinity, machine, programs
+from ...runtime import affinity, machine, private, programs
 from ..dtypes import DType
 from . import onednn
 
@@ -196,7 +196,7 @@ def _try(
     with programs.below_caller(), jax.enable_x64(True), jax.default_device(device), jax.ensure_compile_time_eval():
         arrays = [jax.device_put(array, device) for array in (x, weight, np.zeros(length, dtype), shift)]
         avals = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-        program = programs.compile_lowered(jax.jit(distance, keep_unused=True).lower(*avals), device, {})
+        program = programs.compile_lowered(private.lower(jax.jit(distance, keep_unused=True).trace(*avals)), device, {})
         for candidate in candidates:
             flat = np.zeros(length, dtype)
             order = np.asarray(candidate.pack(jax.device_put(weight, device)))

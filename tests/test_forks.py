@@ -10,13 +10,15 @@ from scripts import completed
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 
-# What every script begins with: `run(child)` gives what a forked child prints, and its exit status.
+# What every script begins with: `run(child)` gives what a forked child prints, and its exit status. Autograd's threads begin at a process's
+# first backward pass, which a child cannot run then. A build for CUDA without a GPU has none, unless that pass is on fake tensors.
 _BEGIN = """
 import faulthandler, os, sys, torch
 import dynaxla
 torch.set_num_threads({threads})
 net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8))
 x = torch.randn(16, 64)
+torch.ones((), requires_grad=True).backward()
 
 def run(child):
     sys.stdout.flush()

@@ -30,7 +30,9 @@ ALLOWED = {"no_dead_ends": {"logger dynaxla"}}
 
 
 def settle() -> None:
-    """Have torch do what it does once per process."""
+    """Have torch do what it does once per process. A backward pass comes first: one on fake tensors would begin threads for eight GPUs in
+    a build for CUDA that sees none, and children could run none."""
+    torch.ones((), requires_grad=True).backward()
     torch.optim.AdamW([torch.zeros(1)])
     torch.optim.SGD([torch.zeros(1)])
     function = torch.compile(lambda x: torch.nn.functional.dropout(x.sin() * 2).sum(), backend="aot_eager", dynamic=True)

@@ -39,7 +39,7 @@ def quietly() -> Iterator[None]:
 
 # Ops that torch 2.11 itself fails: its shape functions of transforms have other strides than its kernels, and TorchDynamo does not trace
 # quantiles, nor split a tensor without elements.
-FAIL_IN_OLDEST = ("fft.", "quantile", "nanquantile", "split")
+FAIL_IN_OLDEST = ("fft.", "quantile", "nanquantile", "split", "unsafe_split")
 
 
 def _in_this_torch(group: Sequence[telling.Candidate]) -> Sequence[telling.Candidate]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
+import torch
+
 from .judge import Verdict, judge
 from .observed import expect
 from .program import Input, Program, Step
@@ -22,6 +24,7 @@ def minimise(program: Program, verdict: Verdict, judged: Callable[[Program], Ver
             tries += 1
             if tries > most_tries:
                 return program
+            torch._dynamo.reset()  # torch 2.11 counts what it has compiled of all compiled functions together, and stops at eight
             try:
                 found = judged(candidate)
             except Rejected:

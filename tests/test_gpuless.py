@@ -120,9 +120,9 @@ def test_page_has_each_program() -> None:
 
 
 def test_cells() -> None:
-    """Nine models of images in two layouts, BERT on texts of two lengths, and a block of GPT; all in two precisions."""
+    """Nine models of images in two layouts, three BERTs, and a block of GPT; all in two precisions."""
     every = list(cells())
-    assert len(every) == len(set(every)) == (9 * 2 + 3) * 2
+    assert len(every) == len(set(every)) == (9 * 2 + 4) * 2
     assert Cell("bert_base", "bfloat16") in every
     assert Cell("vit_base_patch16_224", "float32", "channels-last") in every
 

@@ -42,15 +42,16 @@ def activations(batch: int, generator: torch.Generator, length: int = 1024, widt
 
 
 class LongBert(Bert):
-    """For 1024 tokens, and without dropout in attention, which cuDNN's kernels do not have."""
+    """For 1024 tokens. dropout: of attention's weights, in training; cuDNN's kernels have none."""
 
-    def __init__(self) -> None:
-        super().__init__(max_position_embeddings=1024, attention_probs_dropout_prob=0.0)
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__(max_position_embeddings=1024, attention_probs_dropout_prob=dropout)
 
 
 CASES = [
     *MODELS,
     Case("bert_base_1024", LongBert, functools.partial(tokens, length=1024)),
+    Case("bert_base_1024_dropout", functools.partial(LongBert, 0.1), functools.partial(tokens, length=1024)),
     Case("gpt_block_1024", GptBlock, activations),
 ]
 

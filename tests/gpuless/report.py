@@ -18,10 +18,10 @@ Written by `make gpu-programs`: torch {torch}, jax {jax}, XLA's CUDA plugin, com
 (`tests/gpuless/` says how). Nothing was run: there are no times here. XLA could not measure its choices either, so its tiles, and
 which of two ways to multiply it takes, may be others on a GPU.
 
-Batch {batch}; BERT reads 128 tokens. `bert_base_1024` is BERT on 1024, without dropout in attention, which cuDNN's kernels do not have;
-`gpt_block_1024` is one block of GPT-2 on as many. *kernels*: what one call launches (fusions, library calls, copies). *moves*: those of
-them that only copy, transpose or cast. *memory*: MiB of temporary memory, beside inputs and results. *frozen*: inference with the option
-`freeze`; what is computed of parameters once is not in it.
+Batch {batch}; BERT reads 128 tokens. `bert_base_1024` is BERT on 1024, without dropout in attention, which cuDNN's kernels do not have,
+and `bert_base_1024_dropout` with it; `gpt_block_1024` is one block of GPT-2 on as many. *kernels*: what one call launches (fusions,
+library calls, copies). *moves*: those of them that only copy, transpose or cast. *memory*: MiB of temporary memory, beside inputs and
+results. *frozen*: inference with the option `freeze`; what is computed of parameters once is not in it.
 """
 _COLUMNS = "| | program | kernels | moves | memory | custom calls |\n| --- | --- | ---: | ---: | ---: | --- |"
 

@@ -45,7 +45,7 @@ class Options:
             the variable DYNAXLA_CACHE, or dynaxla in the user's directory of caches.
         sizes: "exact": an executable for each combination of input sizes; "buckets": sizes that change are rounded up to powers of two and
             the numbers halfway between them, inputs are padded, and one executable serves all sizes of a bucket. Graphs with an op for
-            which dynaxla does not know how are compiled for exact sizes, and the log says so. Not in the background.
+            which dynaxla does not know how are compiled for exact sizes, and the log says so.
         heap: "keep": once a program needs much memory, glibc is told, for the whole process, to keep what is freed; see runtime/heap.py.
             "leave": glibc's settings stay as they are. Default: the variable DYNAXLA_HEAP, or "keep".
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
@@ -81,7 +81,7 @@ class Options:
             _check(name, value)
         if given.get("compile") == "background":
             for name in _NOT_IN_BACKGROUND:
-                if given.get(name, "exact") not in (False, "exact"):
+                if given.get(name, False):
                     raise OptionError(f"option compile='background' beside {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
         return Options(**given)
 
@@ -129,7 +129,6 @@ def _default_store(folder: str) -> Store | None:
 _NOT_IN_BACKGROUND = {
     "freeze": "computes at the first call what later ones read: leave one of both out",
     "tune": "measures, and calls that run beside it would be measured too: leave one of both out",
-    "sizes": "would have torch's own kernels run programs for rounded sizes, which have ops that only XLA computes: leave one of both out",
 }
 
 # torch.compile's presets, in words of our own options.

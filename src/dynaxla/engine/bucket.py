@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -17,13 +18,14 @@ from ..capture.inputs import Sizes
 from ..capture.padded_graph import Computed, Given, Number, Padded, pad
 from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
+from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..runtime import by_torch
+from ..runtime import by_torch, late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
 from .executable import Executable
+from .pending import Kernels
 from .protocol import Engine, Runner
-
-Output = Callable[[Sequence[Any], Sequence[Any]], Any]  # of a graph's inputs and a program's results
+from .xla import Program
 
 _EXACT = "exact"
 
@@ -57,6 +59,8 @@ class BucketProgram:
     """A graph of which one program serves all sizes that are rounded to the same ones. engine: of that program, and of the one for exact
     sizes, which runs where something that was assumed of sizes does not hold for the rounded ones. kept: how many combinations of true
     sizes are remembered, with what a call does for each.
+
+    While another thread compiles the program, torch's kernels run the graph itself, with its true sizes.
     """
 
     def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, kept: int, filled: Filled) -> None:
@@ -67,6 +71,9 @@ class BucketProgram:
         self._device = graph_device(graph.module)
         self._calls: LeastRecentlyUsed[_Call | str] = LeastRecentlyUsed(64 * kept)
         self._run = engine.runner(dataclasses.replace(graph, module=padded.module, remade=frozenset()))
+        self._nodes: Sequence[Any] = graph.module.graph.output_node().args[0]
+        if isinstance(self._run, Program):
+            self._run.in_background &= is_interchangeable(graph.module)
 
     @functools.cached_property
     def _exact(self) -> Runner:
@@ -85,11 +92,42 @@ class BucketProgram:
             return self._exact(args)
         given = args.copy()
         args.clear()
-        with by_torch.kernels():
-            padded = call.padded(given, self._filled)
-        results = self._run(padded)
+        results = self._results(call, given)
+        if results is None:
+            return self._meanwhile(call, given)
         with by_torch.kernels():
             return call.cut(given, results)
+
+    def _results(self, call: _Call, given: Sequence[Any]) -> Sequence[Any] | None:
+        """The program's; None if it is not ready."""
+        executable, run = None, self._run
+        if isinstance(run, Program) and run.in_background:
+            with by_torch.kernels():
+                padded = call.padded(given, self._filled if call.is_ready else None)
+            executable = run.ready(padded)
+            was_ready, call.is_ready = call.is_ready, executable is not None
+            if executable is None:
+                return None
+            if was_ready:
+                return executable(executable.take(padded))
+        with by_torch.kernels():
+            padded = call.padded(given, self._filled)
+        return run(padded) if executable is None else executable(executable.take(padded))
+
+    def _meanwhile(self, call: _Call, given: Sequence[Any]) -> list[Any]:
+        """The graph's outputs, by torch's kernels."""
+        late_checks.look(self._device)
+        with torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext():
+            values = self._kernels.values(given)
+        metrics.add("meanwhile")
+        others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
+        with by_torch.kernels():
+            return call.exact(given, [values.get(node) for node in self._nodes], others)
+
+    @functools.cached_property
+    def _kernels(self) -> Kernels:
+        computed = [node for node, output in zip(self._nodes, self._padded.outputs, strict=True) if isinstance(output, Computed)]
+        return Kernels(self._graph.module, list(dict.fromkeys(computed)))
 
     def executables(self) -> list[Executable]:
         exact = [self._exact] if "_exact" in vars(self) else []
@@ -147,27 +185,49 @@ class _Block:
             part = part.narrow(dim, 0, size)
         return part
 
-    def padded(self, tensor: torch.Tensor, filled: Filled) -> torch.Tensor:
-        """The tensor in row-major memory, with padding behind what counts."""
+    def padded(self, tensor: torch.Tensor, filled: Filled | None) -> torch.Tensor:
+        """The tensor in row-major memory, with padding behind what counts. filled: None, if its numbers do not matter."""
         if self.is_whole and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
             return tensor
+        if filled is None:
+            return tensor.new_empty(self.shape)
         result = filled(self.shape, tensor)
         self.part(result).copy_(tensor.reshape(self.true))
         return result
 
 
-def _output(output: Given | Computed | Number, true: SymbolValues, whole: SymbolValues) -> Output:
+@dataclass(frozen=True)
+class _Made:
+    """An output that the program computes. Attributes: index (among its results); block (what counts of that); wanted."""
+
+    index: int
+    block: _Block
+    wanted: TensorSpec
+
+    def of(self, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        """From a program's results."""
+        result = results[self.index]
+        return _as_wanted(result if self.block.is_whole else self.block.part(result), self.wanted)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """An output that the inputs tell. Attributes: of (from the graph's inputs to the output)."""
+
+    of: Callable[[Sequence[Any]], Any]
+
+
+def _output(output: Given | Computed | Number, true: SymbolValues, whole: SymbolValues) -> _Made | _Told:
     """What a call does for an output."""
+    if isinstance(output, Computed):
+        return _Made(output.index, _Block.of(output.extents, true, whole), true.spec(output.fake))
     if isinstance(output, Number):
         number = output.value if output.value is None or isinstance(output.value, (int, float, str)) else _value(output.value, true)
-        return lambda given, results: number
-    if isinstance(output, Given):
-        if output.fake is None:
-            return lambda given, results: given[output.position]
-        spec, start = true.spec(output.fake), true.spec(output.source).offset
-        return lambda given, results: _view(given[output.position], spec, start)
-    block, wanted = _Block.of(output.extents, true, whole), true.spec(output.fake)
-    return lambda given, results: _as_wanted(results[output.index] if block.is_whole else block.part(results[output.index]), wanted)
+        return _Told(lambda given: number)
+    if output.fake is None:
+        return _Told(lambda given: given[output.position])
+    spec, start = true.spec(output.fake), true.spec(output.source).offset
+    return _Told(lambda given: _view(given[output.position], spec, start))
 
 
 def _view(tensor: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
@@ -186,18 +246,31 @@ def _as_wanted(tensor: torch.Tensor, wanted: TensorSpec) -> torch.Tensor:
     return torch.as_strided(result, wanted.shape, wanted.stride)
 
 
+def _alone(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
+    """The tensor in memory of its own. used: other memory, to which this is added."""
+    tensor = tensor.resolve_conj().resolve_neg()
+    if private.storage_id(tensor) in used or tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        tensor = tensor.clone()
+    used.add(private.storage_id(tensor))
+    return tensor
+
+
 class _Call:
     """What a call with certain sizes does.
 
     lengths: the true sizes that the program asks for. inputs: those that are padded, by position; numbers: rounded sizes, by position;
     outputs.
+    Attributes: is_ready (whether the program was compiled when it was asked for last).
     """
 
-    def __init__(self, lengths: torch.Tensor, inputs: Mapping[int, _Block], numbers: Mapping[int, int], outputs: Sequence[Output]) -> None:
+    def __init__(
+        self, lengths: torch.Tensor, inputs: Mapping[int, _Block], numbers: Mapping[int, int], outputs: Sequence[_Made | _Told]
+    ) -> None:
         self._lengths, self._inputs, self._numbers, self._outputs = lengths, inputs, numbers, outputs
+        self.is_ready = False
 
-    def padded(self, given: Sequence[Any], filled: Filled) -> list[Any]:
-        """The program's arguments."""
+    def padded(self, given: Sequence[Any], filled: Filled | None) -> list[Any]:
+        """The program's arguments. filled: None, if numbers in padded tensors do not matter."""
         found = [*given, self._lengths]
         for position, block in self._inputs.items():
             if isinstance(given[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
@@ -208,4 +281,25 @@ class _Call:
 
     def cut(self, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """The graph's outputs."""
-        return [output(given, results) for output in self._outputs]
+        return [output.of(results) if isinstance(output, _Made) else output.of(given) for output in self._outputs]
+
+    def exact(self, given: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
+        """The graph's outputs, each in memory of its own, if torch's kernels have computed the graph.
+
+        values: what they gave for each output that is computed. others: tensors in whose memory no output may lie.
+        Raises: RuntimeError for a value of another shape or dtype than the graph says.
+        """
+        used = {private.storage_id(tensor) for tensor in others}
+        made: dict[int, torch.Tensor] = {}
+        found = []
+        for output, value in zip(self._outputs, values, strict=True):
+            if isinstance(output, _Told):
+                found.append(output.of(given))
+                continue
+            wanted = output.wanted
+            if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
+                raise RuntimeError(f"an op returned {value.dtype} of shape {list(value.shape)}, its fake (meta) implementation {wanted}")
+            if output.index not in made:
+                made[output.index] = _alone(value, used)
+            found.append(_as_wanted(made[output.index], wanted))
+        return found

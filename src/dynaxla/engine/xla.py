@@ -118,17 +118,33 @@ class Program:
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at():
             return self.run_by_torch(args)
-        key: Any = () if self.sizes.is_static else self.sizes.key(args)
-        if self.platform == "cuda":
-            key = (*key, Settings.current(self.platform))
-        if self._tells_strides:
-            key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])
+        key = self._key(args)
         executable: Executable | Pending | None = self._executables.get(key)
         if executable is None:
             if by_torch.is_needed(args):
                 return self.run_by_torch(args)
             executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
         return executable(executable.take(args))
+
+    def ready(self, args: Sequence[Any]) -> Executable | None:
+        """What a call with inputs like these would run, unless it is torch's kernels until another thread has compiled it.
+
+        args: need hold no numbers.
+        """
+        key = self._key(args)
+        executable: Executable | Pending | None = self._executables.get(key)
+        if executable is None:
+            executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
+        return executable if isinstance(executable, Executable) else None
+
+    def _key(self, args: Sequence[Any]) -> Any:
+        """What tells apart inputs that need an executable each."""
+        key: Any = () if self.sizes.is_static else self.sizes.key(args)
+        if self.platform == "cuda":
+            key = (*key, Settings.current(self.platform))
+        if self._tells_strides:
+            key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])
+        return key
 
     def _built_for(self, key: Any, args: Sequence[Any]) -> Executable:
         with self._lock:

@@ -1,0 +1,171 @@
+"""A model called with many lengths, one after the other: `python -m dynaxla.bench.lengths ENGINE CASE`, in a process of its own.
+
+Each length is a new one, so that every call is the first with its size: what compilation costs then is seen in the calls themselves, or in
+another thread. Engines are told that sizes change (`dynamic=True`). Not counted is what eager mode needs, too: importing torch, making the
+model, first eager calls. One thread.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from . import agreement, suites, tables
+from .second_start import cpu_seconds
+from .training import Training
+
+COUNT, LONGEST = 100, 512
+# Calls before which an engine may still be busy with its first compilations.
+FIRST = 10
+
+# What torch.compile is given; None: eager mode. "step" stands for dynaxla.compile_step.
+ENGINES: dict[str, dict[str, Any] | None] = {
+    "eager": None,
+    "inductor": {"backend": "inductor"},
+    "dynaxla": {"backend": "dynaxla"},
+    "dynaxla_buckets": {"backend": "dynaxla", "options": {"sizes": "buckets"}},
+    "dynaxla_background": {"backend": "dynaxla", "options": {"compile": "background"}},
+    "dynaxla_both": {"backend": "dynaxla", "options": {"sizes": "buckets", "compile": "background"}},
+}
+
+
+class Gpt(nn.Module):
+    """One block of GPT-2's, with its embeddings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        transformers = suites._import("transformers")
+        self.gpt = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=VOCABULARY, use_cache=False))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.gpt(tokens, return_dict=True).last_hidden_state
+
+
+VOCABULARY = 1000
+_bert = partial(
+    suites.Bert, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Attributes: build (the model); optimizer (of a training step; "": a forward pass)."""
+
+    build: Callable[[], nn.Module]
+    optimizer: str = ""
+
+
+CASES = {"bert": Case(_bert), "gpt_block": Case(Gpt), "bert_training": Case(_bert, "sgd"), "gpt_block_training": Case(Gpt, "sgd")}
+
+
+def lengths() -> list[int]:
+    """All different. 1, for which TorchDynamo captures a graph of its own, is the second."""
+    first, *others = random.Random(0).sample(range(2, LONGEST + 1), COUNT - 1)
+    return [first, 1, *others]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One engine's calls. Seconds.
+
+    Attributes: calls (wall time of each); cpu (of all of them, with children, and with what other threads have left to do behind the
+    last one); executables; disagreement (the first call whose result is not eager's, and how, or "").
+    """
+
+    calls: list[float]
+    cpu: float
+    executables: int
+    disagreement: str
+
+    @property
+    def total(self) -> float:
+        return sum(self.calls)
+
+    def worst(self, eager: Run) -> float:
+        """The greatest ratio of a call's time to eager's with the same length, of those behind the first ones."""
+        return max(mine / theirs for mine, theirs in list(zip(self.calls, eager.calls, strict=True))[FIRST:])
+
+
+def measure(engine: str, case: str) -> Run:
+    """In a fresh process, with empty caches."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {
+            **os.environ,
+            "DYNAXLA_CACHE": os.path.join(cache, "dynaxla"),
+            "TORCHINDUCTOR_CACHE_DIR": cache,
+            # Its compilers then run one by one, as children that are waited for, so that their time can be counted.
+            "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        }
+        command = [sys.executable, "-m", "dynaxla.bench.lengths", engine, case]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    return Run(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def _measure(engine: str, name: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    case, settings = CASES[name], ENGINES[engine]
+    model = case.build()
+    eager: Any = Training(model, case.optimizer) if case.optimizer else model.eval().requires_grad_(False)
+    inputs = [torch.randint(0, VOCABULARY, (1, length)) for length in lengths()]
+    with torch.no_grad():
+        expected = [_kept(eager(tokens)) for tokens in inputs]
+        call = eager
+        before = cpu_seconds()
+        if settings is not None:
+            compile = partial(torch.compile, dynamic=True, **settings)
+            call = eager.compiled(compile) if case.optimizer else compile(model)
+        seconds, found = [], []
+        for tokens in inputs:
+            start = time.perf_counter()
+            result = call(tokens)
+            seconds.append(time.perf_counter() - start)
+            found.append(_kept(result))
+            del result
+        finish = getattr(sys.modules.get("dynaxla"), "finish_compilations", lambda: None)
+        finish()
+        cpu = cpu_seconds() - before
+    told = [agreement.compare(mine, theirs, gradients=bool(case.optimizer)) for mine, theirs in zip(found, expected, strict=True)]
+    wrong = [f"length {length}: {item.detail or item.error}" for length, item in zip(lengths(), told, strict=True) if not item.agrees]
+    return {"calls": seconds, "cpu": cpu, "executables": _executables(), "disagreement": wrong[0] if wrong else ""}
+
+
+def _kept(result: Any) -> Any:
+    """What is compared of a result. Of a step's gradients, whose copies would fill the memory, sums with random signs: two tensors with the
+    same sums of all their elements, under some choices of signs, are the same."""
+    if not isinstance(result, tuple) or not isinstance(result[-1], list):
+        return pytree.tree_map_only(torch.Tensor, torch.clone, result)
+    loss, gradients = result
+    return loss.clone(), [_signs(item.numel()) @ item.flatten() if item is not None else None for item in gradients]
+
+
+@functools.cache
+def _signs(count: int) -> torch.Tensor:
+    return torch.randint(0, 2, (4, count), generator=torch.Generator().manual_seed(count)) * 2.0 - 1
+
+
+def _executables() -> int:
+    """How many programs dynaxla has compiled."""
+    if "dynaxla" not in sys.modules:
+        return 0
+    from ..observe import metrics
+
+    return metrics.snapshot().get("compile", 0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure(*sys.argv[1:])))

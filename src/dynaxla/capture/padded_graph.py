@@ -57,7 +57,7 @@ class Number:
 @dataclass(frozen=True)
 class Padded:
     """Attributes: module (its inputs are the graph's, and a vector of true sizes behind them); sizes (these); inputs (what counts of the
-    inputs that are padded, by position); numbers (inputs that are sizes, by position); outputs (the graph's); rounding.
+    inputs that are padded, or whose strides depend on sizes, by position); numbers (inputs that are sizes, by position); outputs (the graph's); rounding.
     """
 
     module: GraphModule
@@ -104,7 +104,7 @@ def _pad(graph: AtenGraph, module: GraphModule, placeholders: list[Node], rounde
             continue
         extents = tuple(_in_order(extent, orders) for extent in masks.prefixes(value))
         masks.extents[node] = extents
-        if any(map(masks.is_padded, extents)):
+        if any(map(masks.is_padded, extents)) or any(map(masks.is_rounded, value.stride())):
             inputs[position] = extents
             node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # row-major, whatever the inputs are
     for node in list(module.graph.nodes):

@@ -22,6 +22,7 @@ from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
 from ..runtime import by_torch, late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.layout import row_major
 from .executable import Executable
 from .pending import Kernels
 from .protocol import Engine, Runner
@@ -174,6 +175,10 @@ class _Block:
             tuple(_value(factor, true) for factor in factors),
         )
 
+    @functools.cached_property
+    def strides(self) -> tuple[int, ...]:
+        return row_major(self.shape)
+
     @property
     def is_whole(self) -> bool:
         return self.factors == self.true
@@ -188,7 +193,8 @@ class _Block:
     def padded(self, tensor: torch.Tensor, filled: Filled | None) -> torch.Tensor:
         """The tensor in row-major memory, with padding behind what counts. filled: None, if its numbers do not matter."""
         if self.is_whole and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-            return tensor
+            # Strides of dimensions of size 1 may be anything, and could depend on the true sizes.
+            return tensor if tensor.stride() == self.strides else tensor.as_strided(self.shape, self.strides)
         if filled is None:
             return tensor.new_empty(self.shape)
         result = filled(self.shape, tensor)

@@ -75,6 +75,28 @@ class Specialised:
     numbers: Mapping[int, Any]
 
 
+@dataclass(frozen=True)
+class Likeness:
+    """What a call was like. Attributes: args (its inputs, tensors without memory in the place of tensors); settings, default_dtype
+    (torch's, as they were then)."""
+
+    args: Sequence[Any]
+    settings: Settings
+    default_dtype: torch.dtype
+
+
+def _like(arg: Any) -> Any:
+    return torch.empty_strided(arg.shape, arg.stride(), dtype=arg.dtype, device="meta") if isinstance(arg, torch.Tensor) else arg
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What is to be compiled. Attributes: wanted; pending (what runs calls until then; None where somebody else knows how)."""
+
+    wanted: Specialised | Likeness
+    pending: Pending | None = None
+
+
 class Program:
     """A graph's runner: see `protocol.Runner`.
 
@@ -106,7 +128,7 @@ class Program:
         self.in_background = options.compile == "background" and is_interchangeable(graph.module)
         # What torch's kernels keep for a backward pass may have other strides than what a program keeps.
         self._tells_strides = self.in_background and graph.phase == "backward"
-        self._pending: OrderedDict[Any, tuple[Specialised, Pending]] = OrderedDict()  # what was wanted last comes last
+        self._waiting: OrderedDict[Any, _Waiting] = OrderedDict()  # what was wanted last comes last
         self._pending_lock = forks.lock()
         forks.renew(self)
         if not forks.is_cut_off():
@@ -132,10 +154,20 @@ class Program:
         args: need hold no numbers.
         """
         key = self._key(args)
-        executable: Executable | Pending | None = self._executables.get(key)
+        executable = self._executables.get(key)
+        if executable is None and not self.in_background:
+            return self._built_for(key, args)
         if executable is None:
-            executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
-        return executable if isinstance(executable, Executable) else None
+            with self._pending_lock:
+                executable = self._executables.get(key)
+                if executable is not None:
+                    return executable
+                if key not in self._waiting:
+                    likeness = Likeness([_like(arg) for arg in args], Settings.current(self.platform), torch.get_default_dtype())
+                    self._wait(key, _Waiting(likeness))
+                self._waiting.move_to_end(key)
+            background.want(self)
+        return executable
 
     def _key(self, args: Sequence[Any]) -> Any:
         """What tells apart inputs that need an executable each."""
@@ -160,19 +192,25 @@ class Program:
             executable = self._executables.get(key)
             if executable is not None:
                 return executable
-            if key not in self._pending:
+            waiting = self._waiting.get(key)
+            if waiting is None or waiting.pending is None:
                 specialised = self.specialise(args)
                 executable = self.build(specialised) if specialised.function is None else self._compiled_before(specialised)
                 if executable is not None:
                     self._executables.put(key, executable)
                     return executable
-                self._pending[key] = specialised, Pending(self.name, self._kernels, specialised.buffers, self.device)
-                if len(self._pending) > self.options.executables:
-                    self._pending.popitem(last=False)
-            self._pending.move_to_end(key)
-            pending = self._pending[key][1]
+                waiting = _Waiting(specialised, Pending(self.name, self._kernels, specialised.buffers, self.device))
+                self._wait(key, waiting)
+            self._waiting.move_to_end(key)
+            pending = waiting.pending
+            assert pending is not None
         background.want(self)
         return pending
+
+    def _wait(self, key: Any, waiting: _Waiting) -> None:
+        self._waiting[key] = waiting
+        if len(self._waiting) > self.options.executables:
+            self._waiting.popitem(last=False)
 
     def work(self) -> bool:
         """Compile for the sizes that were wanted last, of those that wait. Returns: whether others do.
@@ -180,22 +218,26 @@ class Program:
         If that fails, the log says so, and from then on this graph's calls compile: so they raise what there is to raise.
         """
         with self._pending_lock:
-            if not self._pending:
+            if not self._waiting:
                 return False
-            key = next(reversed(self._pending))
-            specialised, _ = self._pending[key]
+            key = next(reversed(self._waiting))
+            wanted = self._waiting[key].wanted
         try:
-            executable = self.build(specialised)
+            executable = self.build(wanted if isinstance(wanted, Specialised) else self._specialised(wanted))
         except Exception as error:
             dump.log.error("%s could not be compiled in the background, so its next call compiles it: %s", self.name, error)
             with self._pending_lock:
                 self.in_background = False
-                self._pending.clear()
+                self._waiting.clear()
             return False
         with self._pending_lock:
             self._executables.put(key, executable)
-            self._pending.pop(key, None)
-            return bool(self._pending)
+            self._waiting.pop(key, None)
+            return bool(self._waiting)
+
+    def _specialised(self, likeness: Likeness) -> Specialised:
+        with dtypes.defaulting_to(likeness.default_dtype):
+            return self.specialise(likeness.args, likeness.settings)
 
     @functools.cached_property
     def _kernels(self) -> Kernels:
@@ -313,9 +355,9 @@ class Program:
 
     # The way of a graph with concrete sizes
 
-    def specialise(self, args: Sequence[Any]) -> Specialised:
-        """The graph for inputs like these."""
-        interpreter, symbols, settings = self.interpreter, self.sizes.values(args), Settings.current(self.platform)
+    def specialise(self, args: Sequence[Any], settings: Settings | None = None) -> Specialised:
+        """The graph for inputs like these. settings: torch's, if not its present ones."""
+        interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
         free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None

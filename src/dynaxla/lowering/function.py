@@ -67,7 +67,7 @@ class Function:
             outputs = [node for node in interpreter.output_node.args[0] if _is_tensor(node)]
         self._outputs, self._returned = list(outputs), list(returned)
         self._settings = settings or Settings.current(interpreter.platform)
-        self.default_dtype = torch.get_default_dtype()
+        self.default_dtype = dtypes.default()
         self._choose, self._reorders = choose or generic, reorders
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders

@@ -20,7 +20,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .buffers.overlaps import Overlaps, guarded, overlooked
+from .buffers.overlaps import Overlaps, folded, guarded, overlooked
 from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
 from .capture.inputs import Sizes, check_tensor
@@ -119,7 +119,7 @@ def _compile(
             kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
             program = engine.runner(graph)
             written, parameters = _written(metadata, example_inputs)
-            if overlapping & written:
+            if written and (overlapping | folded(example_inputs)) & written:
                 raise _Overlap
             if phase != "backward":
                 overlaps = Overlaps(example_inputs, written, parameters, Sizes(aten_graph.graph.find_nodes(op="placeholder")).is_static)
@@ -164,15 +164,15 @@ def _compile(
 
 def _by_torch(module: GraphModule, options: Options, *args: Any) -> Any:
     """TorchDynamo's graph, run by torch. Raises: UnsupportedTensor with options.fallback "error"."""
-    what = "it writes to an input that lies in another one's memory, and AOTAutograd did not see that"
+    what = "it writes to an input that shares memory with another one or within itself, and AOTAutograd did not see that"
     if options.fallback == "error":
-        raise UnsupportedTensor(f"a graph would be run by torch: {what}", hint="clone one of the two, or allow the fallback")
+        raise UnsupportedTensor(f"a graph would be run by torch: {what}", hint="clone what is written to, or allow the fallback")
     coverage.fell_back("a graph", what, "")
     return module(*args)
 
 
 class _Overlap(Exception):
-    """AOTAutograd has overlooked that an input which is written to lies in another one's memory."""
+    """AOTAutograd has overlooked that an input which is written to shares memory with another one, or within itself."""
 
 
 def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from dynaxla.buffers.overlaps import Overlaps, overlooked
+from dynaxla.buffers.overlaps import Overlaps, folded, overlooked
 from dynaxla.errors import UnsupportedTensor
 
 
@@ -80,7 +80,7 @@ def test_without_the_fallback_it_is_refused() -> None:
     )
     compiled(*PAIRS["separate"]())
     whole, part = PAIRS["five behind"]()
-    with pytest.raises(UnsupportedTensor, match="writes to an input that lies in another one's memory"):
+    with pytest.raises(UnsupportedTensor, match="writes to an input that shares memory with another one"):
         compiled(whole, part)
     assert whole.tolist() == list(range(10))
 
@@ -155,3 +155,39 @@ def test_two_storages_on_one_memory_overlap() -> None:
     memory = np.zeros(20)
     assert overlooked([3, torch.from_numpy(memory)[:10], torch.zeros(3), torch.from_numpy(memory)[9:]]) == {1, 3}
     assert not overlooked([torch.from_numpy(memory)[:10], torch.from_numpy(memory)[10:]])
+
+
+FOLDED: dict[str, Callable[[], torch.Tensor]] = {
+    "expanded": lambda: torch.arange(5.0).expand(4, 5),
+    "windows": lambda: torch.arange(8.0).unfold(0, 5, 1),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_elements_that_have_one_place(name: str) -> None:
+    """A write to one is a write to the others; what eager mode refuses is refused, at the same place."""
+
+    def write(whole: torch.Tensor, other: torch.Tensor, factor: int) -> torch.Tensor:
+        other[0] = 1
+        whole[0].mul_(factor)
+        return whole.sum() + other.sum()
+
+    compiled = torch.compile(write, backend="dynaxla", dynamic=True)
+    for make in (lambda: torch.arange(20.0).view(4, 5), FOLDED[name]):
+        mine, theirs, others = make(), make(), (torch.zeros(3), torch.zeros(3))
+        assert compiled(mine, others[0], 3).item() == write(theirs, others[1], 3).item()
+        torch.testing.assert_close((mine, others[0]), (theirs, others[1]))
+
+
+def test_which_have() -> None:
+    crossed = torch.zeros(30).as_strided((2, 3), (3, 2))
+    apart = [torch.zeros(2, 3).t(), torch.zeros(1, 3).expand(1, 3), torch.zeros(0, 3).expand(0, 3), crossed]
+    together = [torch.zeros(3).expand(2, 3), torch.zeros(9).unfold(0, 3, 2), torch.zeros(30).as_strided((2, 3), (4, 2))]
+    assert folded([3, *apart, *together]) == {5, 6, 7}
+
+
+def test_strides_that_come_later() -> None:
+    overlaps = Overlaps([torch.zeros(3, 5)], {0}, (), static=False)
+    assert overlaps.may_change
+    assert overlaps.are_as_before([torch.zeros(5, 3).t()])
+    assert not overlaps.are_as_before([FOLDED["windows"]()])

@@ -4,6 +4,9 @@ AOTAutograd makes them views of one tensor, so that each sees the writes to the 
 Of some it takes for granted that they share nothing: those on storages of their own, and with torch 2.13 a block of rows and columns and
 the whole matrix (`compute_overlapping_tensors([m[1:, :2], m])` is empty). And of where the tensors of a later call lie TorchDynamo's guards
 say nothing: the graph would leave writes to one out of the other, or put them into the wrong place.
+
+A tensor whose own elements share memory (expanded, or windows that overlap) is such a case by itself: a write to one of its elements is a
+write to others, which a functional graph does not say.
 """
 
 from __future__ import annotations
@@ -41,6 +44,11 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
     return found
 
 
+def folded(inputs: Sequence[Any]) -> set[int]:
+    """The positions of tensors of which two elements have one place in memory."""
+    return {position for position, item in enumerate(inputs) if _is_plain(item) and shares_with_itself(item)}
+
+
 def _torch_finds(one: torch.Tensor, other: torch.Tensor) -> bool:
     if private.storage_id(one) != private.storage_id(other):
         return False
@@ -74,7 +82,7 @@ class Overlaps:
         ]
         self._written = {index for index, position in enumerate(self._positions) if position in written}
         self._static = static
-        self._choose = itemgetter(*self._positions) if len(self._positions) > 1 else list  # of one or none nobody asks
+        self._choose = _chooser(self._positions)
         self._known: dict[Any, bool] = {}
         self._pointers: list[int] | None = None
         tensors = [inputs[position] for position in self._positions]
@@ -83,8 +91,8 @@ class Overlaps:
 
     @property
     def may_change(self) -> bool:
-        """Whether there is a tensor that is written to, and another one."""
-        return bool(self._written) and len(self._positions) > 1
+        """Whether there is a tensor that is written to, and another one, or other strides."""
+        return bool(self._written) and (len(self._positions) > 1 or not self._static)
 
     def are_as_before(self, inputs: Sequence[Any]) -> bool:
         """Whether the graph is right for these inputs. What holds no numbers (fake tensors) overlaps as before."""
@@ -122,6 +130,8 @@ class Overlaps:
             for one, other in _within_one_another(dict(enumerate(tensors)))
             if (one in self._written or other in self._written) and self._share(tensors, one, other)
         )
+        if not self._static:  # else TorchDynamo's guards tell strides apart
+            pairs += [(index, index) for index in sorted(self._written) if shares_with_itself(tensors[index])]
         return pairs, [(index, *_place(tensors[index])) for index in sorted({index for pair in pairs for index in pair})]
 
     def _share(self, tensors: Sequence[torch.Tensor], one: int, other: int) -> bool:
@@ -132,6 +142,13 @@ class Overlaps:
                 self._known = {}
             self._known[key] = share_elements(mine, theirs)
         return self._known[key]
+
+
+def _chooser(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
+    """What gives the items at these positions."""
+    if len(positions) > 1:
+        return itemgetter(*positions)
+    return lambda items: [items[position] for position in positions]
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -156,6 +173,24 @@ def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.dtype != other.dtype or apart % one.element_size() or max(one.numel(), other.numel()) > _MOST:
         return True
     return not set(_elements(one, 0)).isdisjoint(_elements(other, apart // one.element_size()))
+
+
+def shares_with_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor have one place in memory. Of more than a million elements that nothing keeps apart, some do."""
+    reach = 0
+    for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
+        if step <= reach:
+            break
+        reach += (size - 1) * step
+    else:
+        return False
+    if tensor.numel() < 2:
+        return False
+    return (
+        tensor.numel() > _MOST
+        or any(step == 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1)
+        or (len(set(_elements(tensor, 0))) < tensor.numel())
+    )
 
 
 def _elements(tensor: torch.Tensor, start: int) -> list[int]:

@@ -78,8 +78,9 @@ BERT = """
             def forward(self, tokens):
                 return self.bert(tokens, return_dict=True).last_hidden_state
 
-        # Not the padding's token: torch gives its row of the table no gradient, JAX does.
+        # With the padding's token, whose row of the table gets no gradient.
         model, tokens = Model(), torch.randint(1, 100, (2, 7))
+        tokens[:, :2] = bert.embeddings.word_embeddings.padding_idx
         function, arrays = function_of(model, tokens)
         states = jax.jit(lambda *a: function(a).outputs[0])(*arrays)
         np.testing.assert_allclose(states, model(tokens).numpy(), rtol=1e-3, atol=1e-4)

@@ -43,6 +43,18 @@ def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
     return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
 
 
+def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
+    """On the CPU, eager mode's batch norms give a result in one of torch's memory formats, whatever the order of x's dimensions is."""
+
+    def batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        form = suggest_memory_format(x)
+        if x.device.type != "cpu" or x.is_contiguous(memory_format=form):
+            return NotImplemented
+        return op(x.contiguous(memory_format=form), *args, **kwargs)
+
+    return batch_norm
+
+
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
     """Of no repeats eager mode makes no index, whatever output size it is told. All else stays as it is."""
     return repeats.clone() if guard_or_false(repeats.numel() == 0) else NotImplemented
@@ -125,6 +137,15 @@ def cudnn_rnn_backward(
 
 # Where torch's fake implementation of an op misleads, or is missing: right by what it is made of.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
+    **{
+        op: _of_memory_format(op)
+        for op in (
+            aten._batch_norm_with_update_functional.default,
+            aten._native_batch_norm_legit.no_stats,
+            aten._native_batch_norm_legit_functional.default,
+            aten._native_batch_norm_legit_no_training.default,
+        )
+    },
     aten._cudnn_rnn.default: cudnn_rnn,
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward,
     aten.index_fill.int_Scalar: index_fill,

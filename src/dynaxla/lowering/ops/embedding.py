@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
+import jax
 import numpy as np
 import torch
 from jax import Array, lax
@@ -34,7 +38,27 @@ def embedding(
     Dtype:  that of the weight.
     """
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
-    return take_along(weight, 0, indices)
+    rows = take_along(weight, 0, indices)
+    return _rows(rows, indices, weight.shape[0], padding_idx, scale_grad_by_freq) if padding_idx >= 0 or scale_grad_by_freq else rows
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
+def _rows(rows: Array, indices: Array, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
+    """The rows of a table of so many, with torch's gradient for whoever differentiates the function with JAX."""
+    return rows
+
+
+@_rows.defjvp
+def _tangents(count: int, padding_idx: int, scale_grad_by_freq: bool, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    (rows, indices), tangent = primals, tangents[0]
+    every = tuple(range(indices.ndim))
+    if scale_grad_by_freq:
+        uses = take_along(_uses(lax.reshape(indices, (indices.size,)), count, tangent.dtype), 0, indices)
+        tangent = lax.div(tangent, lax.broadcast_in_dim(uses, tangent.shape, every))
+    if padding_idx >= 0:
+        is_padding = lax.eq(indices, lax.full_like(indices, padding_idx))
+        tangent = lax.select(lax.broadcast_in_dim(is_padding, tangent.shape, every), lax.full_like(tangent, 0), tangent)
+    return rows, tangent
 
 
 def _columns(values: Array, like: Array) -> Array:

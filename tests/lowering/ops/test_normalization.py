@@ -19,7 +19,8 @@ def statistics(dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
 
 def test_half_input_with_float_parameters() -> None:
     def function(x, w, b, mean, var):
-        return F.batch_norm(x, mean, var, w, b, True), F.batch_norm(x, mean, var, w, b, False), F.layer_norm(x, (6,), w.new_ones(6).to(x))
+        norms = F.batch_norm(x, mean, var, w, b, True), F.batch_norm(x, mean, var, w, b, False)
+        return *norms, F.layer_norm(x, (6,), w.new_ones(6).to(x)), F.group_norm(x, 2, w, b)
 
     x = torch.randn(3, 4, 5, 6).bfloat16()
     check_gradients(function, x, torch.randn(4), torch.randn(4), constants=statistics(), tolerance=SUMS[torch.bfloat16])

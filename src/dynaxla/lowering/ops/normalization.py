@@ -198,11 +198,13 @@ def native_group_norm_backward(
     space: int,
     group: int,
     output_mask: Sequence[bool],
+    *,
+    ctx: Context,
 ) -> Three:
     """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
 
     Shape:  that of x, and (channels) twice.
-    Dtype:  that of x; the weight's, or without a weight that of x.
+    Dtype:  that of x, or a wider weight's, as torch's fake kernel has it (autograd rounds); the weight's, or without a weight that of x.
     """
     dtype = dtypes.accumulator(x.dtype)
     shape = (batch, group, channels // group, space)
@@ -214,7 +216,7 @@ def native_group_norm_backward(
     if output_mask[0]:
         scaled = lax.reshape(affine(wide, weight, None, (1,)), shape)
         grad_input = lax.reshape(_through_normalization(scaled, normalized, inverse, (2, 3), (0, 1)), x.shape)
-        grad_input = convert(grad_input, x.dtype)
+        grad_input = convert(grad_input, ctx.output[0].jax_dtype)
     parameter_dtype = x.dtype if weight is None else weight.dtype
     if output_mask[1]:
         product = lax.reshape(lax.mul(lax.reshape(wide, shape), normalized), (batch, channels, space))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from compare import check
 from torch._decomp import core_aten_decompositions
+from torch.nn import functional as F
 
 from dynaxla.capture import decompositions as decompositions_module
 from dynaxla.capture.decompositions import decompositions
@@ -47,10 +48,17 @@ CORRECTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "filling what has gaps": (lambda x, i: (x.index_fill(1, i, 7.0), x.mT.index_fill(0, i[:1], 7.0)), (GAPPED, torch.tensor([0, 2]))),
     "filling with a tensor": (lambda x, i, y: x.mT.index_fill(1, i, y), (GAPPED, torch.tensor([0, 2]), torch.tensor(3.0))),
     "a power of a number": (lambda x: (torch.pow(2, x.mT), torch.pow(2.5, x), torch.pow(2, x.contiguous())), (GAPPED / 48,)),
-    "pixels of nothing": (lambda x: torch.nn.functional.pixel_unshuffle(x, 2), (torch.zeros(0, 1, 4, 4),)),
+    "pixels of nothing": (lambda x: F.pixel_unshuffle(x, 2), (torch.zeros(0, 1, 4, 4),)),
     "repeated not at all": (lambda x: torch.repeat_interleave(x, output_size=3), (torch.zeros(0, dtype=torch.int64),)),
+    "batch norms": (
+        lambda x, m, v: (
+            *(F.batch_norm(x.transpose(1, 2), m, v, training=training) for training in (True, False)),
+            F.batch_norm(x.transpose(1, 2), None, None, training=True),
+        ),
+        (torch.arange(24.0).view(2, 4, 3) % 5, torch.zeros(3), torch.ones(3)),
+    ),
     "unpooling, channels last": (
-        lambda x, i: torch.nn.functional.max_unpool2d(x, i, 2),
+        lambda x, i: F.max_unpool2d(x, i, 2),
         (
             torch.ones(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
             torch.tensor([0, 3, 8, 14]).view(1, 1, 2, 2).expand(1, 2, 2, 2).contiguous(memory_format=torch.channels_last),
@@ -70,3 +78,20 @@ def test_no_samples_are_refused_as_in_eager_mode() -> None:
     for function in (torch.multinomial, torch.compile(torch.multinomial, backend="dynaxla", fullgraph=True)):
         with pytest.raises(RuntimeError, match="n_sample <= 0"):
             function(weights, 0)
+
+
+def test_ops_of_pt2e_quantization_are_programs() -> None:
+    from torch.ao.quantization.fx import _decomposed
+
+    assert _decomposed
+    q = torch.ops.quantized_decomposed
+
+    def function(x, w, scales, zeros):
+        limits = -128, 127, torch.int8
+        scale, zero = q.choose_qparams_per_token_asymmetric(x, torch.int8)
+        rows = q.dequantize_per_token(q.quantize_per_token(x, scale, zero, *limits), scale, zero, *limits, x.dtype)
+        products = q.quantize_per_tensor(rows @ q.dequantize_per_channel(w, scales, zeros, 0, *limits).t(), 0.5, 3, *limits)
+        return q.dequantize_per_tensor(products, 0.5, 3, *limits), q.quantize_per_channel(x, scales[:2], zeros[:2], 0, *limits)
+
+    w = torch.randint(-128, 128, (6, 8), dtype=torch.int8)
+    check(function, torch.randn(2, 8), w, torch.rand(6), torch.randint(-3, 3, (6,)))

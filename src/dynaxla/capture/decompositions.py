@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -161,9 +162,25 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
+# Ops of PT2E quantization whose kernels are functions of these names, made of ATen ops; others of these ops read numbers from tensors.
+_QUANTIZED = (
+    "quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel", "choose_qparams_per_token",
+    "choose_qparams_per_token_asymmetric", "quantize_per_token", "dequantize_per_token", "quantize_per_channel_group",
+    "dequantize_per_channel_group",
+)  # fmt: skip
+
+
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
     """Those for AOTAutograd, by op: of every op that has no lowering on this platform. The caller may change the dict."""
-    return dict(_without_lowering(platform, len(registry)))
+    return _without_lowering(platform, len(registry)) | _of_quantization()
+
+
+def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
+    """The kernels of PT2E quantization's ops, if these have been imported."""
+    module = sys.modules.get("torch.ao.quantization.fx._decomposed")
+    names = [name for name in _QUANTIZED if hasattr(module, name)]
+    found = {getattr(torch.ops.quantized_decomposed, name).default: getattr(module, name) for name in names}
+    return {op: kernel for op, kernel in found.items() if registry.find(op, "cpu") is None}
 
 
 @functools.lru_cache(maxsize=4)

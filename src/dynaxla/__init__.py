@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .backend import dynaxla as dynaxla
     from .backend import dynaxla_retrace as dynaxla_retrace
+    from .device import enable_device as enable_device
     from .errors import CaptureError as CaptureError
     from .errors import CompilationError as CompilationError
     from .errors import DeviceMismatch as DeviceMismatch
@@ -36,6 +37,7 @@ importlib.import_module(".forks", __name__)
 # The public names by the module that has them. A test compares them with the list above.
 _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_retrace"),
+    "device": ("enable_device",),
     "errors": (
         "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError", "LoweringError",
         "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",

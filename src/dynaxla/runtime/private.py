@@ -12,6 +12,7 @@ torch or jaxlib lacks them. For the others there is no other way: where one is m
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import pkgutil
 import sys
@@ -173,6 +174,63 @@ def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedSt
 def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
     """Exchange the memory of two storages. Only where SWAPS_MEMORY."""
     one._swap_data_ptr_(other)
+
+
+# A device of Python's own.
+
+# Name torch's spare device, and register its module, hooks and guard: (rename, backend_module, hook, device_guard).
+register_device: Callable[..., None] = _needed("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
+# What its hooks derive from.
+DeviceHooks: Any = _find("torch._C._acc.PrivateUse1Hooks") or object
+# The name of torch's spare device: "privateuseone" for as long as nobody has named it.
+spare_device_name: Callable[[], str] = _needed("torch._C._get_privateuse1_backend_name")
+_storage_use_count: Callable[[int], int] = _needed("torch._C._storage_Use_Count")
+_cpu_keys: Any = None if (_keys := _find("torch._C.DispatchKeySet")) is None else _keys(_find("torch._C.DispatchKey.CPU"))
+SPARE_KEY, SPARE_AUTOCAST_KEY = "PrivateUse1", "AutocastPrivateUse1"
+
+
+_has_kernel: Callable[[str, str], bool] = _needed("torch._C._dispatch_has_kernel_for_dispatch_key")
+
+
+def ops_with_kernel(key: str) -> list[torch._ops.OpOverload]:
+    """The ops of ATen that have a kernel of their own for a dispatch key."""
+    names = [name.partition("::")[2] for name in op_names() if name.startswith("aten::") and _has_kernel(name, key)]
+    return [getattr(getattr(torch.ops.aten, name.partition(".")[0]), name.partition(".")[2] or "default") for name in names]
+
+
+def before_backward(context: Callable[[Any], contextlib.AbstractContextManager[Any]]) -> bool:
+    """From now on each backward pass runs inside context(its outputs), in this process. Whether torch has such a place."""
+    run = _find("torch.autograd.graph._engine_run_backward")
+    if run is None or _find("torch.autograd._engine_run_backward") is not run:
+        return False
+
+    @functools.wraps(run)
+    def inside(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+        with context(t_outputs):
+            return run(t_outputs, *args, **kwargs)
+
+    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = inside  # type: ignore[attr-defined]
+    return True
+
+
+def by_cpu_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the CPU's kernel makes of tensors of whatever device: for ops that touch no memory."""
+    return op.redispatch(_cpu_keys, *args, **kwargs)
+
+
+def by_general_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """What the kernel does that ATen has for all devices, though this one has its own."""
+    return op._op_dk(_find("torch._C.DispatchKey.CompositeExplicitAutograd"), *args, **kwargs)
+
+
+def place_tensor(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, stride: Any) -> None:
+    """Lay a tensor on a storage of its device, which is large enough."""
+    torch.ops.aten.set_.source_Storage_storage_offset.redispatch(_cpu_keys, tensor, storage, offset, shape, stride)
+
+
+def storage_uses(storage: torch.UntypedStorage) -> int:
+    """How many tensors, and Python objects, refer to a storage."""
+    return _storage_use_count(storage._cdata)
 
 
 # torch's settings.

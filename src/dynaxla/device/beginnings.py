@@ -1,0 +1,45 @@
+"""The first tensor of each device "jax:0", "jax:1", ..., of which others are made: torch's own way in Python makes those of
+"jax:0" alone.
+
+It comes through DLPack, which names a device by a number, and has no elements.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import torch
+
+from ..runtime import private
+
+# Source: dlpack.h, kDLExtDev and kDLUInt
+_SPARE_DEVICE, _UNSIGNED = 12, 1
+
+
+class _ManagedTensor(ctypes.Structure):
+    """DLManagedTensor, flat. Source: dlpack.h"""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16), ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p), ("byte_offset", ctypes.c_uint64), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p),
+    ]  # fmt: skip
+
+
+_shape, _strides = (ctypes.c_int64 * 1)(0), (ctypes.c_int64 * 1)(1)
+_kept: list[_ManagedTensor] = []
+
+
+@functools.cache
+def first_of(dtype: torch.dtype, index: int) -> torch.Tensor:
+    """A tensor of no elements on a device. It must not be changed."""
+    if dtype != torch.uint8:
+        return private.by_cpu_kernel(torch.ops.aten.view.dtype, first_of(torch.uint8, index), dtype)
+    made = _ManagedTensor(
+        None, _SPARE_DEVICE, index, 1, _UNSIGNED, 8, 1, ctypes.addressof(_shape), ctypes.addressof(_strides), 0, None, None
+    )
+    _kept.append(made)
+    capsule = ctypes.pythonapi.PyCapsule_New
+    capsule.restype, capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return torch.from_dlpack(capsule(ctypes.addressof(made), b"dltensor", None))

@@ -1,0 +1,101 @@
+"""Copies between the device and the CPU, and from one tensor of the device to another."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import torch
+
+from ..lowering import dtypes
+from ..lowering.settings import EXACT
+from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.layout import Layout
+from . import memory, places, storages
+from .memory import Place
+from .one_op import compiled
+
+# Programs that read a view, or write one: no op of ATen's.
+_reads: LeastRecentlyUsed[object] = LeastRecentlyUsed(512)
+
+
+def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy of a CPU tensor as a new tensor of the device, with the same strides if it is dense."""
+    if not dtypes.is_supported(tensor.dtype):
+        raise RuntimeError(f"JAX has no dtype {tensor.dtype}, so a tensor of it cannot be on {device}")
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
+    if not layout.is_whole:
+        tensor = tensor.contiguous()
+        layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
+    packed = tensor.permute(layout.permutation)
+    array = storages.as_array(packed, places.jax_device(device.index or 0))
+    return storages.make(tuple(tensor.shape), layout.strides if tensor.numel() else tuple(tensor.stride()), tensor.dtype, device, array)
+
+
+def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy on the CPU, with the same strides if it is dense."""
+    place = Place.of(tensor)
+    array = storages.array_of(tensor.untyped_storage())
+    nbytes = tensor.untyped_storage().nbytes()
+    if array is None:
+        with torch.no_grad():
+            return torch.zeros_like(tensor, device="cpu")
+    layout = place.layout
+    plain = not place.conj and not place.neg
+    if plain and place.fills(nbytes) and array.dtype == dtypes.to_jax(place.dtype):
+        host = storages.on_host(array, place.dtype).reshape(layout.packed_shape)
+        inverse = sorted(range(len(layout.permutation)), key=layout.permutation.__getitem__)
+        return host.permute(inverse)
+    return storages.on_host(value_of(tensor), place.dtype)
+
+
+def value_of(tensor: torch.Tensor) -> jax.Array:
+    """The tensor's value as an array in its logical shape. Nobody writes to arrays, so it may be the storage's own."""
+    place = Place.of(tensor)
+    array = storages.array_of(tensor.untyped_storage())
+    device = storages.device_of(tensor)
+    if array is None:
+        with jax.enable_x64(True):
+            return jax.device_put(np.zeros(place.shape, dtypes.to_jax(place.dtype)), device)
+    plain = place.layout.is_row_major and not (place.offset or place.conj or place.neg)
+    if plain and array.shape == place.shape and array.dtype == dtypes.to_jax(place.dtype):
+        return array
+    key = "read", place, array.shape, array.dtype, device.id
+    call = _reads.get(key)
+    if call is None:
+
+        def read(held: jax.Array) -> list[jax.Array]:
+            return [memory.read(held, place)]
+
+        call = compiled(read, [_aval(array, device)], device, EXACT)
+        _reads.put(key, call)
+    return call([array])[0]
+
+
+def write(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Write a CPU tensor of the same shape and dtype into a tensor of the device."""
+    storage, place, device = target.untyped_storage(), Place.of(target), storages.device_of(target)
+    value = storages.as_array(source, device)
+    held = storages.array_of(storage)
+    layout = place.layout
+    if place.fills(storage.nbytes()) and not (place.conj or place.neg):
+        permuted = source.detach().permute(layout.permutation)
+        storages.set_array(storage, storages.as_array(permuted, device))
+        return
+    if held is None:
+        with jax.enable_x64(True):
+            held = jax.device_put(np.zeros(storage.nbytes(), np.uint8), device)
+    key = "write", place, held.shape, held.dtype, device.id
+    call = _reads.get(key)
+    if call is None:
+
+        def written(array: jax.Array, value: jax.Array) -> list[jax.Array]:
+            return [memory.write(array, place, value)]
+
+        call = compiled(written, [_aval(held, device), _aval(value, device)], device, EXACT)
+        _reads.put(key, call)
+    storages.set_array(storage, call([held, value])[0])
+
+
+def _aval(array: jax.Array, device: jax.Device) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=jax.sharding.SingleDeviceSharding(device))

@@ -1,0 +1,218 @@
+"""Eager mode on the device: an op is found compiled by what its operands are like, called with the arrays in their storages, and gives new
+arrays for the storages that it writes to.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from torch._ops import OpOverload
+
+from .. import forks
+from ..engine.executable import execution_error
+from ..lowering import dtypes
+from ..lowering.settings import Settings
+from ..observe import metrics
+from ..runtime import late_checks, private
+from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.layout import row_major
+from . import generators, places, storages
+from .by_torch import run_by_torch
+from .counterparts import Form, form_of
+from .memory import Place
+from .one_op import ByTorch, Held, OneOp, Operand, Problem, Resized, build
+
+aten = torch.ops.aten
+
+# Compiled ops; and why others are torch's.
+CAPACITY = 4096
+_programs: LeastRecentlyUsed[OneOp | Resized | str] = LeastRecentlyUsed(CAPACITY)
+# Operands of these may be indices on the CPU, as ATen has it.
+_INDICES = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
+
+
+class _Call:
+    """The arguments of one call: what a program is known by, and what it is called with."""
+
+    def __init__(self, op: OpOverload) -> None:
+        self.op = op
+        self.device: torch.device | None = None
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.arrays: list[jax.Array | None] = []
+        self.slots: list[Held] = []
+        self._places: dict[int, int] = {}
+        self._hosts: list[tuple[int, torch.Tensor]] = []
+        self.generator: torch.Generator | None = None
+
+    def note(self, value: Any) -> Any:
+        """An argument with an Operand for each tensor."""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, (list, tuple)):
+            return tuple([self.note(item) for item in value])
+        if isinstance(value, torch.Generator):
+            self.generator = value
+            return None
+        if isinstance(value, torch.device) and value.type == storages.NAME:
+            self._use(places.with_index(value))
+        return value
+
+    def _use(self, device: torch.device) -> None:
+        if self.device is None:
+            self.device = device
+        elif self.device != device:
+            raise _mixed(self.op, self.device, device)
+
+    def _tensor(self, tensor: torch.Tensor) -> Operand:
+        if tensor.layout != torch.strided:
+            raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
+        if not dtypes.is_supported(tensor.dtype):
+            raise RuntimeError(f"{self.op}: JAX has no dtype {tensor.dtype}")
+        if tensor.device.type != storages.NAME:
+            if tensor.device.type != "cpu" or (tensor.dim() and self.op._schema.name not in _INDICES):
+                raise _mixed(self.op, tensor.device, self.device)
+            self._hosts.append((len(self.arrays), tensor))
+            shape = tuple(tensor.shape)
+            self._add(None, Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
+            return Operand(len(self.arrays) - 1, Place(tensor.dtype, shape, row_major(shape)))
+        self._use(tensor.device)
+        storage = tensor.untyped_storage()
+        slot = self._places.get(storage._cdata)
+        if slot is None:
+            slot = self._places[storage._cdata] = len(self.arrays)
+            array = storages.array_of(storage)
+            self.storages[slot] = storage
+            self._add(array, Held(storage.nbytes(), *((None, None) if array is None else (array.shape, array.dtype))))
+        return Operand(slot, Place.of(tensor))
+
+    def _add(self, array: jax.Array | None, held: Held) -> None:
+        self.arrays.append(array)
+        self.slots.append(held)
+
+    def finish(self) -> jax.Device:
+        """Bring numbers of the CPU to the device, which is returned."""
+        assert self.device is not None
+        device = places.jax_device(self.device.index)
+        for slot, tensor in self._hosts:
+            self.arrays[slot] = storages.as_array(tensor, device)
+        return device
+
+
+def _mixed(op: OpOverload, one: torch.device, other: torch.device | None) -> RuntimeError:
+    names = " and ".join(sorted({str(one), "jax" if other is None else str(other)}))
+    return RuntimeError(
+        f"Expected all tensors to be on the same device, but found at least two devices, {names}! (in {op}; move one of them with .to)"
+    )
+
+
+def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
+    """What an op does on the device.
+
+    Raises: RuntimeError for operands on several devices; ForkError; what the op's checks ask for, and then nothing has been written.
+    """
+    form = form_of(op)
+    if form.is_view:
+        return private.by_cpu_kernel(op, *args, **kwargs)
+    if form.functional is None:
+        return run_by_torch(op, args, kwargs, "it writes to its operands in a way of its own")
+    if forks.is_cut_off():
+        raise forks.cut_off()
+    written = _values(op, form.written, args, kwargs)
+    if any(not isinstance(target, torch.Tensor) for target in written):
+        return run_by_torch(op, args, kwargs, "it writes to a list of tensors")
+    try:
+        made = run(form, args, kwargs, written)
+    except ByTorch as reason:
+        return run_by_torch(op, args, kwargs, str(reason))
+    if not form.written:
+        return made
+    return written[0] if len(op._schema.returns) == 1 else (tuple(written) if op._schema.returns else None)
+
+
+def _values(op: OpOverload, names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    found = []
+    for name in names:
+        index = _positions(op)[name]
+        found.append(kwargs[name] if name in kwargs else args[index])
+    return found
+
+
+@functools.cache
+def _positions(op: OpOverload) -> dict[str, int]:
+    return {item.name: index for index, item in enumerate(op._schema.arguments)}
+
+
+def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
+    """Compute an op. Its results are written to the targets, or (without targets) new tensors.
+
+    Raises: ByTorch; and as `kernel` does.
+    """
+    call = _Call(form.op)
+    noted, named = call.note(args), {name: call.note(value) for name, value in kwargs.items()}
+    noted_targets = tuple([call.note(target) for target in targets])
+    if call.device is None:
+        call.device = places.with_index(torch.device(storages.NAME))
+    device = call.finish()
+    settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
+    slots = tuple(call.slots)
+    key = (
+        form.op, device.id, _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]), noted_targets, slots,
+        torch.get_default_dtype(), settings,
+    )  # fmt: skip
+    found = _programs.get(key)
+    if found is None:
+        try:
+            found = build(Problem(form, noted, named, noted_targets, slots, device))
+        except ByTorch as reason:
+            found = str(reason)
+        _programs.put(key, found)
+    if isinstance(found, str):
+        raise ByTorch(found)
+    if isinstance(found, Resized):
+        for target, item in zip(targets, found.made, strict=True):
+            resize_output(target, item.shape, item.stride)
+        return run(form, args, kwargs, targets)
+    arrays = [call.arrays[slot] for slot in found.given]
+    if found.draws:
+        arrays.append(generators.seed(call.generator, call.device.index, device))
+    try:
+        results = list(found.call(arrays))
+    except jax.errors.JaxRuntimeError as error:
+        raise execution_error(str(form.op), error) from error
+    if found.checks and (failure := late_checks.failure(int(np.asarray(results.pop())), found.checks)) is not None:
+        raise failure
+    metrics.add("device_ops")
+    for slot in found.written:
+        storages.set_array(call.storages[slot], results.pop(0))
+    made = [item and storages.make(item.shape, item.stride, item.dtype, call.device, results.pop(0)) for item in found.made]
+    return tuple(made) if found.is_list else (made[0] if made else None)
+
+
+def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Give what an op writes its result to (`out`) the result's shape, as torch does."""
+    if tuple(target.shape) == shape:
+        return
+    if target.numel():
+        warnings.warn(
+            f"An output with one or more elements was resized since it had shape {list(target.shape)}, which does not match the required "
+            f"output shape {list(shape)}. Reuse it with an explicit out.resize_(0) before.",
+            stacklevel=2,
+        )
+    storages.resize(target, shape, stride)
+
+
+def _hashable(value: Any) -> Any:
+    """What tells an argument from all others: 1, 1.0 and True are three, and so are 0.0 and -0.0."""
+    if type(value) is tuple:
+        return tuple([_hashable(item) for item in value])
+    if isinstance(value, float):
+        return "float", repr(value)
+    if isinstance(value, (bool, int, complex)):
+        return type(value), repr(value)
+    return value

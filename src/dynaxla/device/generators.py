@@ -1,0 +1,39 @@
+"""What random numbers on the device come from: for each device a generator of torch's, on the CPU, that nobody else draws from."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import torch
+
+from .. import forks
+
+_lock = forks.lock()
+_generators: dict[int, torch.Generator] = {}
+_seed = [torch.initial_seed()]
+
+
+def generator_of(index: int) -> torch.Generator:
+    """That of a device. New ones begin with the seed that was given to all devices, else with torch's own."""
+    with _lock:
+        if index not in _generators:
+            _generators[index] = torch.Generator().manual_seed(_seed[0])
+        return _generators[index]
+
+
+def manual_seed(index: int, seed: int) -> None:
+    generator_of(index).manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """For all devices, also those that are used later."""
+    with _lock:
+        _seed[0] = seed
+        for generator in _generators.values():
+            generator.manual_seed(seed)
+
+
+def seed(given: torch.Generator | None, index: int, device: jax.Device) -> jax.Array:
+    """uint32[2], another one at every call: what a program's key is made of. given: a generator that a user has passed."""
+    drawn = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
+    return jax.device_put(drawn.numpy().view(np.uint32), device)

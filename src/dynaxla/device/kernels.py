@@ -1,0 +1,205 @@
+"""What the device does with each op. Most go one way (`eager.kernel`); here are those about memory, numbers and other devices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..runtime import private
+from ..runtime.layout import row_major
+from . import copies, eager, places, storages
+from .counterparts import form_of
+
+aten = torch.ops.aten
+
+
+def _strides(shape: Sequence[int], memory_format: torch.memory_format | None) -> tuple[int, ...]:
+    if memory_format in (None, torch.contiguous_format, torch.preserve_format):
+        return row_major(tuple(shape))
+    return tuple(torch.empty(tuple(shape), device="meta", memory_format=memory_format).stride())
+
+
+def _check(dtype: torch.dtype | None, layout: torch.layout | None, pin_memory: bool | None) -> torch.dtype:
+    if layout not in (None, torch.strided):
+        raise NotImplementedError(f"the device jax has no tensors of layout {layout}: keep them on the CPU")
+    if pin_memory:
+        raise RuntimeError("Cannot pin a tensor on the device jax: only dense CPU tensors can be pinned")
+    dtype = dtype or torch.get_default_dtype()
+    if not eager.dtypes.is_supported(dtype):
+        raise RuntimeError(f"JAX has no dtype {dtype}, so there is no tensor of it on the device jax")
+    return dtype
+
+
+def empty(
+    size: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    return empty_strided(size, _strides(size, memory_format), dtype=dtype, layout=layout, device=device, pin_memory=pin_memory)
+
+
+def empty_strided(
+    size: Sequence[int],
+    stride: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+) -> torch.Tensor:
+    dtype = _check(dtype, layout, pin_memory)
+    if any(length < 0 for length in size):
+        raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
+    place = places.with_index(device or torch.device(storages.NAME))
+    return storages.make(size, stride, dtype, place)
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """target.copy_(source), where at least one is on the device. It waits, also with non_blocking, where memory of the CPU is read or
+    written."""
+    if not storages.is_ours(target):
+        host = copies.to_cpu(source)
+        target.copy_(host if target.device.type == "cpu" else host.to(target.device))
+        return target
+    if storages.is_ours(source) and source.device == target.device:
+        eager.run(form_of(aten.clone.default), (source,), {}, [target])
+        return target
+    host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
+    copies.write(target, host.to(target.dtype).expand(target.shape))
+    return target
+
+
+def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if storages.is_ours(target):
+        eager.resize_output(target, tuple(source.shape), row_major(tuple(source.shape)))
+    else:
+        target.resize_(source.shape)
+    return copy_from(source, target)
+
+
+def item(tensor: torch.Tensor) -> Any:
+    return copies.to_cpu(tensor).item()
+
+
+def set_storage(
+    tensor: torch.Tensor, source: torch.UntypedStorage, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
+) -> torch.Tensor:
+    """Raises: RuntimeError for a storage of another device, or one that is too small."""
+    storage = getattr(source, "_untyped_storage", source)
+    if storage.device != tensor.device:
+        raise RuntimeError(
+            f'Attempted to set the storage of a tensor on device "{tensor.device}" to a storage on different device "{storage.device}".'
+        )
+    steps = tuple(stride) or row_major(tuple(size))
+    needed = (storage_offset + storages.storage_extent(tuple(size), steps)) * tensor.element_size()
+    if math.prod(size) and needed > storage.nbytes():
+        raise RuntimeError(f"a storage of {storage.nbytes()} bytes on {storage.device} is too small for a tensor that reads {needed} bytes")
+    private.place_tensor(tensor, storage, storage_offset, tuple(size), steps)
+    return tensor
+
+
+def set_whole_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
+    storage = getattr(source, "_untyped_storage", source)
+    return set_storage(tensor, storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
+
+
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    return set_storage(tensor, source.untyped_storage(), int(source.storage_offset()), tuple(source.shape), tuple(source.stride()))
+
+
+def set_nothing(tensor: torch.Tensor) -> torch.Tensor:
+    return set_storage(tensor, storages.make_storage(0, tensor.device), 0, (0,), (1,))
+
+
+def resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+    if tuple(tensor.shape) != tuple(size):
+        storages.resize(tensor, tuple(size), _strides(size, memory_format))
+    return tensor
+
+
+def native_batch_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    """It writes to the running statistics, which its schema does not say."""
+    if not training or running_mean is None or running_var is None:
+        return eager.kernel(aten.native_batch_norm.default, x, weight, bias, running_mean, running_var, training, momentum, eps)
+    functional = form_of(aten._native_batch_norm_legit_functional.default)
+    *results, mean, var = eager.run(functional, (x, weight, bias, running_mean, running_var, training, momentum, eps), {})
+    copy_from(mean, running_mean)
+    copy_from(var, running_var)
+    return tuple(results)
+
+
+def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """Of a CPU tensor. torch would ask the device jax for pinned memory, which has none: a GPU is asked, or it is ordinary memory."""
+    if torch.cuda.is_available():
+        return private.by_general_kernel(aten._pin_memory.default, tensor, torch.device("cuda"))
+    return tensor.clone(memory_format=torch.contiguous_format)
+
+
+def refuse(op: Any) -> Any:
+    def kernel(*_: Any, **__: Any) -> Any:
+        raise NotImplementedError(f"{op} is not there on the device jax: it writes to operands that its schema does not name")
+
+    return kernel
+
+
+_OWN: dict[Any, Any] = {
+    aten.empty.memory_format: empty,
+    aten.empty_strided.default: empty_strided,
+    aten._copy_from.default: copy_from,
+    aten._copy_from_and_resize.default: copy_from_and_resize,
+    aten._local_scalar_dense.default: item,
+    aten.set_.source_Storage_storage_offset: set_storage,
+    aten.set_.source_Storage: set_whole_storage,
+    aten.set_.source_Tensor: set_tensor,
+    aten.set_.default: set_nothing,
+    aten.resize_.default: resize,
+    aten.native_batch_norm.default: native_batch_norm,
+    aten.batch_norm_update_stats.default: refuse(aten.batch_norm_update_stats.default),
+    aten.batch_norm_gather_stats.default: refuse(aten.batch_norm_gather_stats.default),
+    aten.batch_norm_gather_stats_with_counts.default: refuse(aten.batch_norm_gather_stats_with_counts.default),
+}
+# ATen would look for kernels of a device's own behind these.
+_DIRECT = (aten.convolution.default, aten.convolution_backward.default)
+# The kernels that ATen has of an op for all devices where it has one for its result's shape: they ask for the operands' addresses.
+_ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Give torch the device's kernels. For the life of the process."""
+    own, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
+    _libraries[:] = [own, others]  # a library's kernels go with it
+    for op, function in _OWN.items():
+        own.impl(op, function, private.SPARE_KEY)
+    for op in (*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)):
+        own.impl(op, _whole(op), private.SPARE_KEY)
+    for key in ("Conjugate", "Negative"):  # torch's way is to copy what has such a bit first, by this very op
+        own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
+    own.impl(aten._pin_memory.default, pin_memory, "CPU")
+    others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
+    own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # attention as products and a softmax
+    others.fallback(eager.kernel, private.SPARE_KEY)
+
+
+def _whole(op: Any) -> Any:
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        return eager.kernel(op, *args, **kwargs)
+
+    return kernel

@@ -1,0 +1,182 @@
+"""In a program: how a tensor reads and writes the array in its storage.
+
+A storage's memory is the row-major order of its array's elements, whatever the array's shape. A tensor is a place in that memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+from jax import numpy as jnp
+
+from ..lowering import dtypes
+from ..runtime.layout import Layout
+
+
+class Place(NamedTuple):
+    """Where a tensor lies in its storage: dtype (torch's); shape; stride, offset (in elements); conj, neg (the tensor's bits)."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+    conj: bool = False
+    neg: bool = False
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Place:
+        return Place(
+            tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), int(tensor.storage_offset()), tensor.is_conj(), tensor.is_neg()
+        )
+
+    @property
+    def layout(self) -> Layout:
+        return Layout.of(self.shape, self.stride)
+
+    def fills(self, nbytes: int) -> bool:
+        """Whether each byte of a storage of this size belongs to one element of the tensor, and none to two."""
+        return not self.offset and math.prod(self.shape) * self.dtype.itemsize == nbytes and self.layout.is_whole
+
+
+def nothing(nbytes: int) -> jax.Array:
+    """What is in memory that nobody has written to."""
+    return jnp.zeros(nbytes, np.uint8)
+
+
+def read(array: jax.Array, place: Place) -> jax.Array:
+    """The tensor's value in its logical shape. array: the storage's."""
+    layout = place.layout
+    whole = array.dtype == dtypes.to_jax(place.dtype) and array.shape == layout.packed_shape and not place.offset
+    if whole and layout.dense:
+        value = layout.unpack(array)
+    elif math.prod(place.shape) == 0:
+        value = jnp.zeros(place.shape, dtypes.to_jax(place.dtype))
+    else:
+        memory = _elements(array, place.dtype)
+        box = _box(layout, place)
+        if box is None:
+            packed = jnp.take(memory, jnp.asarray(_indices(layout, place)), axis=0)
+        else:
+            packed = lax.slice(_boxed(memory, box), [0] * len(box.shape), box.taken)
+        value = layout.unpack(lax.reshape(packed, layout.packed_shape))
+    return _with_bits(value, place)
+
+
+def write(array: jax.Array, place: Place, value: jax.Array) -> jax.Array:
+    """The storage's array after the tensor has been written to. value: in the tensor's logical shape and dtype.
+
+    The tensor's elements must not share memory with each other.
+    """
+    value = _with_bits(value, place)
+    layout = place.layout
+    if place.fills(array.size * array.dtype.itemsize):
+        return layout.pack(value)
+    if math.prod(place.shape) == 0:
+        return array
+    memory = _elements(array, place.dtype)
+    packed = layout.pack(value)
+    box = _box(layout, place)
+    if box is None:
+        memory = memory.at[_indices(layout, place)].set(packed, unique_indices=True)
+    else:
+        region = lax.dynamic_update_slice(_boxed(memory, box), lax.reshape(packed, box.taken), [np.int32(0)] * len(box.shape))
+        size = min(math.prod(box.shape), memory.size - place.offset)
+        memory = lax.dynamic_update_slice(memory, lax.reshape(region, (region.size,))[:size], [np.int64(place.offset)])
+    if memory.dtype == array.dtype:
+        return lax.reshape(memory, array.shape)
+    rest = _elements(array, torch.uint8)[memory.size * memory.dtype.itemsize :]
+    return memory if not rest.size else jnp.concatenate([_elements(memory, torch.uint8), rest])
+
+
+def shares_elements(place: Place) -> bool:
+    """Whether two of the tensor's elements may lie in the same memory."""
+    layout = place.layout
+    return layout.packed_shape != tuple(place.shape[dim] for dim in layout.permutation) or (
+        math.prod(place.shape) > 1 and _box(layout, place) is None and len(np.unique(_indices(layout, place))) < math.prod(place.shape)
+    )
+
+
+def _with_bits(value: jax.Array, place: Place) -> jax.Array:
+    value = lax.conj(value) if place.conj and dtypes.is_complex(value.dtype) else value
+    return lax.neg(value) if place.neg else value
+
+
+class _Box(NamedTuple):
+    """Elements as a corner of a box: start (in memory), shape (of the box), taken (how much of each dimension is the tensor's)."""
+
+    start: int
+    shape: tuple[int, ...]
+    taken: tuple[int, ...]
+
+
+def _box(layout: Layout, place: Place) -> _Box | None:
+    """The tensor's packed elements as the corner of a box of memory. None where its strides are not multiples of each other."""
+    shape, taken = [], []
+    outer = 0
+    for dim, size in zip(layout.permutation, layout.packed_shape, strict=True):
+        stride = place.stride[dim]
+        if size == 1:
+            continue
+        if stride <= 0 or (shape and (outer % stride or size > outer // stride)):
+            return None
+        shape.append(outer // stride if shape else size)
+        taken.append(size)
+        outer = stride
+    if not shape:
+        return _Box(place.offset, (1,), (1,))
+    return _Box(place.offset, (*shape, outer), (*taken, 1))
+
+
+def _boxed(memory: jax.Array, box: _Box) -> jax.Array:
+    end = box.start + math.prod(box.shape)
+    if end > memory.size:  # of its last row, memory has only what the tensor reads
+        memory = lax.pad(memory, memory.dtype.type(0), [(0, end - memory.size, 0)])
+    return lax.reshape(memory[box.start : end], box.shape)
+
+
+def _indices(layout: Layout, place: Place) -> np.ndarray:
+    """Of each packed element, where it is in memory."""
+    found = np.full(layout.packed_shape, place.offset, np.int64)
+    for axis, dim in enumerate(layout.permutation):
+        steps = np.arange(layout.packed_shape[axis]) * place.stride[dim]
+        found += steps.reshape([-1 if axis == other else 1 for other in range(found.ndim)])
+    return found
+
+
+def _elements(array: jax.Array, dtype: torch.dtype) -> jax.Array:
+    """The storage's memory as elements of a dtype; a rest that is no whole element is left out."""
+    wanted = dtypes.to_jax(dtype)
+    flat = lax.reshape(array, (array.size,))
+    return flat if flat.dtype == wanted else _of_bytes(_bytes(flat), wanted)
+
+
+def _bytes(flat: jax.Array) -> jax.Array:
+    if dtypes.is_complex(flat.dtype):
+        flat = jnp.stack([lax.real(flat), lax.imag(flat)], axis=-1)
+    if dtypes.is_bool(flat.dtype):
+        flat = lax.convert_element_type(flat, np.uint8)
+    return flat if flat.dtype == np.uint8 else _flat(lax.bitcast_convert_type(flat, np.uint8))
+
+
+def _of_bytes(memory: jax.Array, dtype: dtypes.DType) -> jax.Array:
+    size = np.dtype(dtype).itemsize
+    memory = memory[: memory.size // size * size]
+    if dtypes.is_bool(dtype):
+        return lax.ne(memory, np.uint8(0))
+    if dtypes.is_complex(dtype):
+        parts = lax.reshape(_of_bytes(memory, dtypes.real(dtype)), (memory.size // size, 2))
+        return lax.complex(parts[:, 0], parts[:, 1])
+    if dtype == np.uint8:
+        return memory
+    pieces: Sequence[int] = (memory.size // size, size) if size > 1 else (memory.size,)
+    return _flat(lax.bitcast_convert_type(lax.reshape(memory, pieces), dtype))
+
+
+def _flat(array: jax.Array) -> jax.Array:
+    return lax.reshape(array, (array.size,))

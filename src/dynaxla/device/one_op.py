@@ -1,0 +1,279 @@
+"""One op as a program: reads its operands where they lie in storages' arrays, computes, and gives storages' new arrays."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.sharding import SingleDeviceSharding
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ..engine.executable import compilation_error, execution_error, is_exhausted
+from ..engine.options import options_for
+from ..errors import UnsupportedOp
+from ..lowering import dtypes
+from ..lowering.checks import Check
+from ..lowering.function import Function
+from ..lowering.interpreter import Interpreter
+from ..lowering.promotion import convert, expand
+from ..lowering.settings import Settings
+from ..observe import metrics
+from ..runtime import programs
+from ..runtime.layout import Layout, storage_extent
+from . import memory
+from .counterparts import Form
+from .memory import Place
+
+
+class ByTorch(Exception):
+    """An op, or a use of it, that XLA does not compute. The message says why."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a storage has: nbytes; shape, dtype (of its array; None if nobody has written to it)."""
+
+    nbytes: int
+    shape: tuple[int, ...] | None
+    dtype: Any
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor among an op's arguments: slot (which of the storages it lies in); place. A number of the CPU has a slot of its own."""
+
+    slot: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class Made:
+    """A new tensor: shape, stride (as eager mode has them), dtype."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Resized:
+    """An op whose results do not fit what they are to be written to. Attributes: made (what would)."""
+
+    made: tuple[Made, ...]
+
+
+@dataclass(frozen=True)
+class OneOp:
+    """A compiled op.
+
+    Attributes: call; given (the slots whose arrays it takes, in order); draws (whether it takes a seed behind them); written (the slots
+    whose new arrays it gives first); made (what it gives then: new tensors; None where the op returns None; other values as they are);
+    is_list (whether the op returns several); checks (of which it gives the first that failed, last).
+    """
+
+    call: Any
+    given: tuple[int, ...]
+    draws: bool
+    written: tuple[int, ...]
+    made: tuple[Made | None, ...]
+    is_list: bool
+    checks: tuple[tuple[type[Exception], str], ...]
+
+
+def _fake(place: Place) -> torch.Tensor:
+    return torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="cpu")
+
+
+def _replace(value: Any, function: Callable[[Operand], Any]) -> Any:
+    """The same arguments, with other things in the places of operands, and on the CPU."""
+    if isinstance(value, Operand):
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        return [_replace(item, function) for item in value]
+    if isinstance(value, dict):
+        return {name: _replace(item, function) for name, item in value.items()}
+    return torch.device("cpu") if isinstance(value, torch.device) else value
+
+
+def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> Any:
+    """What an op gives for fake tensors. Raises: ByTorch if it does not say."""
+    try:
+        with _disable_current_modes(), torch.no_grad(), mode:
+            return op(*args, **kwargs)
+    except Exception as error:  # torch's own kernel says what is wrong, if anything is
+        raise ByTorch(f"torch does not know its result before it has run ({type(error).__name__})") from error
+
+
+def trace(mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphModule, list[Node | None]]:
+    """The op as a graph, with an input for each operand, in their order; and the nodes of its results.
+
+    Raises: ByTorch if torch has no fake result for it.
+    """
+    graph = Graph()
+
+    def placeholder(operand: Operand) -> Node:
+        node = graph.placeholder(f"x{len(graph.nodes)}")
+        with _disable_current_modes(), mode:
+            node.meta["val"] = _fake(operand.place)
+        return node
+
+    given, named = _replace((args, kwargs), placeholder)
+    node = graph.call_function(op, tuple(given), named)
+    fake_args, fake_kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda known: known.meta["val"])
+    fake = node.meta["val"] = _predict(mode, op, fake_args, fake_kwargs)
+    results: list[Node | None] = [node]
+    if isinstance(fake, (list, tuple)):
+        results = [None] * len(fake)
+        for index, value in enumerate(fake):
+            if value is not None:
+                results[index] = item = graph.call_function(operator.getitem, (node, index))
+                item.meta["val"] = value
+    graph.output(tuple(results))
+    return GraphModule({}, graph), results
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An op to compile.
+
+    Attributes: form; args, kwargs (its own, with an Operand for each tensor); targets (where the results are written to; empty for new
+    tensors); slots (the storages); device.
+    """
+
+    form: Form
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    targets: tuple[Operand, ...]
+    slots: tuple[Held, ...]
+    device: jax.Device
+
+    @property
+    def functional_kwargs(self) -> dict[str, Any]:
+        """What the functional op takes."""
+        named = {name: value for name, value in self.kwargs.items() if name not in self.form.dropped}
+        if self.form.gives_dtype:
+            named["dtype"] = self.targets[0].place.dtype
+        return named
+
+
+def build(problem: Problem) -> OneOp | Resized:
+    """Compile an op.
+
+    Raises: ByTorch; RuntimeError for a target that overlaps itself; what the lowering raises.
+    """
+    form, args, targets = problem.form, problem.args, problem.targets
+    assert form.functional is not None
+    kwargs = problem.functional_kwargs
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    module, nodes = trace(mode, form.functional, args, kwargs)
+    values = [None if node is None else node.meta["val"] for node in nodes]
+    if any(value is not None and not isinstance(value, torch.Tensor) for value in values):
+        raise ByTorch("it returns a number")
+    if any(value is not None and (value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in values):
+        raise ByTorch("it returns a tensor of another kind")
+    if form.dropped and any(tuple(value.shape) != target.place.shape for value, target in zip(values, targets, strict=True)):
+        return Resized(tuple(_made(value) for value in values))
+    if any(memory.shares_elements(target.place) for target in targets):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+    if form.written:  # it may refuse what the functional op takes, such as results of another dtype
+        with _disable_current_modes(), mode:
+            own_args, own_kwargs = _replace((args, dict(problem.kwargs)), lambda operand: _fake(operand.place))
+        _predict(mode, form.op, own_args, own_kwargs)
+    return _compile(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values))
+
+
+def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...]) -> OneOp:
+    targets, slots, device = problem.targets, problem.slots, problem.device
+    platform = _platform(device)
+    try:
+        interpreter = Interpreter(module, platform, kernels=False)
+    except UnsupportedOp as error:
+        raise ByTorch(error.message) from error
+    settings = Settings.current(platform)
+    function = Function(interpreter, outputs=[node for node in nodes if node is not None], settings=settings)
+    is_list = nodes[0] is None or nodes[0].target is operator.getitem
+    operands = _operands((problem.args, problem.functional_kwargs))
+    given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
+    written = tuple(dict.fromkeys(operand.slot for operand in targets))
+    checks: list[tuple[type[Exception], str]] = []
+
+    def program(*arrays: jax.Array) -> list[jax.Array]:
+        held = dict(zip(given, arrays, strict=False))
+        for index, slot in enumerate(slots):
+            held.setdefault(index, memory.nothing(slot.nbytes))
+        key = jax.random.wrap_key_data(arrays[-1], impl="threefry2x32") if interpreter.draws_random else None
+        results = function([memory.read(held[operand.slot], operand.place) for operand in operands], key)
+        found = iter(results.outputs)
+        outputs = [None if node is None else next(found) for node in nodes]
+        for operand, value in zip(targets, outputs, strict=False):
+            value = _fitting(value, operand.place)
+            held[operand.slot] = memory.write(held[operand.slot], operand.place, value)
+        new = [_spread(value, item) for value, item in zip(outputs, made, strict=True) if item is not None] if made else []
+        checks[:] = [(check.error, check.message) for check in results.checks]
+        code = [Check.first_failed(results.checks)] if results.checks else []
+        return [*(held[slot] for slot in written), *new, *code]
+
+    program.__name__ = problem.form.op._schema.name.replace("::", "_")
+    sharding = SingleDeviceSharding(device)
+    avals = [jax.ShapeDtypeStruct(slots[index].shape, slots[index].dtype, sharding=sharding) for index in given]
+    if interpreter.draws_random:
+        avals.append(jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding))
+    call = compiled(program, avals, device, settings)
+    return OneOp(call, given, interpreter.draws_random, written, made, is_list, tuple(checks))
+
+
+def compiled(program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, settings: Settings) -> Any:
+    """Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory."""
+    name, platform = program.__name__, _platform(device)
+    with programs.below_caller(), metrics.timed("compile"), jax.enable_x64(True), jax.default_device(device):
+        try:
+            traced = jax.jit(program, keep_unused=True).trace(*avals)
+        except UnsupportedOp as error:
+            raise ByTorch(error.message) from error
+        try:
+            compiled = programs.compile_lowered(traced.lower(), device, options_for(platform, traced.jaxpr, settings), None, False)
+        except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+            raise (execution_error if is_exhausted(error) else compilation_error)(name, error) from error
+    return compiled.call
+
+
+def _platform(device: jax.Device) -> str:
+    return "cuda" if device.platform == "gpu" else device.platform
+
+
+def _operands(values: Any) -> list[Operand]:
+    """In the order in which `trace` meets them."""
+    if isinstance(values, Operand):
+        return [values]
+    if isinstance(values, (list, tuple)):
+        return [operand for value in values for operand in _operands(value)]
+    return [operand for value in values.values() for operand in _operands(value)] if isinstance(values, dict) else []
+
+
+def _made(fake: torch.Tensor) -> Made:
+    return Made(tuple(fake.shape), tuple(fake.stride()), fake.dtype)
+
+
+def _fitting(value: jax.Array, place: Place) -> jax.Array:
+    """A result as an op writes it: cast, and at the target's shape."""
+    return expand(convert(value, dtypes.to_jax(place.dtype)), place.shape)
+
+
+def _spread(value: jax.Array, item: Made) -> jax.Array:
+    """A result as the array of a new tensor's storage."""
+    layout = Layout.of(item.shape, item.stride)
+    if layout.dense:
+        return layout.pack(value)
+    extent = storage_extent(item.shape, item.stride)
+    return memory.write(jax.numpy.zeros(extent, value.dtype), Place(item.dtype, item.shape, item.stride), value)

@@ -1,0 +1,118 @@
+"""What torch.UntypedStorage does for a storage on the device. Its methods in C++ would read memory that is not there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import places, storages
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor of all of a storage's bytes."""
+    if storage.device.type == storages.NAME:
+        return storages.on(storage, (storage.nbytes(),), (1,), 0, torch.uint8)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _data_ptr(storage: torch.UntypedStorage) -> int:
+    """There is no memory; torch.save asks. (A tensor's address is refused.)"""
+    return 0
+
+
+def _copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> torch.UntypedStorage:
+    if storage.nbytes() != source.nbytes():
+        raise RuntimeError(f"size does not match, self was {storage.nbytes()} bytes but src was {source.nbytes()} bytes")
+    with torch.no_grad():
+        _bytes(storage).copy_(_bytes(source))
+    return storage
+
+
+def _get(storage: torch.UntypedStorage, index: Any) -> int:
+    if not isinstance(index, int):
+        raise RuntimeError(f"a storage on {storage.device} gives single bytes, not {index!r}: use a tensor")
+    return int(_bytes(storage)[index])
+
+
+def _set(storage: torch.UntypedStorage, index: Any, value: int) -> None:
+    with torch.no_grad():
+        _bytes(storage)[index] = value
+
+
+def _fill(storage: torch.UntypedStorage, value: int) -> torch.UntypedStorage:
+    with torch.no_grad():
+        _bytes(storage).fill_(value)
+    return storage
+
+
+def _write_file(storage: torch.UntypedStorage, *arguments: Any) -> None:
+    _bytes(storage).cpu().untyped_storage()._write_file(*arguments)
+
+
+def _set_from_file(storage: torch.UntypedStorage, *arguments: Any) -> torch.UntypedStorage:
+    host = torch.UntypedStorage(storage.nbytes())
+    host._set_from_file(*arguments)
+    return _copy(storage, host)
+
+
+_INSTEAD: dict[str, Callable[..., Any]] = {
+    "data_ptr": _data_ptr,
+    "copy_": _copy,
+    "new": lambda storage: storages.make_storage(0, storage.device),
+    "clone": lambda storage: storages.make_storage(storage.nbytes(), storage.device, storages.array_of(storage)),
+    "tolist": lambda storage: _bytes(storage).tolist(),
+    "__getitem__": _get,
+    "__setitem__": _set,
+    "fill_": _fill,
+    "_write_file": _write_file,
+    "_set_from_file": _set_from_file,
+    "is_shared": lambda storage: False,
+}
+# These would read or write a storage's memory, or hand it to another process.
+_REFUSED = (
+    "_share_fd_cpu_", "_share_filename_cpu_", "_share_cuda_", "_byteswap", "byteswap", "resize_",
+    "_swap_data_ptr_", "share_memory_", "_shared_incref", "_shared_decref", "pin_memory", "_weak_ref_for_ipc",
+)  # fmt: skip
+
+
+def _refusing(name: str) -> Callable[..., Any]:
+    def refuse(storage: torch.UntypedStorage, *_: Any, **__: Any) -> Any:
+        raise RuntimeError(
+            f"UntypedStorage.{name}: what is on {storage.device} has no memory that torch could reach or share, but a jax.Array; copy the "
+            "tensor to the CPU first (.cpu())"
+        )
+
+    return refuse
+
+
+def _choosing(method: Any, ours: Callable[..., Any]) -> Any:
+    @functools.wraps(method)
+    def choose(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+        given = (self, *(value for value in args if isinstance(value, torch.UntypedStorage)))
+        if any(storage.device.type == storages.NAME for storage in given):
+            return ours(self, *args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return choose
+
+
+def install() -> None:
+    """Have these methods do this for the device's storages, and `torch.UntypedStorage(n, device="jax")` make one."""
+    for name, ours in {**_INSTEAD, **{name: _refusing(name) for name in _REFUSED}}.items():
+        if (method := getattr(torch.UntypedStorage, name, None)) is not None:
+            setattr(torch.UntypedStorage, name, _choosing(method, ours))
+    make = torch.UntypedStorage.__new__
+
+    def new(cls: type, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or torch.device(device).type != storages.NAME:
+            return make(cls, *args, **kwargs)
+        if len(args) > 1 or (args and not isinstance(args[0], int)) or set(kwargs) - {"device", "size"}:
+            raise NotImplementedError("a storage on the device jax is made of a size alone: torch.UntypedStorage(size, device=...)")
+        size = args[0] if args else kwargs.get("size", 0)
+        return storages.make_storage(size, places.with_index(torch.device(device)))
+
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]

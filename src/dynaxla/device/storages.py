@@ -1,0 +1,132 @@
+"""Tensors on the device "jax": ordinary tensors, on a storage without memory whose Python object has a jax.Array.
+
+torch keeps a storage's Python object for as long as the storage lives, whoever holds it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ..lowering import dtypes
+from ..runtime import private, transfer
+from ..runtime.layout import storage_extent
+from . import places
+from .beginnings import first_of
+
+NAME = "jax"
+_ARRAY = "_dynaxla_array"
+
+
+def make_storage(nbytes: int, device: torch.device, array: jax.Array | None = None) -> torch.UntypedStorage:
+    """A storage of this size. array: what is in it; None for memory that nobody has written to."""
+    storage = private.storage_without_memory(device, nbytes)
+    setattr(storage, _ARRAY, array)
+    return storage
+
+
+def make(
+    shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device, array: jax.Array | None = None
+) -> torch.Tensor:
+    """A new tensor, alone in its storage. array: what is in the storage."""
+    nbytes = storage_extent(tuple(shape), tuple(stride)) * dtype.itemsize
+    return on(make_storage(nbytes, device, array), shape, stride, 0, dtype)
+
+
+def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype) -> torch.Tensor:
+    """A tensor on a storage; not a view to autograd."""
+    tensor = transfer.reinterpret(first_of(dtype, storage.device.index or 0), (0,), (1,))
+    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.refuse_address(tensor)
+    return tensor
+
+
+def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
+    """What is in a storage; None if nobody has written to it.
+
+    Raises: RuntimeError for one that dynaxla has not made.
+    """
+    try:
+        return getattr(storage, _ARRAY)
+    except AttributeError:
+        if not storage.nbytes():
+            return None
+        raise RuntimeError(
+            f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it came from outside of dynaxla, "
+            'as through DLPack; move the tensor there with .to("jax")'
+        ) from None
+
+
+def set_array(storage: torch.UntypedStorage, array: jax.Array) -> None:
+    """array: its elements are the storage's bytes."""
+    setattr(storage, _ARRAY, array)
+
+
+def as_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+    """A copy of a CPU tensor's value."""
+    with jax.enable_x64(True):
+        return jax.device_put(_host_copy(tensor), device)
+
+
+def _host_copy(tensor: torch.Tensor) -> np.ndarray:
+    """The elements in memory of their own, in logical shape."""
+    tensor = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    target = dtypes.to_jax(tensor.dtype)
+    if not tensor.numel():
+        return np.zeros(tuple(tensor.shape), target)
+    return tensor.reshape(-1).view(torch.uint8).numpy().view(target).reshape(tuple(tensor.shape))
+
+
+def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
+    """A copy of an array's value, as a contiguous tensor of the CPU. dtype: torch's name for the array's."""
+    if not array.size:
+        return torch.empty(array.shape, dtype=dtype)
+    if array.device.platform == "cpu":
+        return transfer.export_array(array).clone()
+    memory = np.array(array).reshape(-1).view(np.uint8)
+    return torch.from_numpy(memory).view(dtype).reshape(array.shape)
+
+
+def is_ours(tensor: Any) -> bool:
+    """Whether it is a tensor on the device."""
+    return isinstance(tensor, torch.Tensor) and tensor.device.type == NAME
+
+
+def device_of(tensor: torch.Tensor) -> jax.Device:
+    return places.jax_device(tensor.device.index or 0)
+
+
+def resize(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int]) -> None:
+    """Give a tensor another shape, and a larger storage if it needs one, whose beginning is what the old one held.
+
+    Raises: RuntimeError if the storage is too small, and something else refers to it, too.
+    """
+    storage = tensor.untyped_storage()
+    offset = int(tensor.storage_offset())
+    needed = (offset + storage_extent(tuple(shape), tuple(stride))) * tensor.dtype.itemsize if math.prod(shape) else 0
+    if needed > storage.nbytes():
+        # The tensor's reference, and that of the storage's Python object here.
+        if storage.nbytes() and private.storage_uses(storage) > 2:
+            raise RuntimeError(
+                f"a tensor on {tensor.device} cannot be resized from {storage.nbytes()} to {needed} bytes, since other tensors share its "
+                "storage: make a new tensor instead, as with torch.empty and copy_"
+            )
+        old = array_of(storage)
+        array = None
+        if old is not None and storage.nbytes():
+            array = _longer(old, needed)
+        storage = make_storage(needed, tensor.device, array)
+    private.place_tensor(tensor, storage, offset, shape, stride)
+    private.refuse_address(tensor)
+
+
+def _longer(array: jax.Array, nbytes: int) -> jax.Array:
+    memory = np.zeros(nbytes, np.uint8)
+    before = np.array(array).reshape(-1).view(np.uint8)
+    memory[: before.size] = before
+    return jax.device_put(memory, array.device)

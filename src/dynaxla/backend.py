@@ -26,6 +26,7 @@ from .capture.decompositions import decompositions
 from .capture.inputs import Sizes, check_tensor
 from .capture.kept import KeptGraph, key_of
 from .capture.partition import WrittenInBothPasses, partition
+from .capture.regions import inline_writing_regions
 from .capture.wrapper import remade, writes_alone
 from .config import Options
 from .engine.compositions import engine_for
@@ -78,6 +79,7 @@ def _compile(
     options.store("programs")  # a directory that cannot be used is refused now
     if options.dump is not None:
         dump.prepare(options.dump)
+    inline_writing_regions(module)
     tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]
     for tensor in tensors:
         if not is_traceable_wrapper_subclass(tensor):  # the graph has what such a tensor wraps

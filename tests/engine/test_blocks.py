@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -211,4 +213,27 @@ def test_a_region_that_is_compiled_once() -> None:
     model = nn.Sequential(*[Region() for _ in range(4)])
     with torch.no_grad():
         torch.testing.assert_close(compiled(model)(X), model(X), rtol=1e-5, atol=1e-5)
+    assert compilations() == 1
+
+
+def test_a_region_that_writes_to_a_cache() -> None:
+    class Region(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+            self.register_buffer("cache", torch.zeros(64, 8))
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+            self.cache.index_copy_(0, place, x[:1])
+            return x + self.linear(x + self.cache.sum(0)).relu()
+
+    model = nn.Sequential(*[Region() for _ in range(4)])
+    eager = copy.deepcopy(model)
+    for block in (*model, *eager):
+        block.forward = functools.partial(block.forward, place=torch.tensor([3]))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(model)(X), eager(X), rtol=1e-5, atol=1e-5)
+    for mine, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(mine, theirs)
     assert compilations() == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import jax
 import pytest
 import torch
 from compare import strides
+from held import Gate, gate
 from patience import PATIENCE
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
@@ -20,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import dynaxla
 from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.config import Options
-from dynaxla.engine.xla import Program, Specialised, Xla
+from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, OptionError
 from dynaxla.observe import metrics
 from dynaxla.runtime import programs
@@ -28,42 +29,9 @@ from dynaxla.runtime import programs
 # What is asked here is when and where a graph runs, and how results lie: the code that XLA makes is not the subject.
 pytestmark = pytest.mark.usefixtures("quick_xla")
 
+__all__ = ["gate"]
+
 OPTIONS = {"compile": "background"}
-
-
-class Gate:
-    """Holds the thread that compiles. Attributes: built (the sizes that it was given, in their order)."""
-
-    def __init__(self) -> None:
-        self.built: list[Any] = []
-        self.started = threading.Event()
-        self._open = threading.Event()
-
-    def pass_through(self, specialised: Specialised) -> None:
-        assert specialised.function is not None
-        self.built.append([spec.shape for spec in specialised.function.specs.values()])
-        self.started.set()
-        assert self._open.wait(PATIENCE)
-
-    def open(self) -> None:
-        """Have all compiled that waits."""
-        self._open.set()
-        dynaxla.finish_compilations()
-
-
-@pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
-    made, build = Gate(), Program.build
-
-    def held(self: Program, specialised: Specialised) -> Any:
-        if threading.current_thread().name == "dynaxla":
-            made.pass_through(specialised)
-        return build(self, specialised)
-
-    monkeypatch.setattr(Program, "build", held)
-    metrics.reset()
-    yield made
-    made.open()
 
 
 def program(function: Callable[..., Any], *inputs: Any, phase: Phase = "inference", **options: Any) -> Program:

@@ -25,8 +25,9 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 FIRST_CALL = "first-call"
 MEMORY = "training-memory"
+LENGTHS = "lengths"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
     "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
-    FIRST_CALL, MEMORY,
+    FIRST_CALL, MEMORY, LENGTHS,
 )  # fmt: skip

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from . import engines as engine_table
-from . import generation, report, suites, tables
+from . import generation, lengths, report, suites, tables
 from .benchmark_error import BenchmarkError
-from .choices import FIRST_CALL, MEMORY
+from .choices import FIRST_CALL, LENGTHS, MEMORY
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .peak_memory import step_memory
@@ -91,7 +91,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
     Raises: BenchmarkError.
     """
-    known = [*PARTS, FIRST_CALL, MEMORY]
+    known = [*PARTS, FIRST_CALL, MEMORY, LENGTHS]
     unknown = [name for name in parts if name not in known]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
@@ -104,6 +104,9 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
             found[name] = {"environment": report.environment(), **measure_first_calls(models)}
         elif name == MEMORY:
             found[name] = {"environment": report.environment(), **measure_memory(models)}
+        elif name == LENGTHS:
+            found[name] = {"environment": report.environment(), "runs": lengths.runs(models)}
+            good = good and not any(run["disagreement"] for engines in found[name]["runs"].values() for run in engines.values())
         else:
             result = measure_part(PARTS[name], models, seconds)
             good = good and not result.bad_rows
@@ -182,6 +185,9 @@ def as_markdown(found: dict[str, Any]) -> str:
     if MEMORY in found:
         title = f"Memory of a training step, {MEMORY_OPTIMIZER}, float32, batch {MEMORY_BATCH}, one thread"
         lines += [f"## {title}", "", tables.circumstances(found[MEMORY]["environment"]), "", *_memory_table(found[MEMORY]["bytes"]), ""]
+    if LENGTHS in found:
+        lines += ["## Many lengths, float32, batch 1, one thread", "", tables.circumstances(found[LENGTHS]["environment"]), ""]
+        lines += [*lengths.table(found[LENGTHS]["runs"]), ""]
     return "\n".join(lines)
 
 

@@ -15,8 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from . import agreement, suites, tables
+from .benchmark_error import BenchmarkError
 from .second_start import cpu_seconds
 from .training import Training
 
@@ -32,7 +33,7 @@ COUNT, LONGEST = 100, 512
 # Calls before which an engine may still be busy with its first compilations.
 FIRST = 10
 
-# What torch.compile is given; None: eager mode. "step" stands for dynaxla.compile_step.
+# What torch.compile is given; None: eager mode.
 ENGINES: dict[str, dict[str, Any] | None] = {
     "eager": None,
     "inductor": {"backend": "inductor"},
@@ -49,16 +50,15 @@ class Gpt(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         transformers = suites._import("transformers")
-        self.gpt = transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=VOCABULARY, use_cache=False))
+        settings = {"n_layer": 1, "vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None, "use_cache": False}
+        self.gpt = transformers.GPT2Model(transformers.GPT2Config(**settings))
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.gpt(tokens, return_dict=True).last_hidden_state
 
 
 VOCABULARY = 1000
-_bert = partial(
-    suites.Bert, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY
-)
+_bert = partial(suites.Bert, hidden_size=256, num_hidden_layers=4, num_attention_heads=4, intermediate_size=1024, vocab_size=VOCABULARY)
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,14 @@ class Run:
         return max(mine / theirs for mine, theirs in list(zip(self.calls, eager.calls, strict=True))[FIRST:])
 
 
+def runs(names: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    """What `Run` has, by case and engine. names: of cases; all, if there are none. Raises: BenchmarkError for an unknown name."""
+    unknown = sorted({*names} - CASES.keys())
+    if unknown:
+        raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} called with many lengths; there are: {', '.join(CASES)}")
+    return {case: {engine: asdict(measure(engine, case)) for engine in ENGINES} for case in CASES if not names or case in names}
+
+
 def measure(engine: str, case: str) -> Run:
     """In a fresh process, with empty caches."""
     with tempfile.TemporaryDirectory() as cache:
@@ -113,6 +121,26 @@ def measure(engine: str, case: str) -> Run:
         command = [sys.executable, "-m", "dynaxla.bench.lengths", engine, case]
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     return Run(**json.loads(done.stdout.splitlines()[-1]))
+
+
+def table(found: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Lines of Markdown. found: as `runs` gives it."""
+    lines = [
+        f"{COUNT} different lengths up to {LONGEST}, one call with each, in a random order; caches are empty. *Total*: seconds of all",
+        "calls; *CPU*: of the whole process and its children, with what is compiled after the last. *Worst*: of a call behind the first",
+        f"{FIRST}, over eager mode's with the same length. *Both*: buckets, compiled in the background.",
+        "",
+        *tables.heading(["model", "engine", "total", "/ inductor", "CPU", "/ inductor", "worst / eager", "executables", "results"]),
+    ]
+    for case, engines in found.items():
+        each = {engine: Run(**run) for engine, run in engines.items()}
+        theirs = each["inductor"]
+        for engine, run in each.items():
+            seconds = [f"{run.total:.2f}", f"{run.total / theirs.total:.2f}", f"{run.cpu:.2f}", f"{run.cpu / theirs.cpu:.2f}"]
+            counted = str(run.executables) if engine.startswith("dynaxla") else ""
+            worst = f"{run.worst(each['eager']):.2f}"
+            lines.append(tables.line([case, engine, *seconds, worst, counted, run.disagreement or "as eager's"]))
+    return lines
 
 
 def _measure(engine: str, name: str) -> dict[str, Any]:

@@ -57,7 +57,8 @@ class Number:
 @dataclass(frozen=True)
 class Padded:
     """Attributes: module (its inputs are the graph's, and a vector of true sizes behind them); sizes (these); inputs (what counts of the
-    inputs that are padded, or whose strides depend on sizes, by position); numbers (inputs that are sizes, by position); outputs (the graph's); rounding.
+    inputs that are padded, or whose strides depend on sizes, by position); numbers (inputs that are sizes, by position); outputs (the
+    graph's); rounding.
     """
 
     module: GraphModule

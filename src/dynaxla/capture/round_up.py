@@ -25,6 +25,7 @@ class Rounding:
 
     def __init__(self, environment: ShapeEnv, symbols: Collection[Any]) -> None:
         self._environment, self._symbols = environment, frozenset(symbols)
+        self._found: tuple[Any, list[Any]] | None = None
 
     def __call__(self, values: Mapping[Any, int]) -> dict[Any, int] | None:
         """values: of all symbols of the graph. Returns: the rounded ones among them; None if the graph does not allow these."""
@@ -36,16 +37,18 @@ class Rounding:
                 continue
             top = tops[symbol]
             found[symbol] = rounded(value) if top is None else max(value, min(rounded(value), top))
-        return found if all(self._holds(guard.expr, found) for guard in self._environment.guards) else None
+        return found if all(bool(expression.xreplace(found) == True) for expression in self._assumed()) else None  # noqa: E712 (it is no bool)
 
     def _top(self, symbol: Any) -> int | None:
         """The greatest value that a symbol may have; None if there is none."""
         known = self._environment.var_to_range.get(symbol)
         return int(known.upper) if known is not None and known.upper.is_Integer else None
 
-    def _holds(self, guard: Any, values: Mapping[Any, int]) -> bool:
-        """Whether something that was assumed is known to hold. What is not about rounded symbols holds as it did."""
-        expression = self._environment.replace(guard)
-        if self._symbols.isdisjoint(expression.free_symbols):
-            return True
-        return bool(expression.xreplace(values) == True)  # noqa: E712 (a symbolic truth is no bool)
+    def _assumed(self) -> list[Any]:
+        """What was assumed of rounded symbols. What is not about these holds as it did."""
+        environment = self._environment
+        state = len(environment.guards), len(environment.replacements)
+        if self._found is None or self._found[0] != state:
+            expressions = [environment.replace(guard.expr) for guard in environment.guards]
+            self._found = state, [item for item in expressions if not self._symbols.isdisjoint(item.free_symbols)]
+        return self._found[1]

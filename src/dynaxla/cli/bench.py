@@ -121,7 +121,7 @@ def bench_cpu(
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
 ) -> None:
-    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md. All of it takes about two hours.
+    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md. All of it takes about three hours.
 
     The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
     """

@@ -20,7 +20,7 @@ from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..runtime import by_torch, late_checks, private
+from ..runtime import by_torch, late_checks, private, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from .executable import Executable
@@ -153,7 +153,7 @@ class BucketProgram:
 
 
 def _value(size: Any, symbols: SymbolValues) -> int:
-    return size if isinstance(size, int) else int(size.xreplace(symbols.values))
+    return size if isinstance(size, int) else symbols.number(size)
 
 
 @dataclass(frozen=True)
@@ -241,15 +241,15 @@ def _view(tensor: torch.Tensor, spec: TensorSpec, start: int) -> torch.Tensor:
 
 
 def _as_wanted(tensor: torch.Tensor, wanted: TensorSpec) -> torch.Tensor:
-    """A tensor's values with this shape and these strides; no copy if its own strides are these."""
+    """A tensor's values with this shape and these strides; no copy if its own strides are these, and no view in autograd's eyes."""
     tensor = tensor.reshape(wanted.shape)
     if all(size < 2 or own == step for size, own, step in zip(wanted.shape, tensor.stride(), wanted.stride, strict=True)):
-        return torch.as_strided(tensor, wanted.shape, wanted.stride)
+        return transfer.reinterpret(tensor, wanted.shape, wanted.stride)
     once = [slice(0, 1) if step == 0 else slice(None) for step in wanted.stride]
     shape = [1 if step == 0 else size for size, step in zip(wanted.shape, wanted.stride, strict=True)]
     result = torch.empty_strided(shape, wanted.stride, dtype=tensor.dtype, device=tensor.device)
     result.copy_(tensor[tuple(once)])
-    return torch.as_strided(result, wanted.shape, wanted.stride)
+    return transfer.reinterpret(result, wanted.shape, wanted.stride)
 
 
 def _alone(tensor: torch.Tensor, used: set[int]) -> torch.Tensor:
@@ -307,5 +307,6 @@ class _Call:
                 raise RuntimeError(f"an op returned {value.dtype} of shape {list(value.shape)}, its fake (meta) implementation {wanted}")
             if output.index not in made:
                 made[output.index] = _alone(value, used)
-            found.append(_as_wanted(made[output.index], wanted))
+            result = made[output.index]
+            found.append(result if result.stride() == wanted.stride else _as_wanted(result, wanted))
         return found

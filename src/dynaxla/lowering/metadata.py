@@ -47,9 +47,10 @@ class SymbolValues:
 
     def integer(self, value: int | torch.SymInt) -> int:
         """The value of a size, stride or offset."""
-        if isinstance(value, int):
-            return value
-        expression = value.node.expr
+        return value if isinstance(value, int) else self.number(value.node.expr)
+
+    def number(self, expression: Any) -> int:
+        """The value of an expression of symbols."""
         if (known := self._expressions.get(expression)) is None:
             known = self._expressions[expression] = int(expression.xreplace(self.values))
         return known

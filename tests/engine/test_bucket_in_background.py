@@ -1,0 +1,233 @@
+"""The options sizes="buckets" and compile="background" together: torch's kernels run a graph's true sizes until its bucket is compiled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import pytest
+import torch
+from compare import assert_equal, strides
+from held import Gate, gate
+from rounded_sizes import poisoned
+from torch.nn import functional as F
+
+import dynaxla
+from dynaxla.engine.xla import Program
+from dynaxla.errors import CompilationError
+from dynaxla.observe import metrics
+from dynaxla.runtime import background, programs
+
+__all__ = ["gate"]
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
+
+@pytest.fixture(autouse=True)
+def poison_in_padding() -> Iterator[None]:
+    with poisoned():
+        yield
+
+
+def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    chosen = {"sizes": "buckets", "compile": "background", **options}
+    return torch.compile(function, backend="dynaxla", dynamic=True, fullgraph=True, options=chosen)
+
+
+def counts(*names: str) -> tuple[int, ...]:
+    """What has been counted since the last time."""
+    found = metrics.snapshot()
+    metrics.reset()
+    return tuple(found.get(name, 0) for name in names)
+
+
+def sums(x: torch.Tensor) -> torch.Tensor:
+    return x.softmax(0).cumsum(0)
+
+
+def test_one_program_for_a_bucket_whose_calls_torch_runs_until_it_is_ready(gate: Gate) -> None:
+    run = compiled(sums)
+    for ready in (False, True):
+        for size in (9, 11, 12, 9, 7):
+            x = torch.randn(size, 3)
+            assert_equal(run(x), sums(x))
+        assert counts("meanwhile", "calls", "compile") == ((0, 5, 2) if ready else (5, 0, 0))
+        if not ready:
+            metrics.reset()
+            gate.open()
+    assert [shapes[0] for shapes in gate.built] == [(12, 3), (8, 3)]
+
+
+def facts(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any, ...]:
+    """Values aside, what can be seen of results."""
+    results = list(function(x))
+    tensors = [result for result in results if isinstance(result, torch.Tensor)]
+    storages = [tensor.untyped_storage().data_ptr() for tensor in (x, *tensors)]
+    shared = [[one == other for other in storages] for one in storages]
+    return (
+        [strides(tensor) for tensor in tensors], [tensor.storage_offset() for tensor in tensors], shared,
+        [tensor._is_view() for tensor in tensors], [tensor.requires_grad for tensor in tensors],
+        [result for result in results if not isinstance(result, torch.Tensor)],
+    )  # fmt: skip
+
+
+def test_results_lie_in_memory_in_the_same_way(gate: Gate) -> None:
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        y, w = x * 2, x.t() * 3
+        return y, w, x[1:], x.expand(2, *x.shape), x.cos().unsqueeze(0).expand(3, -1, -1), (x + 1)[:, :2], x.shape[0] * 2, x, y
+
+    run = compiled(function)
+    x = torch.randn(9, 3)
+    expected = function(x)
+    with torch.no_grad():
+        before = facts(run, x)
+        first = run(x)
+        assert counts("meanwhile") == (2,)
+        gate.open()
+        assert facts(run, x) == before
+        assert counts("meanwhile", "exact_sizes") == (0, 0)
+    assert before[0] == [strides(result) for result in expected if isinstance(result, torch.Tensor)]
+    assert_equal(first, expected)
+    assert first[0].untyped_storage().nbytes() == 9 * 3 * 4, "torch's kernels pad nothing"
+
+
+class Network(torch.nn.Module):
+    """A last position is kept for the backward pass: its strides alone depend on the length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.first, self.last = torch.nn.Embedding(7, 4), torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, n: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(self.table(n).softmax(1))
+        return self.last(hidden[:, -1]).tanh().sum() + hidden.mean()
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_training(gate: Gate, batch: int) -> None:
+    """Forward passes by torch and backward passes by XLA too, since each is ready at a time of its own."""
+    torch.manual_seed(0)
+    network = Network()
+    run = compiled(network)
+    metrics.reset()
+    pending = []
+    for length in (9, 10, 11, 12, 10):
+        n = torch.randint(0, 7, (batch, length))
+        expected = torch.autograd.grad(network(n), list(network.parameters()))
+        if length == 12:
+            gate.open()
+            assert counts("compile") == (2,), "one program forward, and one backward"
+        value = run(n)
+        torch.testing.assert_close(value, network(n))
+        pending.append((value, expected))
+        if length != 11:
+            for value, gradients in pending:
+                torch.testing.assert_close(torch.autograd.grad(value, list(network.parameters())), gradients)
+            pending.clear()
+    assert counts("meanwhile", "calls", "compile") == (0, 5, 0)
+
+
+def test_sizes_that_may_not_be_rounded(gate: Gate) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sum(0) if x.shape[0] % 5 == 0 else x
+
+    run = compiled(function)
+    for ready in (False, True):
+        for size in (20, 35):
+            assert_equal(run(torch.ones(size)), function(torch.ones(size)))
+        assert counts("meanwhile", "calls", "exact_sizes") == ((0, 2, 2) if ready else (2, 0, 2))
+        gate.open()
+
+
+def test_dropout_draws_the_same_whenever_it_runs() -> None:
+    found = []
+    for options in ({}, {"compile": "now", "sizes": "exact"}):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        run = compiled(lambda x: F.dropout(x) + x.mean(0), **options)
+        leaves = [torch.ones(size, 4, requires_grad=True) for size in (9, 10)]
+        values = [run(leaf) for leaf in leaves]
+        found.append([values, torch.autograd.grad(sum(value.sum() for value in values), leaves)])
+        dynaxla.finish_compilations()
+    torch.testing.assert_close(found[0], found[1])
+
+
+def test_what_cannot_be_compiled_is_raised_by_the_next_call(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(*_: Any) -> None:
+        raise jax.errors.JaxRuntimeError("INTERNAL: no")
+
+    run, x = compiled(sums), torch.randn(9, 3)
+    with monkeypatch.context() as patch:
+        patch.setattr(programs, "compile_lowered", refuse)
+        assert_equal(run(x), sums(x))
+        dynaxla.finish_compilations()
+        assert "could not be compiled in the background" in caplog.text
+        for size in (9, 11):
+            with pytest.raises(CompilationError, match="INTERNAL: no"):
+                run(torch.randn(size, 3))
+    assert_equal(run(x), sums(x))
+
+
+def test_a_bucket_that_was_dropped_is_torchs_again(gate: Gate) -> None:
+    run = compiled(sums, executables=1)
+    small, large = torch.randn(9, 3), torch.randn(20, 3)
+    gate._open.set()
+    for x in (small, large, small):
+        metrics.reset()
+        assert_equal(run(x), sums(x))
+        dynaxla.finish_compilations()
+        assert_equal(run(x), sums(x))
+        assert counts("meanwhile", "calls", "compile") == (1, 1, 1)
+
+
+def test_hundreds_of_sizes_wait_for_no_more_than_a_graph_keeps(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = compiled(lambda x, y: (x.sum(0), y.sum(0)), executables=3)
+    waiting: list[Any] = []
+    want = background.want
+
+    def noted(patient: Any) -> None:
+        waiting.append(patient)
+        want(patient)
+
+    monkeypatch.setattr(background, "want", noted)
+    for size in range(2, 200):
+        assert_equal(run(torch.ones(size), torch.ones(400 - size)), (torch.tensor(float(size)), torch.tensor(400.0 - size)))
+    assert counts("meanwhile") == (198,)
+    gate.open()
+    (program,) = {*waiting}
+    assert isinstance(program, Program)
+    assert len(gate.built) <= 4
+    assert len(program.executables()) == 3
+
+
+def test_threads_with_sizes_of_their_own(gate: Gate) -> None:
+    run = compiled(sums)
+    run(torch.ones(3, 3))
+    right: list[bool] = []
+
+    def call(first: int) -> None:
+        for size in range(first, 40, 4):
+            x = torch.randn(size, 3)
+            right.append(torch.allclose(run(x), sums(x), atol=1e-5))
+
+    gate._open.set()
+    threads = [threading.Thread(target=call, args=(first,)) for first in (4, 5, 6, 7)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 36
+
+
+def test_an_op_that_does_not_keep_its_promise_is_an_error(gate: Gate) -> None:
+    with torch.library._scoped_library("dynaxla_bucket", "FRAGMENT") as library:
+        library.define("lying(Tensor x) -> Tensor")
+        library.impl("lying", lambda x: x.double(), "CompositeExplicitAutograd")
+        torch.library.register_fake("dynaxla_bucket::lying", torch.empty_like, lib=library)
+        run = compiled(lambda x, y: (x.sum(0), torch.ops.dynaxla_bucket.lying(y)))
+        y = torch.ones(2)
+        torch._dynamo.mark_static(y, 0)
+        with pytest.raises(RuntimeError, match="float64"):
+            run(torch.ones(9), y)

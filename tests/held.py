@@ -1,0 +1,49 @@
+"""The thread that compiles in the background, held until a test lets it go."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from patience import PATIENCE
+
+import dynaxla
+from dynaxla.engine.xla import Program, Specialised
+from dynaxla.observe import metrics
+
+
+class Gate:
+    """Holds the thread that compiles. Attributes: built (the sizes that it was given, in their order)."""
+
+    def __init__(self) -> None:
+        self.built: list[Any] = []
+        self.started = threading.Event()
+        self._open = threading.Event()
+
+    def pass_through(self, specialised: Specialised) -> None:
+        assert specialised.function is not None
+        self.built.append([spec.shape for spec in specialised.function.specs.values()])
+        self.started.set()
+        assert self._open.wait(PATIENCE)
+
+    def open(self) -> None:
+        """Have all compiled that waits."""
+        self._open.set()
+        dynaxla.finish_compilations()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    made, build = Gate(), Program.build
+
+    def held(self: Program, specialised: Specialised) -> Any:
+        if threading.current_thread().name == "dynaxla":
+            made.pass_through(specialised)
+        return build(self, specialised)
+
+    monkeypatch.setattr(Program, "build", held)
+    metrics.reset()
+    yield made
+    made.open()

@@ -99,6 +99,15 @@ def test_integer_products_wrap_around() -> None:
     check(function, torch.full((4, 4), 100, dtype=torch.int8), torch.full((32, 32), -128, dtype=torch.int8))
 
 
+def test_larger_products_of_bytes() -> None:
+    """Torch's own kernel, with and without transposes; -128 times -128 does not wrap."""
+
+    def function(x, y):
+        return torch._int_mm(x, y.t()), torch._int_mm(y.t(), x[:64].t()), torch._int_mm(x, y[:, :64])
+
+    check(function, torch.randint(-128, 128, (96, 64), dtype=torch.int8), torch.full((64, 64), -128, dtype=torch.int8))
+
+
 def test_bilinear_and_gradients() -> None:
     def function(x, y, w, bilinear):
         return torch.nn.functional.bilinear(x, y, bilinear), torch.nn.functional.linear(x, w).relu(), x @ w.t()[:, :2]

@@ -113,6 +113,34 @@ def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
 
+def _fits_torch_of_bytes(problem: Contraction) -> bool:
+    """Whether these are products of two int8 matrices with sums of int32, and torch has oneDNN."""
+    return (
+        len(problem.x) == len(problem.y) == 2
+        and len(problem.over[0]) == 1
+        and not problem.batch[0]
+        and problem.dtype == np.int8
+        and problem.out == np.int32
+        and 0 not in problem.x + problem.y
+        and torch.backends.mkldnn.is_available()
+    )
+
+
+# Below so many products, calling torch takes longer than XLA's dot of integers, which does no more than some in a nanosecond.
+_FEW_PRODUCTS_OF_BYTES = 300_000
+
+
+@CONTRACTION.form(
+    "torch_int8", platforms=["cpu"], fits=_fits_torch_of_bytes, suits=lambda problem: problem.products >= _FEW_PRODUCTS_OF_BYTES
+)
+def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        x, y = operands
+        aten._int_mm.out(x.t() if problem.over[0] == (0,) else x, y.t() if problem.over[1] == (1,) else y, out=results[0])
+
+    return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
+
+
 def _fits_onednn(problem: Contraction) -> bool:
     """Whether these are products of matrices whose batch dimensions come first."""
     leading = tuple(range(len(problem.x) - 2))
@@ -354,7 +382,8 @@ def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
 
     Dtype:  int32.
     """
-    return contract(x, y, ((1,), (0,)), ctx, dtype=np.dtype(np.int32))
+    x, y, over, batch = _untransposed(x, y, ctx, 0)
+    return contract(x, y, over, ctx, batch=batch, dtype=np.dtype(np.int32))
 
 
 @lowers(aten._trilinear.default)

@@ -37,7 +37,8 @@ surroundings: install
 explore: install
 	PYTHONPATH=tests $(VENV)/bin/python -m explore $(ARGS)
 
-# transformers' generate with eight small models, in six ways each, compared with eager mode: a quarter of an hour on a core
+# transformers' generate with eight small models, in six ways each, and with settings of the compiler, compared with eager mode: half an hour
+# on a core
 generate: install
 	$(VENV)/bin/python -m pytest -m slow tests/test_generate.py $(ARGS)
 

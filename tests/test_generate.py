@@ -84,13 +84,19 @@ def tokens_of(model: Any, inputs: dict[str, torch.Tensor], way: str, **settings:
     return given
 
 
+def compiles(**settings: Any) -> dict[str, Any]:
+    """What has `generate` compile the model, also on the CPU."""
+    configuration = _import("transformers").CompileConfig(backend="dynaxla", **settings)
+    configuration._compile_all_devices = True
+    return {"compile_config": configuration}
+
+
 def check(name: str, way: str, model: nn.Module | None = None) -> None:
     model, inputs = model or build(name), prompt(name, way)
     expected = tokens_of(model, inputs, way)
     before, settings = metrics.snapshot().get("calls", 0), {}
     if way in COMPILES_ITSELF:
-        settings["compile_config"] = _import("transformers").CompileConfig(backend="dynaxla")
-        settings["compile_config"]._compile_all_devices = True  # also on the CPU
+        settings = compiles()
     else:
         compiled: Callable[..., Any] = torch.compile(model.forward, backend="dynaxla")
         model.forward = compiled  # type: ignore[method-assign]
@@ -115,3 +121,50 @@ def test_all(name: str, way: str) -> None:
     if way == "assisted" and name == "whisper":
         pytest.skip("looks up its prompt's tokens, and Whisper is not given any")
     check(name, way)
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fullgraph": {"fullgraph": True},
+    "dynamic": {"dynamic": True},
+    "reduce-overhead": {"mode": "reduce-overhead"},
+    "max-autotune": {"mode": "max-autotune"},
+    "freeze": {"mode": None, "options": {"freeze": True}},
+    "background": {"mode": None, "options": {"compile": "background"}},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_settings_of_the_compiler(settings: str) -> None:
+    """Prompts of several lengths, one after the other, then with other weights, in place and in new memory."""
+    model, compiled = build("llama"), compiles(**SETTINGS[settings])
+    for batch, length, padding in ((2, 7, 3), (1, 5, 0), (2, 9, 4), (2, 7, 0)):
+        tokens = torch.randint(3, 120, (batch, length), generator=torch.Generator().manual_seed(length))
+        inputs = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}
+        tokens[0, :padding], inputs["attention_mask"][0, :padding] = 0, 0
+        assert torch.equal(tokens_of(model, inputs, "static", **compiled), tokens_of(model, inputs, "static"))
+    for replaces in (False, True):
+        weights = {name: weight + torch.randn_like(weight) / 2 for name, weight in model.state_dict().items()}
+        model.load_state_dict(weights, assign=replaces)
+        assert torch.equal(tokens_of(model, inputs, "static", **compiled), tokens_of(model, inputs, "static"))
+
+
+@pytest.mark.slow
+def test_two_models_in_turn() -> None:
+    models, compiled = [build("llama"), build("qwen2"), build("llama").bfloat16()], compiles()
+    inputs = prompt("llama", "static")
+    for model in models * 2:
+        assert torch.equal(tokens_of(model, inputs, "static", **compiled), tokens_of(model, inputs, "static"))
+
+
+@pytest.mark.slow
+def test_assisted_by_another_model() -> None:
+    model, assistant = build("llama"), build("llama")
+    with torch.no_grad():
+        for parameter in assistant.parameters():
+            parameter.add_(torch.randn_like(parameter) / 100)
+    inputs = prompt("llama", "assisted")
+    expected = tokens_of(model, inputs, "dynamic", assistant_model=assistant)
+    for each in (model, assistant):
+        each.forward = torch.compile(each.forward, backend="dynaxla", dynamic=True)  # type: ignore[method-assign]
+    assert torch.equal(tokens_of(model, inputs, "dynamic", assistant_model=assistant), expected)

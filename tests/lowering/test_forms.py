@@ -82,7 +82,10 @@ def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monk
 
 @pytest.mark.parametrize(
     ("forms", "hint"),
-    [({"convolutoin": "xla"}, "did you mean 'convolution'"), ({"contraction": "fast"}, "its forms are: torch, onednn, few_vectors, xla")],
+    [
+        ({"convolutoin": "xla"}, "did you mean 'convolution'"),
+        ({"contraction": "fast"}, "its forms are: torch, torch_int8, onednn, few_vectors, xla"),
+    ],
 )
 def test_unknown(forms: dict[str, str], hint: str) -> None:
     with pytest.raises(OptionError, match=hint):

@@ -7,17 +7,19 @@ and an in-place update of a parameter is seen because there is no second copy.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.aten_graph import goes_along
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..observe import metrics
-from ..runtime import guards, transfer
+from ..runtime import guards, private, transfer
 from ..runtime.layout import Layout, row_major
 from .addresses import import_alias, is_aligned
 
@@ -104,7 +106,9 @@ class Arguments:
     def _import_all(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
         copied = [mine is not theirs for mine, theirs in zip(prepared, tensors, strict=True)]
-        imported = [self._import(index, tensor, False, copied[index]) for index, tensor in enumerate(prepared)]
+        # AOTAutograd has a mode look at every op of a first call, which takes longer than the ops here.
+        with _disable_current_modes() if private.mode_count() else contextlib.nullcontext():
+            imported = [self._import(index, tensor, False, copied[index]) for index, tensor in enumerate(prepared)]
         aliases = [alias for _, alias in imported]
         self._kept = _Kept(
             guards.ArgumentCheck(tensors), list(map(_data_ptr, tensors)), aliases, all(alias is not None for alias in aliases), copied

@@ -160,6 +160,7 @@ def plan_outputs(
     Outputs that share a storage in eager mode share it here: an input's storage, or that of the node which made it. An output that is
     alone in its storage and fills its own memory needs nothing of that storage and becomes a buffer of its own.
     """
+    positions = {node: position for position, node in enumerate(placeholders)}
     is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
     plan: list[Output] = []
     buffers: list[Buffer] = []
@@ -188,8 +189,8 @@ def plan_outputs(
         shared = storages.inputs.get(storage)
         if shared is not None:
             source = placeholders[shared].meta["val"]
-            if node in placeholders:
-                plan.append(FromInput(placeholders.index(node), spec.shape, spec.stride, 0, spec.dtype, True))
+            if node in positions:
+                plan.append(FromInput(positions[node], spec.shape, spec.stride, 0, spec.dtype, True))
                 continue
             start = symbols.spec(source).offset * source.element_size()
             if start % value.element_size() == 0:

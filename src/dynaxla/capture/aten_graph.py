@@ -63,7 +63,8 @@ COPIES = (aten._to_copy.default, torch.ops.prims.device_put.default)
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
     """The tensors that a node gives."""
-    return [item for item in pytree.tree_leaves(node.meta.get("val")) if isinstance(item, torch.Tensor)]
+    value = node.meta.get("val")
+    return [value] if isinstance(value, torch.Tensor) else [item for item in pytree.tree_leaves(value) if isinstance(item, torch.Tensor)]
 
 
 def goes_along(tensor: torch.Tensor) -> bool:

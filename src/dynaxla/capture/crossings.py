@@ -38,10 +38,10 @@ _BROUGHT = {**_INDEXING, aten.copy.default: 1}
 
 def has_several(module: GraphModule) -> bool:
     """Whether a graph computes on more than one device."""
-    found: set[torch.device] = set()
-    for node in module.graph.nodes:
-        found |= computed_on(node)
-    return len(found) > 1
+    nodes = module.graph.nodes
+    if len({tensor.device for node in nodes for tensor in tensors_of(node)}) < 2:
+        return False
+    return len(set().union(*map(computed_on, nodes))) > 1
 
 
 def copied(module: GraphModule) -> GraphModule:

@@ -123,6 +123,7 @@ class _Cut:
         self._parts: dict[Node, Node] = {}
         self._given: list[Node] = []
         self._views: dict[tuple[Node, tuple[Step, ...]], Node] = {}
+        self._input_memory, self._written_memory = _Memory(self._placeholders), _Memory(chains)
 
     def result(self) -> LateWrites:
         read_places(self._rest, self._copies, {node: state for node, state in self._found.items() if state.source in self._chains})
@@ -163,13 +164,13 @@ class _Cut:
             return self._late.node_copy(node, self._argument)
         if node not in self._parts:
             self._parts[node] = self._late.placeholder(f"part_{node.name}")
-            self._given.append(self._apart(node, self._placeholders))
+            self._given.append(self._apart(node, self._input_memory))
         return self._parts[node]
 
-    def _apart(self, node: Node, inputs: Collection[Node]) -> Node:
-        """A value in the program: in memory of its own, if it lies in that of one of these inputs."""
+    def _apart(self, node: Node, memory: _Memory) -> Node:
+        """A value in the program: in memory of its own, if it lies in that of certain inputs."""
         copy = self._copies[node]
-        return call(self._rest, aten.clone.default, copy) if _is_tensor(node) and _lies_in(node, inputs) else copy
+        return call(self._rest, aten.clone.default, copy) if _is_tensor(node) and memory.holds(node) else copy
 
     def _held(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
         """An op, and what it takes after its target: it writes the same, or, if a check fails, what the place held before the call."""
@@ -222,7 +223,7 @@ class _Cut:
         is_memory = index in self._whole.remade or index in self._targets
         if is_memory and state is not None and state.source in self._chains and state.writes == self._chains[state.source].writes:
             return self._place(state.source, state.place)
-        return self._copies[output] if index in self._whole.remade else self._apart(output, self._chains)
+        return self._copies[output] if index in self._whole.remade else self._apart(output, self._written_memory)
 
     def _without_needless(self) -> list[int]:
         """Leave out what is not needed any more: values, and numbers among the inputs, for each of which there would be a program.
@@ -247,13 +248,19 @@ class _Cut:
         return kept
 
 
-def _lies_in(node: Node, inputs: Collection[Node]) -> bool:
-    """Whether a tensor lies in the memory of one of these inputs."""
-    origin = node
-    while (source := viewed(origin)) is not None:
-        origin = source
-    storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
-    return origin in inputs or private.storage_id(node.meta["val"]) in storages
+class _Memory:
+    """The memory of some inputs."""
+
+    def __init__(self, inputs: Collection[Node]) -> None:
+        self._inputs = set(inputs)
+        self._storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
+
+    def holds(self, node: Node) -> bool:
+        """Whether a tensor lies there."""
+        origin = node
+        while (source := viewed(origin)) is not None:
+            origin = source
+        return origin in self._inputs or private.storage_id(node.meta["val"]) in self._storages
 
 
 def _is_tensor(node: Node) -> bool:

@@ -23,7 +23,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
-from ..lowering import SymbolValues
+from ..lowering import SymbolValues, TensorSpec
 from ..lowering.cpu import weight_orders
 from ..lowering.graphs import FOR_CHECKS
 from ..lowering.interpreter import constant_value, to_numpy
@@ -208,6 +208,8 @@ class _Forms:
         """An argument, comparable: 1, 1.0 and True are not the same, and NaN is the same as NaN."""
         if isinstance(argument, Node):
             return node(argument)
+        if isinstance(argument, TensorSpec):
+            return argument
         if isinstance(argument, (list, tuple)):
             return ("sequence", *(self._encoded(item, node) for item in argument))
         if isinstance(argument, dict):

@@ -98,7 +98,7 @@ class _Parts:
     def __init__(self, program: Program, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
         self._program, self._symbols, self._settings, self._cut = program, specialised.symbols, specialised.settings, cut
         self._results, self._values = specialised.buffers.nodes, values
-        results, read = self._results, {source for stretch in cut for source in stretch.inputs}
+        results, read = set(self._results), {source for stretch in cut for source in stretch.inputs}
         self._wanted: dict[Hashable, set[int]] = {}
         for index, stretch in enumerate(cut):
             given = {place for place, node in enumerate(stretch.nodes) if _is_tensor(node) and (node in read or node in results)}

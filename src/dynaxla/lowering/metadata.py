@@ -44,6 +44,7 @@ class SymbolValues:
     def __init__(self, values: Mapping[Any, int] | None = None) -> None:
         self.values = dict(values or {})
         self._expressions: dict[Any, int] = dict(self.values)
+        self._specs: dict[int, tuple[torch.Tensor, TensorSpec]] = {}  # by identity, which a tensor keeps as long as it is held
 
     def integer(self, value: int | torch.SymInt) -> int:
         """The value of a size, stride or offset."""
@@ -57,14 +58,18 @@ class SymbolValues:
 
     def spec(self, fake: torch.Tensor) -> TensorSpec:
         """The concrete metadata of a fake tensor."""
+        if (known := self._specs.get(id(fake))) is not None:
+            return known[1]
         integer = self.integer
-        return TensorSpec(
+        spec = TensorSpec(
             tuple(map(integer, fake.shape)),
             tuple(map(integer, fake.stride())) if fake.layout == torch.strided else (),
             fake.dtype,
             fake.device,
             integer(fake.storage_offset()) if fake.layout == torch.strided else 0,
         )
+        self._specs[id(fake)] = fake, spec
+        return spec
 
     def concrete(self, value: Any) -> Any:
         """What a node's metadata says with numbers: a TensorSpec of a tensor, a tuple of what several values are, an int of a size."""

@@ -7,6 +7,7 @@ with size 1. So a crossing never copies, unless the tensor's elements lie apart 
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -43,6 +44,7 @@ class Layout:
     dense: bool
 
     @staticmethod
+    @functools.lru_cache(maxsize=1024)
     def of(shape: tuple[int, ...], stride: tuple[int, ...]) -> Layout:
         """The layout of a tensor with this shape and these strides."""
         packed = [1 if step == 0 else size for size, step in zip(shape, stride, strict=True)]

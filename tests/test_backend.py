@@ -60,6 +60,13 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(opti
     assert metrics.snapshot().get("graphs", 0) == graphs
 
 
+@pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
+def test_what_would_have_to_be_pickled(backend: str) -> None:
+    compiled = torch.compile(lambda x: x + 1, backend=backend, fullgraph=True)
+    with pytest.raises(OptionError, match=r"aot_compile.*\n.*DYNAXLA_CACHE"):
+        compiled.aot_compile(((torch.ones(2),), {}))
+
+
 def test_an_error_shows_where_in_dynaxla_it_arose() -> None:
     """torch.compile cuts its own frames from the traceback, and would cut these with them."""
     with pytest.raises(UnsupportedTensor) as raised:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch._functorch.config
 import torch._inductor.utils  # torch imports it at a first capture; two threads that do so at once meet half of it
 from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
@@ -75,6 +76,9 @@ def _compile(
     module: GraphModule, example_inputs: Sequence[Any], options: Options, *, retrace: bool = False, collectives: bool = True
 ) -> Callable[..., Any]:
     """capture -> engine, which makes a function of the graph, and buffers for its tensors."""
+    if getattr(torch._functorch.config, "force_autograd_cache", False):
+        what = "aot_compile, like force_autograd_cache, pickles what a backend makes, and dynaxla's programs are not pickled"
+        raise OptionError(what, hint="later processes read the cache directory (option cache, DYNAXLA_CACHE) of the compiled model")
     check_forced(options.forms)
     options.store("programs")  # a directory that cannot be used is refused now
     if options.dump is not None:

@@ -127,6 +127,19 @@ def key(
     return runner._record_key(specialised, specialised.function)
 
 
+def test_whether_equal_blocks_are_looked_for(options: Options) -> None:
+    """A graph that is one program with blocks may be several without them, or the other way round, when what is worth it changes."""
+    names = []
+    for blocks in (True, False):
+        module = make_fx(lambda x: [x.sin()], tracing_mode="fake")(x)
+        runner = Xla(options, blocks=blocks).runner(AtenGraph("graph", module))
+        specialised = runner.specialise([x])
+        assert specialised.function is not None
+        names.append(runner._record_key(specialised, specialised.function))
+    assert None not in names
+    assert names[0] != names[1]
+
+
 def test_another_default_dtype(options: Options) -> None:
     """Lowerings ask for it, and the graph's text does not say it."""
     graph, before = key(options), torch.get_default_dtype()

@@ -9,8 +9,14 @@ from jax import lax
 
 from dynaxla.lowering.cpu import few_vectors, stretches
 
+# Of one row: in one part, in several, and without parts.
+PRODUCTS = [
+    ("float32", 2, 32), ("float32", 3, 48), ("float32", 4, 320), ("float32", 1, 768), ("bfloat16", 1, 288), ("float16", 1, 512),
+    ("bfloat16", 1, 464),
+]  # fmt: skip
 
-@pytest.mark.parametrize(("dtype", "rows", "count"), [("float32", 2, 32), ("float32", 3, 48), ("float32", 4, 320), ("bfloat16", 1, 288)])
+
+@pytest.mark.parametrize(("dtype", "rows", "count"), PRODUCTS)
 def test_product(dtype: str, rows: int, count: int) -> None:
     draw = np.random.default_rng(0)
     x, y = (draw.standard_normal(shape, dtype=np.float32) for shape in ((2, rows, count), (2, 5, count)))
@@ -28,7 +34,9 @@ SUITED = [
     ("float32", 3, 64, True), ("float32", 4, 64, True), ("float32", 5, 64, False), ("float32", 5, 80, True),
     ("float32", 1, 64, False), ("float32", 2, 36, False), ("float64", 3, 64, False), ("float32", 9, 768, False),
     ("bfloat16", 1, 768, True), ("float16", 1, 256, True), ("bfloat16", 2, 768, False), ("bfloat16", 1, 248, False),
-    ("bfloat16", 1, 266, False), ("int16", 1, 768, False),
+    ("bfloat16", 1, 266, False), ("int16", 1, 768, False), ("float32", 1, 768, True), ("float32", 1, 1040, True),
+    ("float32", 1, 240, False), ("float32", 1, 464, False), ("float32", 1, 776, False), ("bfloat16", 1, 464, True),
+    ("float64", 1, 768, False),
 ]  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import json
@@ -23,7 +22,7 @@ from .judge import judge
 from .minimise import minimise
 from .observed import Expected
 from .program import Program, reproducer
-from .rounded import everywhere
+from .rounded import ROUNDED, everywhere
 
 Record = dict[str, Any]
 
@@ -42,10 +41,11 @@ def seeds(first: int, count: int) -> range:
 def run_one(seed: int, smallest: bool = True, rounded: bool = False) -> Record:
     """Generate a program, judge it, and if it fails look for a smaller one that fails alike. rounded: with rounded sizes."""
     program, expected = generate(seed)
-    if rounded:
-        program = dataclasses.replace(program, dynamic=True)
-    with everywhere() if rounded else contextlib.nullcontext():
+    if not rounded:
         return _run(seed, program, expected, smallest)
+    with everywhere() as seen:
+        record = _run(seed, dataclasses.replace(program, dynamic=True), expected, smallest)
+    return record | {"sizes": sorted(set(seen))}
 
 
 def _run(seed: int, program: Program, expected: Expected, smallest: bool) -> Record:
@@ -162,6 +162,10 @@ def summary(records: Iterable[Record]) -> str:
     lines.append("  " + ", ".join(f"{op} {count}" for op, count in ops.most_common()))
     lines.append("programs with:")
     lines += [f"  {count:6} {name}" for name, count in found.most_common()]
+    if any("sizes" in record for record in records):
+        reasons = Counter(reason for record in records for reason in record.get("sizes", ()))
+        lines.append(f"{reasons.pop(ROUNDED, 0)} programs with graphs for rounded sizes; for exact ones, and why:")
+        lines += [f"  {count:6} {reason}" for reason, count in reasons.most_common()]
     for outcome in ("torch", *BAD):
         kinds = Counter(record["kind"] for record in records if record["outcome"] == outcome)
         if kinds:

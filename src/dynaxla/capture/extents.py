@@ -51,7 +51,19 @@ def size_of(size: int | torch.SymInt) -> Any:
     if not isinstance(size, torch.SymInt):
         return int(size)
     expression = size.node.expr
-    return int(expression) if expression.is_Integer else expression
+    return int(expression) if expression.is_Integer else _settled(expression)
+
+
+@functools.lru_cache(maxsize=4096)
+def _settled(size: Any) -> Any:
+    """One form for a // d + k and (a + k * d) // d: convolutions write the first, slices with a step the second."""
+    if not size.is_Add:
+        return size
+    whole, (*divisions,) = size.as_coeff_Add()[0], size.as_coeff_Add()[1].as_ordered_terms()
+    if len(divisions) != 1 or type(divisions[0]).__name__ != "FloorDiv" or not whole:
+        return size
+    dividend, divisor = divisions[0].args
+    return type(divisions[0])(dividend + whole * divisor, divisor)
 
 
 def sizes_of(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -83,6 +95,10 @@ def broadcast(operands: Sequence[Extents]) -> Extents:
     rank = max(map(len, operands))
     padded = [(Extent(()),) * (rank - len(extents)) + extents for extents in operands]
     return tuple(joined(dims) for dims in zip(*padded, strict=True))
+
+
+def replaced(extents: Extents, dim: int, extent: Extent) -> Extents:
+    return (*extents[:dim], extent, *extents[dim + 1 :])
 
 
 def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Extents:
@@ -141,13 +157,36 @@ def grows(size: Any) -> bool:
     if isinstance(size, int) or size.is_Integer or size.is_Symbol:
         return True
     if isinstance(size, sympy.Add):
-        return all(map(grows, size.args))
+        return all(map(grows, size.args)) or _rest_grows(size)
     if isinstance(size, sympy.Mul):
         return all(grows(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
     kind = type(size).__name__  # of torch's own functions
     if kind in ("FloorDiv", "CleanDiv"):
         return grows(size.args[0]) and bool(size.args[1].is_Integer) and bool(size.args[1] > 0)
     return kind in ("Min", "Max") and all(map(grows, size.args))
+
+
+def _rest_grows(size: Any) -> bool:
+    """Whether a size grows that is what parts of a size leave: s - (s + 1) // 2.
+
+    Where a symbol grows by one, (k * s + c) // d grows by k / d at most, rounded up.
+    """
+    if len(size.free_symbols) != 1:
+        return False
+    (symbol,) = size.free_symbols
+    least = sympy.Integer(0)
+    for term in size.args:
+        factor, rest = term.as_coeff_Mul()
+        if rest == symbol:
+            least += factor
+        elif factor < 0 and type(rest).__name__ in ("FloorDiv", "CleanDiv"):
+            steps = sympy.diff(rest.args[0], symbol)
+            if not (steps.is_Integer and steps >= 0 and rest.args[1].is_Integer and rest.args[1] > 0):
+                return False
+            least += factor * sympy.ceiling(steps / rest.args[1])
+        elif not grows(term):
+            return False
+    return bool(least >= 0)
 
 
 def _is_positive(size: Any) -> bool:

@@ -10,7 +10,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
-from ..lowering.ops.masking import length, masked, part, put, within
+from ..lowering.ops.masking import last_repeated, length, masked, part, put, turned, within
 from .extents import Extent, Extents, Unknown, grows, size_of, sizes_of, symbols_in, symbols_of
 
 aten = torch.ops.aten
@@ -169,16 +169,39 @@ class Masks:
 
     def part(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
         """The tensor from a true position of a dimension on."""
-        return self.add(part, (node, self.lengths, dim, self.place(start)), shape, node.meta["val"])
+        place = (-1, start) if isinstance(start, int) else (self.place(start),)
+        return self.add(part, (node, self.lengths, dim, *place), shape, node.meta["val"])
 
     def put(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
         """Zeros with the tensor from a true position of a dimension on."""
         return self.add(put, (node, self.lengths, dim, self.place(start)), shape, node.meta["val"])
 
-    def within(self, index: Node, size: Any, dim: int, *, from_end: bool, is_index: bool) -> Node:
-        """Indices of a dimension of a rounded size."""
+    def turned(self, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
+        """A dimension that is one prefix moved on by `shift` around its true end, or from there to its beginning."""
+        value = node.meta["val"]
+        added = self.add(turned, (node, self.lengths, dim, self.place(size_of(value.shape[dim])), shift, backwards), value.shape, value)
+        self.extents[added] = self.of(node)
+        return added
+
+    def held(self, node: Node, dims: Iterable[int]) -> Node:
+        """The last elements that count at the positions behind them. Raises: Unknown where a dimension is several in one."""
+        for dim in dims:
+            extent = self.of(node)[dim].resolved
+            if not self.is_padded(extent):
+                continue
+            if len(extent.factors) > 1:
+                raise Unknown("a last element of a dimension that is several in one")
+            value = node.meta["val"]
+            added = self.add(last_repeated, (node, self.lengths, dim, self.place(extent.factors[0])), value.shape, value)
+            self.extents[added] = self.of(node)
+            node = added
+        return node
+
+    def within(self, index: Node, size: Any, dim: int, *, from_end: bool, is_index: bool, ignored: int | None = None) -> Node:
+        """Indices of a dimension of a rounded size. ignored: an index that stays as it is."""
         value = index.meta["val"]
-        added = self.add(within, (index, self.lengths, dim, self.place(size), from_end, is_index), value.shape, value, gives=torch.int64)
+        arguments = index, self.lengths, dim, self.place(size), from_end, is_index, ignored
+        added = self.add(within, arguments, value.shape, value, gives=torch.int64)
         self.extents[added] = self.of(index)
         return added
 

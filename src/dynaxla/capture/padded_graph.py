@@ -6,6 +6,7 @@ rules of `padded_rules.py` and `padded_layers.py` see to that, op by op.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..lowering.graphs import storage_of, user_line
 from ..lowering.interpreter import draws_random, is_plain_python
-from . import padded_layers
+from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
 from .aten_graph import AtenGraph, graph_device
 from .crossings import copied
 from .extents import Extent, Extents, Unknown, grows, quotient, size_of, sizes_of, symbols_in
@@ -25,7 +26,7 @@ from .masks import Masks
 from .padded_rules import find_rule
 from .round_up import Rounding
 
-assert padded_layers  # its rules are in the table
+_RULES = padded_layers, padded_order, padded_statistics, padded_windows, padded_writes  # which put them into the table
 
 
 @dataclass(frozen=True)
@@ -148,19 +149,26 @@ def _apply(masks: Masks, node: Node) -> None:
     if rule is None:
         raise Unknown(f"there is no rule for {node.target} ({user_line(node)})")
     op, before = node.target, node.args
-    is_view = _is_tensor(node) and any(storage_of(read) == storage_of(node) for read in node.all_input_nodes if _is_tensor(read))
+    shared = _shared_storages(node)
     try:
         extents = rule(masks, node)
     except Unknown as error:
         raise Unknown(f"{op}: {error} ({user_line(node)})") from None
     masks.extents[node] = extents
-    if is_view and (node.target, node.args) != (op, before):
-        masks.moved.add(storage_of(node))
+    if (node.target, node.args) != (op, before):
+        masks.moved |= shared
     for item, own in zip(val, extents, strict=True) if several else [(val, extents)]:
         _check(masks, op, item, own)
 
 
 _NUMBERS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
+
+
+def _shared_storages(node: Node) -> set[int]:
+    """The storages of operands in which results of the node lie."""
+    results = [node, *(user for user in node.users if user.target is operator.getitem)]
+    own = {storage_of(result) for result in results if _is_tensor(result)}
+    return own & {storage_of(read) for read in node.all_input_nodes if _is_tensor(read)}
 
 
 def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:

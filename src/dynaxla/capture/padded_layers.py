@@ -9,9 +9,9 @@ import torch
 from torch.fx import Node
 
 from ..lowering.dimensions import wrap
-from .extents import Extent, Extents, Unknown, broadcast, joined, merged, size_of
+from .extents import Extent, Extents, Unknown, broadcast, joined, merged, replaced, size_of
 from .masks import Masks
-from .padded_rules import argument, change, others, replaced, rule, value
+from .padded_rules import argument, change, one_dimension, others, rule, static, value
 
 aten = torch.ops.aten
 
@@ -45,48 +45,6 @@ def _product_and_sum(masks: Masks, node: Node) -> Extents:
     return broadcast([masks.of(node.args[0]), _multiply(masks, node, 1, 2)])
 
 
-@rule(aten.convolution.default)
-def _convolution(masks: Masks, node: Node) -> Any:
-    if value(node.args[0]).dim() != value(node.args[1]).dim():
-        raise Unknown("a convolution without a batch")
-    return _images(masks, node)
-
-
-@rule(aten.max_pool2d_with_indices.default, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default)
-def _images(masks: Masks, node: Node) -> Any:
-    """Each item of a batch by itself. The others of an op's operands, and all other dimensions, are of sizes that are not rounded."""
-    images, *rest = node.args
-    extents = masks.of(images)
-    masks.exact(*rest, *node.kwargs.values())
-    masks.unpadded(images, range(1, len(extents)))
-    _static(masks, rest)
-    several = node.meta["val"]
-    found = [(extents[0], *map(Extent.of, map(size_of, item.shape[1:]))) for item in torch.utils._pytree.tree_leaves(several)]
-    return found if isinstance(several, (tuple, list)) else found[0]
-
-
-def _static(masks: Masks, arguments: Any) -> None:
-    """Raises: Unknown if one of these tensors is of a rounded size."""
-    for item in torch.utils._pytree.tree_leaves(arguments):
-        if isinstance(item, Node):
-            masks.unpadded(item, range(len(masks.of(item))))
-
-
-@rule(aten.convolution_backward.default)
-def _convolution_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of weights are sums over the batch."""
-    grad, images, *rest = node.args
-    for tensor in (grad, images):
-        masks.unpadded(tensor, range(1, len(masks.of(tensor))))
-    masks.exact(*rest)
-    _static(masks, rest)
-    batch = joined([masks.of(grad)[0], masks.of(images)[0]])
-    for index, tensor in enumerate((grad, images)):
-        node.update_arg(index, masks.masked(tensor, [0], 0, replaced(masks.of(tensor), 0, batch)))
-    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
-    return [replaced(masks.of(images), 0, batch), *results[1:]]
-
-
 # Norms
 
 
@@ -104,7 +62,7 @@ def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
     x, shape, *rest = node.args
     rows = _rows(masks, x, shape)
     masks.exact(*rest)
-    _static(masks, rest)
+    static(masks, rest)
     statistics = (*rows, *(Extent(()) for _ in shape))
     return [masks.of(x), *(statistics for _ in node.meta["val"][1:])]
 
@@ -113,7 +71,7 @@ def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
 def _norm_of_rows_backward(masks: Masks, node: Node) -> list[Extents]:
     """Gradients of weight and bias are sums over the rows."""
     grad, x, shape, mean, rstd, weight, bias, _ = node.args
-    _static(masks, [weight, bias])
+    static(masks, [weight, bias])
     tensors = [grad, x, mean, rstd]
     rows = _rows(masks, x, shape)
     rows = broadcast([rows, *(masks.of(tensor)[: len(rows)] for tensor in tensors)])
@@ -196,12 +154,13 @@ def _attention_backward(masks: Masks, node: Node) -> list[Extents]:
 # Tables and other reads by index
 
 
-def _index(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool, is_index: bool = True) -> Node:
-    """Indices of a dimension of a table, of which those that do not count are zero."""
+def index_of(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool, is_index: bool = True, held: bool = False) -> Node:
+    """Indices of a dimension of a table, of which those that do not count are zero. held: they are others already."""
     size = value(table).shape[dim]
     if size == 0:
         raise Unknown("indices of nothing")
-    index = masks.masked(index, range(value(index).dim()), 0)
+    if not held:
+        index = masks.masked(index, range(value(index).dim()), 0)
     extent = masks.of(table)[dim]
     if not masks.is_padded(extent):
         return index
@@ -214,7 +173,7 @@ def _index(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool, i
 def _embedding(masks: Masks, node: Node) -> Extents:
     weight, index = node.args[:2]
     found = (*masks.of(index), masks.of(weight)[1])
-    node.update_arg(1, _index(masks, index, weight, 0, from_end=False))
+    node.update_arg(1, index_of(masks, index, weight, 0, from_end=False))
     return found
 
 
@@ -241,7 +200,7 @@ def _read(masks: Masks, node: Node) -> Extents:
     shape = broadcast([masks.of(index) for index in given.values()])
     if node.target is aten._unsafe_index.Tensor:
         masks.unpadded(table, given)
-    changed = [None if index is None else _index(masks, index, table, dim, from_end=True) for dim, index in enumerate(indices)]
+    changed = [None if index is None else index_of(masks, index, table, dim, from_end=True) for dim, index in enumerate(indices)]
     node.update_arg(1, changed)
     dims = sorted(given)
     at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
@@ -257,7 +216,7 @@ def _select_rows(masks: Masks, node: Node) -> Extents:
         raise Unknown("an index of a number")
     dim = wrap(dim, len(extents))
     found = replaced(extents, dim, masks.of(index)[0])
-    node.update_arg(2, _index(masks, index, table, dim, from_end=False, is_index=dim != 1))
+    node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=dim != 1))
     return found
 
 
@@ -273,7 +232,7 @@ def _gather(masks: Masks, node: Node) -> Extents:
         prefixes = [extent.resolved == Extent.of(size_of(value(item).shape[d])) for extent, item in ((own, table), (wanted, index))]
         if d != dim and own.resolved != wanted.resolved and not all(prefixes):
             raise Unknown("positions of different kinds meet")
-    node.update_arg(2, _index(masks, index, table, dim, from_end=False, is_index=False))
+    node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=False))
     return tuple(extent.resolved for extent in found)
 
 
@@ -310,14 +269,18 @@ def value_of(node: Node, index: int) -> torch.Tensor:
 def _ignored(masks: Masks, node: Node, scores: int, target: int) -> Extents:
     """Targets that do not count are among those that are ignored. Returns: what counts of the targets."""
     x, index = node.args[scores], node.args[target]
-    extents = masks.of(x)
-    masks.unpadded(x, [0 if len(extents) == 1 else 1])
-    masks.exact(argument(node, "reduction"), argument(node, "ignore_index"))
-    _static(masks, [argument(node, "weight")])
+    extents, ignored = masks.of(x), argument(node, "ignore_index")
+    classes = 0 if len(extents) == 1 else 1
+    masks.exact(argument(node, "reduction"), ignored)
+    static(masks, [argument(node, "weight")])
     rows = broadcast([masks.of(index), (extents[0], *extents[2:])]) if len(extents) > 1 else masks.of(index)
     grad = masks.of(node.args[0]) if scores else ()
     rows = broadcast([rows, grad]) if grad else rows
-    node.update_arg(target, masks.masked(index, range(len(rows)), argument(node, "ignore_index"), rows))
+    index = masks.masked(index, range(len(rows)), ignored, rows)
+    if masks.is_padded(extents[classes]):
+        one_dimension(masks, x, [classes])
+        index = masks.within(index, size_of(value(x).shape[classes]), classes, from_end=False, is_index=True, ignored=ignored)
+    node.update_arg(target, index)
     return rows
 
 
@@ -342,16 +305,6 @@ def _pad(masks: Masks, node: Node) -> Extents:
             node.update_arg(0, masks.masked(node.args[0], [dim], argument(node, "value"), extents))
         result[dim] = Extent.of(size_of(value(node).shape[dim]))
     return tuple(result)
-
-
-@rule(aten.flip.default, aten.roll.default)
-def _turn(masks: Masks, node: Node) -> Extents:
-    extents = masks.of(node.args[0])
-    masks.exact(*node.args[1:])
-    dims = argument(node, "dims")
-    dims = [dims] if isinstance(dims, int) else dims
-    masks.unpadded(node.args[0], {wrap(dim, len(extents)) for dim in dims} if dims else range(len(extents)))
-    return tuple(extent.resolved if dims else extent for extent in extents)
 
 
 @rule(aten.repeat.default)

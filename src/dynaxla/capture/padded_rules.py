@@ -15,8 +15,8 @@ import torch
 from torch.fx import Node
 
 from ..lowering.dimensions import wrap
-from ..lowering.ops.masking import cat_parts
-from .extents import Extent, Extents, Unknown, broadcast, grows, joined, reshaped, size_of, sizes_of
+from ..lowering.ops.masking import cat_parts, together
+from .extents import Extent, Extents, Unknown, broadcast, grows, joined, replaced, reshaped, size_of, sizes_of
 from .masks import Masks
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -25,7 +25,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Rule = Callable[[Masks, Node], Any]
 RULES: dict[torch._ops.OpOverload, Rule] = {}
 
-_END = 2**63 - 1
+END = 2**63 - 1
 
 
 def rule(*ops: torch._ops.OpOverload) -> Callable[[Rule], Rule]:
@@ -72,6 +72,13 @@ def others(node: Node, *names: str) -> list[Any]:
     return [argument(node, item.name) for item in node.target._schema.arguments if item.name not in names]
 
 
+def static(masks: Masks, arguments: Any) -> None:
+    """Raises: Unknown if one of these tensors is of a rounded size."""
+    for item in torch.utils._pytree.tree_leaves(arguments):
+        if isinstance(item, Node):
+            masks.unpadded(item, range(len(masks.of(item))))
+
+
 # One element of the result for one of each operand
 
 
@@ -106,7 +113,10 @@ _WITH_NUMBER: dict[Any, torch._ops.OpOverload] = {
     for overload in (op.Tensor, op.Scalar)
 }
 
-rule(aten._to_copy.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.logical_xor.default)(pointwise)
+rule(
+    aten._to_copy.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.logical_xor.default,
+    aten.copy.default, aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default,
+)(pointwise)  # fmt: skip
 
 
 @rule(aten.div.Tensor_mode, aten.floor_divide.default, aten.fmod.Tensor, aten.remainder.Tensor, aten.remainder.Scalar_Tensor)
@@ -128,11 +138,19 @@ def _refuse(reason: str) -> Any:
 @rule(
     aten.full.default, aten.full_like.default, aten.new_full.default, aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
     aten.ones.default, aten.ones_like.default, aten.new_ones.default, aten.empty.memory_format, aten.empty_like.default,
-    aten.new_empty.default, aten.scalar_tensor.default,
+    aten.new_empty.default,
 )  # fmt: skip
 def _constant(masks: Masks, node: Node) -> Extents:
     masks.exact(*others(node, "size", "self"))
     return masks.prefixes(value(node), uniform=True)
+
+
+@rule(aten.scalar_tensor.default)
+def _number(masks: Masks, node: Node) -> Extents:
+    if masks.is_rounded(node.args[0]):
+        size = masks.product([size_of(node.args[0].meta["val"])], value(node))
+        become(node, masks.add(prims.convert_element_type.default, (size, value(node).dtype), (), value(node)))
+    return ()
 
 
 @rule(aten.arange.default, aten.arange.start, aten.arange.start_step)
@@ -213,13 +231,13 @@ def _slice(masks: Masks, node: Node) -> Extents:
     if step != 1:
         raise Unknown("a slice with a step that begins at a size")
     if isinstance(start, int):
-        if end is not None and end != _END:
+        if end is not None and end != END:
             raise Unknown("a slice whose start and end count from the end")
         first = whole.factors[0] - after
     else:
         first = size_of(value(start))
     shape = [*value(node).shape]
-    _become(masks, node, masks.part(source, dim, first, shape))
+    become(node, masks.part(source, dim, first, shape))
     return replaced(before, dim, Extent.of(after))
 
 
@@ -241,18 +259,6 @@ def _select(masks: Masks, node: Node) -> Extents:
     return before[:dim] + before[dim + 1 :]
 
 
-@rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
-def _split(masks: Masks, node: Node) -> list[Extents]:
-    source = node.args[0]
-    before = masks.of(source)
-    dim = wrap(argument(node, "dim"), len(before))
-    masks.exact(*node.args[1:])
-    masks.unpadded(source, [dim])
-    if node.target is aten.unbind.int:
-        return [before[:dim] + before[dim + 1 :] for _ in node.meta["val"]]
-    return [replaced(before, dim, Extent.of(size_of(item.shape[dim]))) for item in node.meta["val"]]
-
-
 @rule(aten.cat.default)
 def _cat(masks: Masks, node: Node) -> Extents:
     tensors = node.args[0]
@@ -267,7 +273,7 @@ def _cat(masks: Masks, node: Node) -> Extents:
         raise Unknown("a dimension that is several in one, and longer")
     if any(masks.is_padded(extents[dim]) for extents in given[:-1]):
         places = [masks.place(sum(sizes[:index])) for index in range(1, len(sizes))]
-        _become(masks, node, masks.add(cat_parts, (tensors, masks.lengths, dim, places), value(node).shape, value(node)))
+        become(node, masks.add(cat_parts, (tensors, masks.lengths, dim, places), value(node).shape, value(node)))
     if not grows(size_of(value(node).shape[dim])):
         raise Unknown("a sum of sizes")
     return tuple(around)
@@ -284,7 +290,7 @@ def _select_backward(masks: Masks, node: Node) -> Extents:
         shape = [*value(node).shape]
         shape[dim] = 1
         column = masks.add(aten.unsqueeze.default, (grad, dim), shape, value(node))
-        _become(masks, node, masks.put(column, dim, size_of(value(node).shape[dim]) + index, value(node).shape))
+        become(node, masks.put(column, dim, size_of(value(node).shape[dim]) + index, value(node).shape))
     return (*own[:dim], result[dim], *own[dim:])
 
 
@@ -302,9 +308,9 @@ def _slice_backward(masks: Masks, node: Node) -> Extents:
         raise Unknown("a part of a dimension that is several in one")
     node.update_arg(0, masks.masked(grad, [dim], 0))
     if start < 0 and masks.is_padded(result[dim]):
-        if end != _END or step != 1:
+        if end != END or step != 1:
             raise Unknown("a slice whose start and end count from the end")
-        _become(masks, node, masks.put(node.args[0], dim, size - count, value(node).shape))
+        become(node, masks.put(node.args[0], dim, size - count, value(node).shape))
     return replaced(own, dim, result[dim])
 
 
@@ -317,23 +323,24 @@ def _triangle(masks: Masks, node: Node) -> Extents:
     return (*found[:-2], found[-2].resolved, found[-1].resolved)
 
 
-def replaced(extents: Extents, dim: int, extent: Extent) -> Extents:
-    return (*extents[:dim], extent, *extents[dim + 1 :])
-
-
-def _become(masks: Masks, node: Node, other: Node) -> None:
+def become(node: Node, other: Node) -> None:
     """Another node computes what this one did."""
     node.target, node.args, node.kwargs = aten.alias.default, (other,), {}
+
+
+def become_several(node: Node, results: Sequence[Node | None]) -> None:
+    """Other nodes compute the results of this one."""
+    node.target, node.args, node.kwargs = together, (list(results),), {}
 
 
 # Reductions, with what changes none of their results
 
 
-def _lowest(dtype: torch.dtype) -> Any:
+def lowest(dtype: torch.dtype) -> Any:
     return -math.inf if dtype.is_floating_point else False if dtype == torch.bool else torch.iinfo(dtype).min
 
 
-def _highest(dtype: torch.dtype) -> Any:
+def highest(dtype: torch.dtype) -> Any:
     return math.inf if dtype.is_floating_point else True if dtype == torch.bool else torch.iinfo(dtype).max
 
 
@@ -350,20 +357,20 @@ _NEUTRAL: dict[torch._ops.OpOverload, Callable[[torch.dtype], Any]] = {
     aten.all.default: lambda _: 1,
     aten.all.dim: lambda _: 1,
     aten.all.dims: lambda _: 1,
-    aten.amax.default: _lowest,
-    aten.max.default: _lowest,
-    aten.max.dim: _lowest,
-    aten.argmax.default: _lowest,
-    aten.amin.default: _highest,
-    aten.min.default: _highest,
-    aten.min.dim: _highest,
-    aten.argmin.default: _highest,
-    aten.logsumexp.default: _lowest,
+    aten.amax.default: lowest,
+    aten.max.default: lowest,
+    aten.max.dim: lowest,
+    aten.argmax.default: lowest,
+    aten.amin.default: highest,
+    aten.min.default: highest,
+    aten.min.dim: highest,
+    aten.argmin.default: highest,
+    aten.logsumexp.default: lowest,
 }
 _POSITIONS = (aten.max.dim, aten.min.dim, aten.argmax.default, aten.argmin.default)
 
 
-def _reduced_dims(node: Node, rank: int) -> list[int]:
+def reduced_dims(node: Node, rank: int) -> list[int]:
     names = {item.name for item in node.target._schema.arguments}
     given = argument(node, "dim") if "dim" in names else None
     if given is None or given == []:
@@ -371,7 +378,7 @@ def _reduced_dims(node: Node, rank: int) -> list[int]:
     return sorted({wrap(dim, rank) for dim in ([given] if isinstance(given, int) else given)})
 
 
-def _without(extents: Extents, dims: Sequence[int], node: Node) -> Extents:
+def without(extents: Extents, dims: Sequence[int], node: Node) -> Extents:
     """What counts of a reduction's result."""
     several = node.meta["val"]
     rank = (several[0] if isinstance(several, (tuple, list)) else several).dim()
@@ -386,17 +393,17 @@ def _reduction(masks: Masks, node: Node) -> Any:
     assert isinstance(source, Node)
     masks.exact(*others(node, "self"))
     extents = masks.of(source)
-    dims = _reduced_dims(node, len(extents))
+    dims = reduced_dims(node, len(extents))
     if node.target in _POSITIONS:
-        _one_dimension(masks, source, dims)
+        one_dimension(masks, source, dims)
     if value(source).is_complex() and node.target not in (aten.sum.default, aten.sum.dim_IntList):
         raise Unknown("complex numbers")
     node.update_arg(0, masks.masked(source, dims, _NEUTRAL[node.target](value(source).dtype)))
-    found = _without(extents, dims, node)
+    found = without(extents, dims, node)
     return [found, found] if isinstance(node.meta["val"], (tuple, list)) else found
 
 
-def _one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
+def one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
     """Raises: Unknown unless positions among all elements of these dimensions are what they would be with true sizes."""
     padded = [dim for dim in dims if masks.is_padded(masks.of(source)[dim])]
     if padded and (len(dims) > 1 or masks.of(source)[dims[0]].resolved != Extent.of(size_of(value(source).shape[dims[0]]))):
@@ -409,8 +416,8 @@ def _mean(masks: Masks, node: Node) -> Extents:
     source, tensor = node.args[0], value(node)
     assert isinstance(source, Node)
     extents = masks.of(source)
-    dims = _reduced_dims(node, len(extents))
-    result = _without(extents, dims, node)
+    dims = reduced_dims(node, len(extents))
+    result = without(extents, dims, node)
     masks.exact(*others(node, "self"))
     if not any(masks.is_padded(extents[dim]) for dim in dims):
         return result
@@ -420,7 +427,7 @@ def _mean(masks: Masks, node: Node) -> Extents:
     total = masks.add(aten.sum.dim_IntList, (masked, dims, keeps), tensor.shape, tensor, dtype=wide, gives=wide)
     count = masks.product([factor for dim in dims for factor in extents[dim].factors], tensor)
     mean = masks.add(aten.div.Tensor, (total, count), tensor.shape, tensor, gives=wide)
-    _become(masks, node, masks.add(prims.convert_element_type.default, (mean, tensor.dtype), tensor.shape, tensor))
+    become(node, masks.add(prims.convert_element_type.default, (mean, tensor.dtype), tensor.shape, tensor))
     return result
 
 
@@ -428,30 +435,33 @@ def _mean(masks: Masks, node: Node) -> Extents:
 def _norm(masks: Masks, node: Node) -> Extents:
     masks.exact(*others(node, "self"))
     extents = masks.of(node.args[0])
-    dims = _reduced_dims(node, len(extents))
+    dims = reduced_dims(node, len(extents))
     if not argument(node, "ord") > 0:
         raise Unknown("a norm of an order that is not positive")
     node.update_arg(0, masks.masked(node.args[0], dims, 0))
-    return _without(extents, dims, node)
+    return without(extents, dims, node)
 
 
 _CUMULATIVE: dict[torch._ops.OpOverload, Callable[[torch.dtype], Any]] = {
     aten.cumsum.default: lambda _: 0,
     aten.cumprod.default: lambda _: 1,
+    aten.cummax.default: lowest,
+    aten.cummin.default: highest,
+    aten.logcumsumexp.default: lowest,
 }
 
 
 @rule(*_CUMULATIVE)
-def _cumulative(masks: Masks, node: Node) -> Extents:
+def _cumulative(masks: Masks, node: Node) -> Any:
     source = node.args[0]
     assert isinstance(source, Node)
     extents = masks.of(source)
     if extents:
         dim = wrap(node.args[1], len(extents))
-        _one_dimension(masks, source, [dim])
+        one_dimension(masks, source, [dim])
         node.update_arg(0, masks.masked(source, [dim], _CUMULATIVE[node.target](value(source).dtype)))
         extents = replaced(extents, dim, extents[dim].resolved)
-    return extents
+    return [extents, extents] if isinstance(node.meta["val"], (tuple, list)) else extents
 
 
 @rule(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
@@ -473,22 +483,3 @@ def _softmax_backward(masks: Masks, node: Node) -> Extents:
             node.update_arg(index, masks.masked(node.args[index], [dim], 0, extents))
         extents = replaced(extents, dim, extents[dim].resolved)
     return extents
-
-
-@rule(aten.topk.default, aten.sort.default, aten.sort.stable, aten.var.correction, aten.var_mean.correction, aten.std.correction)
-def _along_true_dims(masks: Masks, node: Node) -> Any:
-    """Ops that mix the elements of some dimensions, which must be of sizes that are not rounded."""
-    source = node.args[0]
-    masks.exact(*others(node, "self"))
-    extents = masks.of(source)
-    dims = _reduced_dims(node, len(extents))
-    masks.unpadded(source, dims)
-    several = node.meta["val"]
-    results = several if isinstance(several, (tuple, list)) else [several]
-    found = []
-    for result in results:
-        if node.target in (aten.topk.default, aten.sort.default, aten.sort.stable):
-            found.append(tuple(Extent.of(size_of(result.shape[d])) if d in dims else extent for d, extent in enumerate(extents)))
-        else:
-            found.append(_without(extents, dims, node))
-    return found if isinstance(several, (tuple, list)) else found[0]

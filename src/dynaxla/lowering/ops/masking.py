@@ -20,11 +20,15 @@ from ..registry import lowers
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define("masked(Tensor x, Tensor lengths, int dim, SymInt[] sizes, int[] places, Scalar fill) -> Tensor")
-_library.define("part(Tensor x, Tensor lengths, int dim, int place) -> Tensor")
+_library.define("part(Tensor x, Tensor lengths, int dim, int place, int start=0) -> Tensor")
 _library.define("cat_parts(Tensor[] tensors, Tensor lengths, int dim, int[] places) -> Tensor")
 _library.define("put(Tensor x, Tensor lengths, int dim, int place) -> Tensor")
-_library.define("within(Tensor index, Tensor lengths, int dim, int place, bool from_end, bool is_index) -> Tensor")
+_library.define("within(Tensor index, Tensor lengths, int dim, int place, bool from_end, bool is_index, int? ignored=None) -> Tensor")
 _library.define("length(Tensor lengths, int[] places, int times) -> Tensor")
+_library.define("together(Tensor?[] tensors) -> Tensor?[]")
+_library.define("turned(Tensor x, Tensor lengths, int dim, int place, int shift, bool backwards) -> Tensor")
+_library.define("last_repeated(Tensor x, Tensor lengths, int dim, int place) -> Tensor")
+_library.define("put_into(Tensor x, Tensor added, Tensor lengths, int dim, int place, int start, int count_place, int count) -> Tensor")
 
 masked = torch.ops.dynaxla.masked.default
 part = torch.ops.dynaxla.part.default
@@ -32,6 +36,10 @@ cat_parts = torch.ops.dynaxla.cat_parts.default
 put = torch.ops.dynaxla.put.default
 within = torch.ops.dynaxla.within.default
 length = torch.ops.dynaxla.length.default
+together = torch.ops.dynaxla.together.default
+turned = torch.ops.dynaxla.turned.default
+last_repeated = torch.ops.dynaxla.last_repeated.default
+put_into = torch.ops.dynaxla.put_into.default
 
 
 @lowers(masked)
@@ -53,9 +61,9 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], places: Se
 
 
 @lowers(part)
-def _part(x: Array, lengths: Array, dim: int, place: int, ctx: Context) -> Array:
-    """As many elements as the result has, from the true position on that stands at `place`."""
-    return lax.dynamic_slice_in_dim(x, lengths[place], cast(TensorSpec, ctx.output).shape[dim], dim)
+def _part(x: Array, lengths: Array, dim: int, place: int, start: int = 0, *, ctx: Context) -> Array:
+    """As many elements as the result has, from the true position on that stands at `place`, or from `start`."""
+    return lax.dynamic_slice_in_dim(x, lengths[place] if place >= 0 else start, cast(TensorSpec, ctx.output).shape[dim], dim)
 
 
 @lowers(cat_parts)
@@ -81,8 +89,12 @@ def _put(x: Array, lengths: Array, dim: int, place: int, ctx: Context) -> Array:
 
 
 @lowers(within)
-def _within(index: Array, lengths: Array, dim: int, place: int, from_end: bool, is_index: bool, ctx: Context) -> Array:
+def _within(
+    index: Array, lengths: Array, dim: int, place: int, from_end: bool, is_index: bool, ignored: int | None = None, *, ctx: Context
+) -> Array:
     """Indices of a dimension of which only the true size counts; negative ones, if they may be, counted from its true end.
+
+    ignored: an index that stays as it is.
 
     Raises: IndexError (of a dimension `is_index`) or RuntimeError, when the program runs, for one out of range.
     """
@@ -91,8 +103,10 @@ def _within(index: Array, lengths: Array, dim: int, place: int, from_end: bool, 
     zero = lax.full_like(index, 0)
     low = lax.neg(size) if from_end else zero
     good = lax.bitwise_and(lax.ge(index, low), lax.lt(index, size))
+    if ignored is not None:
+        good = lax.bitwise_or(good, lax.eq(index, lax.full_like(index, ignored)))
     ctx.require(good, IndexError if is_index else RuntimeError, f"index is out of bounds for dimension {dim}")
-    return lax.select(lax.lt(index, zero), lax.add(index, size), index)
+    return lax.select(lax.lt(index, zero), lax.add(index, size), index) if from_end else index
 
 
 @lowers(length)
@@ -102,3 +116,41 @@ def _length(lengths: Array, places: Sequence[int], times: int) -> Array:
     for place in places:
         result = lax.mul(result, lengths[place])
     return result
+
+
+@lowers(together)
+def _together(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
+    """Tensors as the results of one op."""
+    return tuple(tensors)
+
+
+@lowers(turned)
+def _turned(x: Array, lengths: Array, dim: int, place: int, shift: int, backwards: bool) -> Array:
+    """x with its true positions in another order: each moves on by `shift`, around the true end, or they run backwards from there.
+
+    Shape:  that of x; what stands behind the true end is any element.
+    """
+    size, positions = lengths[place], lax.iota(np.int64, x.shape[dim])
+    source = lax.sub(lax.sub(size, np.int64(1)), positions) if backwards else lax.sub(positions, np.int64(shift))
+    return jnp.take(x, lax.rem(lax.add(lax.rem(source, size), size), size), axis=dim, mode="clip")
+
+
+@lowers(last_repeated)
+def _last_repeated(x: Array, lengths: Array, dim: int, place: int) -> Array:
+    """x with its last true element at all positions behind that one. Shape: that of x."""
+    last = lax.sub(lengths[place], np.int64(1))
+    return jnp.take(x, lax.min(lax.iota(np.int64, x.shape[dim]), last), axis=dim, mode="clip")
+
+
+@lowers(put_into)
+def _put_into(x: Array, added: Array, lengths: Array, dim: int, place: int, start: int, count_place: int, count: int) -> Array:
+    """x with the first elements of `added` from a position on.
+
+    place: of that position, if it is no number, `start`. count_place: of how many elements, if that is no number, `count`.
+    """
+    first = lengths[place] if place >= 0 else np.int64(start)
+    number_of = lengths[count_place] if count_place >= 0 else np.int64(count)
+    source = lax.sub(lax.iota(np.int64, x.shape[dim]), first)
+    inside = lax.bitwise_and(lax.ge(source, np.int64(0)), lax.lt(source, number_of))
+    moved = jnp.take(added, lax.clamp(np.int64(0), source, np.int64(added.shape[dim] - 1)), axis=dim, mode="clip")
+    return lax.select(lax.broadcast_in_dim(inside, x.shape, (dim,)), moved, x)

@@ -1,0 +1,224 @@
+"""Rules as in `padded_rules.py` for variances, and for norms over a batch of a rounded size.
+
+They are sums over what counts, divided by its true number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .extents import Extent, Extents, Unknown, broadcast, joined, replaced
+from .masks import Masks
+from .padded_rules import argument, become, become_several, others, reduced_dims, rule, static, value, without
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@dataclass(frozen=True)
+class _Wide:
+    """Writes nodes in the dtype in which sums are computed, over some dimensions, which stay with size 1."""
+
+    masks: Masks
+    dims: Sequence[int]
+    extents: Extents
+    like: torch.Tensor
+
+    def convert(self, node: Node, dtype: torch.dtype | None = None) -> Node:
+        dtype = dtype or self.like.dtype
+        if value(node).dtype == dtype:
+            return node
+        found = self.masks.add(prims.convert_element_type.default, (node, dtype), value(node).shape, self.like, gives=dtype)
+        self.masks.extents[found] = self.masks.of(node)
+        return found
+
+    def add(self, op: Any, *operands: Any) -> Node:
+        shapes = [value(item).shape for item in operands if isinstance(item, Node)]
+        found = self.masks.add(op, operands, max(shapes, key=_size), self.like)
+        self.masks.extents[found] = max((self.masks.of(item) for item in operands), key=lambda extents: _told(self.masks, extents))
+        return found
+
+    def total(self, node: Node) -> Node:
+        """The sum of what counts."""
+        node = self.masks.masked(node, self.dims, 0, self.extents)
+        shape = [1 if dim in self.dims else size for dim, size in enumerate(value(node).shape)]
+        found = self.masks.add(aten.sum.dim_IntList, (node, [*self.dims], True), shape, self.like)
+        self.masks.extents[found] = tuple(Extent(()) if dim in self.dims else own for dim, own in enumerate(self.extents))
+        return found
+
+    def count(self) -> Node:
+        factors = [factor for dim in self.dims for factor in self.extents[dim].factors]
+        return self.convert(self.masks.product(factors, self.like))
+
+    def moments(self, x: Node) -> tuple[Node, Node, Node]:
+        """The mean, the sum of squared distances from it, and what is left of each element without the mean."""
+        mean = self.add(aten.div.Tensor, self.total(x), self.count())
+        centered = self.add(aten.sub.Tensor, x, mean)
+        return mean, self.total(self.add(aten.mul.Tensor, centered, centered)), centered
+
+    def vector(self, node: Node) -> Node:
+        """Without the dimensions of size 1."""
+        shape = [size for dim, size in enumerate(value(node).shape) if dim not in self.dims]
+        found = self.masks.add(aten.squeeze.dims, (node, [*self.dims]), shape, self.like)
+        self.masks.extents[found] = tuple(extent for dim, extent in enumerate(self.masks.of(node)) if dim not in self.dims)
+        return found
+
+    def along(self, vector: Node) -> Node:
+        """A vector of channels in the place of channels."""
+        found = self.convert(vector)
+        for _ in range(len(self.extents) - 2):
+            shape, extents = [*value(found).shape, 1], self.masks.of(found)
+            found = self.masks.add(aten.unsqueeze.default, (found, len(shape) - 1), shape, self.like)
+            self.masks.extents[found] = (*extents, Extent(()))
+        return found
+
+
+def _size(shape: Sequence[Any]) -> tuple[int, int]:
+    """Orders shapes that are broadcast to one another."""
+    return len(shape), sum(not isinstance(size, int) or size != 1 for size in shape)
+
+
+def _told(masks: Masks, extents: Extents) -> tuple[int, int]:
+    return len(extents), sum(bool(extent.factors) for extent in extents)
+
+
+def _wide(masks: Masks, dims: Sequence[int], extents: Extents, x: torch.Tensor) -> _Wide:
+    """Raises: Unknown for complex numbers."""
+    if x.is_complex():
+        raise Unknown("complex numbers")
+    dtype = torch.float32 if x.dtype.itemsize < 4 else x.dtype
+    return _Wide(masks, dims, tuple(extent.resolved for extent in extents), masks.fake((), dtype, x.device))
+
+
+@rule(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+def _variance(masks: Masks, node: Node) -> Any:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    masks.exact(*others(node, "self"))
+    extents = masks.of(source)
+    dims = reduced_dims(node, len(extents))
+    result = without(extents, dims, node)
+    several = isinstance(node.meta["val"], (tuple, list))
+    if not any(masks.is_padded(extents[dim]) for dim in dims):
+        return [result, result] if several else result
+    correction = argument(node, "correction")
+    wide = _wide(masks, dims, extents, value(source))
+    mean, squares, _ = wide.moments(wide.convert(source))
+    left = wide.add(aten.clamp_min.default, wide.add(aten.sub.Tensor, wide.count(), 1 if correction is None else correction), 0)
+    variance = wide.add(aten.div.Tensor, squares, left)
+    if node.target is aten.std.correction:
+        variance = wide.add(aten.sqrt.default, variance)
+    found = [variance, mean]
+    if not argument(node, "keepdim"):
+        found = [wide.vector(item) for item in found]
+    if several:
+        become_several(node, [wide.convert(item, own.dtype) for item, own in zip(found, node.meta["val"], strict=True)])
+        return [result, result]
+    become(node, wide.convert(found[0], value(node).dtype))
+    return result
+
+
+# Norms over the batch: channels are dimension 1, all others are reduced.
+
+
+def _by_channels(masks: Masks, x: Extents, vectors: Sequence[Any]) -> Extents:
+    """What counts of x, of whose channels these vectors tell. Raises: Unknown."""
+    return replaced(x, 1, joined([x[1], *(masks.of(vector)[0] for vector in vectors if isinstance(vector, Node))]))
+
+
+@rule(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_by_running(masks: Masks, node: Node) -> list[Extents]:
+    """Each element by itself."""
+    masks.exact(*node.args[5:])
+    extents = _by_channels(masks, masks.of(node.args[0]), node.args[1:5])
+    return [extents, *(masks.prefixes(item) for item in node.meta["val"][1:])]
+
+
+@rule(aten._native_batch_norm_legit_functional.default, aten._native_batch_norm_legit.no_stats)
+def _batch_norm(masks: Masks, node: Node) -> list[Extents]:
+    x, weight, bias = node.args[:3]
+    assert isinstance(x, Node)
+    training, momentum, eps = (argument(node, name) for name in ("training", "momentum", "eps"))
+    statistics = list(node.args[3:5]) if len(node.args) == _WITH_STATISTICS else []
+    masks.exact(training, momentum, eps)
+    extents = _by_channels(masks, masks.of(x), [weight, bias, *statistics])
+    if statistics and not training:
+        raise Unknown("a batch norm by running statistics that gives them back")
+    wide = _wide(masks, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
+    mean, squares, centered = wide.moments(wide.convert(x))
+    inverse = wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, wide.add(aten.div.Tensor, squares, wide.count()), eps))
+    out = wide.add(aten.mul.Tensor, centered, inverse)
+    for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if parameter is not None:
+            out = wide.add(op, out, wide.along(parameter))
+    unbiased = wide.add(aten.div.Tensor, squares, wide.add(aten.sub.Tensor, wide.count(), 1))
+    found = [out, wide.vector(mean), wide.vector(inverse)]
+    for old, new in zip(statistics, (mean, unbiased), strict=False):
+        kept = wide.add(aten.mul.Tensor, wide.convert(old), 1 - momentum)
+        found.append(wide.add(aten.add.Tensor, kept, wide.add(aten.mul.Tensor, wide.vector(new), momentum)))
+    become_several(node, [wide.convert(item, own.dtype) for item, own in zip(found, node.meta["val"], strict=True)])
+    return [extents, *[(extents[1].resolved,)] * (len(found) - 1)]
+
+
+_WITH_STATISTICS = 8  # arguments
+
+
+@rule(aten.native_batch_norm_backward.default)
+def _batch_norm_backward(masks: Masks, node: Node) -> list[Extents]:
+    grad, x, weight, mean, variance, saved_mean, saved_inverse, training, eps, _ = node.args
+    assert isinstance(grad, Node)
+    assert isinstance(x, Node)
+    masks.exact(training, eps)
+    vectors = [weight, *([saved_mean, saved_inverse] if training else [mean, variance])]
+    extents = _by_channels(masks, broadcast([masks.of(grad), masks.of(x)]), vectors)
+    dims = [dim for dim in range(len(extents)) if dim != 1]
+    wide = _wide(masks, dims, extents, value(x))
+    center, spread = (wide.along(item) for item in vectors[1:])
+    inverse = spread if training else wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, spread, eps))
+    normal = wide.add(aten.mul.Tensor, wide.add(aten.sub.Tensor, wide.convert(x), center), inverse)
+    normal, slopes = (masks.masked(item, dims, 0, wide.extents) for item in (normal, wide.convert(grad)))
+    of_bias, of_weight = wide.total(slopes), wide.total(wide.add(aten.mul.Tensor, slopes, normal))
+    of_input = slopes
+    if training:
+        for share in (of_bias, wide.add(aten.mul.Tensor, normal, of_weight)):
+            of_input = wide.add(aten.sub.Tensor, of_input, wide.add(aten.div.Tensor, share, wide.count()))
+    factor = inverse if weight is None else wide.add(aten.mul.Tensor, inverse, wide.along(weight))
+    found = [wide.add(aten.mul.Tensor, of_input, factor), wide.vector(of_weight), wide.vector(of_bias)]
+    results = node.meta["val"]
+    asked = [isinstance(own, torch.Tensor) for own in results]
+    become_several(
+        node, [wide.convert(item, own.dtype) if is_asked else None for item, own, is_asked in zip(found, results, asked, strict=True)]
+    )
+    told = [extents, *[(extents[1].resolved,)] * 2]
+    return [item if is_asked else () for item, is_asked in zip(told, asked, strict=True)]
+
+
+@rule(aten.native_group_norm.default)
+def _group_norm(masks: Masks, node: Node) -> list[Extents]:
+    """Each item of a batch by itself."""
+    x, weight, bias, _, channels, places, groups, eps = node.args
+    masks.unpadded(x, range(1, len(masks.of(x))))
+    masks.exact(channels, places, groups, eps)
+    static(masks, [weight, bias])
+    batch = masks.of(x)[0]
+    return [masks.of(x), *[(batch, Extent.of(groups))] * 2]
+
+
+@rule(aten.native_group_norm_backward.default)
+def _group_norm_backward(masks: Masks, node: Node) -> list[Extents]:
+    """Gradients of weight and bias are sums over the batch."""
+    grad, x, mean, inverse, weight, _, channels, places, groups, _ = node.args
+    tensors = [grad, x, mean, inverse]
+    for tensor in tensors:
+        masks.unpadded(tensor, range(1, len(masks.of(tensor))))
+    masks.exact(channels, places, groups)
+    static(masks, [weight])
+    batch = joined([masks.of(tensor)[0] for tensor in tensors])
+    for index, tensor in enumerate(tensors):
+        node.update_arg(index, masks.masked(tensor, [0], 0, replaced(masks.of(tensor), 0, batch)))
+    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
+    return [replaced(masks.of(x), 0, batch) if results[0] else (), *results[1:]]

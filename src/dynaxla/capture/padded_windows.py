@@ -1,0 +1,153 @@
+"""Rules as in `padded_rules.py` for convolutions and pooling: windows over images, sounds, or sequences of rounded sizes.
+
+Beyond the true end a window sees what it would see around an image: zeros, or nothing. How many windows there are follows from the size,
+and grows with it: those that count are a prefix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of
+from .masks import Masks
+from .padded_rules import lowest, rule, static, value
+
+aten = torch.ops.aten
+
+
+def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:
+    """The dimensions of places, of which each is a prefix. first: what stands before them. Raises: Unknown."""
+    extents = masks.of(tensor)
+    places = range(first, len(extents))
+    for dim in places:
+        if masks.is_padded(extents[dim]) and extents[dim].resolved != Extent.of(size_of(value(tensor).shape[dim])):
+            raise Unknown("windows over a dimension that is several in one")
+    return list(places)
+
+
+def _images(masks: Masks, images: Any) -> list[int]:
+    """The dimensions of places of a batch of images with channels. Raises: Unknown."""
+    if not 3 <= value(images).dim() <= 5:
+        raise Unknown("images without a batch")
+    return _prefixes(masks, images, 2)
+
+
+def _result(masks: Masks, node: Node, *around: Extent) -> Any:
+    """around: what counts of the batch and, where they are those of the images, the channels."""
+    several = node.meta["val"]
+    found = [(*around, *masks.prefixes(item)[len(around) :]) for item in (several if isinstance(several, (tuple, list)) else [several])]
+    return found if isinstance(several, (tuple, list)) else found[0]
+
+
+@rule(aten.convolution.default)
+def _convolution(masks: Masks, node: Node) -> Any:
+    images, weight, *rest = node.args
+    assert isinstance(images, Node)
+    if value(images).dim() != value(weight).dim():
+        raise Unknown("a convolution without a batch")
+    masks.exact(*rest)
+    masks.unpadded(images, [1])
+    static(masks, [weight, *rest])
+    node.update_arg(0, masks.masked(images, _images(masks, images), 0))
+    return _result(masks, node, masks.of(images)[0])
+
+
+@rule(aten.convolution_backward.default)
+def _convolution_backward(masks: Masks, node: Node) -> list[Extents]:
+    """Gradients of weights are sums over the batch and all places."""
+    grad, images, *rest = node.args
+    assert isinstance(grad, Node)
+    assert isinstance(images, Node)
+    masks.exact(*rest)
+    static(masks, rest)
+    batch = joined([masks.of(grad)[0], masks.of(images)[0]])
+    for index, tensor in enumerate((grad, images)):
+        dims = [0, *_images(masks, tensor)]
+        masks.unpadded(tensor, [1])
+        node.update_arg(index, masks.masked(tensor, dims, 0, replaced(masks.of(tensor), 0, batch)))
+    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
+    return [replaced(results[0], 0, batch) if results[0] else (), *results[1:]]
+
+
+@rule(aten.max_pool2d_with_indices.default)
+def _max_pool(masks: Masks, node: Node) -> Any:
+    images, *rest = node.args
+    assert isinstance(images, Node)
+    masks.exact(*rest, *node.kwargs.values())
+    dims = _images(masks, images)
+    _require_flat_places(masks, images)
+    node.update_arg(0, masks.masked(images, dims, lowest(value(images).dtype)))
+    return _result(masks, node, *masks.of(images)[:2])
+
+
+def _require_flat_places(masks: Masks, images: Node) -> None:
+    """Positions count along rows: a row must have its true length, unless there is but one. Raises: Unknown."""
+    height, width = value(images).shape[-2:]
+    if masks.is_padded(masks.of(images)[-1]) and not (isinstance(height, int) and height == 1):
+        raise Unknown(f"positions in rows of {width}, a rounded size")
+
+
+@rule(aten.max_pool2d_with_indices_backward.default)
+def _max_pool_backward(masks: Masks, node: Node) -> Extents:
+    grad, images, *rest, indices = node.args
+    assert isinstance(grad, Node)
+    assert isinstance(images, Node)
+    assert isinstance(indices, Node)
+    masks.exact(*rest)
+    places = _images(masks, images)
+    _require_flat_places(masks, images)
+    around = broadcast([masks.of(tensor)[:2] for tensor in (grad, images, indices)])
+    for index, tensor in ((0, grad), (len(node.args) - 1, indices)):
+        _images(masks, tensor)
+        node.update_arg(index, masks.masked(tensor, [0, 1, *places], 0, (*around, *masks.of(tensor)[2:])))
+    return (*around, *masks.prefixes(value(node))[2:])
+
+
+def _mean_of_whole_windows(masks: Masks, images: Node, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor: Any) -> None:
+    """Raises: Unknown where a window's number of elements depends on where the image ends."""
+    if divisor is not None or not any(masks.is_padded(extent) for extent in masks.of(images)[2:]):
+        return
+    if ceil_mode or (not count_include_pad and any(padding)):
+        raise Unknown("means of windows that reach over the end of a rounded size")
+
+
+@rule(aten.avg_pool2d.default)
+def _mean_pool(masks: Masks, node: Node) -> Any:
+    images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = _filled(node)
+    masks.exact(kernel, stride, padding)
+    dims = _images(masks, images)
+    _mean_of_whole_windows(masks, images, padding, ceil_mode, count_include_pad, divisor)
+    node.update_arg(0, masks.masked(images, dims, 0))
+    return _result(masks, node, *masks.of(images)[:2])
+
+
+@rule(aten.avg_pool2d_backward.default)
+def _mean_pool_backward(masks: Masks, node: Node) -> Extents:
+    grad, images, kernel, stride, padding, ceil_mode, count_include_pad, divisor = _filled(node)
+    masks.exact(kernel, stride, padding)
+    dims = _images(masks, images)
+    _images(masks, grad)
+    _mean_of_whole_windows(masks, images, padding, ceil_mode, count_include_pad, divisor)
+    node.update_arg(0, masks.masked(grad, dims, 0))
+    around = broadcast([masks.of(grad)[:2], masks.of(images)[:2]])
+    return (*around, *masks.prefixes(value(node))[2:])
+
+
+@rule(aten._adaptive_avg_pool2d.default)
+def _adaptive_pool(masks: Masks, node: Node) -> Any:
+    """Windows that depend on the size."""
+    images, size = node.args
+    masks.exact(size)
+    masks.unpadded(images, _images(masks, images))
+    return _result(masks, node, *masks.of(images)[:2])
+
+
+def _filled(node: Node) -> list[Any]:
+    """All arguments, those that are not given by their defaults."""
+    items = node.target._schema.arguments
+    return [
+        node.args[index] if index < len(node.args) else node.kwargs.get(item.name, item.default_value) for index, item in enumerate(items)
+    ]

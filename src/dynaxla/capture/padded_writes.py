@@ -1,0 +1,256 @@
+"""Rules as in `padded_rules.py` for writes by index: what does not count writes nothing, or again what counts.
+
+Where written values are added, those that do not count are zero. Where they replace others, positions that do not count repeat the last one
+that does, index and value: it writes the same once more.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..lowering.dimensions import wrap
+from ..lowering.ops.masking import put_into
+from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of
+from .masks import Masks
+from .padded_layers import index_of
+from .padded_rules import END, argument, become, one_dimension, rule, value
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def _is_tensor(item: Any) -> bool:
+    return isinstance(item, Node) and isinstance(item.meta.get("val"), torch.Tensor)
+
+
+def _resolved(extents: Extents) -> Extents:
+    return tuple(extent.resolved for extent in extents)
+
+
+# One index for each slice
+
+
+@rule(aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar)
+def _slices(masks: Masks, node: Node) -> Extents:
+    table, dim, index = node.args[:3]
+    assert isinstance(table, Node)
+    assert isinstance(index, Node)
+    extents = masks.of(table)
+    if not extents or value(index).dim() != 1:
+        raise Unknown("an index of a number")
+    dim = wrap(dim, len(extents))
+    around = _resolved(extents)
+    if node.target is aten.index_fill.int_Scalar:
+        masks.exact(node.args[3])
+    else:
+        source = node.args[3]
+        assert isinstance(source, Node)
+        if value(source).dim() != len(extents):
+            raise Unknown("a number for slices")
+        own = masks.of(source)
+        places = joined([own[dim], masks.of(index)[0]])
+        around = broadcast([replaced(around, dim, Extent(())), replaced(own, dim, Extent(()))])
+        around = replaced(around, dim, extents[dim].resolved)
+        if node.target is aten.index_add.default:
+            masks.exact(argument(node, "alpha"))
+            node.update_arg(3, masks.masked(source, [dim], 0, replaced(own, dim, places)))
+        else:
+            node.update_arg(3, masks.held(source, [dim]))
+            if masks.is_padded(places) and not masks.is_padded(own[dim]):
+                raise Unknown("positions of different kinds meet")
+    held = masks.held(index, [0])
+    node.update_arg(2, index_of(masks, held, table, dim, from_end=False, held=True))
+    return around
+
+
+# An index for each element
+
+
+_BY_HOLDING = ("amax", "amin")
+
+
+@rule(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two)
+def _elements(masks: Masks, node: Node) -> Extents:
+    table, dim, index = node.args[:3]
+    assert isinstance(table, Node)
+    assert isinstance(index, Node)
+    extents, wanted = _resolved(masks.of(table)), _resolved(masks.of(index))
+    if not extents or len(wanted) != len(extents):
+        raise Unknown("an index of a number")
+    dim = wrap(dim, len(extents))
+    for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
+        if d != dim and own != other and (masks.is_padded(own) or masks.is_padded(other)):
+            raise Unknown("positions of different kinds meet")
+    reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
+    if reduce not in ("set", "sum", *_BY_HOLDING):
+        raise Unknown(f"scatter with {reduce}")
+    source = node.args[3]
+    if _is_tensor(source):
+        assert isinstance(source, Node)
+        for own, other in zip(_resolved(masks.of(source)), wanted, strict=True):
+            if own != other and (masks.is_padded(own) or masks.is_padded(other)):
+                raise Unknown("positions of different kinds meet")
+        held = masks.masked(source, [dim], 0, wanted) if reduce == "sum" else masks.held(source, [dim])
+        node.update_arg(3, held)
+    else:
+        masks.exact(source)
+    around = [d for d in range(len(wanted)) if d != dim]
+    index = masks.held(masks.masked(index, around, 0), [dim])
+    node.update_arg(2, index_of(masks, index, table, dim, from_end=False, is_index=False, held=True))
+    return extents
+
+
+_REDUCE = aten.scatter_reduce.two
+
+
+# Any number of indices
+
+
+@rule(aten.index_put.default)
+def _put(masks: Masks, node: Node) -> Extents:
+    table, indices, values = node.args[:3]
+    assert isinstance(table, Node)
+    assert isinstance(values, Node)
+    given = {dim: index for dim, index in enumerate(indices) if index is not None}
+    extents = _resolved(masks.of(table))
+    if any(value(index).dtype in (torch.bool, torch.uint8) for index in given.values()):
+        return _put_by_mask(masks, node, given)
+    accumulate = argument(node, "accumulate")
+    shape = broadcast([masks.of(index) for index in given.values()])
+    dims = sorted(given)
+    at = dims[0] if dims[-1] - dims[0] == len(dims) - 1 else 0
+    rest = tuple(extent for dim, extent in enumerate(extents) if dim not in given)
+    wanted = (*rest[:at], *shape, *rest[at:])
+    written = masks.of(values)
+    broadcast([wanted, written])
+    places = range(at, at + len(shape))
+    first = len(wanted) - len(written)
+    told = [dim - first for dim in places if dim >= first]
+    if accumulate:
+        if any(masks.is_padded(wanted[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in places):
+            # One value for many positions: each of them needs its own.
+            sizes = _sizes(masks, node, at, given, table)
+            expanded = masks.add(aten.expand.default, (values, sizes), [_size(size) for size in sizes], value(values))
+            masks.extents[expanded] = tuple(wanted)
+            values, written, told = expanded, tuple(wanted), list(places)
+            first = 0
+        by = tuple(wanted[first + dim] if first + dim in places else own for dim, own in enumerate(written))
+        node.update_arg(2, masks.masked(values, told, 0, by))
+    else:
+        node.update_arg(2, masks.held(values, told))
+        if any(masks.is_padded(wanted[first + dim]) and not _alike(masks, written[dim], wanted[first + dim]) for dim in told):
+            raise Unknown("positions of different kinds meet")
+    changed = list(indices)
+    for dim, index in given.items():
+        held = index if accumulate else masks.held(index, range(value(index).dim()))
+        changed[dim] = index_of(masks, held, table, dim, from_end=True, held=not accumulate)
+    node.update_arg(1, changed)
+    return extents
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _alike(masks: Masks, own: Extent, wanted: Extent) -> bool:
+    return not own.factors or own.uniform or own.resolved == wanted.resolved
+
+
+def _size(size: Any) -> Any:
+    return size.meta["val"] if isinstance(size, Node) else size
+
+
+def _sizes(masks: Masks, node: Node, at: int, given: dict[int, Any], table: Node) -> list[Any]:
+    """The shape of all that is written, as numbers of the graph."""
+    rank = max(value(index).dim() for index in given.values())
+    shape: list[Any] = [1] * rank
+    for index in given.values():
+        for dim in range(value(index).dim()):
+            if not _is_one(value(index).shape[dim]):
+                shape[rank - value(index).dim() + dim] = masks.number(index, dim)
+    rest = [masks.number(table, dim) for dim in range(value(table).dim()) if dim not in given]
+    return [*rest[:at], *shape, *rest[at:]]
+
+
+def _put_by_mask(masks: Masks, node: Node, given: dict[int, Node]) -> Extents:
+    """One number where a mask is true."""
+    table, _, values = node.args[:3]
+    assert isinstance(table, Node)
+    assert isinstance(values, Node)
+    extents = masks.of(table)
+    if len(given) > 1 or argument(node, "accumulate") or any(not _is_one(size) for size in value(values).shape):
+        raise Unknown("values for the elements of a mask")
+    ((dim, mask),) = given.items()
+    if value(mask).dtype != torch.bool:
+        raise Unknown("a mask of bytes")
+    own = masks.of(mask)
+    for _ in range(len(extents) - dim - value(mask).dim()):
+        shape = [*value(mask).shape, 1]
+        mask = masks.add(aten.unsqueeze.default, (mask, len(shape) - 1), shape, value(mask))
+        own = (*own, Extent(()))
+    found = broadcast([extents, own])
+    if value(values).dim():
+        values = masks.add(aten.view.default, (values, []), (), value(values))
+    become(node, masks.add(aten.where.self, (mask, values, table), value(node).shape, value(node)))
+    return found
+
+
+# A slice
+
+
+@rule(aten.slice_scatter.default)
+def _put_slice(masks: Masks, node: Node) -> Extents:
+    table, added = node.args[:2]
+    assert isinstance(table, Node)
+    assert isinstance(added, Node)
+    extents, own = masks.of(table), masks.of(added)
+    dim = wrap(argument(node, "dim"), len(extents))
+    start, step = argument(node, "start") or 0, argument(node, "step")
+    around = broadcast([replaced(extents, dim, Extent(())), replaced(own, dim, Extent(()))])
+    count, whole = size_of(value(added).shape[dim]), size_of(value(table).shape[dim])
+    result = replaced(around, dim, extents[dim].resolved)
+    if not masks.is_padded(extents[dim]) and not masks.is_padded(own[dim]):
+        masks.exact(start, argument(node, "end"), step)
+        return result
+    if step != 1 or own[dim].resolved != Extent.of(count):
+        raise Unknown("a slice with a step, or of a dimension that is several in one")
+    one_dimension(masks, table, [dim])
+    if isinstance(start, int) and start < 0:
+        if argument(node, "end") not in (None, END):
+            raise Unknown("a slice whose start and end count from the end")
+        first = whole - count
+    else:
+        first = start if isinstance(start, int) else size_of(value(start))
+    _become_written(masks, node, table, added, dim, first, count)
+    return result
+
+
+@rule(aten.select_scatter.default)
+def _put_one(masks: Masks, node: Node) -> Extents:
+    table, added, dim, index = node.args
+    assert isinstance(table, Node)
+    assert isinstance(added, Node)
+    extents, own = masks.of(table), masks.of(added)
+    dim = wrap(dim, len(extents))
+    own = (*own[:dim], Extent(()), *own[dim:])
+    result = replaced(broadcast([replaced(extents, dim, Extent(())), own]), dim, extents[dim].resolved)
+    if masks.is_padded(extents[dim]) or masks.is_rounded(index):
+        one_dimension(masks, table, [dim])
+        whole = size_of(value(table).shape[dim])
+        first = size_of(value(index)) if not isinstance(index, int) else index if index >= 0 else whole + index
+        shape = [*value(added).shape[:dim], 1, *value(added).shape[dim:]]
+        row = masks.add(aten.unsqueeze.default, (added, dim), shape, value(added))
+        masks.extents[row] = own
+        _become_written(masks, node, table, row, dim, first, 1)
+    return result
+
+
+def _become_written(masks: Masks, node: Node, table: Node, added: Node, dim: int, first: Any, count: Any) -> None:
+    if value(added).dtype != value(table).dtype:
+        added = masks.add(prims.convert_element_type.default, (added, value(table).dtype), value(added).shape, value(table))
+    place, start = (-1, first) if isinstance(first, int) else (masks.place(first), 0)
+    counted, number = (-1, count) if isinstance(count, int) else (masks.place(count), 0)
+    like = value(node)
+    become(node, masks.add(put_into, (table, added, masks.lengths, dim, place, start, counted, number), like.shape, like))

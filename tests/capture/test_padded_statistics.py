@@ -1,0 +1,68 @@
+"""Variances and batch norms of rounded sizes, with NaN in the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
+
+def norm(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    mean, variance = t[0] * 1, t[1].square() + 1
+    F.batch_norm(x, mean, variance, t[2], t[3], True, 0.2)
+    return torch.stack([mean, variance])
+
+
+VARIANCES: list[Callable[..., Any]] = [
+    lambda x, y, n, t: (y + 3).var(1),
+    lambda x, y, n, t: (x + 5).std((0, 1), correction=0),
+    lambda x, y, n, t: x.half().var(1, keepdim=True),
+    lambda x, y, n, t: torch.stack(torch.var_mean(x.double(), (1, 2), correction=2)),
+    lambda x, y, n, t: y.std(),
+    lambda x, y, n, t: torch.var_mean(y, 0, keepdim=True)[0],
+    lambda x, y, n, t: x.flatten(0, 1).std(0),
+    lambda x, y, n, t: norm(x.transpose(1, 2), t),
+    lambda x, y, n, t: (F.batch_norm(x.transpose(1, 2), t[0] * 1, t[1].square() + 1, t[2], t[3], True) * y[:, None]).sum(2),
+    lambda x, y, n, t: F.batch_norm(x[:, 0], t[0] * 1, t[1].square() + 1, t[2], training=True),
+    lambda x, y, n, t: F.batch_norm(x.transpose(1, 2), t[0] * 1, t[1].square() + 1, t[2], t[3]).sum(2),
+    lambda x, y, n, t: F.instance_norm(x[:, :4].transpose(1, 2)),
+    lambda x, y, n, t: F.group_norm((x + torch.zeros(4))[:, :5].transpose(1, 2), 2, t[0], t[1]),
+]
+
+
+def test_variances_leave_padding_out() -> None:
+    assert_one_program(VARIANCES, features)
+
+
+def test_gradients_of_batch_norms() -> None:
+    networks = torch.nn.ModuleList([torch.nn.BatchNorm1d(4), torch.nn.BatchNorm1d(4).eval(), torch.nn.GroupNorm(2, 4)]).double()
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        turned = x.transpose(1, 2)
+        results = [networks[0](turned), networks[1](turned), networks[2](turned[..., :3]).sum(-1, keepdim=True)]
+        return sum((result * y[:, None]).sum() + result.square().sum() for result in results)
+
+    def gradients(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [item.double().requires_grad_() for item in inputs]
+        result = run(*leaves)
+        return [result.detach(), *torch.autograd.grad(result, [*networks.parameters(), *leaves])]
+
+    run, before = compiled(function), counts()
+    with poisoned():
+        for sizes in SIZES[:2]:
+            inputs = features(*sizes)[:2]
+            statistics = networks[0].state_dict()
+            kept = {name: item.clone() for name, item in statistics.items()}
+            expected, new = gradients(function, *inputs), {name: item.clone() for name, item in statistics.items()}
+            networks[0].load_state_dict(kept)
+            for found, wanted in zip(gradients(run, *inputs), expected, strict=True):
+                assert_equal(found, wanted)
+            assert_equal(dict(networks[0].state_dict()), new)
+    assert counts() == (before[0] + 2, before[1])

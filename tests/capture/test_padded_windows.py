@@ -1,0 +1,66 @@
+"""Convolutions and pooling over rounded sizes, with NaN in the padding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
+from torch.nn import functional as F
+
+pytestmark = pytest.mark.usefixtures("quick_xla")
+
+
+def kernel(t: torch.Tensor) -> torch.Tensor:
+    return t[:6].reshape(2, 4, 3)
+
+
+WINDOWS: list[Callable[..., Any]] = [
+    lambda x, y, n, t: F.conv1d(x.transpose(1, 2), kernel(t), t[0, :2], padding=1),
+    lambda x, y, n, t: F.conv1d(x.transpose(1, 2), kernel(t), stride=2, padding=2, dilation=2).cumsum(2),
+    lambda x, y, n, t: F.conv1d(F.pad(x.transpose(1, 2), (2, 0)), kernel(t)),
+    lambda x, y, n, t: F.conv_transpose1d(x.transpose(1, 2), kernel(t).transpose(0, 1), stride=2, padding=1).sum(2),
+    lambda x, y, n, t: F.conv2d(y[:, None, :, None] + y[:, None, None, :], t[:4, :2].reshape(2, 1, 2, 2)).sum((2, 3)),
+    lambda x, y, n, t: F.max_pool2d(y[:, None, :, None] - 9, (3, 1), (2, 1), (1, 0)).cumsum(2),
+    lambda x, y, n, t: F.max_pool1d(y[:, None], 2, return_indices=True)[1],
+    lambda x, y, n, t: F.avg_pool1d(y[:, None], 3, 2, 1),
+    lambda x, y, n, t: F.avg_pool1d(y[:, None], 2, count_include_pad=False).sum(2),
+    lambda x, y, n, t: F.avg_pool2d(x[:, None], 2, divisor_override=3),
+    lambda x, y, n, t: F.max_pool2d((x + torch.zeros(4))[:, None], (2, 2)).sum(2),
+    lambda x, y, n, t: F.adaptive_avg_pool1d(y[:, None], 1),
+]
+
+
+def test_windows_end_where_they_would() -> None:
+    assert_one_program(WINDOWS, features)
+
+
+def test_gradients_of_windows() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        hidden = F.conv1d(x.transpose(1, 2), kernel(t), t[0, :2], padding=1, stride=2)
+        pooled = [F.max_pool2d(hidden[..., None], (3, 1), (2, 1), (1, 0)), F.avg_pool1d(hidden, 2), hidden * y[:, None, ::2]]
+        return sum(item.exp().sum() for item in pooled)
+
+    run, before = compiled(function), counts()
+    with poisoned():
+        for sizes in SIZES[:2]:
+            x, y, _, t = features(*sizes)
+            for found, expected in zip(*(_gradients(each, x, y, t) for each in (run, function)), strict=True):
+                assert_equal(found, expected)
+    assert counts() == (before[0] + 2, before[1])
+
+
+def _gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    leaves = [item.double().requires_grad_() for item in inputs]
+    return torch.autograd.grad(function(*leaves), leaves)
+
+
+def test_positions_in_rows_of_a_rounded_size_need_exact_ones() -> None:
+    run, before = compiled(lambda x: F.max_pool2d(x, 2, return_indices=True)[1]), counts()
+    for size in (9, 11):
+        x = torch.randn(2, 1, 4, size)
+        assert_equal(run(x), F.max_pool2d(x, 2, return_indices=True)[1])
+    assert counts()[0] == before[0] + 2

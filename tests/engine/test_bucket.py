@@ -106,6 +106,15 @@ def test_views_of_values_begin_at_true_positions() -> None:
     assert counts() == (before[0] + 1, before[1])
 
 
+def test_a_value_that_is_returned_twice_is_in_one_memory() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x - 1
+        return y, y.mul_(x[:1])
+
+    found = compiled(function)(torch.randn(9, 5))
+    assert found[0].data_ptr() == found[1].data_ptr()
+
+
 def test_numbers_made_of_sizes_that_are_not_whole() -> None:
     run, before = compiled(lambda x, y: x @ y * x.shape[1] ** -0.5), counts()
     for size in (9, 11):

@@ -54,6 +54,14 @@ def _lowered(op: torch._ops.OpOverload, change: Callable[..., Any]) -> AbstractC
 
 
 for _name, _ops in {
+    "variances_are_not_masked": (aten.var.correction, aten.std.correction, aten.var_mean.correction),
+    "batch_norms_are_not_masked": (aten._native_batch_norm_legit_functional.default,),
+    "what_is_sorted_is_not_masked": (aten.sort.default, aten.sort.stable),
+    "the_largest_are_not_masked": (aten.topk.default,),
+    "extremes_are_not_masked": (aten.aminmax.default,),
+    "convolutions_are_not_masked": (aten.convolution.default,),
+    "windows_of_maxima_are_not_masked": (aten.max_pool2d_with_indices.default,),
+    "added_rows_are_not_masked": (aten.index_add.default, aten.index_put.default, aten.scatter_add.default),
     "sums_are_not_masked": (aten.sum.default, aten.sum.dim_IntList),
     "means_are_not_masked": (aten.mean.dim, aten.mean.default),
     "maxima_are_not_masked": (aten.amax.default, aten.max.dim),
@@ -100,6 +108,24 @@ def masks_are_longer_by_one() -> AbstractContextManager[Any]:
 @fault
 def parts_begin_at_rounded_positions() -> AbstractContextManager[Any]:
     return _lowered(masking.part, lambda right, x, lengths, *rest, **kw: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest, **kw))
+
+
+@fault
+def what_turns_turns_around_the_rounded_end() -> AbstractContextManager[Any]:
+    return _lowered(masking.turned, lambda right, x, lengths, *rest: right(x, lax.add(lengths, lax.full_like(lengths, 1)), *rest))
+
+
+@fault
+def what_is_written_is_not_repeated() -> AbstractContextManager[Any]:
+    return _lowered(masking.last_repeated, lambda right, x, *rest: lax.select(lax.full(x.shape, True), x, x))
+
+
+@fault
+def slices_are_written_with_their_padding() -> AbstractContextManager[Any]:
+    def whole(right: Any, x: Any, added: Any, lengths: Any, dim: int, place: int, start: int, count_place: int, count: int) -> Any:
+        return right(x, added, lengths, dim, place, start, -1, added.shape[dim])
+
+    return _lowered(masking.put_into, whole)
 
 
 @fault
@@ -152,11 +178,19 @@ def assumptions_are_forgotten() -> AbstractContextManager[Any]:
 
 def trials() -> Iterator[tuple[str, Callable[[], None]]]:
     """What must find them: the functions of the tests of the rules, in a program of their own."""
-    from capture import test_padded_layers, test_padded_rules
+    from capture import (
+        test_padded_layers,
+        test_padded_order,
+        test_padded_rules,
+        test_padded_statistics,
+        test_padded_windows,
+        test_padded_writes,
+    )
 
-    for module in (test_padded_rules, test_padded_layers):
+    tested = test_padded_order, test_padded_statistics, test_padded_windows, test_padded_writes, test_padded_rules, test_padded_layers
+    for module in tested:
         for name, functions in vars(module).items():
-            if name.isupper() and isinstance(functions, list):
+            if name.isupper() and isinstance(functions, list) and callable(functions[0]):
                 added = [lambda *given, own=function: own(*given) + 0 for function in functions]
                 yield name, lambda functions=added: rounded_sizes.assert_one_program(functions, rounded_sizes.features)
     yield "ASSUMPTIONS", _assumptions

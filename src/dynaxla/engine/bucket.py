@@ -287,7 +287,7 @@ class _Call:
 
     def cut(self, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """The graph's outputs."""
-        return [output.of(results) if isinstance(output, _Made) else output.of(given) for output in self._outputs]
+        return self._each(given, lambda place, output: output.of(results))
 
     def exact(self, given: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
         """The graph's outputs, each in memory of its own, if torch's kernels have computed the graph.
@@ -296,17 +296,29 @@ class _Call:
         Raises: RuntimeError for a value of another shape or dtype than the graph says.
         """
         used = {private.storage_id(tensor) for tensor in others}
-        made: dict[int, torch.Tensor] = {}
-        found = []
-        for output, value in zip(self._outputs, values, strict=True):
-            if isinstance(output, _Told):
-                found.append(output.of(given))
-                continue
-            wanted = output.wanted
+
+        def own(place: int, output: _Made) -> torch.Tensor:
+            value, wanted = values[place], output.wanted
             if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
                 raise RuntimeError(f"an op returned {value.dtype} of shape {list(value.shape)}, its fake (meta) implementation {wanted}")
-            if output.index not in made:
-                made[output.index] = _alone(value, used)
-            result = made[output.index]
-            found.append(result if result.stride() == wanted.stride else _as_wanted(result, wanted))
+            return _as_wanted(_alone(value, used), wanted)
+
+        return self._each(given, own)
+
+    def _each(self, given: Sequence[Any], make: Callable[[int, _Made], torch.Tensor]) -> list[Any]:
+        """The graph's outputs: one that the program gives once may be several of the graph's, in the same memory.
+
+        make: from the place of an output, and what it is.
+        """
+        made: dict[int, torch.Tensor] = {}
+        found: list[Any] = []
+        for place, output in enumerate(self._outputs):
+            if isinstance(output, _Told):
+                found.append(output.of(given))
+            elif output.index in made:
+                first = made[output.index]
+                found.append(torch.as_strided(first, first.shape, first.stride(), int(first.storage_offset())))
+            else:
+                made[output.index] = make(place, output)
+                found.append(made[output.index])
         return found

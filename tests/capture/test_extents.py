@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import sympy
+from torch.utils._sympy.functions import FloorDiv
 
-from dynaxla.capture.extents import Extent, Unknown, broadcast, grows, joined, merged, quotient, reshaped
+from dynaxla.capture.extents import Extent, Unknown, _settled, broadcast, grows, joined, merged, quotient, reshaped
 
 B, S, N = (sympy.Symbol(name, positive=True, integer=True) for name in "bsn")
 ROUNDED = {B, S}
@@ -48,3 +49,12 @@ def test_sizes_that_never_shrink_are_known() -> None:
 def test_factors() -> None:
     assert (quotient(6 * S, 2 * S), quotient(S * B + B, B), quotient(S, B), quotient(5, 2)) == (3, S + 1, None, None)
     assert merged([2, 3, S, 2, N, B], ROUNDED) == (6, S, 2 * N, B)
+
+
+def test_sizes_that_are_left_and_sizes_of_one_form() -> None:
+    half, third = FloorDiv(S + 1, 2), FloorDiv(2 * S, 3)
+    assert all(map(grows, [S - half, 2 * S - half + 3, S - third]))
+    assert not any(map(grows, [S - 2 * half, half - S, S - FloorDiv(B, 2), S - FloorDiv(S * S, 2)]))
+    assert _settled(FloorDiv(S - 1, 2) + 1) == half
+    assert _settled(S + 1) == S + 1
+    assert _settled(half + third + 1) == half + third + 1

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from newer import IS_OLDEST
 
 import dynaxla
 from dynaxla.observe import metrics
@@ -105,7 +106,8 @@ def test_each_call_has_its_arrays_values(name: str) -> None:
         mine = x.copy()
         torch.testing.assert_close(step(mine), function(x))
         np.testing.assert_array_equal(mine, x)
-    if name in MAKES:
+    # A gradient's first call runs code of typing_extensions with torch 2.11, which is not trusted to leave arrays alone.
+    if name in MAKES and not (IS_OLDEST and name == "a leaf"):
         assert _programs() - before == 1, "an array is an input: one program serves all"
 
 

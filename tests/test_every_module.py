@@ -22,6 +22,11 @@ ELSEWHERE = {
     "lowering/ops/test_products_of_updates.py": "lowering/ops/products_of_samples",
     # What they promise is an order of what torch, XLA and the host do.
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
+    # Enabling the device is for a process's life: what it does is tested in processes that have it.
+    "device/test_op_by_op.py": "device/one_op device/on_the_cpu device/kernels",
+    "device/test_registration.py": (
+        "device/storages device/storage_methods device/copies device/places device/generators device/module device/beginnings"
+    ),
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

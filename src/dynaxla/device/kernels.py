@@ -1,4 +1,4 @@
-"""What the device does with each op. Most go one way (`eager.kernel`); here are those about memory, numbers and other devices."""
+"""What the device does with each op. Most go one way (`op_by_op.kernel`); here are those about memory, numbers and other devices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from ..runtime import private
 from ..runtime.layout import row_major
-from . import copies, eager, places, storages
+from . import copies, op_by_op, places, storages
 from .counterparts import form_of
 
 aten = torch.ops.aten
@@ -28,7 +28,7 @@ def _check(dtype: torch.dtype | None, layout: torch.layout | None, pin_memory: b
     if pin_memory:
         raise RuntimeError("Cannot pin a tensor on the device jax: only dense CPU tensors can be pinned")
     dtype = dtype or torch.get_default_dtype()
-    if not eager.dtypes.is_supported(dtype):
+    if not op_by_op.dtypes.is_supported(dtype):
         raise RuntimeError(f"JAX has no dtype {dtype}, so there is no tensor of it on the device jax")
     return dtype
 
@@ -69,7 +69,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
         target.copy_(host if target.device.type == "cpu" else host.to(target.device))
         return target
     if storages.is_ours(source) and source.device == target.device:
-        eager.run(form_of(aten.clone.default), (source,), {}, [target])
+        op_by_op.run(form_of(aten.clone.default), (source,), {}, [target])
         return target
     host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
     copies.write(target, host.to(target.dtype).expand(target.shape))
@@ -78,7 +78,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     if storages.is_ours(target):
-        eager.resize_output(target, tuple(source.shape), row_major(tuple(source.shape)))
+        op_by_op.resize_output(target, tuple(source.shape), row_major(tuple(source.shape)))
     else:
         target.resize_(source.shape)
     return copy_from(source, target)
@@ -92,22 +92,20 @@ def set_storage(
     tensor: torch.Tensor, source: torch.UntypedStorage, storage_offset: int, size: Sequence[int], stride: Sequence[int] = ()
 ) -> torch.Tensor:
     """Raises: RuntimeError for a storage of another device, or one that is too small."""
-    storage = getattr(source, "_untyped_storage", source)
-    if storage.device != tensor.device:
+    if source.device != tensor.device:
         raise RuntimeError(
-            f'Attempted to set the storage of a tensor on device "{tensor.device}" to a storage on different device "{storage.device}".'
+            f'Attempted to set the storage of a tensor on device "{tensor.device}" to a storage on different device "{source.device}".'
         )
     steps = tuple(stride) or row_major(tuple(size))
     needed = (storage_offset + storages.storage_extent(tuple(size), steps)) * tensor.element_size()
-    if math.prod(size) and needed > storage.nbytes():
-        raise RuntimeError(f"a storage of {storage.nbytes()} bytes on {storage.device} is too small for a tensor that reads {needed} bytes")
-    private.place_tensor(tensor, storage, storage_offset, tuple(size), steps)
+    if math.prod(size) and needed > source.nbytes():
+        raise RuntimeError(f"a storage of {source.nbytes()} bytes on {source.device} is too small for a tensor that reads {needed} bytes")
+    private.place_tensor(tensor, source, storage_offset, tuple(size), steps)
     return tensor
 
 
 def set_whole_storage(tensor: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
-    storage = getattr(source, "_untyped_storage", source)
-    return set_storage(tensor, storage, 0, (storage.nbytes() // tensor.element_size(),), (1,))
+    return set_storage(tensor, source, 0, (source.nbytes() // tensor.element_size(),), (1,))
 
 
 def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
@@ -135,12 +133,19 @@ def native_batch_norm(
     eps: float,
 ) -> Any:
     """It writes to the running statistics, which its schema does not say."""
-    if not training or running_mean is None or running_var is None:
-        return eager.kernel(aten.native_batch_norm.default, x, weight, bias, running_mean, running_var, training, momentum, eps)
+    if not training and running_mean is not None:
+        return op_by_op.run(
+            form_of(aten._native_batch_norm_legit_no_training.default), (x, weight, bias, running_mean, running_var, momentum, eps), {}
+        )
     functional = form_of(aten._native_batch_norm_legit_functional.default)
-    *results, mean, var = eager.run(functional, (x, weight, bias, running_mean, running_var, training, momentum, eps), {})
-    copy_from(mean, running_mean)
-    copy_from(var, running_var)
+    old = [running_mean, running_var]
+    if running_mean is None or running_var is None:
+        dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        old = [torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2)]
+    *results, mean, var = op_by_op.run(functional, (x, weight, bias, *old, True, momentum, eps), {})
+    if running_mean is not None and running_var is not None:
+        copy_from(mean, running_mean)
+        copy_from(var, running_var)
     return tuple(results)
 
 
@@ -195,11 +200,11 @@ def register() -> None:
     own.impl(aten._pin_memory.default, pin_memory, "CPU")
     others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
     own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # attention as products and a softmax
-    others.fallback(eager.kernel, private.SPARE_KEY)
+    others.fallback(op_by_op.kernel, private.SPARE_KEY)
 
 
 def _whole(op: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        return eager.kernel(op, *args, **kwargs)
+        return op_by_op.kernel(op, *args, **kwargs)
 
     return kernel

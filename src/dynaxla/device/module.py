@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,12 +16,12 @@ Which = torch.device | int | str | None
 def _index(device: Which) -> int:
     """Raises: RuntimeError if there is no such device; ValueError for another kind of device."""
     if device is None:
-        return places.current()
+        return 0
     if not isinstance(device, int):
         device = torch.device(device)
         if device.type != storages.NAME:
             raise ValueError(f'expected a device "jax" or an index, not {str(device)!r}')
-        return places.current() if device.index is None else places.with_index(device).index
+        return places.with_index(device).index
     places.jax_device(device)
     return device
 
@@ -49,23 +47,13 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    return places.current()
+    return 0
 
 
 def set_device(device: Which) -> None:
-    """Choose what "jax" stands for in this thread."""
-    places.set_current(_index(device))
-
-
-@contextlib.contextmanager
-def device(which: Which) -> Iterator[None]:
-    """Inside, "jax" stands for this device in this thread."""
-    before = places.current()
-    set_device(which)
-    try:
-        yield
-    finally:
-        places.set_current(before)
+    """Raises: NotImplementedError for another device than "jax:0": torch takes that one wherever no number is given."""
+    if _index(device):
+        raise NotImplementedError(f'"jax" without a number is always "jax:0": write "jax:{_index(device)}" where that device is meant')
 
 
 def get_device_name(device: Which = None) -> str:
@@ -80,8 +68,8 @@ def synchronize(device: Which = None) -> None:
 
 
 def manual_seed(seed: int) -> None:
-    """Seed this thread's current device."""
-    generators.manual_seed(places.current(), int(seed))
+    """Seed the device "jax:0"."""
+    generators.manual_seed(0, int(seed))
 
 
 def manual_seed_all(seed: int) -> None:
@@ -90,12 +78,12 @@ def manual_seed_all(seed: int) -> None:
 
 
 def seed() -> None:
-    """Seed this thread's current device with a number that nobody knows."""
-    generators.generator_of(places.current()).seed()
+    """Seed the device "jax:0" with a number that nobody knows."""
+    generators.generator_of(0).seed()
 
 
 def initial_seed() -> int:
-    return generators.generator_of(places.current()).initial_seed()
+    return generators.generator_of(0).initial_seed()
 
 
 def get_rng_state(device: Which = None) -> torch.Tensor:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 import jax
 import torch
-
-_current = threading.local()
 
 
 def devices() -> list[jax.Device]:
@@ -24,20 +20,9 @@ def jax_device(index: int) -> jax.Device:
     return found[index]
 
 
-def current() -> int:
-    """The index of the device that "jax" stands for in this thread."""
-    return getattr(_current, "index", 0)
-
-
-def set_current(index: int) -> None:
-    """Raises: RuntimeError if there is no such device."""
-    jax_device(index)
-    _current.index = index
-
-
 def with_index(device: torch.device) -> torch.device:
-    """The device that is meant: "jax" alone is this thread's current one. Raises: RuntimeError if there is no such device."""
+    """The device that is meant: "jax" alone is "jax:0". Raises: RuntimeError if there is no such device."""
     if device.index is None:
-        return torch.device(device.type, current())
+        return torch.device(device.type, 0)
     jax_device(device.index)
     return device

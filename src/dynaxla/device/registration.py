@@ -29,8 +29,8 @@ class _Hooks(private.DeviceHooks):
 
 
 def _in_this_thread(outputs: Any) -> contextlib.AbstractContextManager[Any]:
-    """torch's autograd gives each device that it knew at the first backward pass a thread, and has none for ours. Where only the CPU and this
-    device take part, the calling thread does it all, as for the CPU alone."""
+    """torch's autograd gives each device that it knew at the first backward pass a thread, and has none for ours. Where only the CPU and
+    this device take part, the calling thread does it all, as for the CPU alone."""
     if any(isinstance(output, torch.Tensor) and output.device.type not in ("cpu", storages.NAME) for output in outputs):
         return contextlib.nullcontext()
     return torch.autograd.set_multithreading_enabled(False)

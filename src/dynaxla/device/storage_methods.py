@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import private
 from . import places, storages
 
 
@@ -19,8 +20,8 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _data_ptr(storage: torch.UntypedStorage) -> int:
-    """There is no memory; torch.save asks. (A tensor's address is refused.)"""
-    return 0
+    """There is no memory, but torch.save and others know storages by this number. (A tensor's address is refused.)"""
+    return private.identity_of(storage)
 
 
 def _copy(storage: torch.UntypedStorage, source: torch.UntypedStorage, non_blocking: bool = False) -> torch.UntypedStorage:
@@ -49,12 +50,12 @@ def _fill(storage: torch.UntypedStorage, value: int) -> torch.UntypedStorage:
 
 
 def _write_file(storage: torch.UntypedStorage, *arguments: Any) -> None:
-    _bytes(storage).cpu().untyped_storage()._write_file(*arguments)
+    private.write_storage(_bytes(storage).cpu().untyped_storage(), *arguments)
 
 
 def _set_from_file(storage: torch.UntypedStorage, *arguments: Any) -> torch.UntypedStorage:
     host = torch.UntypedStorage(storage.nbytes())
-    host._set_from_file(*arguments)
+    private.read_storage(host, *arguments)
     return _copy(storage, host)
 
 

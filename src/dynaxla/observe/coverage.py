@@ -19,7 +19,7 @@ def lowered(op: str) -> None:
         _lowered[op] += 1
 
 
-def fell_back(op: str, reason: str, where: str) -> None:
+def fell_back(op: str, reason: str, where: str, remark: str = "options={'fallback': 'error'} refuses it") -> None:
     """Count an op that torch's kernel computes; the first time, log it as a warning."""
     with _lock:
         _fallbacks[op] += 1
@@ -27,7 +27,7 @@ def fell_back(op: str, reason: str, where: str) -> None:
         _logged.add(op)
     if first:
         place = f" (first at {where})" if where else ""
-        log.warning("torch's own kernel computes %s: %s%s; options={'fallback': 'error'} refuses it", op, reason, place)
+        log.warning("torch's own kernel computes %s: %s%s; %s", op, reason, place, remark)
 
 
 def snapshot() -> dict[str, dict[str, int]]:

@@ -228,6 +228,13 @@ def place_tensor(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: in
     torch.ops.aten.set_.source_Storage_storage_offset.redispatch(_cpu_keys, tensor, storage, offset, shape, stride)
 
 
+# Write a CPU storage's bytes to a file, and read them, as torch.save and torch.load do.
+write_storage: Callable[..., None] = _needed("torch.UntypedStorage._write_file")
+read_storage: Callable[..., torch.UntypedStorage] = _needed("torch.UntypedStorage._set_from_file")
+# What tells a storage from all others that are alive.
+identity_of: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
+
+
 def storage_uses(storage: torch.UntypedStorage) -> int:
     """How many tensors, and Python objects, refer to a storage."""
     return _storage_use_count(storage._cdata)

@@ -23,9 +23,9 @@ from ..runtime import late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from . import generators, places, storages
-from .by_torch import run_by_torch
 from .counterparts import Form, form_of
 from .memory import Place
+from .on_the_cpu import run_on_the_cpu
 from .one_op import ByTorch, Held, OneOp, Operand, Problem, Resized, build
 
 aten = torch.ops.aten
@@ -83,9 +83,10 @@ class _Call:
             return Operand(len(self.arrays) - 1, Place(tensor.dtype, shape, row_major(shape)))
         self._use(tensor.device)
         storage = tensor.untyped_storage()
-        slot = self._places.get(storage._cdata)
+        identity = private.identity_of(storage)
+        slot = self._places.get(identity)
         if slot is None:
-            slot = self._places[storage._cdata] = len(self.arrays)
+            slot = self._places[identity] = len(self.arrays)
             array = storages.array_of(storage)
             self.storages[slot] = storage
             self._add(array, Held(storage.nbytes(), *((None, None) if array is None else (array.shape, array.dtype))))
@@ -120,16 +121,16 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     if form.is_view:
         return private.by_cpu_kernel(op, *args, **kwargs)
     if form.functional is None:
-        return run_by_torch(op, args, kwargs, "it writes to its operands in a way of its own")
+        return run_on_the_cpu(op, args, kwargs, "it writes to its operands in a way of its own")
     if forks.is_cut_off():
         raise forks.cut_off()
     written = _values(op, form.written, args, kwargs)
     if any(not isinstance(target, torch.Tensor) for target in written):
-        return run_by_torch(op, args, kwargs, "it writes to a list of tensors")
+        return run_on_the_cpu(op, args, kwargs, "it writes to a list of tensors")
     try:
         made = run(form, args, kwargs, written)
     except ByTorch as reason:
-        return run_by_torch(op, args, kwargs, str(reason))
+        return run_on_the_cpu(op, args, kwargs, str(reason))
     if not form.written:
         return made
     return written[0] if len(op._schema.returns) == 1 else (tuple(written) if op._schema.returns else None)

@@ -13,7 +13,7 @@ from ..runtime import private
 from . import copies, places, storages
 
 
-def run_by_torch(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
+def run_on_the_cpu(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], reason: str) -> Any:
     """What torch's kernel for the CPU gives, counted, and logged once for each op.
 
     Raises: what the kernel raises; then nothing has been written.
@@ -52,7 +52,7 @@ def run_by_torch(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any],
     named = {name: to_cpu(value, name in writes) for name, value in kwargs.items()}
     with private.below_autograd():
         result = op(*given, **named)
-    coverage.fell_back(str(op), reason, "")
+    coverage.fell_back(str(op), reason, "", "its operands on the device jax are copied to the CPU, and its results back")
     metrics.add("device_fallbacks")
     place = device or places.with_index(torch.device(storages.NAME))
     for target, value in written:

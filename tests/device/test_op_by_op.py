@@ -1,0 +1,14 @@
+"""Ops on the device."""
+
+from __future__ import annotations
+
+from scripts import run_script
+
+
+def test_ops() -> None:
+    run_script("import device_cases; device_cases.run('ops')")
+
+
+def test_calls_of_the_databases() -> None:
+    """A sample; `python -m conformance.on_the_device 1000` runs all that are most telling."""
+    run_script("from conformance import on_the_device; assert not on_the_device.main(16, 3)")

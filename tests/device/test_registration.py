@@ -1,0 +1,31 @@
+"""The device, as whoever enables it meets it; in processes of their own, since enabling is for a process's life."""
+
+from __future__ import annotations
+
+import torch
+from scripts import completed, run_script
+
+import dynaxla
+
+
+def test_nothing_is_registered_unless_asked() -> None:
+    assert not hasattr(torch, "jax")
+    assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+    assert "enable_device" in dir(dynaxla)
+
+
+def test_storages() -> None:
+    run_script("import device_cases; device_cases.run('storages')")
+
+
+def test_several_devices() -> None:
+    backward = "import torch; x = torch.ones(1, requires_grad=True); (x * x).backward()"
+    run_script(
+        f"{backward}; import device_cases; device_cases.run('several')", XLA_FLAGS="--xla_force_host_platform_device_count=4", own=True
+    )
+
+
+def test_another_librarys_device() -> None:
+    done = completed("import torch; torch.utils.rename_privateuse1_backend('other'); import dynaxla; dynaxla.enable_device()")
+    assert done.returncode == 1
+    assert 'another library has named it "other"' in done.stderr

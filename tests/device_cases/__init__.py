@@ -1,0 +1,37 @@
+"""What the device "jax" does, in functions whose names begin with `check_`. Registering it is for a process's life, so each module of them
+runs in a process of its own: `scripts.run_script("import device_cases; device_cases.run('NAME')")`."""
+
+from __future__ import annotations
+
+import faulthandler
+import importlib
+import sys
+import traceback
+import warnings
+
+import quick
+import torch
+
+import dynaxla
+from dynaxla.device import one_op
+
+
+def run(name: str) -> None:
+    """Run all of a module's checks on a fresh device. Exits with 1 if one fails, and names it."""
+    faulthandler.enable()
+    dynaxla.enable_device()
+    options_for, quickly = one_op.options_for, quick.options()
+    one_op.options_for = lambda *problem: {**options_for(*problem), **quickly}
+    module = importlib.import_module(f"device_cases.{name}")
+    failed = 0
+    for title, check in sorted(vars(module).items()):
+        if title.startswith("check_"):
+            print(f"{name}.{title}", file=sys.stderr, flush=True)  # the last one before a crash
+            torch.manual_seed(0)
+            try:
+                with warnings.catch_warnings(action="error"):
+                    check()
+            except Exception:
+                failed += 1
+                traceback.print_exc()
+    sys.exit(failed > 0)

@@ -1,0 +1,204 @@
+"""Eager mode on the device does what the CPU does."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from compare import TOLERANCE, strides
+from torch import nn
+
+from dynaxla.device import on_the_cpu, op_by_op
+from dynaxla.observe import metrics
+
+
+def _same(actual: Any, expected: Any) -> None:
+    if isinstance(expected, (tuple, list)):
+        assert len(actual) == len(expected)
+        for one, other in zip(actual, expected, strict=True):
+            _same(one, other)
+        return
+    if not isinstance(expected, torch.Tensor):
+        assert actual == expected
+        return
+    assert (actual.dtype, actual.shape, strides(actual)) == (expected.dtype, expected.shape, strides(expected))
+    relative, absolute = TOLERANCE.get(expected.dtype, (0.0, 0.0))
+    torch.testing.assert_close(actual.detach().cpu(), expected.detach(), rtol=relative, atol=absolute, equal_nan=True)
+
+
+def _alike(function: Callable[..., Any], *tensors: torch.Tensor) -> None:
+    """The function gives the same, and leaves its arguments the same, on the device and on the CPU."""
+    mine, theirs = [tensor.to("jax") for tensor in tensors], copy.deepcopy(tensors)
+    _same(function(*mine), function(*theirs))
+    _same(mine, list(theirs))
+
+
+def check_views_write_the_one_storage() -> None:
+    def write(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.t()[1].mul_(2)
+        x[:, 1:3].transpose(0, 1).add_(1)
+        x.view(-1)[::5].zero_()
+        x.unfold(1, 2, 2)[0, 1].fill_(-1)
+        x[1].view(torch.int32)[2:].bitwise_not_()
+        x.diagonal().copy_(torch.arange(3.0, device=x.device))
+        y = x.view(3, 2, 2)
+        y.squeeze_(0).transpose_(0, 1).unsqueeze_(0)
+        y.as_strided((2,), (1,), 10).add_(torch.ones(1, device=x.device))
+        return y, x[x.shape[0] - 1], x.expand(2, 3, 4)
+
+    _alike(write, torch.randn(3, 4))
+    complicated = torch.randn(2, 2, dtype=torch.complex64)
+    _alike(lambda z: (torch.view_as_real(z).mul_(2), z.conj().imag.add_(1), z.conj() + 1, z.imag.sum()), complicated)
+    _alike(lambda z: z.copy_(z.clone().conj().t()), complicated)
+    _alike(lambda x: torch.as_strided(x, (3, 2), (1, 1)).sum(1), torch.randn(4))
+    with pytest.raises(RuntimeError, match="more than one element"):
+        torch.zeros(1, device="jax").expand(3).add_(1)
+
+
+def check_ops_that_write() -> None:
+    _alike(lambda x: torch.add(x, x, out=torch.empty(0, device=x.device)), torch.randn(3))
+    _alike(lambda x: torch.mul(x, 2, out=x.t().clone().t()), torch.randn(3, 2))
+    _alike(lambda x: torch.max(x, 1, out=(x.new_empty(2), x.new_empty(2, dtype=torch.long))), torch.randn(2, 3))
+    _alike(lambda x: x.clamp_(0).add_(2.5).pow_(2).neg_(), torch.randn(3))
+    _alike(lambda x: x.index_put_((torch.tensor([0, 2]),), torch.tensor(5.0)), torch.randn(3))
+    _alike(lambda x: x.masked_fill_(x > 0, 1).t_(), torch.randn(3, 2))
+    _alike(lambda x: torch._foreach_add_([x, x[:1]], 1.0), torch.randn(3))
+    with pytest.raises(RuntimeError, match="can't be cast"):
+        torch.ones(2, dtype=torch.long, device="jax").add_(2.5)
+    with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
+        torch.add(torch.ones(2, device="jax"), 1, out=torch.ones(3, device="jax"))
+
+
+def check_numbers_dtypes_and_factories() -> None:
+    def make(x: torch.Tensor) -> list[torch.Tensor]:
+        place = x.device
+        return [
+            torch.arange(5, device=place), torch.arange(0, 1, 0.25, dtype=torch.float64, device=place), torch.eye(2, 3, device=place),
+            torch.linspace(0, 1, 5, device=place), torch.full((2,), 3, device=place), torch.tensor([1.5, 2], device=place), x + 1, x * 2.5,
+            x / 3, x.long() / 2, x.bool() + True, x.to(torch.bfloat16) * 1.1, x.double(), x ** 2, 2 - x, x // 0.3, torch.zeros_like(x),
+            torch.where(x > 0, x, 0.0), x * torch.tensor(2.0), torch.ones(2, 0, device=place).sum(0), x[..., None] @ x[:, None],
+            x.softmax(-1), x.sort().values, torch.cat([x, x.double()]), x.sum(), x.max(), x.argmax(),
+            torch.tril_indices(3, 3, device=place), x.to(torch.int8), x.half().exp(), x.cumsum(0), torch.nn.functional.pad(x, (1, 2)),
+        ]  # fmt: skip
+
+    _alike(make, torch.randn(2, 3))
+    assert [torch.zeros(1, device="jax").add(number).item() for number in (0.0, 1, True)] == [0.0, 1.0, 1.0]
+    assert torch.tensor(1.0, device="jax").div(-0.0).item() == -torch.inf
+    assert torch.tensor(1.0, device="jax").div(0.0).item() == torch.inf
+    assert f"{torch.tensor(1.5, device='jax'):.2f}" == "1.50"
+    assert repr(torch.ones(2, device="jax")) == "tensor([1., 1.], device='jax:0')"
+    assert [1, 2, 3][torch.tensor(1, device="jax")] == 2
+
+
+def check_other_devices_are_refused() -> None:
+    x, host = torch.ones(2, 3).to("jax"), torch.ones(2, 3)
+    for mix in (
+        lambda: x + host, lambda: host + x, lambda: host.add_(x), lambda: x.add_(host), lambda: x @ host.t(), lambda: torch.cat([x, host]),
+        lambda: torch.add(x, x, out=host), lambda: torch.where(x > 0, host, x), lambda: nn.functional.linear(x, host),
+    ):  # fmt: skip
+        with pytest.raises(RuntimeError, match="to be on the same device"):
+            mix()
+    assert host.tolist() == x.tolist() == [[1] * 3] * 2
+
+
+def check_a_failed_check_writes_nothing() -> None:
+    x = torch.zeros(3, device="jax")
+    with pytest.raises((IndexError, RuntimeError)):
+        x.index_add_(0, torch.tensor([0, 7], device="jax"), torch.ones(2, device="jax"))
+    assert x.tolist() == [0, 0, 0]
+
+
+def check_what_xla_does_not_compute() -> None:
+    """It comes from the CPU, is counted, and logged once."""
+    records: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("dynaxla").addHandler(handler)
+    before = metrics.snapshot().get("device_fallbacks", 0)
+    x = torch.tensor([3.0, 0.0, 1.0]).to("jax")
+    try:
+        for _ in range(2):
+            assert x.nonzero().tolist() == [[0], [2]]
+            assert x[x > 0].tolist() == [3, 1]
+            assert torch.equal(x, x.clone())
+    finally:
+        logging.getLogger("dynaxla").removeHandler(handler)
+    assert metrics.snapshot()["device_fallbacks"] == before + 6
+    assert len([record for record in records if "aten.nonzero" in record]) <= 1
+    written = torch.zeros(2, 2, device="jax")
+    on_the_cpu.run_on_the_cpu(torch.ops.aten.fill_.Scalar, (written.t()[0], 4.0), {}, "a test")
+    assert written.tolist() == [[4, 0], [4, 0]]
+    on_the_cpu.run_on_the_cpu(torch.ops.aten.add.out, (written, 1.0), {"out": written}, "a test")
+    assert written.tolist() == [[5, 1], [5, 1]]
+
+
+def check_ops_are_found_again() -> None:
+    x = torch.ones(7, 3, device="jax")
+    (x * x).sum()
+    before = metrics.snapshot()["compile"]
+    for _ in range(20):
+        (x * x).sum()
+    assert metrics.snapshot()["compile"] == before
+    assert len(op_by_op._programs) <= op_by_op.CAPACITY
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8),
+        nn.LayerNorm(8), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+def check_training() -> None:
+    """Networks on the device and on the CPU, forward, backward and the optimizer; then in evaluation."""
+    theirs = _network()
+    mine = copy.deepcopy(theirs).to("jax")
+    data, target = torch.randn(4, 3, 4, 4), torch.randint(5, (4,))
+    for model, device in ((theirs, "cpu"), (mine, "jax")):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        for _ in range(3):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(data.to(device)), target.to(device)).backward()
+            optimizer.step()
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(mine.state_dict()[name].cpu(), value, rtol=1e-3, atol=1e-4, msg=name)
+    _same([parameter.grad for parameter in mine.parameters()][-1].cpu().sign(), list(theirs.parameters())[-1].grad.sign())
+    torch.testing.assert_close(mine.eval()(data.to("jax")).cpu(), theirs.eval()(data), rtol=1e-3, atol=1e-3)
+    other = _network()
+    other.load_state_dict(mine.state_dict())
+    torch.testing.assert_close(other.eval()(data), theirs(data), rtol=1e-3, atol=1e-3)
+
+
+def check_autograd() -> None:
+    host = torch.ones(2, requires_grad=True)
+    (host.to("jax") * 3).cpu().sum().backward()
+    assert host.grad is not None
+    assert host.grad.tolist() == [3, 3]
+    x = torch.randn(3, dtype=torch.float64, device="jax", requires_grad=True)
+    assert torch.autograd.gradcheck(lambda y: (y[1:] * y[:2]).exp().sum(), (x,))
+    saved = x.exp()
+    saved.sum()
+    with torch.no_grad():
+        saved.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.sum().backward()
+    with pytest.raises(RuntimeError, match="leaf Variable that requires grad"):
+        x.add_(1)
+    found: list[torch.Tensor] = []
+
+    def run() -> None:
+        leaf = torch.ones(2, device="jax", requires_grad=True)
+        (leaf * leaf).sum().backward()
+        found.append(leaf.grad)
+
+    threads = [threading.Thread(target=run) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [gradient.tolist() for gradient in found] == [[2, 2]] * 3

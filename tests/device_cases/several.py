@@ -1,0 +1,36 @@
+"""With four devices, each is what "jax:0" is; and autograd finds them, also after a backward pass of before."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+
+def check_several_devices() -> None:
+    assert torch.jax.device_count() == 4
+    x = torch.arange(3.0).to("jax:1")
+    assert (x + 1).device == x.sum().device == x[1:].device == torch.device("jax:1")
+    assert x.to("jax:3").add_(1).tolist() == [1, 2, 3]
+    assert x.tolist() == [0, 1, 2]
+    with pytest.raises(RuntimeError, match="same device"):
+        x + x.to("jax:0")
+    assert torch.zeros(1, device="jax").device == x.to("jax").device == torch.device("jax:0")
+    with pytest.raises(NotImplementedError, match='write "jax:2"'):
+        torch.jax.set_device(2)
+    with pytest.raises(RuntimeError, match='there is no "jax:4"'):
+        torch.zeros(1, device="jax:4")
+    assert copy.deepcopy(x).device == x.device
+    torch.manual_seed(0)
+    assert torch.rand(2, device="jax:1").tolist() == torch.rand(2, device="jax:2").tolist()
+
+
+def check_backward_passes() -> None:
+    for place in ("jax:0", "jax:3"):
+        x = torch.ones(2, device=place, requires_grad=True)
+        y = torch.ones(2, device="jax:1", requires_grad=True)
+        (x * x + (y * 2).to(place)).cpu().sum().backward()
+        assert x.grad is not None
+        assert y.grad is not None
+        assert (x.grad.device, x.grad.tolist(), y.grad.tolist()) == (torch.device(place), [2, 2], [2, 2])

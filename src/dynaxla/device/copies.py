@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import torch
@@ -15,7 +17,7 @@ from .memory import Place
 from .one_op import compiled
 
 # Programs that read a view, or write one: no op of ATen's.
-_reads: LeastRecentlyUsed[object] = LeastRecentlyUsed(512)
+_reads: LeastRecentlyUsed[Any] = LeastRecentlyUsed(512)
 
 
 def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:

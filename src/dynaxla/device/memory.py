@@ -117,7 +117,8 @@ class _Box(NamedTuple):
 
 def _box(layout: Layout, place: Place) -> _Box | None:
     """The tensor's packed elements as the corner of a box of memory. None where its strides are not multiples of each other."""
-    shape, taken = [], []
+    shape: list[int] = []
+    taken: list[int] = []
     outer = 0
     for dim, size in zip(layout.permutation, layout.packed_shape, strict=True):
         stride = place.stride[dim]

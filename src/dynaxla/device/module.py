@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, TypeAlias
 
 import jax
 import torch
@@ -10,7 +11,7 @@ import torch
 from .. import forks
 from . import generators, places, storages
 
-Which = torch.device | int | str | None
+Which: TypeAlias = torch.device | int | str | None
 
 
 def _index(device: Which) -> int:
@@ -18,10 +19,10 @@ def _index(device: Which) -> int:
     if device is None:
         return 0
     if not isinstance(device, int):
-        device = torch.device(device)
-        if device.type != storages.NAME:
-            raise ValueError(f'expected a device "jax" or an index, not {str(device)!r}')
-        return places.with_index(device).index
+        found = torch.device(device)
+        if found.type != storages.NAME:
+            raise ValueError(f'expected a device "jax" or an index, not {str(found)!r}')
+        return places.with_index(found).index
     places.jax_device(device)
     return device
 
@@ -54,6 +55,12 @@ def set_device(device: Which) -> None:
     """Raises: NotImplementedError for another device than "jax:0": torch takes that one wherever no number is given."""
     if _index(device):
         raise NotImplementedError(f'"jax" without a number is always "jax:0": write "jax:{_index(device)}" where that device is meant')
+
+
+def device(which: Which) -> contextlib.AbstractContextManager[None]:
+    """torch names its devices inside; "jax" without a number stays "jax:0" there. Raises: RuntimeError if there is no such device."""
+    _index(which)
+    return contextlib.nullcontext()
 
 
 def get_device_name(device: Which = None) -> str:

@@ -179,8 +179,10 @@ def build(problem: Problem) -> OneOp | Resized:
         raise ByTorch("it returns a number")
     if any(value is not None and (value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in values):
         raise ByTorch("it returns a tensor of another kind")
-    if form.dropped and any(tuple(value.shape) != target.place.shape for value, target in zip(values, targets, strict=True)):
-        return Resized(tuple(_made(value) for value in values))
+    if form.dropped:
+        fitting = tuple(_made(value) for value in values if value is not None)
+        if any(item.shape != target.place.shape for item, target in zip(fitting, targets, strict=True)):
+            return Resized(fitting)
     if any(memory.shares_elements(target.place) for target in targets):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "

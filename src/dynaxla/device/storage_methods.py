@@ -116,4 +116,4 @@ def install() -> None:
         size = args[0] if args else kwargs.get("size", 0)
         return storages.make_storage(size, places.with_index(torch.device(device)))
 
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.__new__ = new

@@ -209,7 +209,7 @@ def before_backward(context: Callable[[Any], contextlib.AbstractContextManager[A
         with context(t_outputs):
             return run(t_outputs, *args, **kwargs)
 
-    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = inside  # type: ignore[attr-defined]
+    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = inside
     return True
 
 

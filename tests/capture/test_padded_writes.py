@@ -35,6 +35,7 @@ WRITES: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.slice_scatter(y[:, :3] * 2, 1, -3).sum(1),
     lambda x, y, n, t: y.slice_scatter(y[:, 2:], 1, 2).sum(1),
     lambda x, y, n, t: x.new_zeros(20, x.shape[2]).slice_scatter(x[0], 0, 3, 3 + x.shape[1]),
+    lambda x, y, n, t: y.slice_scatter(y[:, :0], 1, 2, 2) * 2,
     lambda x, y, n, t: y.select_scatter(y[:, 0], 1, -1).cumsum(1),
     lambda x, y, n, t: y.select_scatter(y[1], 0, 0).sum(0),
 ]

@@ -148,6 +148,8 @@ def _put_into(x: Array, added: Array, lengths: Array, dim: int, place: int, star
 
     place: of that position, if it is no number, `start`. count_place: of how many elements, if that is no number, `count`.
     """
+    if added.shape[dim] == 0:
+        return x
     first = lengths[place] if place >= 0 else np.int64(start)
     number_of = lengths[count_place] if count_place >= 0 else np.int64(count)
     source = lax.sub(lax.iota(np.int64, x.shape[dim]), first)

@@ -11,4 +11,4 @@ def test_ops() -> None:
 
 def test_calls_of_the_databases() -> None:
     """A sample; `python -m conformance.on_the_device 1000` runs all that are most telling."""
-    run_script("from conformance import on_the_device; assert not on_the_device.main(16, 3)")
+    run_script("from conformance import on_the_device; assert not on_the_device.main(8, 3)")

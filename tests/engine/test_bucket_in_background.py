@@ -57,7 +57,7 @@ def test_one_program_for_a_bucket_whose_calls_torch_runs_until_it_is_ready(gate:
         if not ready:
             metrics.reset()
             gate.open()
-    assert [shapes[0] for shapes in gate.built] == [(12, 3), (8, 3)]
+    assert sorted(shapes[0] for shapes in gate.built) == [(8, 3), (12, 3)]
 
 
 def facts(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any, ...]:

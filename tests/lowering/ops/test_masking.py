@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dynaxla.lowering.context import Context
-from dynaxla.lowering.ops.masking import cat_parts, length, masked, part, put, within
+from dynaxla.lowering.ops.masking import cat_parts, last_repeated, length, masked, part, put, put_into, together, turned, within
 from dynaxla.lowering.registry import registry
 
 LENGTHS = np.array([2, 3])
@@ -60,6 +60,29 @@ def test_indices_of_a_true_size(from_end: bool, index: list[int], holds: bool) -
     assert ctx.checks[0].error is IndexError
     if holds:
         np.testing.assert_array_equal(found, [0, 2])
+
+
+@pytest.mark.parametrize(("shift", "backwards", "true"), [(1, False, [2, 0, 1]), (-4, False, [1, 2, 0]), (0, True, [2, 1, 0])])
+def test_positions_are_turned_around_the_true_end(shift: int, backwards: bool, true: list[int]) -> None:
+    np.testing.assert_array_equal(call(turned, np.arange(5), LENGTHS, 0, 1, shift, backwards)[:3], true)
+
+
+def test_the_last_true_element_is_repeated() -> None:
+    np.testing.assert_array_equal(call(last_repeated, np.arange(10).reshape(2, 5), LENGTHS, 1, 0), [[0, 1, 1, 1, 1], [5, 6, 6, 6, 6]])
+
+
+def test_true_elements_are_put_into_another_array() -> None:
+    x, added = np.zeros(6, np.int64), np.arange(1, 5)
+    np.testing.assert_array_equal(call(put_into, x, added, LENGTHS, 0, 0, 0, 1, 0), [0, 0, 1, 2, 3, 0])
+    np.testing.assert_array_equal(call(put_into, x, added, LENGTHS, 0, -1, 1, -1, 2), [0, 1, 2, 0, 0, 0])
+    np.testing.assert_array_equal(call(put_into, x, added[:0], LENGTHS, 0, 0, 0, 1, 0), x)
+
+
+def test_tensors_together() -> None:
+    one = np.arange(2)
+    found, missing = call(together, [one, None])
+    assert found is one
+    assert missing is None
 
 
 def test_no_program_of_torch_runs_these() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from dynaxla.device.counterparts import form_of
+from dynaxla.device.counterparts import for_numbers, form_of
 
 aten = torch.ops.aten
 
@@ -45,3 +45,17 @@ def test_what_is_written_and_left_out() -> None:
 def test_views_compute_nothing(op: Any) -> None:
     assert form_of(op).is_view
     assert form_of(op).functional is None
+
+
+def test_which_arguments_are_inputs() -> None:
+    assert form_of(aten.add_.Tensor).numbers >= {1, 2, "other", "alpha"}
+    assert form_of(aten.lerp_.Scalar).numbers >= {2, "weight"}
+    for op in (aten.arange.start_out, aten.sum.dim_IntList, aten.native_dropout.default, aten.native_group_norm.default):
+        assert not form_of(op).numbers
+
+
+def test_overloads_for_numbers() -> None:
+    assert for_numbers(aten.remainder.Tensor, (1,)) == aten.remainder.Scalar
+    assert for_numbers(aten.bitwise_and_.Tensor, (1,)) == aten.bitwise_and_.Scalar
+    assert for_numbers(aten.xlogy.Tensor, (0,)) == aten.xlogy.Scalar_Self
+    assert for_numbers(aten.mul.Tensor, (1,)) == aten.mul.Tensor

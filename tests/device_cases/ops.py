@@ -147,6 +147,56 @@ def check_ops_are_found_again() -> None:
     assert len(op_by_op._programs) <= op_by_op.CAPACITY
 
 
+def check_numbers_are_inputs() -> None:
+    """1,000 learning rates, one compilation; and each gives what it gives on the CPU."""
+
+    def train(place: str, optimizer: str, steps: int, compiled: list[int], **options: Any) -> torch.Tensor:
+        weight = torch.linspace(-1, 1, 6).to(place).requires_grad_()
+        weight.grad = torch.linspace(1, 2, 6).to(place)
+        stepper = getattr(torch.optim, optimizer)([weight], lr=0.1, **options)
+        for step in range(steps):
+            stepper.param_groups[0]["lr"] = 0.3 / (step + 3)
+            stepper.step()
+            if step == 3:
+                compiled.append(metrics.snapshot()["compile"])
+        compiled.append(metrics.snapshot()["compile"])
+        return weight.detach()
+
+    for optimizer, steps, options in [
+        ("SGD", 1000, {"momentum": 0.9, "weight_decay": 0.01}),
+        ("Adam", 60, {"foreach": False}),
+        ("AdamW", 60, {"foreach": True, "amsgrad": True}),
+        ("NAdam", 60, {}),
+    ]:
+        compiled: list[int] = []
+        mine = train("jax", optimizer, steps, compiled, **options)
+        assert compiled[0] == compiled[1], optimizer
+        torch.testing.assert_close(mine.cpu(), train("cpu", optimizer, steps, [], **options))
+
+
+def check_values_of_numbers() -> None:
+    """Those that begin a program, those that find it, and those that it is not for."""
+
+    def compute(x: torch.Tensor, n: Any) -> list[torch.Tensor]:
+        y = x.flip(0)
+        return [
+            x + n, n - x, x * n, x / n, n / x, x // 0.7, x % n, torch.fmod(x, n), torch.addcmul(x, y, y, value=n),
+            x.clamp(n), x.clamp(max=n), x.clone().fill_(n), x.masked_fill(x > 0, n), torch.where(x > 0, x, n), x == n, x < n,
+            torch.full_like(x, n), x**n, x.double() * n, x.to(torch.complex64) * n, x.to(torch.bfloat16) * n, x.bool() * n,
+            x.clone()[1:].mul_(n), torch.lerp(x, y, n), torch.add(x, y, alpha=n), torch.nn.functional.leaky_relu(x, n),
+            (x.double() + n).sum(), *torch._foreach_mul([x, y], [n, n]),
+        ]  # fmt: skip
+
+    x = torch.tensor([-2.5, 0.5, 3.0, torch.inf])
+    for n in (0.3, 0.75, 2.0, 1.0, -1.5, 0.0, -0.0, torch.nan, torch.inf, 3, 1, 0, -2, 2**62):
+        _alike(lambda x, n=n: compute(x, n), x)
+    _alike(lambda x: [x & 1, x | 6, x ^ True, x << 2, 1 << x, x % 3, x.clone().remainder_(2), torch.copysign(x, -1.0)], torch.arange(1, 4))
+    assert torch.tensor([5.0], device="jax").div(-0.0).item() == -torch.inf
+    for write in (torch.Tensor.mul_, torch.Tensor.add_, torch.Tensor.div_):
+        with pytest.raises(RuntimeError, match=r"result type Float can't be cast to the desired output type Long|Promotion of int"):
+            write(torch.ones(2, dtype=torch.long, device="jax"), 2.5)
+
+
 def _network() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16, 8),

@@ -10,11 +10,24 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
+# Ops that take Python numbers for tensors. Source: torch/csrc/jit/frontend/schema_matching and python_arg_parser, allow_numbers_as_tensors
+_TAKE_NUMBERS = frozenset(["add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide"])
 # How a result is stored, which ops that write to a tensor do not say.
 _STORED = ("dtype", "layout", "device", "pin_memory", "memory_format")
 # Ops whose counterpart has another name.
 _NAMES = {"normal_": "normal_functional"}
 _OVERLOADS = {aten.bernoulli_.float: aten.bernoulli.p}
+
+# Ops whose numbers decide nothing but values: no shape, and not whether torch's kernels take the operands. Their programs take them as
+# inputs.
+_OF_NUMBERS = frozenset([
+    "add", "sub", "rsub", "mul", "multiply", "subtract", "div", "divide", "true_divide", "floor_divide", "remainder", "fmod", "pow",
+    "addcmul", "addcdiv", "lerp", "clamp", "clamp_min", "clamp_max", "clip", "fill", "full_like", "masked_fill", "where",
+    "eq", "ne", "lt", "le", "gt",
+    "ge", "addmm", "addmv", "addr", "addbmm", "baddbmm", "xlogy", "leaky_relu", "threshold", "hardtanh", "elu", "softplus", "nan_to_num",
+])  # fmt: skip
+# The types of their arguments that may be such a number: no sizes, no dimensions.
+_NUMBERS = frozenset(["number", "float", "Tensor", "Optional[number]", "Optional[float]", "Optional[Tensor]"])
 
 
 @dataclass(frozen=True)
@@ -23,7 +36,8 @@ class Form:
 
     Attributes: op; functional (gives the values as new tensors; None if there is no such op); written (the names of arguments that are
     written to, in the order of the functional op's results); dropped (those that the functional op does not take); gives_dtype (whether the
-    functional op takes the result's dtype, which the op finds in what it writes to); is_view (whether it only makes a tensor another view).
+    functional op takes the result's dtype, which the op finds in what it writes to); is_view (whether it only makes a tensor another view);
+    takes_numbers (whether its program has its Python numbers as inputs).
     """
 
     op: OpOverload
@@ -32,6 +46,19 @@ class Form:
     dropped: frozenset[str]
     gives_dtype: bool
     is_view: bool
+
+    @functools.cached_property
+    def tensors(self) -> tuple[int, ...]:
+        """The positions of arguments that are tensors to the op's schema, and may be numbers to Python."""
+        return tuple(index for index, item in enumerate(self.op._schema.arguments) if str(item.type) == "Tensor")
+
+    @functools.cached_property
+    def numbers(self) -> frozenset[int | str]:
+        name = "" if self.functional is None else self.functional._schema.name
+        if not name.startswith("aten::") or name[6:] not in _OF_NUMBERS:
+            return frozenset()
+        found = [(index, item.name) for index, item in enumerate(self.op._schema.arguments) if str(item.type) in _NUMBERS]
+        return frozenset(place for places in found for place in places)
 
 
 @functools.cache
@@ -51,6 +78,22 @@ def form_of(op: OpOverload) -> Form:
     names = {item.name for item in schema.arguments}
     gives_dtype = any(item.name == "dtype" and item.name not in names for item in functional._schema.arguments)
     return Form(op, functional, written, outs, gives_dtype, False)
+
+
+@functools.cache
+def for_numbers(op: OpOverload, positions: tuple[int, ...]) -> OpOverload:
+    """The overload that takes Python numbers where an op has tensors; the op itself if there is none, or if it takes them.
+
+    ATen has them as tensors of rank 0 that count as numbers for promotion; Python meets them as numbers, which few such ops take.
+    """
+    if op._schema.name.removeprefix("aten::").removesuffix("_") in _TAKE_NUMBERS:
+        return op
+    wanted = [(item.name, "number" if index in positions else str(item.type)) for index, item in enumerate(op._schema.arguments)]
+    for overload in op.overloadpacket.overloads():
+        found = getattr(op.overloadpacket, overload)
+        if [(item.name, str(item.type)) for item in found._schema.arguments] == wanted:
+            return found
+    return op
 
 
 def _counterpart(op: OpOverload, outs: frozenset[str]) -> OpOverload | None:

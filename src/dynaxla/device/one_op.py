@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +24,7 @@ from ..lowering import dtypes
 from ..lowering.checks import Check
 from ..lowering.function import Function
 from ..lowering.interpreter import Interpreter
+from ..lowering.open_numbers import Variant, Watch
 from ..lowering.promotion import convert, expand
 from ..lowering.settings import Settings
 from ..observe import metrics
@@ -37,8 +39,7 @@ class ByTorch(Exception):
     """An op, or a use of it, that XLA does not compute. The message says why."""
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """What a storage has: nbytes; shape, dtype (of its array; None if nobody has written to it)."""
 
     nbytes: int
@@ -46,12 +47,18 @@ class Held:
     dtype: Any
 
 
-@dataclass(frozen=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor among an op's arguments: slot (which of the storages it lies in); place. A number of the CPU has a slot of its own."""
 
     slot: int
     place: Place
+
+
+class Number(NamedTuple):
+    """A number among an op's arguments that its program takes as an input: position (which of them); kind (float or int)."""
+
+    position: int
+    kind: type
 
 
 @dataclass(frozen=True)
@@ -76,7 +83,8 @@ class OneOp:
 
     Attributes: call; given (the slots whose arrays it takes, in order); draws (whether it takes a seed behind them); written (the slots
     whose new arrays it gives first); made (what it gives then: new tensors; None where the op returns None; other values as they are);
-    is_list (whether the op returns several); checks (of which it gives the first that failed, last).
+    is_list (whether the op returns several); checks (of which it gives the first that failed, last);
+    numbers (for which it holds, and what it takes of them, behind all else).
     """
 
     call: Any
@@ -86,15 +94,16 @@ class OneOp:
     made: tuple[Made | None, ...]
     is_list: bool
     checks: tuple[tuple[type[Exception], str], ...]
+    numbers: Variant
 
 
 def _fake(place: Place) -> torch.Tensor:
     return torch.empty_strided(place.shape, place.stride, dtype=place.dtype, device="cpu")
 
 
-def _replace(value: Any, function: Callable[[Operand], Any]) -> Any:
-    """The same arguments, with other things in the places of operands, and on the CPU."""
-    if isinstance(value, Operand):
+def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
+    """The same arguments, with other things in the places of operands and numbers, and on the CPU."""
+    if isinstance(value, (Operand, Number)):
         return function(value)
     if isinstance(value, (list, tuple)):
         return [_replace(item, function) for item in value]
@@ -112,15 +121,22 @@ def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> An
         raise ByTorch(f"torch does not know its result before it has run ({type(error).__name__})") from error
 
 
-def trace(mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[GraphModule, list[Node | None]]:
-    """The op as a graph, with an input for each operand, in their order; and the nodes of its results.
+def trace(
+    mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[Any] = ()
+) -> tuple[GraphModule, list[Node | None]]:
+    """The op as a graph, with an input for each operand and each number, in their order; and the nodes of its results.
+
+    numbers: the values of those that are inputs.
 
     Raises: ByTorch if torch has no fake result for it.
     """
     graph = Graph()
 
-    def placeholder(operand: Operand) -> Node:
+    def placeholder(operand: Operand | Number) -> Node:
         node = graph.placeholder(f"x{len(graph.nodes)}")
+        if isinstance(operand, Number):
+            node.meta["val"] = numbers[operand.position]
+            return node
         with _disable_current_modes(), mode:
             node.meta["val"] = _fake(operand.place)
         return node
@@ -145,7 +161,7 @@ class Problem:
     """An op to compile.
 
     Attributes: form; args, kwargs (its own, with an Operand for each tensor); targets (where the results are written to; empty for new
-    tensors); slots (the storages); device.
+    tensors); slots (the storages); device; numbers (the values of those that are inputs).
     """
 
     form: Form
@@ -154,6 +170,12 @@ class Problem:
     targets: tuple[Operand, ...]
     slots: tuple[Held, ...]
     device: jax.Device
+    numbers: tuple[Any, ...] = ()
+
+    def closed(self) -> Problem:
+        """The same with all numbers compiled in."""
+        args, kwargs = _closed((self.args, dict(self.kwargs)), self.numbers)
+        return replace(self, args=args, kwargs=kwargs, numbers=())
 
     @property
     def functional_kwargs(self) -> dict[str, Any]:
@@ -164,16 +186,25 @@ class Problem:
         return named
 
 
+def _closed(value: Any, numbers: Sequence[Any]) -> Any:
+    if isinstance(value, Number):
+        return numbers[value.position]
+    if type(value) is tuple:
+        return tuple([_closed(item, numbers) for item in value])
+    return {name: _closed(item, numbers) for name, item in value.items()} if isinstance(value, dict) else value
+
+
 def build(problem: Problem) -> OneOp | Resized:
     """Compile an op.
 
-    Raises: ByTorch; RuntimeError for a target that overlaps itself; what the lowering raises.
+    Raises: ByTorch; RuntimeError for a target that overlaps itself; what the lowering raises; anything at all if a number that is to be an
+    input has to be compiled in.
     """
     form, args, targets = problem.form, problem.args, problem.targets
     assert form.functional is not None
     kwargs = problem.functional_kwargs
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    module, nodes = trace(mode, form.functional, args, kwargs)
+    module, nodes = trace(mode, form.functional, args, kwargs, problem.numbers)
     values = [None if node is None else node.meta["val"] for node in nodes]
     if any(value is not None and not isinstance(value, torch.Tensor) for value in values):
         raise ByTorch("it returns a number")
@@ -183,6 +214,8 @@ def build(problem: Problem) -> OneOp | Resized:
         fitting = tuple(_made(value) for value in values if value is not None)
         if any(item.shape != target.place.shape for item, target in zip(fitting, targets, strict=True)):
             return Resized(fitting)
+    if form.written:
+        _check_dtypes(values, targets)
     if any(memory.shares_elements(target.place) for target in targets):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -190,9 +223,16 @@ def build(problem: Problem) -> OneOp | Resized:
         )
     if form.written:  # it may refuse what the functional op takes, such as results of another dtype
         with _disable_current_modes(), mode:
-            own_args, own_kwargs = _replace((args, dict(problem.kwargs)), lambda operand: _fake(operand.place))
+            own_args, own_kwargs = _replace(_closed((args, dict(problem.kwargs)), problem.numbers), lambda operand: _fake(operand.place))
         _predict(mode, form.op, own_args, own_kwargs)
     return _compile(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values))
+
+
+def _check_dtypes(values: Sequence[torch.Tensor | None], targets: Sequence[Operand]) -> None:
+    for value, target in zip(values, targets, strict=False):
+        if value is not None and not torch.can_cast(value.dtype, target.place.dtype):
+            names = [torch.empty(0, dtype=dtype).type()[len("torch.") : -len("Tensor")] for dtype in (value.dtype, target.place.dtype)]
+            raise RuntimeError("result type {} can't be cast to the desired output type {}".format(*names))
 
 
 def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...]) -> OneOp:
@@ -203,19 +243,23 @@ def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None]
     except UnsupportedOp as error:
         raise ByTorch(error.message) from error
     settings = Settings.current(platform)
-    function = Function(interpreter, outputs=[node for node in nodes if node is not None], settings=settings)
-    is_list = nodes[0] is None or nodes[0].target is operator.getitem
+    watch = Watch(problem.numbers)
     operands = _operands((problem.args, problem.functional_kwargs))
+    open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, Number)}
+    tensors = [item for item in operands if isinstance(item, Operand)]
+    function = Function(interpreter, numbers=open_numbers, outputs=[node for node in nodes if node is not None], settings=settings)
+    is_list = nodes[0] is None or nodes[0].target is operator.getitem
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
     written = tuple(dict.fromkeys(operand.slot for operand in targets))
     checks: list[tuple[type[Exception], str]] = []
 
     def program(*arrays: jax.Array) -> list[jax.Array]:
+        watch.begin(arrays[count:])
         held = dict(zip(given, arrays, strict=False))
         for index, slot in enumerate(slots):
             held.setdefault(index, memory.nothing(slot.nbytes))
-        key = jax.random.wrap_key_data(arrays[-1], impl="threefry2x32") if interpreter.draws_random else None
-        results = function([memory.read(held[operand.slot], operand.place) for operand in operands], key)
+        key = jax.random.wrap_key_data(arrays[count - 1], impl="threefry2x32") if interpreter.draws_random else None
+        results = function([memory.read(held[operand.slot], operand.place) for operand in tensors], key)
         found = iter(results.outputs)
         outputs = [None if node is None else next(found) for node in nodes]
         for operand, value in zip(targets, outputs, strict=False):
@@ -231,14 +275,28 @@ def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None]
     avals = [jax.ShapeDtypeStruct(slots[index].shape, slots[index].dtype, sharding=sharding) for index in given]
     if interpreter.draws_random:
         avals.append(jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding))
+    count = len(avals)
+    if problem.numbers:
+        with _tracing(device):
+            jax.eval_shape(program, *avals)  # says in which dtypes numbers are wanted
+        avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in watch.wanted]
     call = compiled(program, avals, device, settings)
-    return OneOp(call, given, interpreter.draws_random, written, made, is_list, tuple(checks))
+    if watch.looked or len(watch.wanted) != len(avals) - count:
+        raise watch.refuse()
+    variant = Variant(tuple(dict.fromkeys(watch.guards)), tuple(watch.wanted))
+    return OneOp(call, given, interpreter.draws_random, written, made, is_list, tuple(checks), variant)
+
+
+@contextlib.contextmanager
+def _tracing(device: jax.Device) -> Iterator[None]:
+    with programs.below_caller(), jax.enable_x64(True), jax.default_device(device):
+        yield
 
 
 def compiled(program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, settings: Settings) -> Any:
     """Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory."""
     name, platform = program.__name__, _platform(device)
-    with programs.below_caller(), metrics.timed("compile"), jax.enable_x64(True), jax.default_device(device):
+    with metrics.timed("compile"), _tracing(device):
         try:
             traced = jax.jit(program, keep_unused=True).trace(*avals)
         except UnsupportedOp as error:
@@ -254,9 +312,9 @@ def _platform(device: jax.Device) -> str:
     return "cuda" if device.platform == "gpu" else device.platform
 
 
-def _operands(values: Any) -> list[Operand]:
+def _operands(values: Any) -> list[Operand | Number]:
     """In the order in which `trace` meets them."""
-    if isinstance(values, Operand):
+    if isinstance(values, (Operand, Number)):
         return [values]
     if isinstance(values, (list, tuple)):
         return [operand for value in values for operand in _operands(value)]

@@ -5,8 +5,9 @@ arrays for the storages that it writes to.
 from __future__ import annotations
 
 import functools
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,22 +18,30 @@ from torch._ops import OpOverload
 from .. import forks
 from ..engine.executable import execution_error
 from ..lowering import dtypes
+from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
 from ..runtime import late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from . import generators, places, storages
-from .counterparts import Form, form_of
+from .counterparts import Form, for_numbers, form_of
 from .memory import Place
 from .on_the_cpu import run_on_the_cpu
-from .one_op import ByTorch, Held, OneOp, Operand, Problem, Resized, build
+from .one_op import ByTorch, Held, Number, OneOp, Operand, Problem, Resized, build
 
 aten = torch.ops.aten
 
 # Compiled ops; and why others are torch's.
 CAPACITY = 4096
-_programs: LeastRecentlyUsed[OneOp | Resized | str] = LeastRecentlyUsed(CAPACITY)
+_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
+# Stands where each number has a program of its own.
+CLOSED = object()
+_NUMBERS = (int, float, bool, complex)
+# Numbers as arrays of rank 0.
+_numbers: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(256)
+# How many programs an op has for different numbers, before each number has its own.
+_VARIANTS = 8
 # Operands of these may be indices on the CPU, as ATen has it.
 _INDICES = frozenset({"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"})
 
@@ -49,6 +58,14 @@ class _Call:
         self._places: dict[int, int] = {}
         self._hosts: list[tuple[int, torch.Tensor]] = []
         self.generator: torch.Generator | None = None
+        self.numbers: list[Any] = []
+
+    def note_or_open(self, value: Any) -> Any:
+        """An argument as `note` has it, where the program takes numbers as inputs."""
+        if type(value) is float or type(value) is int:
+            self.numbers.append(value)
+            return Number(len(self.numbers) - 1, type(value))
+        return self.note(value)
 
     def note(self, value: Any) -> Any:
         """An argument with an Operand for each tensor."""
@@ -118,6 +135,9 @@ def kernel(op: OpOverload, *args: Any, **kwargs: Any) -> Any:
     Raises: RuntimeError for operands on several devices; ForkError; what the op's checks ask for, and then nothing has been written.
     """
     form = form_of(op)
+    if positions := tuple([index for index in form.tensors if index < len(args) and type(args[index]) in _NUMBERS]):
+        op = for_numbers(op, positions)
+        form = form_of(op)
     if form.is_view:
         return private.by_cpu_kernel(op, *args, **kwargs)
     if form.functional is None:
@@ -155,7 +175,12 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     Raises: ByTorch; and as `kernel` does.
     """
     call = _Call(form.op)
-    noted, named = call.note(args), {name: call.note(value) for name, value in kwargs.items()}
+    noted: Any
+    if form.numbers:
+        noted = tuple([call.note_or_open(value) if index in form.numbers else call.note(value) for index, value in enumerate(args)])
+        named = {name: call.note_or_open(value) if name in form.numbers else call.note(value) for name, value in kwargs.items()}
+    else:
+        noted, named = call.note(args), {name: call.note(value) for name, value in kwargs.items()}
     noted_targets = tuple([call.note(target) for target in targets])
     if call.device is None:
         call.device = places.with_index(torch.device(storages.NAME))
@@ -166,13 +191,7 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
         form.op, device.id, _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]), noted_targets, slots,
         torch.get_default_dtype(), settings,
     )  # fmt: skip
-    found = _programs.get(key)
-    if found is None:
-        try:
-            found = build(Problem(form, noted, named, noted_targets, slots, device))
-        except ByTorch as reason:
-            found = str(reason)
-        _programs.put(key, found)
+    found, taken = _find(key, call.numbers, lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers)))
     if isinstance(found, str):
         raise ByTorch(found)
     if isinstance(found, Resized):
@@ -182,6 +201,7 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     arrays = [call.arrays[slot] for slot in found.given]
     if found.draws:
         arrays.append(generators.seed(call.generator, call.device.index, device))
+    arrays += [_number(value, dtype, device) for value, dtype in taken]
     try:
         results = list(found.call(arrays))
     except jax.errors.JaxRuntimeError as error:
@@ -193,6 +213,59 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
         storages.set_array(call.storages[slot], results.pop(0))
     made = [item and storages.make(item.shape, item.stride, item.dtype, call.device, results.pop(0)) for item in found.made]
     return tuple(made) if found.is_list else (made[0] if made else None)
+
+
+_Found = OneOp | Resized | str
+
+
+def _find(key: Any, numbers: Sequence[Any], problem: Callable[[], Problem]) -> tuple[_Found, Sequence[tuple[Any, np.dtype]]]:
+    """The program, what else there is, or why there is none; and the numbers that it takes, in what dtypes.
+
+    key: without the numbers. Raises: as `build`.
+    """
+    if numbers:
+        known = _programs.get(key)
+        if isinstance(known, Resized):
+            return known, ()
+        variants = known if isinstance(known, tuple) else ()
+        for program in variants:
+            if (taken := program.numbers.inputs(numbers)) is not None:
+                return program, taken
+        if known is not CLOSED and len(variants) < _VARIANTS:
+            try:
+                found = build(problem())
+            except Exception:  # the next attempt, with numbers compiled in, succeeds or says what is wrong
+                pass
+            else:
+                _programs.put(key, found if isinstance(found, Resized) else (*variants, found))
+                if isinstance(found, Resized):
+                    return found, ()
+                taken = found.numbers.inputs(numbers)
+                assert taken is not None
+                return found, taken
+            _programs.put(key, CLOSED)
+        key = key, _hashable(tuple(numbers))
+    found = _programs.get(key)
+    if found is None:
+        try:
+            found = build(problem().closed() if numbers else problem())
+        except ByTorch as reason:
+            found = str(reason)
+        _programs.put(key, found)
+    return found, ()
+
+
+def _number(value: Any, dtype: np.dtype, device: jax.Device) -> jax.Array:
+    """A Python number as an array on the device."""
+    kind = type(value)
+    # The sign tells zeros apart.
+    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, device.id
+    array = _numbers.get(key)
+    if array is None:
+        with jax.enable_x64(True):
+            array = jax.device_put(number(value, dtype), device)
+        _numbers.put(key, array)
+    return array
 
 
 def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
@@ -210,6 +283,8 @@ def resize_output(target: torch.Tensor, shape: tuple[int, ...], stride: tuple[in
 
 def _hashable(value: Any) -> Any:
     """What tells an argument from all others: 1, 1.0 and True are three, and so are 0.0 and -0.0."""
+    if value is None or type(value) is Operand:
+        return value
     if type(value) is tuple:
         return tuple([_hashable(item) for item in value])
     if isinstance(value, float):

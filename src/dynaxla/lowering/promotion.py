@@ -21,6 +21,7 @@ from ..errors import UnsupportedOp
 from . import dtypes
 from .dtypes import DType
 from .eager import Eager
+from .open_numbers import is_open
 
 
 class Promotion(enum.Enum):
@@ -159,8 +160,11 @@ def _to_signed(x: jax.Array, dtype: DType) -> jax.Array:
 def number(value: Any, dtype: DType) -> Any:
     """A Python number as a NumPy scalar of `dtype`, as ATen casts them: integers wrap, floats overflow to infinity.
 
-    JAX's elementwise primitives take it beside an array of that dtype and broadcast it.
+    JAX's elementwise primitives take it beside an array of that dtype and broadcast it. An open number is an array of rank 0, which they
+    take as well.
     """
+    if is_open(value):
+        return value.cast(dtype)
     if isinstance(value, complex) and not dtypes.is_complex(dtype):
         value = value.real
     with np.errstate(over="ignore", invalid="ignore"):

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 
 from .. import dtypes
 from ..context import Context
+from ..open_numbers import is_open
 from ..promotion import Promotion, elementwise, full_like, number, result_type
 from ..registry import lowers
 from .bounds import refuse_unless
@@ -36,7 +37,7 @@ def _is_broadcast(x: Any, y: Any) -> bool:
     """Whether elements of x share an element of y, and that is not known to be a power of two."""
     if isinstance(y, Array):
         return isinstance(x, Array) and y.shape != np.broadcast_shapes(x.shape, y.shape)
-    return isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
+    return is_open(y) or isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
 
 
 def exact_division(ctx: Context) -> Function:

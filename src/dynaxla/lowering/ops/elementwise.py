@@ -166,8 +166,9 @@ def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
         return lax.full(base.shape, number(1, common))
     if dtypes.is_integer(common) and exponent > 0:
         return lax.integer_pow(convert(base, common), exponent)
-    if exponent in _POWERS and dtypes.is_inexact(common):
-        return elementwise(_POWERS[exponent], (convert(base, common),), Promotion.DEFAULT)
+    power = next((function for known, function in _POWERS.items() if exponent == known), None)
+    if power is not None and dtypes.is_inexact(common):
+        return elementwise(power, (convert(base, common),), Promotion.DEFAULT)
     return elementwise(_power, (base, exponent), Promotion.DEFAULT)
 
 

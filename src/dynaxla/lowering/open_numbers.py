@@ -1,0 +1,175 @@
+"""Python numbers that a program takes as inputs, though lowerings see them as numbers.
+
+A lowering gets an `OpenNumber` where the graph has a float or an int. Where it makes an array of it (`promotion.number`), the program
+has an input of that dtype. Where it compares it with another number, the outcome is noted, and the program holds for numbers with the
+same outcomes: `alpha == 1` makes two programs, not one for each alpha. It may calculate with it. Any other look raises `LookedAt`, and
+the number has to be compiled in.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax import Array, lax
+
+Formula = Any  # a number; ("input", position); or a function and its operands' formulas
+
+
+class LookedAt(Exception):
+    """A lowering needs to know a number's value."""
+
+
+class Guard(NamedTuple):
+    """A comparison that has been made: compare(left, right) was outcome."""
+
+    compare: Callable[[Any, Any], bool]
+    left: Formula
+    right: Formula
+    outcome: bool
+
+
+class Wanted(NamedTuple):
+    """An input of the program: a number, cast as ATen casts numbers."""
+
+    formula: Formula
+    dtype: np.dtype
+
+
+def evaluate(formula: Formula, numbers: Sequence[Any]) -> Any:
+    """The number that a formula gives. numbers: those that are open."""
+    if type(formula) is not tuple:
+        return formula
+    if formula[0] == "input":
+        return numbers[formula[1]]
+    return formula[0](*[evaluate(operand, numbers) for operand in formula[1:]])
+
+
+class Watch:
+    """One trace of a function with open numbers.
+
+    Attributes: numbers (their values now); guards (comparisons so far); wanted (the inputs that the program needs, as far as they are
+    known); looked (whether a lowering had to know a value).
+    """
+
+    def __init__(self, numbers: Sequence[Any]) -> None:
+        self.numbers = tuple(numbers)
+        self.guards: list[Guard] = []
+        self.wanted: list[Wanted] = []
+        self.looked = False
+        self._places: dict[Any, int] = {}
+        self._inputs: Sequence[Array] = ()
+
+    def begin(self, inputs: Sequence[Array]) -> None:
+        """A trace begins. inputs: one for each that is wanted; none in a first trace, which finds out what is wanted."""
+        self._inputs = inputs
+        self.guards.clear()
+
+    def number(self, position: int) -> OpenNumber:
+        return OpenNumber(self, ("input", position), type(self.numbers[position]))
+
+    def compare(self, compare: Callable[[Any, Any], bool], left: Formula, right: Formula) -> bool:
+        outcome = bool(compare(evaluate(left, self.numbers), evaluate(right, self.numbers)))
+        self.guards.append(Guard(compare, left, right, outcome))
+        return outcome
+
+    def cast(self, formula: Formula, dtype: Any) -> Array:
+        """The program's input for a number in a dtype. (In a first trace, something that is like it.)"""
+        key = repr(formula), np.dtype(dtype)  # by repr, 1, 1.0 and True are three
+        place = self._places.setdefault(key, len(self.wanted))
+        if place == len(self.wanted):
+            self.wanted.append(Wanted(formula, np.dtype(dtype)))
+        return self._inputs[place] if place < len(self._inputs) else lax.full((), 0, np.dtype(dtype))
+
+    def refuse(self) -> LookedAt:
+        self.looked = True
+        return LookedAt("a lowering needs to know the value of a number that is to be an input")
+
+
+class Variant(NamedTuple):
+    """For which numbers a program holds, and what it takes of them. Attributes: guards; wanted."""
+
+    guards: tuple[Guard, ...]
+    wanted: tuple[Wanted, ...]
+
+    def inputs(self, numbers: Sequence[Any]) -> list[Any] | None:
+        """What the program takes, for `promotion.number`: (value, dtype). None if it does not hold for these numbers."""
+        try:
+            for guard in self.guards:
+                if bool(guard.compare(evaluate(guard.left, numbers), evaluate(guard.right, numbers))) is not guard.outcome:
+                    return None
+            return [(evaluate(formula, numbers), dtype) for formula, dtype in self.wanted]
+        except ArithmeticError:  # Python refuses the calculation, as in 1 / 0
+            return None
+
+
+class OpenNumber:
+    """A number whose value the program does not know. To `isinstance` it is a float or an int."""
+
+    __array_ufunc__ = None  # NumPy leaves arithmetic with it to its own methods
+
+    def __init__(self, watch: Watch, formula: Formula, kind: type) -> None:
+        self.watch, self.formula, self._kind = watch, formula, kind
+
+    @property
+    def __class__(self) -> type:  # type: ignore[override]
+        return self._kind
+
+    def cast(self, dtype: Any) -> Array:
+        """As an array of rank 0."""
+        return self.watch.cast(self.formula, dtype)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise self.watch.refuse()
+
+    __float__ = __int__ = __index__ = __complex__ = __round__ = __trunc__ = __floor__ = __ceil__ = __hash__ = __array__ = _refuse
+    __repr__ = __str__ = __format__ = __reduce_ex__ = _refuse
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(self._kind, name):
+            raise self.watch.refuse()
+        raise AttributeError(name)
+
+    def __bool__(self) -> bool:
+        return self.watch.compare(operator.ne, self.formula, 0)
+
+
+def is_open(value: Any) -> bool:
+    """Whether a value is an open number (which `isinstance` does not tell)."""
+    return type(value) is OpenNumber
+
+
+def _formula(value: Any) -> Formula:
+    """That of an operand; None for what is no number."""
+    if is_open(value):
+        return value.formula
+    return value if isinstance(value, (bool, int, float, np.number, np.bool_)) else None
+
+
+def _comparing(compare: Callable[[Any, Any], bool]) -> Callable[[OpenNumber, Any], Any]:
+    def method(self: OpenNumber, other: Any) -> Any:
+        formula = _formula(other)
+        return NotImplemented if formula is None else self.watch.compare(compare, self.formula, formula)
+
+    return method
+
+
+def _arithmetic(function: Callable[..., Any], reflected: bool) -> Callable[..., Any]:
+    def method(self: OpenNumber, *others: Any) -> Any:
+        operands = [self.formula, *map(_formula, others)]
+        if None in operands[1:]:
+            return NotImplemented
+        formula = (function, *(reversed(operands) if reflected else operands))
+        return OpenNumber(self.watch, formula, type(evaluate(formula, self.watch.numbers)))
+
+    return method
+
+
+for _name in ("eq", "ne", "lt", "le", "gt", "ge"):
+    setattr(OpenNumber, f"__{_name}__", _comparing(getattr(operator, _name)))
+for _name in ("add", "sub", "mul", "truediv", "neg", "abs", "pos"):
+    setattr(OpenNumber, f"__{_name}__", _arithmetic(getattr(operator, _name), False))
+    if _name in ("add", "sub", "mul", "truediv"):
+        setattr(OpenNumber, f"__r{_name}__", _arithmetic(getattr(operator, _name), True))

@@ -51,6 +51,7 @@ REDUCTIONS: Functions = [
 
 PLACES: Functions = [
     lambda x, y, n, t: x[:, -1],
+    lambda x, y, n, t: F.hardswish(x)[:, -4:-1],
     lambda x, y, n, t: x[-3:],
     lambda x, y, n, t: x[:, 1:-1],
     lambda x, y, n, t: x[:, ::2],

@@ -31,6 +31,8 @@ WINDOWS: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.avg_pool2d(x[:, None], 2, divisor_override=3),
     lambda x, y, n, t: F.max_pool2d((x + torch.zeros(4))[:, None], (2, 2)).sum(2),
     lambda x, y, n, t: F.adaptive_avg_pool1d(y[:, None], 1),
+    lambda x, y, n, t: F.interpolate(y[:, None], scale_factor=2).cumsum(2),
+    lambda x, y, n, t: y.unfold(1, 3, 2).sum(1),
 ]
 
 
@@ -42,6 +44,7 @@ def test_gradients_of_windows() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         hidden = F.conv1d(x.transpose(1, 2), kernel(t), t[0, :2], padding=1, stride=2)
         pooled = [F.max_pool2d(hidden[..., None], (3, 1), (2, 1), (1, 0)), F.avg_pool1d(hidden, 2), hidden * y[:, None, ::2]]
+        pooled.append(F.interpolate(hidden, scale_factor=2))
         return sum(item.exp().sum() for item in pooled)
 
     run, before = compiled(function), counts()

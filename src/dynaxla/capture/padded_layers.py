@@ -198,8 +198,6 @@ def _read(masks: Masks, node: Node) -> Extents:
     if any(value(index).dtype not in (torch.int32, torch.int64) for index in given.values()):
         raise Unknown("a mask among the indices")
     shape = broadcast([masks.of(index) for index in given.values()])
-    if node.target is aten._unsafe_index.Tensor:
-        masks.unpadded(table, given)
     changed = [None if index is None else index_of(masks, index, table, dim, from_end=True) for dim, index in enumerate(indices)]
     node.update_arg(1, changed)
     dims = sorted(given)

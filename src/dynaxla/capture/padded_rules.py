@@ -115,7 +115,10 @@ _WITH_NUMBER: dict[Any, torch._ops.OpOverload] = {
 
 rule(
     aten._to_copy.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default, aten.logical_xor.default,
-    aten.copy.default, aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default,
+    aten.copy.default, aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default, aten.hardswish.default,
+    aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.hardtanh_backward.default, aten.elu_backward.default,
+    aten.leaky_relu_backward.default, aten.softplus_backward.default, aten.mish_backward.default, aten.hardshrink_backward.default,
+    aten.softshrink_backward.default, aten._prelu_kernel.default, aten._prelu_kernel_backward.default, aten.floor_divide.Scalar,
 )(pointwise)  # fmt: skip
 
 
@@ -138,7 +141,7 @@ def _refuse(reason: str) -> Any:
 @rule(
     aten.full.default, aten.full_like.default, aten.new_full.default, aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default,
     aten.ones.default, aten.ones_like.default, aten.new_ones.default, aten.empty.memory_format, aten.empty_like.default,
-    aten.new_empty.default,
+    aten.new_empty.default, aten.fill.Scalar, aten.fill.Tensor, aten.zero.default,
 )  # fmt: skip
 def _constant(masks: Masks, node: Node) -> Extents:
     masks.exact(*others(node, "size", "self"))
@@ -192,7 +195,7 @@ def _transpose(masks: Masks, node: Node) -> Extents:
     return tuple(found)
 
 
-@rule(aten.unsqueeze.default)
+@rule(aten.unsqueeze.default, aten.unsqueeze_copy.default)
 def _unsqueeze(masks: Masks, node: Node) -> Extents:
     before = masks.of(node.args[0])
     dim = wrap(node.args[1], len(before) + 1)
@@ -231,9 +234,9 @@ def _slice(masks: Masks, node: Node) -> Extents:
     if step != 1:
         raise Unknown("a slice with a step that begins at a size")
     if isinstance(start, int):
-        if end is not None and end != END:
+        if end is not None and end != END and not (isinstance(end, int) and end - start == after):
             raise Unknown("a slice whose start and end count from the end")
-        first = whole.factors[0] - after
+        first = whole.factors[0] + start if isinstance(after, int) else whole.factors[0] - after
     else:
         first = size_of(value(start))
     shape = [*value(node).shape]
@@ -308,9 +311,10 @@ def _slice_backward(masks: Masks, node: Node) -> Extents:
         raise Unknown("a part of a dimension that is several in one")
     node.update_arg(0, masks.masked(grad, [dim], 0))
     if start < 0 and masks.is_padded(result[dim]):
-        if end != END or step != 1:
+        if step != 1 or (end != END and not (isinstance(end, int) and end - start == count)):
             raise Unknown("a slice whose start and end count from the end")
-        become(node, masks.put(node.args[0], dim, size - count, value(node).shape))
+        first = size + start if isinstance(count, int) else size - count
+        become(node, masks.put(node.args[0], dim, first, value(node).shape))
     return replaced(own, dim, result[dim])
 
 

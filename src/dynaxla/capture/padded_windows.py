@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..lowering.dimensions import wrap
 from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of
 from .masks import Masks
-from .padded_rules import lowest, rule, static, value
+from .padded_rules import lowest, one_dimension, rule, static, value
 
 aten = torch.ops.aten
 
@@ -143,6 +144,19 @@ def _adaptive_pool(masks: Masks, node: Node) -> Any:
     masks.exact(size)
     masks.unpadded(images, _images(masks, images))
     return _result(masks, node, *masks.of(images)[:2])
+
+
+@rule(aten.unfold.default)
+def _windows(masks: Masks, node: Node) -> Extents:
+    source, dim, size, step = node.args
+    assert isinstance(source, Node)
+    masks.exact(size, step)
+    extents = masks.of(source)
+    if not extents:
+        return (Extent.of(size),)
+    dim = wrap(dim, len(extents))
+    one_dimension(masks, source, [dim])
+    return (*replaced(extents, dim, Extent.of(size_of(value(node).shape[dim]))), Extent.of(size))
 
 
 def _filled(node: Node) -> list[Any]:

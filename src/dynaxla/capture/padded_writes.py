@@ -32,7 +32,10 @@ def _resolved(extents: Extents) -> Extents:
 # One index for each slice
 
 
-@rule(aten.index_add.default, aten.index_copy.default, aten.index_fill.int_Scalar)
+_FILLS = aten.index_fill.int_Scalar, aten.index_fill.int_Tensor
+
+
+@rule(aten.index_add.default, aten.index_copy.default, *_FILLS)
 def _slices(masks: Masks, node: Node) -> Extents:
     table, dim, index = node.args[:3]
     assert isinstance(table, Node)
@@ -42,7 +45,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
         raise Unknown("an index of a number")
     dim = wrap(dim, len(extents))
     around = _resolved(extents)
-    if node.target is aten.index_fill.int_Scalar:
+    if node.target in _FILLS:
         masks.exact(node.args[3])
     else:
         source = node.args[3]
@@ -61,7 +64,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
             if masks.is_padded(places) and not masks.is_padded(own[dim]):
                 raise Unknown("positions of different kinds meet")
     held = masks.held(index, [0])
-    node.update_arg(2, index_of(masks, held, table, dim, from_end=False, held=True))
+    node.update_arg(2, index_of(masks, held, table, dim, from_end=node.target in _FILLS, held=True))
     return around
 
 
@@ -81,7 +84,8 @@ def _elements(masks: Masks, node: Node) -> Extents:
         raise Unknown("an index of a number")
     dim = wrap(dim, len(extents))
     for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
-        if d != dim and own != other and (masks.is_padded(own) or masks.is_padded(other)):
+        # An index that is shorter, but not padded, writes to what counts.
+        if d != dim and own != other and (masks.is_padded(other) or not _is_prefix(own, table, d)):
             raise Unknown("positions of different kinds meet")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
     if reduce not in ("set", "sum", *_BY_HOLDING):
@@ -89,8 +93,9 @@ def _elements(masks: Masks, node: Node) -> Extents:
     source = node.args[3]
     if _is_tensor(source):
         assert isinstance(source, Node)
-        for own, other in zip(_resolved(masks.of(source)), wanted, strict=True):
-            if own != other and (masks.is_padded(own) or masks.is_padded(other)):
+        for d, (own, other) in enumerate(zip(_resolved(masks.of(source)), wanted, strict=True)):
+            is_read = d != dim and _is_prefix(own, source, d) and _is_prefix(other, index, d)
+            if own != other and not is_read and (masks.is_padded(own) or masks.is_padded(other)):
                 raise Unknown("positions of different kinds meet")
         held = masks.masked(source, [dim], 0, wanted) if reduce == "sum" else masks.held(source, [dim])
         node.update_arg(3, held)
@@ -105,10 +110,14 @@ def _elements(masks: Masks, node: Node) -> Extents:
 _REDUCE = aten.scatter_reduce.two
 
 
+def _is_prefix(extent: Extent, tensor: Node, dim: int) -> bool:
+    return extent.resolved == Extent.of(size_of(value(tensor).shape[dim]))
+
+
 # Any number of indices
 
 
-@rule(aten.index_put.default)
+@rule(aten.index_put.default, aten._unsafe_index_put.default)
 def _put(masks: Masks, node: Node) -> Extents:
     table, indices, values = node.args[:3]
     assert isinstance(table, Node)

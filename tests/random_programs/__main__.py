@@ -55,7 +55,7 @@ def _show(seed: int, rounded: bool) -> int:
     """Judge one program, and print it."""
     from .generator import generate
 
-    program, _ = generate(seed)
+    program, _ = generate(seed, rounded)
     print(reproducer(program))
     record = runner.run_one(seed, rounded=rounded)
     print(record["outcome"], record.get("kind", ""), record.get("detail", ""), sep="\n")

@@ -14,7 +14,7 @@ from .choices import Choices, SeededChoices, chance, pick
 from .observed import Expected, expect
 from .program import CONTAINERS, ROLES, Input, Program, Storage
 from .registry import FAMILIES
-from .stepwise import Rejected
+from .stepwise import Rejected, storage_key
 
 # How often a step is of a family.
 WEIGHTS = {
@@ -33,30 +33,43 @@ DTYPES = (
     + [torch.float64, torch.bfloat16, torch.int32, torch.bool] * 2
     + [torch.float16, torch.int8, torch.int16, torch.uint8, torch.complex64]
 )
+# With rounded sizes: more of what the rules are about, and less that has none.
+ROUNDED_WEIGHTS = {
+    "views": 20,
+    "writes": 12,
+    "binary": 14,
+    "unary": 8,
+    "reductions": 20,
+    "indexing": 18,
+    "products": 6,
+    "creation": 2,
+}
+ROUNDED_DTYPES = [dtype for dtype in DTYPES if not dtype.is_complex]
 FLOATS = [torch.float32] * 6 + [torch.float64] * 2 + [torch.bfloat16, torch.float16, torch.complex64]
 CHANNELS_LAST = (0, 2, 3, 1)
 
 
-def generate(seed: int) -> tuple[Program, Expected]:
-    """The program of a seed, and what eager mode makes of it."""
+def generate(seed: int, rounded: bool = False) -> tuple[Program, Expected]:
+    """The program of a seed, and what eager mode makes of it. rounded: one whose sizes can be rounded up, most times."""
     choices = SeededChoices(seed)
     while True:
         try:
-            return draw_program(choices)
+            return draw_program(choices, rounded)
         except Rejected:
             continue
 
 
-def draw_program(choices: Choices) -> tuple[Program, Expected]:
+def draw_program(choices: Choices, rounded: bool = False) -> tuple[Program, Expected]:
     """Raises: Rejected if what was drawn turns out to have no defined result."""
     mode = pick(choices, ["plain", "plain", "no_grad", "train"])
-    program = draw_inputs(choices, mode)
+    program = draw_inputs(choices, mode, rounded)
     builder = Builder(choices, program)
-    with_random = chance(choices, 6)
+    weights = ROUNDED_WEIGHTS if rounded else WEIGHTS
+    with_random = not rounded and chance(choices, 6)
     wanted, tries = choices.integer(2, 9), 0
     while len(builder.program.steps) < wanted and tries < 60:
         tries += 1
-        family = pick(choices, [family for family, weight in WEIGHTS.items() for _ in range(weight)])
+        family = pick(choices, [family for family, weight in weights.items() for _ in range(weight)])
         if with_random and chance(choices, 25):
             family = "random"
         draw = pick(choices, list(FAMILIES[family].values()))
@@ -65,7 +78,7 @@ def draw_program(choices: Choices) -> tuple[Program, Expected]:
         except NoneFits:
             continue
         builder.append(step)
-    program = _with_outputs(choices, builder)
+    program = _with_outputs(choices, builder, rounded)
     if program.resized is not None:
         with contextlib.suppress(Rejected):
             return program, expect(program)
@@ -122,18 +135,20 @@ class Recipe:
         return Input(storage, shape, tuple(stride), self.offset, role, conj)
 
 
-def draw_inputs(choices: Choices, mode: str) -> Program:
-    """A program without steps."""
-    sizes = [choices.integer(1, 4) for _ in range(3)]
-    if chance(choices, 5):
+def draw_inputs(choices: Choices, mode: str, rounded: bool = False) -> Program:
+    """A program without steps. rounded: its sizes are symbols, for torch.compile takes 0, 1, and those of parameters as they are."""
+    sizes = [choices.integer(2, 5) if rounded else choices.integer(1, 4) for _ in range(3)]
+    if not rounded and chance(choices, 5):
         sizes[choices.integer(0, 2)] = 0
     count = choices.integer(1, 4)
     roles = ["argument"] * count
-    if chance(choices, 25):
+    if chance(choices, 25) and not (rounded and count == 1):
         roles[-1] = pick(choices, ["parameter", "buffer"])
         if count > 2:
             roles[-2] = pick(choices, ROLES)
-    palette = [pick(choices, FLOATS if mode == "train" else DTYPES) for _ in range(choices.integer(1, 3))]
+    dtypes = [dtype for dtype in FLOATS if not dtype.is_complex] if rounded else FLOATS
+    dtypes = dtypes if mode == "train" else ROUNDED_DTYPES if rounded else DTYPES
+    palette = [pick(choices, dtypes) for _ in range(choices.integer(1, 3))]
     recipes: list[Recipe] = []
     storages: list[Storage] = []
     inputs: list[Input] = []
@@ -143,6 +158,9 @@ def draw_inputs(choices: Choices, mode: str) -> Program:
             inputs.append(replace(inputs[0], same_as=0))
             continue
         recipe = Recipe.draw(choices)
+        if rounded and not number:
+            while not any(letter is not None for letter in recipe.letters):
+                recipe = Recipe.draw(choices)
         if number and chance(choices, 22):
             storage = choices.integer(0, len(storages) - 1)
             if chance(choices, 30):
@@ -179,14 +197,16 @@ def _draw_storage(choices: Choices, dtype: torch.dtype, mode: str) -> Storage:
     return Storage(dtype, 0, grid, choices.integer(0, 10**6), gradient)
 
 
-def _with_outputs(choices: Choices, builder: Builder) -> Program:
-    """Return what nothing else uses, and some more."""
+def _with_outputs(choices: Choices, builder: Builder, rounded: bool) -> Program:
+    """Return what nothing else uses, and some more. rounded: most times no two that share memory."""
     program = builder.program
     used = {operand for step in program.steps for operand in step.operands}
     made = range(len(program.inputs), len(builder.tensors))
     outputs = [value for value in made if value not in used]
     for _ in range(choices.integer(0, 3)):
         outputs.append(choices.integer(0, len(builder.tensors) - 1))
+    if rounded and not chance(choices, 10):
+        outputs = [*{storage_key(builder.tensors[value]): value for value in outputs}.values()]
     outputs = outputs[-6:] or [len(builder.tensors) - 1]
     container = pick(choices, CONTAINERS) if len(outputs) == 1 else pick(choices, CONTAINERS[:3])
     return replace(program, outputs=tuple(outputs), container=container)

@@ -40,7 +40,7 @@ def seeds(first: int, count: int) -> range:
 
 def run_one(seed: int, smallest: bool = True, rounded: bool = False) -> Record:
     """Generate a program, judge it, and if it fails look for a smaller one that fails alike. rounded: with rounded sizes."""
-    program, expected = generate(seed)
+    program, expected = generate(seed, rounded)
     if not rounded:
         return _run(seed, program, expected, smallest)
     with everywhere() as seen:

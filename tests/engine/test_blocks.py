@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from dynaxla.config import Options
 from dynaxla.engine import blocks, xla
 from dynaxla.engine import options as engine_options
 from dynaxla.engine.compositions import engine_for
+from dynaxla.lowering import registry
 from dynaxla.observe import metrics
 
 
@@ -237,3 +239,96 @@ def test_a_region_that_writes_to_a_cache() -> None:
     for mine, theirs in zip(model.buffers(), eager.buffers(), strict=True):
         torch.testing.assert_close(mine, theirs)
     assert compilations() == 1
+
+
+def kept(model: Callable[..., Any], cache: Path) -> Callable[..., Any]:
+    return compiled(model, options={"cache": str(cache)})
+
+
+def test_parts_that_an_earlier_process_has_compiled(tmp_path: Path) -> None:
+    """Numbers, random ones and checks of each block are what they were; nothing is traced."""
+    model = Model(4).requires_grad_(False)
+    found, messages = [], []
+    for expected in ((0, 3), (3, 0)):
+        function = kept(model, tmp_path)
+        torch.manual_seed(3)
+        found.append([value for _ in range(2) for value in function(X, TOKENS)])
+        counts = metrics.snapshot()
+        assert (counts.get("recalls", 0), counts.get("lower", 0)) == expected
+        with pytest.raises(IndexError) as raised:
+            function(X, TOKENS + 1)
+        messages.append(str(raised.value))
+    for value, other in zip(*found, strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=0)
+        assert value.stride() == other.stride()
+    assert messages[0] == messages[1]
+
+
+def test_which_check_of_parts_of_an_earlier_process_failed(tmp_path: Path) -> None:
+    def function(x: torch.Tensor, weights: list[torch.Tensor], places: list[torch.Tensor], last: torch.Tensor) -> torch.Tensor:
+        for weight, place in zip(weights, places, strict=True):
+            x = x.index_select(0, place) @ weight
+        return x.gather(0, last)
+
+    weights, places, last = [torch.eye(4)] * 4, [torch.arange(4) for _ in range(4)], torch.zeros(1, 4, dtype=torch.int64)
+    found = []
+    with torch.no_grad():
+        for _ in range(2):
+            run = kept(function, tmp_path)
+            torch.testing.assert_close(run(torch.eye(4), weights, places, last), torch.eye(4)[:1])
+            told = []
+            for index in (*places, last):
+                index[-1, ...] = 7
+                with pytest.raises((IndexError, RuntimeError)) as raised:
+                    run(torch.eye(4), weights, places, last)
+                told.append((raised.type, str(raised.value)))
+                index[-1, ...] = 0
+            found.append(told)
+    assert metrics.snapshot()["recalls"] == 2
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 2, "an index of a block, and the last one"
+
+
+class Scaled(nn.Module):
+    """What a block does, and in which order a part takes and gives what it hands on."""
+
+    def __init__(self, scale: float = 2.0, transposed: bool = False, gives_all: bool = False, table: float = 1.0) -> None:
+        super().__init__()
+        self.scale, self.transposed, self.gives_all, self.table = scale, transposed, gives_all, table
+
+    def forward(self, x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        values = []
+        for weight in weights:
+            x = (x @ weight).sin() * self.scale + torch.tensor([1.0, 2.0, 3.0, self.table])
+            x = x.t().contiguous().t() if self.transposed else x
+            values.append(x)
+        return tuple(values) if self.gives_all else (x,)
+
+
+def test_no_part_is_taken_for_another(tmp_path: Path) -> None:
+    """All in one directory: each gives what it would give alone."""
+    weights = [torch.randn(4, 4) for _ in range(4)]
+    others = [weight.t().contiguous().t() for weight in weights]
+    variants = [Scaled(), Scaled(scale=3.0), Scaled(transposed=True), Scaled(gives_all=True), Scaled(table=7.0)]
+    with torch.no_grad():
+        for model, given in [*((model, weights) for model in variants), (variants[0], others), (variants[0], [*weights, *weights])]:
+            for value, expected in zip(kept(model, tmp_path)(torch.ones(4, 4), *given), model(torch.ones(4, 4), *given), strict=True):
+                torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-4)
+                assert value.stride() == expected.stride()
+        assert metrics.snapshot()["recalls"] == 1, "of twice as many blocks of the first kind"
+
+
+def test_parts_that_call_kernels_are_traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = registry.find
+    monkeypatch.setattr(registry, "find", lambda op, *rest: None if op is torch.ops.aten.sinh.default else find(op, *rest))
+
+    def function(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
+        for weight in weights:
+            x = (x @ weight).sinh()
+        return x
+
+    weights = [torch.eye(4) for _ in range(3)]
+    with torch.no_grad():
+        for _ in range(2):
+            torch.testing.assert_close(kept(function, tmp_path)(torch.eye(4) / 4, *weights), function(torch.eye(4) / 4, *weights))
+            assert metrics.snapshot().get("recalls", 0) == 0

@@ -180,9 +180,17 @@ class _Parts:
         avals = [jax.ShapeDtypeStruct((2,), np.int32), jax.ShapeDtypeStruct((), np.int32)]
         avals += [jax.ShapeDtypeStruct((2,), np.int32)] if draws else []
         avals += [jax.ShapeDtypeStruct(layout.packed_shape, dtypes.to_jax(specs[place].dtype)) for place, layout in layouts.items()]
-        traced, _ = program.traced(run, program.name, avals, interpreter)
-        compiled = program.compile(program.lower(traced), traced, self._settings, module)
-        return _Part(compiled, traced.out_info.facts, outputs, list(layouts), draws)
+        key = program.record_key(module, self._settings, function, avals, ("part", list(layouts.items()), packed))
+        if (recalled := program.recalled(key)) is not None:
+            compiled, record = recalled
+            interpreter.count_lowered(interpreter.output_node.args[0])
+            facts = Facts(tuple(record.checks), (), (), record.draws)
+        else:
+            traced, orders = program.traced(run, program.name, avals, interpreter)
+            lowered, facts = program.lower(traced), traced.out_info.facts
+            compiled = program.compile(lowered, traced, self._settings, module)
+            program.record(key, lowered, traced, self._settings, facts, orders)
+        return _Part(compiled, facts, outputs, list(layouts), draws)
 
     def _number(self, node: Node) -> Any:
         return self._values[node] if node in self._values else self._symbols.concrete(node.meta["val"])

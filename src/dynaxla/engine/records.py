@@ -29,12 +29,13 @@ Checks = Sequence[tuple[type[Exception], str]]
 
 @dataclass(frozen=True)
 class Record:
-    """Attributes: options (XLA's, by name); checks, numbers (as of `Facts`); orders (of free results: see `Buffers.ordered`); note (of the
-    program: see `programs.note`)."""
+    """Attributes: options (XLA's, by name); checks, numbers, draws (as of `Facts`); orders (of free results: see `Buffers.ordered`); note
+    (of the program: see `programs.note`)."""
 
     options: Mapping[str, Any]
     checks: Checks
     numbers: tuple[Any, ...]
+    draws: int
     orders: Mapping[int, tuple[int, ...]]
     note: bytes
 
@@ -46,7 +47,7 @@ class Record:
         if not all(_error(module, name) is error for (module, name, _), (error, _) in zip(checks, self.checks, strict=True)):
             return
         orders = [(index, list(order)) for index, order in self.orders.items()]
-        told = {"options": dict(self.options), "checks": checks, "numbers": self.numbers, "orders": orders}
+        told = {"options": dict(self.options), "checks": checks, "numbers": self.numbers, "draws": self.draws, "orders": orders}
         store.put(key, json.dumps(told).encode() + b"\n" + self.note)
 
     @staticmethod
@@ -59,7 +60,7 @@ class Record:
         found = json.loads(told)
         checks = [(_error(module, name), message) for module, name, message in found["checks"]]
         orders = {index: tuple(order) for index, order in found["orders"]}
-        return Record(found["options"], checks, tuple(found["numbers"]), orders, note)
+        return Record(found["options"], checks, tuple(found["numbers"]), found["draws"], orders, note)
 
 
 def _error(module: str, name: str) -> Any:

@@ -301,21 +301,34 @@ class Program:
         except CompilationError as error:
             self.do_without_refusable(error)
             return self._build(specialised)
-        if key is not None and not facts.kernels:
-            self._record(key, lowered, self._xla_options(traced, specialised.settings), buffers, facts)
+        self.record(key, lowered, traced, specialised.settings, facts, buffers.orders)
         return self.executable(compiled, buffers, facts)
 
     # What an earlier process has traced
 
     def _record_key(self, specialised: Specialised, function: Function) -> str | None:
-        """The name of this graph's record; None for one that has none, or whose way is to be seen or measured."""
+        """The name of this graph's record, as of `record_key`."""
+        facts = "graph", self.has_blocks, specialised.buffers.facts
+        return self.record_key(self.interpreter.module, specialised.settings, function, specialised.buffers.avals(), facts)
+
+    def record_key(
+        self,
+        module: torch.fx.GraphModule,
+        settings: Settings,
+        function: Function,
+        avals: Sequence[jax.ShapeDtypeStruct],
+        facts: Sequence[Any],
+    ) -> str | None:
+        """The name of the record of a graph, or of a part of it; None for one that has none, or whose way is to be seen or measured.
+
+        avals: what its program takes. facts: what else the program, or the way in which it is called, depends on, as plain data.
+        """
         seen = self.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
         if self.platform != "cpu" or not self.sizes.is_static or seen or self.options.tune or self.options.store("records") is None:
             return None
-        avals = [(aval.shape, str(aval.dtype)) for aval in specialised.buffers.avals()]
-        settings = specialised.settings, function.default_dtype
-        facts = self.options.facts, self.phase, self.has_blocks, self.choose.is_certain, *settings, specialised.buffers.facts, avals
-        return records.key_of(fingerprint(self.interpreter.module), self.jax_device, facts)
+        taken = [(aval.shape, str(aval.dtype)) for aval in avals]
+        known = self.options.facts, self.phase, self.choose.is_certain, *settings, function.default_dtype, taken, *facts
+        return records.key_of(fingerprint(module), self.jax_device, known)
 
     def _compiled_before(self, specialised: Specialised) -> Executable | None:
         """The executable for these sizes, if it need only be read from a file."""
@@ -326,8 +339,17 @@ class Program:
 
     def _recalled(self, key: str, buffers: Buffers, *, only_stored: bool = False) -> Executable | None:
         """The executable that a record tells of, if there is one. only_stored: unless XLA has to compile it once more."""
+        found = self.recalled(key, only_stored=only_stored)
+        if found is None:
+            return None
+        compiled, record = found
+        self.interpreter.count_lowered([*buffers.nodes, *buffers.numbers])
+        return self.executable(compiled, buffers.ordered(record.orders), Facts(tuple(record.checks), record.numbers))
+
+    def recalled(self, key: str | None, *, only_stored: bool = False) -> tuple[programs.XlaProgram, records.Record] | None:
+        """The program that a record tells of, with the record, if there is one. only_stored: unless XLA has to compile it once more."""
         kept, store = self.options.store("records"), self.options.store("programs")
-        if kept is None or store is None or (record := records.Record.find(kept, key)) is None:
+        if key is None or kept is None or store is None or (record := records.Record.find(kept, key)) is None:
             return None
         if only_stored and not programs.is_stored(record.note):
             return None
@@ -337,14 +359,18 @@ class Program:
         if compiled is None:
             return None
         metrics.add("recalls")
-        self.interpreter.count_lowered([*buffers.nodes, *buffers.numbers])
-        return self.executable(compiled, buffers.ordered(record.orders), Facts(tuple(record.checks), record.numbers))
+        return compiled, record
 
-    def _record(self, key: str, lowered: jax.stages.Lowered, options: Mapping[str, Any], buffers: Buffers, facts: Facts) -> None:
-        store = self.options.store("records")
+    def record(
+        self, key: str | None, lowered: jax.stages.Lowered, traced: jax.stages.Traced, settings: Settings, facts: Facts, orders: Orders
+    ) -> None:
+        """Keep what tracing has told, if it can be kept."""
+        store, options = self.options.store("records"), self._xla_options(traced, settings)
+        if key is None or store is None or facts.kernels:
+            return
         note = programs.note(lowered, self.jax_device, options)
-        if store is not None and note is not None:
-            records.Record(options, facts.checks, facts.numbers, buffers.orders, note).put(store, key)
+        if note is not None:
+            records.Record(options, facts.checks, facts.numbers, facts.draws, orders, note).put(store, key)
 
     def do_without_refusable(self, error: CompilationError) -> None:
         """From now on take no form that the machine may lack. Raises: error, if none was taken or they are avoided already."""

@@ -72,15 +72,18 @@ def test_first_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each engine begins with an empty cache, but for the one that is measured again. (test_first_call.py measures.)"""
     seconds = {"dynaxla": (3.0, 0.75), "dynamo_aot": (2.0, 0.0), "inductor": (12.0, 0.0)}
     seen: list[tuple[str, list[str], bool]] = []
+    read: dict[str, list[str]] = {}
 
-    def first_calls(engine: str, models: list[str], cache: str) -> dict[str, dict[str, float]]:
+    def first_calls(engine: str, models: list[str], cache: str, bytecode: str) -> dict[str, dict[str, float]]:
+        assert read == {bytecode: ["inductor", "dynaxla"]}, "each engine has compiled Python's modules"
         again = (Path(cache) / "used").exists()
         (Path(cache) / "used").touch()
         seen.append((engine, models, again))
         whole, compiling = seconds[engine]
         return {model: {"cpu": whole, "trace": 0.0 if again else compiling, "lower": 0.0, "compile": 0.25} for model in models}
 
-    def start(engine: str, model: str, cache: str) -> float:
+    def start(engine: str, model: str, cache: str, bytecode: str) -> float:
+        read.setdefault(bytecode, []).append(engine)
         again = (Path(cache) / "used").exists()
         (Path(cache) / "used").touch()
         return {"inductor": (8.0, 3.0), "dynaxla": (4.0, 1.5)}[engine][again]
@@ -90,6 +93,7 @@ def test_first_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = invoke(tmp_path, "first-call", "--models", "squeezenet1_1,resnet18")["first-call"]["seconds"]
     models = ["resnet18", "squeezenet1_1"]
     assert seen == [("dynaxla", models, False), ("dynaxla", models, True), ("dynamo_aot", models, False), ("inductor", models, False)]
+    assert list(map(len, read.values())) == [2 + 2 * 2 * 2], "one directory for all"
     assert list(measured) == ["dynaxla", "dynaxla again", "dynamo_aot", "inductor"]
     lines = (tmp_path / "cpu.md").read_text().splitlines()
     assert "| resnet18 | 12.00 | 3.00 | 0.250 | 10.00 | 1.000 | 0.100 | 0.250 | 0.25 |" in lines

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny_bench import TINY
 
-from dynaxla.bench import first_call, suites
+from dynaxla.bench import first_call, second_start, suites
 from dynaxla.observe import metrics
 
 
-def test_the_process_has_caches_of_its_own_and_compiles_in_children_that_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_process_has_caches_of_its_own_and_is_started_like_a_second_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
     def run(command: list[str], env: dict[str, str], check: bool, **_: Any) -> subprocess.CompletedProcess[str]:
@@ -23,16 +23,16 @@ def test_the_process_has_caches_of_its_own_and_compiles_in_children_that_are_cou
         return subprocess.CompletedProcess(command, 0, "what a compiler says\n" + json.dumps({"resnet18": {"cpu": 1.5}}) + "\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert first_call.first_calls("inductor", ["resnet18", "vgg16"], "/a/cache") == {"resnet18": {"cpu": 1.5}}
+    assert first_call.first_calls("inductor", ["resnet18", "vgg16"], "/a/cache", "/bytecode") == {"resnet18": {"cpu": 1.5}}
     assert seen["command"][1:] == ["-m", "dynaxla.bench.first_call", "inductor", "resnet18", "vgg16"]
-    assert {seen["env"][name] for name in ("DYNAXLA_CACHE", "TORCHINDUCTOR_CACHE_DIR")} == {"/a/cache"}
-    assert seen["env"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert seen["env"] == second_start.environment("/a/cache", "/bytecode")
     assert seen["check"], "a failure must not be a measurement"
 
 
-def test_the_process_measures(tmp_path: Path) -> None:
-    """Eager mode has no phases of dynaxla's."""
-    (found,) = first_call.first_calls("eager", ["squeezenet1_1"], str(tmp_path)).items()
+def test_the_process_measures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager mode has no phases of dynaxla's. (With bytecode of its own the process would first compile all of torch's modules.)"""
+    monkeypatch.setattr(first_call, "environment", lambda *directories: dict(os.environ))
+    (found,) = first_call.first_calls("eager", ["squeezenet1_1"], "", "").items()
     assert found[0] == "squeezenet1_1"
     assert found[1].pop("cpu") > 0
     assert found[1] == {"trace": 0, "lower": 0, "compile": 0}

@@ -21,11 +21,20 @@ def test_the_process_has_caches_of_its_own_and_compiles_in_children_that_are_cou
         return subprocess.CompletedProcess(command, 0, "what a compiler says\n1.5\n")
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert second_start.start("inductor", "resnet18", "/a/cache") == 1.5
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    assert second_start.start("inductor", "resnet18", "/a/cache", "/bytecode") == 1.5
     assert seen["command"][1:] == ["-m", "dynaxla.bench.second_start", "inductor", "resnet18"]
     assert (seen["env"]["DYNAXLA_CACHE"], seen["env"]["TORCHINDUCTOR_CACHE_DIR"]) == ("/a/cache/dynaxla", "/a/cache")
     assert seen["env"]["TORCHINDUCTOR_COMPILE_THREADS"] == "1"
+    assert seen["env"]["PYTHONPYCACHEPREFIX"] == "/bytecode"
+    assert "PYTHONDONTWRITEBYTECODE" not in seen["env"]
     assert seen["check"], "a failure must not be a measurement"
+
+
+def test_a_process_leaves_bytecode_to_the_next(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    subprocess.run([sys.executable, "-c", "import json"], env=second_start.environment("", str(tmp_path)), check=True)
+    assert list(tmp_path.glob("**/json/__init__.*.pyc"))
 
 
 def test_the_second_call_of_a_process_costs_less(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ CPU seconds of the process and of the compilers that it starts, one thread. What
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -18,22 +17,15 @@ from ..observe import metrics
 from . import engines, suites
 from .measure import rehearse
 from .runner import Placement
-from .second_start import cpu_seconds
+from .second_start import cpu_seconds, environment
 
 PHASES = ("trace", "lower", "compile")
 
 
-def first_calls(engine: str, models: Sequence[str], cache: str) -> dict[str, dict[str, float]]:
-    """CPU seconds by model: "cpu", of the whole first call, and of dynaxla's phases `PHASES`. cache: the directory of all caches."""
-    environment = {
-        **os.environ,
-        "DYNAXLA_CACHE": cache,
-        "TORCHINDUCTOR_CACHE_DIR": cache,
-        # Its compilers then run one by one, as children that are waited for, so that their time can be counted.
-        "TORCHINDUCTOR_COMPILE_THREADS": "1",
-    }
+def first_calls(engine: str, models: Sequence[str], cache: str, bytecode: str) -> dict[str, dict[str, float]]:
+    """CPU seconds by model: "cpu", of the whole first call, and of dynaxla's phases `PHASES`. cache, bytecode: as of `start`."""
     command = [sys.executable, "-m", "dynaxla.bench.first_call", engine, *models]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -21,17 +21,25 @@ ENGINES = ("inductor", "dynaxla")
 DECODER = "decoder_256"
 
 
-def start(engine: str, model: str, cache: str) -> float:
-    """CPU seconds. engine: a backend of torch.compile's. cache: the directory of all caches, as an earlier start has left it."""
-    environment = {
-        **os.environ,
+def environment(cache: str, bytecode: str) -> dict[str, str]:
+    """Of a process that measures. Arguments: as of `start`."""
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {
+        **inherited,
+        # Installed packages have their bytecode beside them. That of sources that are being changed is better kept elsewhere.
+        "PYTHONPYCACHEPREFIX": bytecode,
         "DYNAXLA_CACHE": os.path.join(cache, "dynaxla"),
         "TORCHINDUCTOR_CACHE_DIR": cache,
         # Its compilers then run one by one, as children that are waited for, so that their time can be counted.
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
+
+
+def start(engine: str, model: str, cache: str, bytecode: str) -> float:
+    """CPU seconds. engine: a backend of torch.compile's. cache: the directory of all caches, as an earlier start has left it. bytecode: the
+    directory of the bytecode of all Python modules, likewise."""
     command = [sys.executable, "-m", "dynaxla.bench.second_start", engine, model]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, env=environment(cache, bytecode), stdout=subprocess.PIPE, text=True, check=True)
     return float(json.loads(done.stdout.splitlines()[-1]))
 
 

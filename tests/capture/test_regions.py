@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.fx import GraphModule
+from torch.utils.checkpoint import checkpoint
 
 from dynaxla.capture.regions import inline_writing_regions
 
@@ -118,6 +119,58 @@ def test_training_with_running_statistics(quick_xla: None) -> None:
     for each, run in ((model, torch.compile(model, backend="dynaxla")), (expected, expected)):
         each.zero_grad()
         run(x, place).square().sum().backward()
+    for mine, theirs in zip((*model.parameters(), *model.buffers()), (*expected.parameters(), *expected.buffers()), strict=True):
+        torch.testing.assert_close(mine, theirs)
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+@region
+def added(total: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return total.add_(x.sin()) * 2
+
+
+class OfItsOwn(nn.Module):
+    """Another region writes to what this one makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    @region
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = self.linear(x).clone()
+        return added(total, x) + total, x * 2
+
+
+class Twice(OfItsOwn):
+    """That region has two calls: TorchDynamo leaves them."""
+
+    @region
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = self.linear(x).clone()
+        return added(total, x) + added(total, x.cos()), x * 2
+
+
+class Checkpointed(Twice):
+    """The regions are called in code that is computed again."""
+
+    def forward(self, x: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        def function(x: torch.Tensor) -> torch.Tensor:
+            total = self.linear(x).clone()
+            return added(total, x) + added(total, x.cos())
+
+        return checkpoint(function, x, use_reentrant=False), x * 2
+
+
+@pytest.mark.parametrize("kind", [OfItsOwn, Twice, Checkpointed])
+def test_regions_that_write_inside_what_a_graph_calls(kind: Callable[[], nn.Module], quick_xla: None) -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Model(kind)
+    expected = copy.deepcopy(model)
+    x, place = torch.randn(5, 4), torch.tensor([0])
+    torch.compile(model, backend="dynaxla", fullgraph=True)(x, place).square().sum().backward()
+    expected(x, place).square().sum().backward()
     for mine, theirs in zip((*model.parameters(), *model.buffers()), (*expected.parameters(), *expected.buffers()), strict=True):
         torch.testing.assert_close(mine, theirs)
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-5)

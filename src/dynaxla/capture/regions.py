@@ -23,21 +23,31 @@ _CALL = torch.ops.higher_order.invoke_subgraph
 
 
 def inline_writing_regions(module: GraphModule) -> None:
-    """Change a graph of TorchDynamo's so that it calls no region that writes to an operand, nor one with such a region inside."""
+    """Change a graph of TorchDynamo's, and what its ops call (checkpointed code, branches), so that nothing calls a region that writes to an
+    operand."""
+    if _inline_within(module, set()):
+        module.recompile()
+
+
+def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
+    """Change the graph, not its code. done: modules that have been looked at. Returns: whether it had calls of regions that write."""
+    for source in module.graph.find_nodes(op="get_attr"):
+        called = constant_value(module, source)
+        if isinstance(called, GraphModule) and called not in done:
+            done.add(called)
+            _inline_within(called, done)
+            called.recompile()  # TorchDynamo, too, puts a region with one call in its place, and leaves the code as it was
     writing: dict[GraphModule, bool] = {}
     for call in module.graph.find_nodes(op="call_function", target=_CALL):
         source = call.args[0]
         region = constant_value(module, source)
         if region not in writing:
             writing[region] = _writes(region)
-            if writing[region]:
-                inline_writing_regions(region)
         if writing[region]:
             _inline(module, call, region)
             if not source.users:
                 module.graph.erase_node(source)
-    if any(writing.values()):
-        module.recompile()
+    return any(writing.values())
 
 
 def _writes(region: GraphModule) -> bool:

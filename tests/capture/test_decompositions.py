@@ -57,6 +57,13 @@ CORRECTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ),
         (torch.arange(24.0).view(2, 4, 3) % 5, torch.zeros(3), torch.ones(3)),
     ),
+    "batch norms of what suggests two formats": (
+        lambda x, m, v: (
+            *(F.batch_norm(y, m, v, training=training) for y in (x, x.mT) for training in (True, False)),
+            F.batch_norm(x[:1].unsqueeze(-1), m, v, training=True),
+        ),
+        (torch.arange(24.0).view(2, 4, 3, 1).permute(0, 2, 1, 3).as_strided((2, 3, 4, 1), (12, 1, 3, 1)) % 5, torch.zeros(3), torch.ones(3)),
+    ),
     "unpooling, channels last": (
         lambda x, i: F.max_unpool2d(x, i, 2),
         (
@@ -95,3 +102,18 @@ def test_ops_of_pt2e_quantization_are_programs() -> None:
 
     w = torch.randint(-128, 128, (6, 8), dtype=torch.int8)
     check(function, torch.randn(2, 8), w, torch.rand(6), torch.randint(-3, 3, (6,)))
+
+
+def test_groups_of_pt2e_quantization_whose_kernel_reads_numbers() -> None:
+    from torch.ao.quantization.fx import _decomposed
+
+    assert _decomposed
+    q = torch.ops.quantized_decomposed
+
+    def function(x, scales, zeros):
+        whole = q.quantize_per_channel_group(x, scales, zeros, -8, 7, torch.int8, 8)
+        return whole, q.dequantize_per_channel_group(whole, scales, zeros, -8, 7, torch.int8, 8, torch.float32)
+
+    inputs = torch.randn(4, 16), torch.rand(4, 2) + 0.1, torch.zeros(4, 2, dtype=torch.int32)
+    for mine, theirs in zip(torch.compile(function, backend="dynaxla", fullgraph=True)(*inputs), function(*inputs), strict=True):
+        torch.testing.assert_close(mine, theirs)

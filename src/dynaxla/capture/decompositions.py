@@ -51,6 +51,10 @@ def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
         form = suggest_memory_format(x)
         if x.device.type != "cpu" or x.is_contiguous(memory_format=form):
             return NotImplemented
+        # Of dimensions of size 1, by whose strides torch suggests another one, such an order does not depend.
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
+        if last is not None and x.is_contiguous(memory_format=last):
+            return NotImplemented
         return op(x.contiguous(memory_format=form), *args, **kwargs)
 
     return batch_norm
@@ -165,8 +169,7 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
 # Ops of PT2E quantization whose kernels are functions of these names, made of ATen ops; others of these ops read numbers from tensors.
 _QUANTIZED = (
     "quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel", "choose_qparams_per_token",
-    "choose_qparams_per_token_asymmetric", "quantize_per_token", "dequantize_per_token", "quantize_per_channel_group",
-    "dequantize_per_channel_group",
+    "choose_qparams_per_token_asymmetric", "quantize_per_token", "dequantize_per_token", "dequantize_per_channel_group",
 )  # fmt: skip
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import gc
 import logging
 import threading
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 from compare import TOLERANCE, strides
@@ -58,6 +60,24 @@ def check_views_write_the_one_storage() -> None:
     _alike(lambda x: torch.as_strided(x, (3, 2), (1, 1)).sum(1), torch.randn(4))
     with pytest.raises(RuntimeError, match="more than one element"):
         torch.zeros(1, device="jax").expand(3).add_(1)
+
+
+def check_writes_to_a_part_of_what_is_read() -> None:
+    def refused(x: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> bool:
+        try:
+            write(x)
+        except RuntimeError as error:
+            return "refer to a single memory location" in str(error)
+        return False
+
+    for write in (
+        lambda x: x[1:].copy_(x[:-1]), lambda x: x[:2].copy_(x[2:]), lambda x: x.copy_(x.t()), lambda x: x.mul_(x), lambda x: x.add_(x.t()),
+        lambda x: x.copy_(x[0].expand(4, 4)), lambda x: torch.mul(x[:2], 2, out=x[1:3]),
+    ):  # fmt: skip
+        x = torch.arange(16.0).view(4, 4)
+        mine = x.to("jax")
+        assert refused(mine, write) == refused(x, write)
+        _same(mine, x)
 
 
 def check_ops_that_write() -> None:
@@ -145,6 +165,23 @@ def check_ops_are_found_again() -> None:
         (x * x).sum()
     assert metrics.snapshot()["compile"] == before
     assert len(op_by_op._programs) <= op_by_op.CAPACITY
+
+
+def check_many_ops_leave_nothing() -> None:
+    """8,000 here; 100,000 by hand are the same."""
+    x, total = torch.randn(64).to("jax"), torch.zeros(64, device="jax")
+
+    def loop(count: int) -> tuple[int, int, int]:
+        for step in range(count):
+            (x * (step + 0.5)).sum()
+            total.add_(x, alpha=1 / (step + 2))
+            total[3:9].mul_(0.9)
+        gc.collect()
+        return len(gc.get_objects()), len(jax.live_arrays()), len(op_by_op._programs)
+
+    before = loop(1000)
+    after = loop(2000)
+    assert all(late <= early + 20 for late, early in zip(after, before, strict=True)), (before, after)
 
 
 def check_numbers_are_inputs() -> None:

@@ -102,6 +102,21 @@ def shares_elements(place: Place) -> bool:
     )
 
 
+def overlaps_partly(one: Place, other: Place) -> bool:
+    """Whether two tensors on one storage share some of their memory, but do not lie in the same way. False where one has gaps, or elements
+    that share memory: ATen does not look then."""
+    if not all(math.prod(place.shape) and place.layout.is_whole for place in (one, other)):
+        return False
+    (begin, end), (start, stop) = [
+        (first, first + math.prod(place.shape) * place.dtype.itemsize)
+        for place in (one, other)
+        for first in [place.offset * place.dtype.itemsize]
+    ]
+    if (begin, end) == (start, stop):
+        return one.stride != other.stride
+    return begin < stop and start < end
+
+
 def _with_bits(value: jax.Array, place: Place) -> jax.Array:
     value = lax.conj(value) if place.conj and dtypes.is_complex(value.dtype) else value
     return lax.neg(value) if place.neg else value

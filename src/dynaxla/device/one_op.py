@@ -216,6 +216,8 @@ def build(problem: Problem) -> OneOp | Resized:
             return Resized(fitting)
     if form.written:
         _check_dtypes(values, targets)
+    if not form.written or torch.Tag.pointwise in form.functional.tags:
+        _check_overlap(_operands((args, kwargs)), targets)
     if any(memory.shares_elements(target.place) for target in targets):
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
@@ -233,6 +235,20 @@ def _check_dtypes(values: Sequence[torch.Tensor | None], targets: Sequence[Opera
         if value is not None and not torch.can_cast(value.dtype, target.place.dtype):
             names = [torch.empty(0, dtype=dtype).type()[len("torch.") : -len("Tensor")] for dtype in (value.dtype, target.place.dtype)]
             raise RuntimeError("result type {} can't be cast to the desired output type {}".format(*names))
+
+
+def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
+    """ATen's copies and elementwise ops refuse to write to a part of what they read.
+
+    Source: ATen/MemoryOverlap.cpp, get_overlap_status
+    """
+    for target in targets:
+        for operand in operands:
+            if isinstance(operand, Operand) and operand.slot == target.slot and memory.overlaps_partly(operand.place, target.place):
+                raise RuntimeError(
+                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+                    "Please clone() the tensor before performing the operation."
+                )
 
 
 def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...]) -> OneOp:

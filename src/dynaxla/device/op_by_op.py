@@ -233,19 +233,19 @@ def _find(key: Any, numbers: Sequence[Any], problem: Callable[[], Problem]) -> t
                 return program, taken
         if known is not CLOSED and len(variants) < _VARIANTS:
             try:
-                found = build(problem())
+                made = build(problem())
             except Exception:  # the next attempt, with numbers compiled in, succeeds or says what is wrong
                 pass
             else:
-                _programs.put(key, found if isinstance(found, Resized) else (*variants, found))
-                if isinstance(found, Resized):
-                    return found, ()
-                taken = found.numbers.inputs(numbers)
+                _programs.put(key, made if isinstance(made, Resized) else (*variants, made))
+                if isinstance(made, Resized):
+                    return made, ()
+                taken = made.numbers.inputs(numbers)
                 assert taken is not None
-                return found, taken
+                return made, taken
             _programs.put(key, CLOSED)
         key = key, _hashable(tuple(numbers))
-    found = _programs.get(key)
+    found = _programs.get(key)  # or a reason
     if found is None:
         try:
             found = build(problem().closed() if numbers else problem())

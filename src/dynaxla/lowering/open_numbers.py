@@ -113,8 +113,8 @@ class OpenNumber:
     def __init__(self, watch: Watch, formula: Formula, kind: type) -> None:
         self.watch, self.formula, self._kind = watch, formula, kind
 
-    @property
-    def __class__(self) -> type:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
         return self._kind
 
     def cast(self, dtype: Any) -> Array:

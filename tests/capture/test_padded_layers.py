@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from rounded_sizes import assert_one_program, features
+from compare import assert_equal
+from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
@@ -59,3 +60,17 @@ def test_indices_that_do_not_count_read_nothing() -> None:
 
 def test_what_is_summed_leaves_padding_out() -> None:
     assert_one_program(PRODUCTS, features)
+
+
+def test_heads_of_a_batch_are_no_prefix_in_a_backward_graph() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        heads = x.reshape(x.shape[0], -1, 2, 2).transpose(1, 2)
+        return (heads @ heads.transpose(2, 3)).softmax(3).matmul(heads).exp().sum()
+
+    run, before = compiled(function, dynamic=None), counts()
+    with poisoned():
+        for sizes in SIZES[:2]:
+            x = torch.randn(*sizes, 4, dtype=torch.float64, requires_grad=True)
+            torch._dynamo.mark_dynamic(x, [0, 1])
+            assert_equal(*(torch.autograd.grad(each(x), x)[0] for each in (run, function)))
+    assert counts() == (before[0] + 2, before[1])

@@ -6,6 +6,7 @@ rules of `padded_rules.py` and `padded_layers.py` see to that, op by op.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -72,19 +73,24 @@ class Padded:
 
 def pad(graph: AtenGraph) -> Padded | str | None:
     """The graph for rounded sizes; else why it cannot be had. None if no size of it changes."""
-    module = copied(graph.module)
-    placeholders = module.graph.find_nodes(op="placeholder")
-    tensors = [node for node in placeholders if isinstance(node.meta["val"], torch.Tensor)]
-    rounded = {symbol for node in tensors for size in sizes_of(node.meta["val"]) for symbol in symbols_in(size)}
+    found = [size for node in graph.module.graph.find_nodes(op="placeholder") if _is_tensor(node) for size in sizes_of(node.meta["val"])]
+    rounded = {symbol for size in found for symbol in symbols_in(size)}
     if not rounded:
         return None
     try:
-        return _pad(graph, module, placeholders, rounded)
+        return _pad(graph, rounded, are_products=False)
     except Unknown as error:
+        if any(not isinstance(size, int) and size.is_Mul and size.args[0].is_Integer for size in found):
+            with contextlib.suppress(Unknown):
+                return _pad(graph, rounded, are_products=True)
         return str(error)
 
 
-def _pad(graph: AtenGraph, module: GraphModule, placeholders: list[Node], rounded: Collection[Any]) -> Padded:
+def _pad(graph: AtenGraph, rounded: Collection[Any], are_products: bool) -> Padded:
+    """are_products: whether a dimension of 4 * s that an input has is of s times 4 elements, as heads of a batch are; else it is a prefix,
+    as two tensors that stand one behind the other are. Raises: Unknown."""
+    module = copied(graph.module)
+    placeholders = module.graph.find_nodes(op="placeholder")
     if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
         raise Unknown("a size depends on values")
     sources = Sizes(placeholders).sources()
@@ -104,7 +110,7 @@ def _pad(graph: AtenGraph, module: GraphModule, placeholders: list[Node], rounde
                     raise Unknown("a number that is made of sizes")
                 numbers[position] = size_of(value)
             continue
-        extents = tuple(_in_order(extent, orders) for extent in masks.prefixes(value))
+        extents = tuple(_in_order(extent, orders, are_products) for extent in masks.prefixes(value))
         masks.extents[node] = extents
         if any(map(masks.is_padded, extents)) or any(map(masks.is_rounded, value.stride())):
             inputs[position] = extents
@@ -211,13 +217,18 @@ def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int
     return found
 
 
-def _in_order(extent: Extent, orders: dict[Any, int]) -> Extent:
+def _in_order(extent: Extent, orders: dict[Any, int], with_numbers: bool) -> Extent:
     """A dimension of a product of sizes has them as factors, as a forward graph gives it to the backward one; any order of them would be
     right, but others may meet it in one of their own."""
     (factor,) = extent.factors or (1,)
-    if isinstance(factor, int) or not factor.is_Mul or not all(item in orders for item in factor.args):
+    if (
+        isinstance(factor, int)
+        or not factor.is_Mul
+        or not all(item in orders or (with_numbers and item.is_Integer) for item in factor.args)
+    ):
         return extent
-    return Extent(tuple(sorted(factor.args, key=orders.__getitem__)))
+    numbers = [int(item) for item in factor.args if item.is_Integer]
+    return Extent((*sorted((item for item in factor.args if item in orders), key=orders.__getitem__), *numbers))
 
 
 # Outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,31 @@ def test_a_call_gives_every_result_whatever_is_read() -> None:
     arrays = [jax.device_put(np.arange(size, dtype=np.float32), device) for size in (3, 2)]
     assert [result.tolist() for result in program.call(arrays)] == [[1, 2, 3], [0, 2, 4]]
     assert "HloModule" in program.text()
+
+
+def test_results_of_later_calls_are_what_those_of_the_first_call_are() -> None:
+    """Arrays as JAX makes them, each call's in memory of its own, and none is kept."""
+    device = clients.cpu_device()
+    dtypes = [np.bool_, np.int8, np.int64, np.float32, np.float64, np.complex64, jnp.bfloat16]
+
+    def function(x: jax.Array) -> list[jax.Array]:
+        return [*(x.astype(dtype) for dtype in dtypes), x.sum(), x[:0], x.reshape(1, 3, 1)]
+
+    with jax.enable_x64(True):
+        program = programs.compile_lowered(lowered(function, (3,)), device, {})
+    called = [program.call([jax.device_put(np.full(3, number, np.float32), device)]) for number in range(3)]
+    assert private.Fast.result_handler is not None, "the fast way is tested"
+
+    def seen(array: jax.Array) -> tuple[Any, ...]:
+        return type(array), array.aval, array.weak_type, array.sharding, array.committed, array.devices(), array.format
+
+    for number, results in enumerate(called):
+        assert list(map(seen, results)) == list(map(seen, called[0]))
+        assert [np.asarray(array).tolist() for array in results[:4]] == [[bool(number)] * 3, *[[number] * 3] * 3]
+        assert (results[7].item(), results[8].shape, np.asarray(results[6] + results[6]).tolist()) == (3 * number, (0,), [2 * number] * 3)
+    kept = weakref.ref(called[0][3])
+    del called, results
+    assert kept() is None
 
 
 @pytest.mark.parametrize("changed", ["nothing", "no program", "a short file", "the options", "the program", "the number of threads"])

@@ -58,6 +58,7 @@ class Fast:
     make_cpu_client: Callable[..., Any] | None = _find("jaxlib.xla_client.make_cpu_client")
     traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = _find("jaxlib._jax.TracebackScope")
     runtime_executable: Callable[..., Any] | None = _find("jax.stages.Compiled.runtime_executable")
+    result_handler: Callable[..., Any] | None = _find("jaxlib._jax.array_result_handler")
     pass_manager: Any = _find("jaxlib.mlir.passmanager.PassManager")
 
 
@@ -72,6 +73,7 @@ def live_fast_paths() -> dict[str, bool]:
         "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": bool(Fast.guard_tree),
         "execute in place (jaxlib.xla_client.make_cpu_client)": bool(Fast.make_cpu_client),
         "execute without checks (jax.stages.Compiled.runtime_executable)": bool(Fast.runtime_executable),
+        "results alike (jaxlib._jax.array_result_handler)": bool(Fast.result_handler),
         "programs as bytes (jaxlib.mlir.passmanager.PassManager)": bool(Fast.pass_manager),
         "short tracebacks (jaxlib._jax.TracebackScope)": bool(Fast.traceback_scope),
     }

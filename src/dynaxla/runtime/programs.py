@@ -88,7 +88,7 @@ def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
     def text() -> str:
         return "\n".join(module.to_string() for module in executable.hlo_modules())
 
-    return XlaProgram(_fast_call(executable), text, is_large, calls_back)
+    return XlaProgram(_call_alike(executable), text, is_large, calls_back)
 
 
 # The names of functions that are not XLA's own.
@@ -199,5 +199,24 @@ def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.
 
     def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return [shards[0] for shards in execute(arrays).disassemble_into_single_device_arrays()]
+
+    return call
+
+
+def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
+    """A call after the first makes no objects for its results' types and devices: they have those of the first call's."""
+    first, make = _fast_call(executable), Fast.result_handler
+    if make is None:
+        return first
+    handlers: list[Any] | None = None
+    execute = executable.execute_sharded
+
+    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        nonlocal handlers
+        if handlers is not None:
+            return execute(arrays).consume_with_handlers(handlers)
+        results = first(arrays)
+        handlers = [make(result.aval, result.sharding, committed=result.committed, _skip_checks=True) for result in results]
+        return results
 
     return call

@@ -362,7 +362,13 @@ class Program:
         return compiled, record
 
     def record(
-        self, key: str | None, lowered: jax.stages.Lowered, traced: jax.stages.Traced, settings: Settings, facts: Facts, orders: Orders
+        self,
+        key: str | None,
+        lowered: jax.stages.Lowered,
+        traced: jax.stages.Traced,
+        settings: Settings,
+        facts: Facts,
+        orders: Mapping[int, tuple[int, ...]],
     ) -> None:
         """Keep what tracing has told, if it can be kept."""
         store, options = self.options.store("records"), self._xla_options(traced, settings)

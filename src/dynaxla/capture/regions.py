@@ -23,8 +23,7 @@ _CALL = torch.ops.higher_order.invoke_subgraph
 
 
 def inline_writing_regions(module: GraphModule) -> None:
-    """Change a graph of TorchDynamo's, and what its ops call (checkpointed code, branches), so that nothing calls a region that writes to an
-    operand."""
+    """Change a graph of TorchDynamo's, and what its ops call (as checkpointed code): no region is called that writes to an operand."""
     if _inline_within(module, set()):
         module.recompile()
 

@@ -56,6 +56,12 @@ def test_calculations_are_done_with_each_number() -> None:
     assert _variant(watch).inputs([4.0]) == [(-7.0, F32)]
 
 
+def test_each_number_is_an_input_of_its_own() -> None:
+    watch = Watch([0.25, 4])
+    jax.eval_shape(lambda: (number(watch.number(0), F32), number(watch.number(1), F32)))
+    assert _variant(watch).inputs([0.5, 6]) == [(0.5, F32), (6, F32)]
+
+
 def test_a_calculation_that_python_refuses() -> None:
     watch = Watch([2])
     assert 1 / watch.number(0) > 0

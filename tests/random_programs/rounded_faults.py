@@ -149,7 +149,7 @@ def merged_dimensions_are_prefixes() -> AbstractContextManager[Any]:
 @fault
 def indices_from_the_end_count_padding() -> AbstractContextManager[Any]:
     return patch.object(
-        padded_layers, "_index", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
+        padded_layers, "index_of", lambda given, index, table, dim, **_: given.masked(index, range(index.meta["val"].dim()), 0)
     )
 
 

@@ -191,6 +191,22 @@ def test_a_transformer_as_without_checkpoints(reentrant: bool) -> None:
     assert_equal(found[2], found[0], tolerance=(1e-4, 1e-5))
 
 
+@pytest.mark.usefixtures("quick_xla")
+def test_running_statistics_that_the_forward_pass_changes() -> None:
+    """The backward pass computes the region again of what the statistics were. It does not change them once more, as with all backends."""
+    found = []
+    for compile_it in (lambda model: model, functools.partial(torch.compile, backend="dynaxla", fullgraph=True)):
+        torch.manual_seed(0)
+        layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh()).double()
+        whole = layers if not found else lambda x, layers=layers: checkpoint(layers, x, use_reentrant=False)
+        run = compile_it(whole)
+        for _ in range(2):
+            run(torch.linspace(-1, 2, 24, dtype=torch.float64).view(6, 4).square()).square().sum().backward()
+        found.append([*(parameter.grad for parameter in layers.parameters()), *layers.buffers()])
+    for plain, mine in zip(*found, strict=True):
+        torch.testing.assert_close(mine, plain)
+
+
 def test_each_draw_has_a_key_of_its_own() -> None:
     random_key, device = torch.ops.dynaxla.random_key.default, {"device": torch.device("cpu")}
     draws = [Call(random_key, (number,), device, expected=torch.zeros(2, dtype=torch.int32)) for number in range(2)]

@@ -43,7 +43,9 @@ def partition(
         if not all(user.target is aten.clone.default for user in node.users):
             with joint.graph.inserting_after(_last_placeholder(joint)):
                 clone = joint.graph.call_function(aten.clone.default, (node,))
-            clone.meta = {"val": node.meta["val"], "tensor_meta": node.meta.get("tensor_meta")}
+            value = node.meta["val"]
+            with value.fake_mode:
+                clone.meta = {"val": value.clone(), "tensor_meta": node.meta.get("tensor_meta")}
             node.replace_all_uses_with(clone, delete_user_cb=lambda user, clone=clone: user is not clone)
     for node in joint.graph.nodes:
         if node.target is aten.clone.default and node.args[0].op == "placeholder":

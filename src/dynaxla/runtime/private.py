@@ -41,6 +41,12 @@ def _find(name: str) -> Any:
 _storage_at: Any = _find("torch._C._construct_storage_from_data_pointer")
 
 
+def _result_handler() -> Callable[..., Any] | None:
+    """What makes arrays of results, from their aval and sharding, and whether they are committed. jaxlib 0.10 would check each."""
+    make = _find("jaxlib._jax.array_result_handler")
+    return functools.partial(make, _skip_checks=True) if "_skip_checks" in (getattr(make, "__doc__", "") or "") else make
+
+
 class Fast:
     """Entry points that have a public way beside them. None where they are missing, and inside `force_public`."""
 
@@ -58,7 +64,7 @@ class Fast:
     make_cpu_client: Callable[..., Any] | None = _find("jaxlib.xla_client.make_cpu_client")
     traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = _find("jaxlib._jax.TracebackScope")
     runtime_executable: Callable[..., Any] | None = _find("jax.stages.Compiled.runtime_executable")
-    result_handler: Callable[..., Any] | None = _find("jaxlib._jax.array_result_handler")
+    result_handler: Callable[..., Any] | None = _result_handler()
     pass_manager: Any = _find("jaxlib.mlir.passmanager.PassManager")
 
 

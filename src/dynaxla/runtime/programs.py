@@ -216,7 +216,7 @@ def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax
         if handlers is not None:
             return execute(arrays).consume_with_handlers(handlers)
         results = first(arrays)
-        handlers = [make(result.aval, result.sharding, committed=result.committed, _skip_checks=True) for result in results]
+        handlers = [make(result.aval, result.sharding, committed=result.committed) for result in results]
         return results
 
     return call

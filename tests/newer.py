@@ -17,6 +17,11 @@ def fails_in_oldest(reason: str) -> pytest.MarkDecorator:
     return pytest.mark.xfail(IS_OLDEST, reason=f"torch 2.11: {reason}", strict=True)
 
 
+def not_in_oldest(reason: str) -> pytest.MarkDecorator:
+    """For a test of what torch 2.11 does not have. reason: what that is."""
+    return pytest.mark.skipif(IS_OLDEST, reason=f"torch 2.11 has no {reason}")
+
+
 def cases(names: Iterable[str], fails: Mapping[str, str]) -> list[Any]:
     """Parameters of a test, some of which torch 2.11 itself fails. fails: what is wrong with it, by name."""
     return [pytest.param(name, marks=[fails_in_oldest(fails[name])] if name in fails else []) for name in names]

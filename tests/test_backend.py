@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from newer import not_in_oldest
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -60,6 +61,7 @@ def test_options_that_cannot_be_met_are_refused_before_anything_is_captured(opti
     assert metrics.snapshot().get("graphs", 0) == graphs
 
 
+@not_in_oldest("aot_compile")
 @pytest.mark.parametrize("backend", ["dynaxla", "dynaxla_retrace"])
 def test_what_would_have_to_be_pickled(backend: str) -> None:
     compiled = torch.compile(lambda x: x + 1, backend=backend, fullgraph=True)

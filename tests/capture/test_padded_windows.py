@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from compare import assert_equal
+from newer import fails_in_oldest
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
@@ -36,10 +37,12 @@ WINDOWS: list[Callable[..., Any]] = [
 ]
 
 
+@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
 def test_windows_end_where_they_would() -> None:
     assert_one_program(WINDOWS, features)
 
 
+@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
 def test_gradients_of_windows() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         hidden = F.conv1d(x.transpose(1, 2), kernel(t), t[0, :2], padding=1, stride=2)

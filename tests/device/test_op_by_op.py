@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from newer import not_in_oldest
 from scripts import run_script
+
+pytestmark = not_in_oldest("storages that can be made without memory")
 
 
 def test_ops() -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import torch
+from newer import not_in_oldest
 from scripts import completed, run_script
 
 import dynaxla
+
+_HOLLOW = not_in_oldest("storages that can be made without memory")
 
 
 def test_nothing_is_registered_unless_asked() -> None:
@@ -14,10 +17,12 @@ def test_nothing_is_registered_unless_asked() -> None:
     assert "enable_device" in dir(dynaxla)
 
 
+@_HOLLOW
 def test_storages() -> None:
     run_script("import device_cases; device_cases.run('storages')")
 
 
+@_HOLLOW
 def test_several_devices() -> None:
     backward = "import torch; x = torch.ones(1, requires_grad=True); (x * x).backward()"
     run_script(

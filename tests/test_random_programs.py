@@ -141,7 +141,7 @@ def test_every_step_can_be_drawn() -> None:
 
 
 def test_planted_faults_are_found() -> None:
-    programs = faults.Programs(range(60))
+    programs = faults.Programs(range(100))
     for name in QUICKLY_FOUND:
         assert faults.find(faults.FAULTS[name], programs), name
 

@@ -83,7 +83,8 @@ def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
         assert item.target is operator.getitem
         result = results[item.args[1]]
         for user in list(item.users):
-            user.args, user.kwargs = torch.fx.node.map_arg((user.args, user.kwargs), lambda node: result if node is item else node)  # noqa: B023
+            given = user.args, user.kwargs
+            user.args, user.kwargs = torch.fx.node.map_arg(given, lambda node, item=item, to=result: to if node is item else node)
         graph.erase_node(item)
     graph.erase_node(call)
 

@@ -92,6 +92,8 @@ def _compile(
     platform = devices.platform_of(main_device)
     if main_device.type == "cuda" and _names_current_gpu(module):
         guards.guard_current_gpu()
+    if devices.is_in_xla(main_device):
+        _refuse(options)
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
     bare: list[Runner] = []
@@ -99,7 +101,7 @@ def _compile(
     engine = engine_for(options, retrace=retrace, collectives=collectives)
     with metrics.timed("capture"):
         wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        store = None if platform != "cpu" or overlapping or wants_gradients else options.store("graphs")
+        store = None if main_device.type != "cpu" or overlapping or wants_gradients else options.store("graphs")
         key = key_of(module, example_inputs, (options.facts, platform, retrace, collectives)) if store is not None else None
         if store is not None and key is not None and (kept := KeptGraph.find(store, key)) is not None:
             with capture_lock.capturing():
@@ -166,6 +168,15 @@ def _compile(
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise
+
+
+def _refuse(options: Options) -> None:
+    """Raises: OptionError for what there is for torch's own memory alone."""
+    if options.freeze:
+        raise OptionError("option freeze for tensors on the device jax", hint="leave it out: there it is for torch's own tensors alone")
+    if options.compile == "background":
+        hint = "leave it out: torch's kernels, which would run the graph meanwhile, do not reach such tensors"
+        raise OptionError("option compile='background' for tensors on the device jax", hint=hint)
 
 
 def _by_torch(module: GraphModule, options: Options, *args: Any) -> Any:

@@ -38,6 +38,9 @@ class Options:
             `FrozenProgram` for what it cannot.
         tune: measure, for each shape of an op that has several forms, all that fit, and take the fastest, instead of the one that is
             expected to be. The first call takes longer; what was measured is kept in the cache directory. See `dynaxla tune`.
+        donate: on the device "jax", inputs that a graph writes to (parameters, buffers, caches) are given to its program, which writes in
+            place in XLA's memory, unless something else refers to them. False: the program makes them anew, and the old ones stay until it
+            has succeeded. Tensors in torch's own memory are never given away.
         exact_rng: random numbers are those that eager mode would draw: torch's own generator draws them, before the program runs.
             Without it a seed is drawn, and the program makes its own numbers of it.
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
@@ -58,6 +61,7 @@ class Options:
     forms: Mapping[str, str] = field(default_factory=lambda: _pairs(os.environ.get("DYNAXLA_FORMS", "")))
     freeze: bool = False
     tune: bool = False
+    donate: bool = True
     exact_rng: bool = False
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
     sizes: str = "exact"
@@ -176,7 +180,7 @@ def _check(name: str, value: Any) -> None:
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
     elif name == "executables":
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
-    elif name in ("exact_rng", "freeze", "tune"):
+    elif name in ("donate", "exact_rng", "freeze", "tune"):
         good, wanted = isinstance(value, bool), "True or False"
     elif name == "fallback":
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"

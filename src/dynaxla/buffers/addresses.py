@@ -7,13 +7,13 @@ not freed in between, or not care: a program reads whatever lies there now.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NewType
 
 import jax
 import torch
 
-from ..runtime import private, transfer
+from ..runtime import devices, private, transfer
 from ..runtime.private import Fast
 
 # Comparable with that of another time, and nothing else.
@@ -21,10 +21,27 @@ Places = NewType("Places", object)
 
 _data_ptr = torch.Tensor.data_ptr
 
+# Storages without memory are as far apart as no storage is long.
+_APART = 1 << 50
+
+
+def address(tensor: torch.Tensor) -> int:
+    """Where a tensor's first element is. Of a tensor in XLA: a number that tells it from all others on that device."""
+    if devices.is_in_xla(tensor.device):
+        return private.storage_id(tensor) * _APART + int(tensor.storage_offset()) * tensor.itemsize
+    return _data_ptr(tensor)
+
+
+def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """The same for each."""
+    if tensors and devices.is_in_xla(tensors[0].device):
+        return list(map(address, tensors))
+    return list(map(_data_ptr, tensors))
+
 
 def places(tensors: Iterable[torch.Tensor]) -> Places:
     """Where each of these lies. A list that is made in C: this is asked about thousands of tensors at every call of a step."""
-    return Places(list(map(_data_ptr, tensors)))
+    return Places(addresses(list(tensors)))
 
 
 def states(tensors: Iterable[torch.Tensor]) -> Places:
@@ -32,7 +49,7 @@ def states(tensors: Iterable[torch.Tensor]) -> Places:
 
     Tensors made in inference mode do not count what is written to them.
     """
-    return Places([(id(tensor), tensor.data_ptr(), 0 if tensor.is_inference() else private.version_of(tensor)) for tensor in tensors])
+    return Places([(id(tensor), address(tensor), 0 if tensor.is_inference() else private.version_of(tensor)) for tensor in tensors])
 
 
 def is_aligned(tensor: torch.Tensor) -> bool:
@@ -42,7 +59,7 @@ def is_aligned(tensor: torch.Tensor) -> bool:
 
 def bytes_behind(source: torch.Tensor, tensor: torch.Tensor) -> int:
     """How many bytes a tensor begins behind the first element of another one."""
-    return tensor.data_ptr() - source.data_ptr()
+    return address(tensor) - address(source)
 
 
 def elements_behind(source: torch.Tensor, tensor: torch.Tensor) -> int:
@@ -59,7 +76,8 @@ def lies_within(tensor: torch.Tensor, other: torch.Tensor) -> bool:
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The address of the first element, and that behind the last one. For this package alone."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.itemsize
+    first = address(tensor)
+    return first, first + (last + 1) * tensor.itemsize
 
 
 def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...], device: jax.Device) -> jax.Array:

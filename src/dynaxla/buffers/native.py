@@ -78,6 +78,7 @@ class NativeBuffers:
         # Results for the backward pass alone may have their dimensions in whatever order they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.orders: Mapping[int, Order] = {}
+        self.donated: Sequence[int] = ()  # XLA copies what torch owns, if it is donated
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = place.device.type == "cuda"
         self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
@@ -208,41 +209,59 @@ class NativeBuffers:
     def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
         """How to make the graph's outputs of the program's buffers and the inputs."""
         values = dict(zip(self.numbers, numbers, strict=True))
-        buffer_specs = [_BufferView(buffer) for buffer in self._buffers]
-        index_of = {position: index for index, position in enumerate(self._positions)}
-        given: set[int] = set()
-        makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []
-        places: list[int] = []
-        first_place: dict[Node, int] = {}
-        nodes = self._output_nodes
-        may_differ = self._phase == "backward"
-        uses = Counter(
-            output.buffer for node, output in dict(zip(nodes, self._outputs, strict=True)).items() if isinstance(output, FromBuffer)
+        return assembler(
+            self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._place.device, self._phase, values
         )
-        for node, output in zip(nodes, self._outputs, strict=True):
-            if isinstance(node, Node):
-                places.append(first_place.setdefault(node, len(makers)))
-                if places[-1] < len(makers):
-                    continue
-            else:
-                places.append(len(makers))
-            again = isinstance(output, FromBuffer) and output.buffer in given
-            shared = self._phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not may_differ else None
-            makers.append(_maker(output, buffer_specs, index_of, values, self.specs, self._place.device, again, shared, may_differ))
-            if isinstance(output, FromBuffer):
-                given.add(output.buffer)
 
-        def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-            return [make(buffers, tensors) for make in makers]
 
-        if len(makers) == len(places):
-            return assemble
+def assembler(
+    outputs: Sequence[Output],
+    nodes: Sequence[Any],
+    buffers: Sequence[Buffer],
+    specs: dict[int, TensorSpec],
+    positions: Sequence[int],
+    device: torch.device,
+    phase: Phase,
+    numbers: dict[Node, Any],
+) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
+    """What makes a graph's outputs of a program's results, as packed tensors, and of the inputs.
 
-        def repeat(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-            made = assemble(buffers, tensors)
-            return [made[place] for place in places]
+    outputs: of the graph, whose `nodes` these are. buffers: the program's results. specs: of the inputs, by position; positions: which of
+    the inputs it gets. numbers: the values of nodes that are returned as numbers.
+    """
+    buffer_specs = [_BufferView(buffer) for buffer in buffers]
+    index_of = {position: index for index, position in enumerate(positions)}
+    given: set[int] = set()
+    makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []
+    places: list[int] = []
+    first_place: dict[Any, int] = {}
+    may_differ = phase == "backward"
+    uses = Counter(output.buffer for node, output in dict(zip(nodes, outputs, strict=True)).items() if isinstance(output, FromBuffer))
+    for node, output in zip(nodes, outputs, strict=True):
+        if isinstance(node, Node):
+            key = node, output if isinstance(output, FromInput) else None  # a value may be written to an input, and be given as a tensor of its own
+            places.append(first_place.setdefault(key, len(makers)))
+            if places[-1] < len(makers):
+                continue
+        else:
+            places.append(len(makers))
+        again = isinstance(output, FromBuffer) and output.buffer in given
+        shared = phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not may_differ else None
+        makers.append(_maker(output, buffer_specs, index_of, numbers, specs, device, again, shared, may_differ))
+        if isinstance(output, FromBuffer):
+            given.add(output.buffer)
 
-        return repeat
+    def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        return [make(buffers, tensors) for make in makers]
+
+    if len(makers) == len(places):
+        return assemble
+
+    def repeat(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        made = assemble(buffers, tensors)
+        return [made[place] for place in places]
+
+    return repeat
 
 
 class NativeBinding:
@@ -287,11 +306,11 @@ class NativeBinding:
         stream = self._streams.before() if self._on_gpu else None
         return (transfer.import_tensor(seed, self._place.jax_device, stream), *arrays)
 
-    def export(self, results: Sequence[jax.Array]) -> list[torch.Tensor]:
+    def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         stream = self._streams.after() if self._on_gpu else None
         return [transfer.export_array(result, stream) for result in results]
 
-    def abandon(self, for_memory: bool) -> bool:
+    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         if not self._on_gpu:
             return False
         self._streams.settle()
@@ -373,6 +392,7 @@ def _maker(
     if isinstance(output, FromInput):
         index = index_of[output.position]
         source = specs[output.position]
+        is_apart = may_differ or output.apart
         if output.whole and may_differ:
             return lambda _, tensors: _laid_out(tensors[index], source)
         if output.whole:
@@ -384,7 +404,7 @@ def _maker(
             base = _unflagged(_laid_out(tensors[index], source))
             if base.dtype != dtype:
                 return _flagged(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
-            if may_differ:
+            if is_apart:
                 return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
             # A view also for autograd, which otherwise would not see that a write to one is a write to the other.
             return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)

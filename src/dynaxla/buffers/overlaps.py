@@ -21,9 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ..runtime import private
 from ..runtime.layout import ORDINARY
-from .addresses import bytes_behind, extent
-
-_data_ptr = torch.Tensor.data_ptr
+from .addresses import addresses, bytes_behind, extent
 
 # Elements: of two larger tensors whose extents overlap it is taken for granted that they share some.
 _MOST = 1 << 20
@@ -99,7 +97,7 @@ class Overlaps:
         tensors = self._choose(inputs)
         if FakeTensor in map(type, tensors):
             return True
-        pointers = list(map(_data_ptr, tensors))
+        pointers = addresses(tensors)
         # Where none overlapped, addresses tell all; else another storage, or another tensor's view, can have come to the same addresses.
         if self._static and self._relation == NOTHING and (pointers == self._pointers or self._are_new_apart(pointers)):
             self._pointers = pointers

@@ -33,7 +33,7 @@ class Constant:
 class FromInput:
     """An output that lies in the memory of an input. With `whole`, it is that very tensor. Stride and offset are in elements of `dtype`.
 
-    is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds.
+    apart: whether it is no view of the input to autograd. is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds.
     """
 
     position: int
@@ -44,6 +44,7 @@ class FromInput:
     whole: bool
     is_conj: bool = False
     is_neg: bool = False
+    apart: bool = False
 
 
 @dataclass(frozen=True)

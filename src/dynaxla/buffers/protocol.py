@@ -19,18 +19,21 @@ class Binding(Protocol):
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors that a call needs, of all the graph's inputs: those that the program reads, then those that only outputs alias.
-        Empties args."""
+        Empties args. Raises: Unlike (see kinds.py)."""
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         """What the program is called with: aliases of the tensors' memory, or copies. Valid while the tensors live."""
 
-    def export(self, results: Sequence[jax.Array]) -> list[torch.Tensor]:
-        """The program's results as tensors, one each, which own their memory."""
+    def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """The program's results as tensors, one each, which own their memory; without those that are inputs' new values already.
 
-    def abandon(self, for_memory: bool) -> bool:
+        tensors: as taken.
+        """
+
+    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         """A call has failed: when this returns, nothing of it reads torch's memory any more.
 
-        for_memory: because XLA had too little. Returns: whether there may be more now, since torch has given back what it kept unused.
+        for_memory: because XLA had too little. tensors: as taken. Returns: whether there may be more now, since torch has given back what it kept unused.
         """
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -60,7 +63,8 @@ class Buffers(Protocol):
 
     Attributes: nodes (whose values the program gives); numbers (nodes that are returned as numbers); free (the indices among `nodes` of
     results whose dimensions may lie in any order); loose (the arrays among `avals()` whose dimensions may, by index, with the position of
-    each among the graph's inputs); orders (as given to `ordered`); facts (hashable: what a binding depends on besides numbers).
+    each among the graph's inputs); orders (as given to `ordered`); donated (the arrays among `avals()`, by index, that a program may write
+    to: the first of its results are what becomes of them); facts (hashable: what a binding depends on besides numbers).
     """
 
     @property
@@ -77,6 +81,9 @@ class Buffers(Protocol):
 
     @property
     def orders(self) -> Mapping[int, tuple[int, ...]]: ...
+
+    @property
+    def donated(self) -> Sequence[int]: ...
 
     @property
     def facts(self) -> Any: ...

@@ -10,6 +10,7 @@ import torch
 
 from ..lowering import dtypes
 from ..lowering.settings import EXACT
+from ..runtime import private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import Layout
 from . import memory, places, storages
@@ -70,6 +71,35 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
             return [memory.read(held, place)]
 
         call = compiled(read, [_aval(array, device)], device, EXACT)
+        _reads.put(key, call)
+    return call([array])[0]
+
+
+def share(source: torch.Tensor, target: torch.Tensor) -> bool:
+    """Let the target's storage have the source's array, if that makes it a copy: nobody writes to arrays. Whether it is one now."""
+    mine, theirs = source.untyped_storage(), target.untyped_storage()
+    place, wanted = Place.of(source), Place.of(target)
+    if place != wanted:
+        return False
+    if private.identity_of(mine) == private.identity_of(theirs):
+        return not memory.shares_elements(wanted)  # what is folded, ops refuse to write to
+    if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes() or (array := storages.array_of(mine)) is None:
+        return False
+    storages.set_array(theirs, array)
+    return True
+
+
+def packed(array: jax.Array, place: Place, device: jax.Device) -> jax.Array:
+    """The bytes of an array that a tensor fills, as the array that has the tensor's elements in their order in memory."""
+    key = "packed", place, array.shape, array.dtype, device.id
+    call = _reads.get(key)
+    if call is None:
+        plain = place._replace(conj=False, neg=False)
+
+        def pack(held: jax.Array) -> list[jax.Array]:
+            return [place.layout.pack(memory.read(held, plain))]
+
+        call = compiled(pack, [_aval(array, device)], device, EXACT)
         _reads.put(key, call)
     return call([array])[0]
 

@@ -16,7 +16,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from ..lowering import dtypes
-from ..runtime.layout import Layout
+from ..runtime.layout import Layout, storage_extent
 
 
 class Place(NamedTuple):
@@ -196,3 +196,24 @@ def _of_bytes(memory: jax.Array, dtype: dtypes.DType) -> jax.Array:
 
 def _flat(array: jax.Array) -> jax.Array:
     return lax.reshape(array, (array.size,))
+
+
+def read_at(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
+    """`read` of a place that begins `offset` elements later, which is known when the program runs. int64[]"""
+    return read(_stretch(array, place, offset), place)
+
+
+def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array) -> jax.Array:
+    """`write` to a place that begins `offset` elements later. The array has its shape and its dtype afterwards."""
+    memory = _elements(array, place.dtype)
+    memory = lax.dynamic_update_slice(memory, write(_stretch(array, place, offset), place, value), [offset])
+    if memory.dtype == array.dtype:
+        return lax.reshape(memory, array.shape)
+    old = _elements(array, torch.uint8)
+    written = _elements(memory, torch.uint8)
+    return lax.reshape(_of_bytes(jnp.concatenate([written, old[written.size :]]), array.dtype), array.shape)
+
+
+def _stretch(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
+    """The memory from a place's first element to its last."""
+    return lax.dynamic_slice(_elements(array, place.dtype), [offset], [storage_extent(place.shape, place.stride)])

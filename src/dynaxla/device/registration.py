@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from .. import forks
+from ..buffers import kinds
 from ..errors import UnsupportedVersion
-from ..runtime import private
-from . import kernels, module, places, storage_methods, storages
+from ..runtime import devices, private
+from . import in_storages, kernels, module, places, storage_methods, storages
 
 _lock = forks.lock()
 _enabled: list[bool] = []
@@ -58,6 +59,8 @@ def enable_device() -> None:
         private.register_device(storages.NAME, sys.modules[module.__name__], _Hooks())
         storage_methods.install()
         kernels.register()
+        devices.register(storages.NAME, places.jax_device)
+        kinds.register(storages.NAME, in_storages)
         if not private.before_backward(_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in another way, which the device jax needs to know")
         _enabled.append(True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -49,10 +50,16 @@ def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int
 def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
     """What is in a storage; None if nobody has written to it.
 
-    Raises: RuntimeError for one that dynaxla has not made.
+    Raises: RuntimeError for one that dynaxla has not made, or that a failed program was to write to.
     """
     try:
-        return getattr(storage, _ARRAY)
+        found = getattr(storage, _ARRAY)
+        if type(found) is Lost:
+            raise RuntimeError(
+                f"a tensor ({found.what}) was written to in place by a compiled program that failed while it ran, so its value is lost: "
+                "load or make it anew; options={'donate': False} keeps the old values until a program has succeeded"
+            )
+        return found
     except AttributeError:
         if not storage.nbytes():
             return None
@@ -60,6 +67,18 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
             f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it came from outside of dynaxla, "
             'as through DLPack; move the tensor there with .to("jax")'
         ) from None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """Stands in a storage whose array was donated to a program that has failed. Attributes: what (the tensor, in words)."""
+
+    what: str
+
+
+def lose(storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
+    """A program has failed that was to write to this tensor in place."""
+    setattr(storage, _ARRAY, Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}"))
 
 
 def set_array(storage: torch.UntypedStorage, array: jax.Array) -> None:

@@ -21,7 +21,7 @@ import torch
 
 from .. import forks
 from ..buffers.addresses import states
-from ..capture.aten_graph import AtenGraph, Loose, Phase, graph_devices, written_inputs
+from ..capture.aten_graph import AtenGraph, Loose, Phase, graph_devices, tensors_of, written_inputs
 from ..capture.between import ASYNCHRONOUS, between_programs, last_writes
 from ..capture.counters import Counters, take_apart
 from ..capture.crossings import COPY, arrange, copied, has_several, remove_detours
@@ -60,8 +60,13 @@ class Late:
         self.inner = inner
 
     def runner(self, graph: AtenGraph) -> Runner:
-        late = take_late_writes(graph)
+        # In XLA's memory a program writes in place.
+        late = None if _is_in_xla(graph) else take_late_writes(graph)
         return self.inner.runner(graph) if late is None else LateProgram(self.inner.runner(late.graph), late)
+
+
+def _is_in_xla(graph: AtenGraph) -> bool:
+    return devices.is_in_xla(devices.main_device(tensor.device for node in graph.module.graph.nodes for tensor in tensors_of(node)))
 
 
 class LateProgram:

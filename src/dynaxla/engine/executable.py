@@ -62,9 +62,9 @@ class Executable:
             with programs.below_caller(), self._kernels():
                 arrays = binding.arrays(tensors)
                 try:
-                    results = binding.export(self._call(arrays))
+                    results = binding.export(self._call(arrays), tensors)
                 except jax.errors.JaxRuntimeError as error:
-                    results = self._repeat(self._call, arrays, error)
+                    results = self._repeat(self._call, arrays, error, tensors)
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks:
@@ -75,19 +75,23 @@ class Executable:
         return binding.outputs(results, tensors)
 
     def _repeat(
-        self, call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]], arrays: Sequence[jax.Array], error: Exception
+        self,
+        call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]],
+        arrays: Sequence[jax.Array],
+        error: Exception,
+        tensors: Sequence[torch.Tensor],
     ) -> list[torch.Tensor]:
         """What a call gives that has failed with `error`, at its second trial, if there is memory now that was missing.
 
         A program writes nothing but its own memory, so it may start again, unless it calls kernels of torch's, which may act.
         """
-        if not self.binding.abandon(is_exhausted(error)) or self._acts:
+        if not self.binding.abandon(is_exhausted(error), tensors) or self._acts:
             raise error
         metrics.add("repeated")
         try:
-            return self.binding.export(call(arrays))
+            return self.binding.export(call(arrays), tensors)
         except jax.errors.JaxRuntimeError:
-            self.binding.abandon(False)
+            self.binding.abandon(False, tensors)
             raise
 
     def _settle(self) -> None:

@@ -16,6 +16,7 @@ import jax
 import torch
 
 from .. import forks
+from ..buffers.kinds import Request, Unlike, kind_of
 from ..buffers.native import NativeBuffers, Place
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
@@ -116,7 +117,9 @@ class Program:
         self.platform = devices.platform_of(self.device)
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel")
         self.static_inputs = frozenset(graph.static)
-        self.opens_layouts = opens_layouts(self.platform)
+        self._kind = kind_of(self.device.type)
+        self._remade = graph.remade
+        self.opens_layouts = self._kind is None and opens_layouts(self.platform)
         self.loose = graph.loose
         placeholders = self.interpreter.placeholders
         for node in placeholders:
@@ -146,7 +149,20 @@ class Program:
             if by_torch.is_needed(args):
                 return self.run_by_torch(args)
             executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
-        return executable(executable.take(args))
+        try:
+            taken = executable.take(args)
+        except Unlike:
+            executable = self._alike(key, args)
+            taken = executable.take(args)
+        return executable(taken)
+
+    def _alike(self, key: Any, args: Sequence[Any]) -> Executable:
+        """The executable for inputs that lie in their storages as these do. It is tried first from now on."""
+        assert self._kind is not None
+        own = key, self._kind.signature(args)
+        executable = self._executables.get(own) or self._built_for(own, args)
+        self._executables.put(key, executable)
+        return executable
 
     def ready(self, args: Sequence[Any]) -> Executable | None:
         """What a call with inputs like these would run, unless it is torch's kernels until another thread has compiled it.
@@ -273,7 +289,7 @@ class Program:
         return Choices(lambda forms, problem: forms.choose(problem, self.options.forms))
 
     def executables(self) -> list[Executable]:
-        return self._executables.values()
+        return list(dict.fromkeys(self._executables.values()))
 
     def build(self, specialised: Specialised) -> Executable:
         """Trace, lower and compile the graph."""
@@ -392,8 +408,15 @@ class Program:
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
-        free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
-        buffers = NativeBuffers(interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose, self._storages)
+        buffers: Buffers
+        if self._kind is not None:
+            remade, donate = self._remade, self.options.donate
+            buffers = self._kind.buffers(Request(interpreter, symbols, args, self.phase, place, self._storages, remade, donate))
+        else:
+            free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
+            buffers = NativeBuffers(
+                interpreter, symbols, args, self.static_inputs, self.phase, place, free, self.waits, loose, self._storages
+            )
         given = {index: args[index] for index in self.sizes.numbers}
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         if not buffers.nodes and not interpreter.acts:
@@ -421,16 +444,22 @@ class Program:
             return Returned([*buffers.pack(outputs), *code], Facts(checks, results.numbers, results.kernels))
 
         avals = buffers.avals()
-        traced, orders = self.traced(program, self.name, avals, self.interpreter, buffers.free)
+        traced, orders = self.traced(program, self.name, avals, self.interpreter, buffers.free, buffers.donated)
         facts = traced.out_info.facts
         if self.opens_layouts and (buffers.loose or buffers.free):
             traced = with_open_layouts(traced, self.name, avals, buffers.loose, buffers.free)
         return traced, buffers.ordered(orders), facts
 
     def traced(
-        self, run: Any, name: str, avals: Sequence[jax.ShapeDtypeStruct], interpreter: Interpreter, free: Sequence[int] = ()
+        self,
+        run: Any,
+        name: str,
+        avals: Sequence[jax.ShapeDtypeStruct],
+        interpreter: Interpreter,
+        free: Sequence[int] = (),
+        donated: Sequence[int] = (),
     ) -> tuple[jax.stages.Traced, Orders]:
-        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results."""
+        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. donated: see `Buffers`."""
         run.__name__ = name
         orders: Orders = {}
         with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
@@ -439,7 +468,7 @@ class Program:
                     run, orders = without_transposes(run, self.platform, free)
                 if interpreter.has_halves:
                     run = with_few_roundings(run, self.platform)
-            traced = jax.jit(run, keep_unused=True).trace(*avals)
+            traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
         return traced, orders
 
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:

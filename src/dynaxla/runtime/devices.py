@@ -13,6 +13,20 @@ from ..errors import DeviceMismatch, UnsupportedTensor
 from . import clients
 
 
+# By a device's type: what gives the JAX device of an index, for tensors that live in XLA.
+_in_xla: dict[str, Callable[[int], jax.Device]] = {}
+
+
+def register(kind: str, jax_device: Callable[[int], jax.Device]) -> None:
+    """From now on tensors on this kind of torch device are arrays on these JAX devices."""
+    _in_xla[kind] = jax_device
+
+
+def is_in_xla(device: torch.device) -> bool:
+    """Whether tensors on a device are arrays, and have no memory of torch's."""
+    return device.type in _in_xla
+
+
 def platform_of(device: torch.device) -> str:
     """JAX's name for the platform of a torch device.
 
@@ -22,6 +36,9 @@ def platform_of(device: torch.device) -> str:
         return "cpu"
     if device.type == "cuda":
         return "rocm" if torch.version.hip else "cuda"
+    if is_in_xla(device):
+        platform = jax_device(device).platform
+        return "cuda" if platform == "gpu" else platform
     raise UnsupportedTensor(
         f"a tensor on device {str(device)!r} cannot be handed to XLA",
         hint="dynaxla takes tensors on cpu and cuda; move the model and its inputs there",
@@ -32,6 +49,8 @@ def with_index(device: torch.device) -> torch.device:
     """The device that is meant, in the one way to write it: a GPU without an index is torch's current one, and there is one CPU."""
     if device.type == "cpu":
         return torch.device("cpu")
+    if device.index is None and is_in_xla(device):
+        return torch.device(device.type, 0)
     if device.type != "cuda" or device.index is not None:
         return device
     return torch.device("cuda", current_gpu())
@@ -64,10 +83,12 @@ def main_device(devices: Iterable[torch.device]) -> torch.device:
 
 
 def jax_device(device: torch.device) -> jax.Device:
-    """The JAX device that shares this torch device's memory.
+    """The JAX device that shares this torch device's memory, or has its tensors.
 
     Raises: UnsupportedTensor if JAX has no client for the platform.
     """
+    if is_in_xla(device):
+        return _in_xla[device.type](device.index or 0)
     platform = platform_of(device)
     return clients.cpu_device() if platform == "cpu" else _accelerator(platform, with_index(device))
 

@@ -1,0 +1,56 @@
+"""Which implementation of the buffers' protocol is for which kind of torch device: torch's own memory is `NativeBuffers`'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..capture.aten_graph import Phase
+from ..lowering import Interpreter, SymbolValues
+from .native import Place
+from .plan import Storages
+from .protocol import Buffers
+
+
+class Unlike(Exception):
+    """A binding's program is for inputs that lie in another way in their storages. Raised by `take`, before args are emptied."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """A graph for whose tensors buffers are wanted.
+
+    Attributes: interpreter; symbols (its sizes); args (a call's inputs); phase; place; storages; remade (see `AtenGraph`); donate (whether
+    inputs that the graph writes to may be given to the program, so that it writes in place).
+    """
+
+    interpreter: Interpreter
+    symbols: SymbolValues
+    args: Sequence[Any]
+    phase: Phase
+    place: Place
+    storages: Storages
+    remade: frozenset[int]
+    donate: bool
+
+
+class Kind(Protocol):
+    """Tensors of one kind of device."""
+
+    def buffers(self, request: Request) -> Buffers: ...
+
+    def signature(self, args: Sequence[Any]) -> Any:
+        """Hashable: how a call's inputs lie in their storages. Inputs of which a binding says that they are `Unlike` have another one."""
+
+
+_kinds: dict[str, Kind] = {}
+
+
+def register(device_type: str, kind: Kind) -> None:
+    _kinds[device_type] = kind
+
+
+def kind_of(device_type: str) -> Kind | None:
+    """None for torch's own memory."""
+    return _kinds.get(device_type)

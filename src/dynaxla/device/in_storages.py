@@ -1,0 +1,418 @@
+"""Compiled graphs on the device: a program takes the arrays in its inputs' storages, and what it gives are arrays in new storages.
+
+Nothing is copied in either direction. What a graph writes to its inputs, its program gives as the storages' new arrays; the old ones are
+donated to it, so that XLA writes in place, unless somebody else refers to them. An input need not fill its storage: the program reads and
+writes it where it lies, from an offset that it gets as a number.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+import torch
+from jax import lax
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Node
+
+from ..buffers.kinds import Request, Unlike
+from ..buffers.native import assembler
+from ..buffers.plan import Constant, FromInput, Output, plan_outputs
+from ..buffers.protocol import Plain
+from ..capture.aten_graph import written_inputs
+from ..errors import DynaxlaError, UnsupportedTensor
+from ..lowering import SymbolValues, TensorSpec, dtypes
+from ..observe import metrics
+from ..runtime import guards, late_checks, private
+from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.layout import Layout, row_major
+from . import copies, generators, memory, storages
+from .memory import Place
+
+# How many references an array has that a storage and one list hold, as `sys.getrefcount(items[0])` counts them.
+_ALONE = 3
+_untyped_storage = torch.Tensor.untyped_storage
+# By value and device.
+_offsets: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(1024)
+
+
+class Held(NamedTuple):
+    """How an input lies in its storage, if it does not fill it in its own order: group (the first input in that storage, by position);
+    shape, dtype (of the storage's array)."""
+
+    group: int
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def buffers(request: Request) -> StorageBuffers:
+    """See `kinds.Kind`."""
+    return StorageBuffers(request)
+
+
+def signature(args: Sequence[Any]) -> tuple[Any, ...]:
+    """By input: its strides, and how it is held; None for what is no tensor of the device."""
+    first: dict[int, int] = {}
+    found: list[Any] = []
+    for position, tensor in enumerate(args):
+        if not isinstance(tensor, torch.Tensor):
+            found.append(None)
+            continue
+        found.append((tuple(tensor.stride()), _held(tensor, position, first)))
+    return tuple(found)
+
+
+def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> Held | None:
+    """first: by storage, the position of the first input that does not fill it."""
+    if not storages.is_ours(tensor) or not tensor.numel():
+        return None
+    storage = tensor.untyped_storage()
+    if Place.of(tensor).fills(storage.nbytes()):
+        return None
+    array = _array_in(storage, torch.uint8, (storage.nbytes(),), storages.device_of(tensor))
+    return Held(first.setdefault(private.identity_of(storage), position), array.shape, array.dtype)
+
+
+def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[int, ...], device: jax.Device) -> jax.Array:
+    """The storage's array; zeros, from now on, if nobody has written to it. dtype, shape: of these."""
+    array = storages.array_of(storage)
+    if array is None:
+        with jax.enable_x64(True):
+            array = jax.device_put(np.zeros(shape, dtypes.to_jax(dtype)), device)
+        storages.set_array(storage, array)
+    return array
+
+
+@dataclasses.dataclass(frozen=True)
+class _Input:
+    """An input that the program takes: position; place (in its own memory, from its first element on); held (None: it fills its storage,
+    whose array has the packed shape); is_host (a number of the CPU)."""
+
+    position: int
+    place: Place
+    held: Held | None
+    is_host: bool
+
+    @property
+    def aval(self) -> jax.ShapeDtypeStruct:
+        if self.held is not None:
+            return jax.ShapeDtypeStruct(self.held.shape, self.held.dtype)
+        return jax.ShapeDtypeStruct(self.place.layout.packed_shape, dtypes.to_jax(self.place.dtype))
+
+
+class StorageBuffers:
+    """See `protocol.Buffers`."""
+
+    loose: Mapping[int, int] = {}
+    free: Sequence[int] = ()
+    orders: Mapping[int, tuple[int, ...]] = {}
+
+    def __init__(self, request: Request) -> None:
+        interpreter, symbols, args = request.interpreter, request.symbols, request.args
+        placeholders = interpreter.placeholders
+        self._place, self._phase = request.place, request.phase
+        self._output_nodes = cast("Sequence[Any]", interpreter.output_node.args[0])
+        self.specs: dict[int, TensorSpec] = {
+            position: symbols.spec(node.meta["val"]) for position, node in enumerate(placeholders) if _is_tensor(node.meta["val"])
+        }
+        for position, spec in self.specs.items():
+            if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
+                self.specs[position] = dataclasses.replace(spec, stride=tuple(args[position].stride()))
+        # What is written to inputs: by output, the input's position. Such an output is a tensor on the input's own storage.
+        targets = {
+            index: position
+            for index, position in written_inputs(interpreter.module.graph).items()
+            if self._is_written(self._output_nodes[index], position, placeholders)
+        }
+        self._written: list[tuple[Node, int]] = [(self._output_nodes[index], position) for index, position in targets.items()]
+        in_inputs = dict(targets)
+        # An alias of a written input is made of the input later, and looked at for its sizes and strides alone.
+        storage_of = request.storages.of
+        for index, node in enumerate(self._output_nodes):
+            for source, position in self._written if index in request.remade - targets.keys() and node in storage_of else ():
+                if storage_of[node] == storage_of[source] and node.meta["val"].dtype == source.meta["val"].dtype:
+                    in_inputs[index] = position
+        computed = [None if index in in_inputs else node for index, node in enumerate(self._output_nodes)]
+        planned, self._buffers = plan_outputs(placeholders, computed, request.storages, symbols)
+        self._outputs: list[Output] = [
+            self._in_input(in_inputs[index], symbols.spec(node.meta["val"]), index in targets, symbols)
+            if index in in_inputs
+            else output
+            for index, (node, output) in enumerate(zip(self._output_nodes, planned, strict=True))
+        ]
+        self.nodes: Sequence[Node] = [*(node for node, _ in self._written), *(buffer.node for buffer in self._buffers)]
+        aliased = {output.position for output in self._outputs if isinstance(output, FromInput)}
+        read = interpreter.needed(self.nodes)
+        passed = [
+            position for position, spec in self.specs.items()
+            if 0 not in spec.shape and (placeholders[position] in read or position in targets.values())
+        ]  # fmt: skip
+        held = [None if item is None else item[1] for item in signature(args)]
+        self._inputs = [self._input(position, placeholders[position].meta["val"], held[position]) for position in passed]
+        self._positions = passed + sorted(aliased - set(passed))
+        self._draws_random = interpreter.draws_random
+        self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
+        self._slots = self._written_slots()
+        self._donate = request.donate
+        self._arrays: Sequence[jax.Array] = ()
+        self._offsets: Sequence[jax.Array] = ()
+
+    def _is_written(self, node: Any, position: int, placeholders: Sequence[Node]) -> bool:
+        """Whether the program gives an input's storage anew: it is on the device, and is what the graph computes."""
+        spec = self.specs[position]
+        if not isinstance(node, Node) or node in placeholders or spec.device.type != self._place.device.type or 0 in spec.shape:
+            return False
+        value = node.meta["val"]
+        return tuple(value.shape) == tuple(placeholders[position].meta["val"].shape) and value.dtype == spec.dtype
+
+    def _in_input(self, position: int, spec: TensorSpec, is_target: bool, symbols: SymbolValues) -> Output:
+        own = self.specs[position]
+        if is_target:
+            return FromInput(position, own.shape, own.stride, 0, own.dtype, False, apart=True)
+        source = next(node for node, at in self._written if at == position)
+        offset = spec.offset - symbols.spec(source.meta["val"]).offset
+        return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
+
+    def _input(self, position: int, fake: torch.Tensor, held: Held | None) -> _Input:
+        spec = self.specs[position]
+        place = Place(spec.dtype, spec.shape, spec.stride, 0, fake.is_conj(), fake.is_neg())
+        return _Input(position, place, held, spec.device.type != self._place.device.type)
+
+    def _written_slots(self) -> list[int]:
+        """The inputs, by index, whose storages' new arrays the program gives, each storage once."""
+        index_of = {item.position: index for index, item in enumerate(self._inputs)}
+        groups: dict[Any, int] = {}
+        for _, position in self._written:
+            item = self._inputs[index_of[position]]
+            groups.setdefault(position if item.held is None else ("view", item.held.group), index_of[position])
+        return list(groups.values())
+
+    @property
+    def facts(self) -> tuple[Any, ...]:
+        return tuple(self.specs.items()), tuple(self._inputs), tuple(buffer.spec.stride for buffer in self._buffers)
+
+    @property
+    def donated(self) -> tuple[int, ...]:
+        """The arrays among `avals()`, by index, that the program may write to."""
+        return tuple(slot + self._draws_random for slot in self._slots) if self._donate else ()
+
+    def avals(self) -> list[jax.ShapeDtypeStruct]:
+        found = [jax.ShapeDtypeStruct((2,), np.uint32)] if self._draws_random else []
+        found += [item.aval for item in self._inputs]
+        return found + [jax.ShapeDtypeStruct((), np.int64) for item in self._inputs if item.held is not None]
+
+    def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
+        key = None
+        if self._draws_random:
+            key = jax.random.wrap_key_data(arrays[0], impl="threefry2x32")
+            arrays = arrays[1:]
+        self._arrays, offsets = arrays[: len(self._inputs)], iter(arrays[len(self._inputs) :])
+        self._offsets = [next(offsets) if item.held is not None else None for item in self._inputs]  # type: ignore[misc]
+        inputs = {
+            position: lax.full(spec.shape, 0, spec.jax_dtype)
+            for position, spec in self.specs.items()
+        }  # fmt: skip
+        for item, array, offset in zip(self._inputs, self._arrays, self._offsets, strict=True):
+            inputs[item.position] = memory.read(array, item.place) if offset is None else memory.read_at(array, item.place, offset)
+        return [inputs[position] for position in self.specs], key
+
+    def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
+        old = dict(zip(self.specs, inputs, strict=True))
+        holds = lax.eq(code, np.int32(right))
+        found = list(outputs)
+        for index, (_, position) in enumerate(self._written):
+            found[index] = lax.select(holds, found[index], old[position])
+        return found
+
+    def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
+        new = dict(enumerate(self._arrays))
+        index_of = {item.position: index for index, item in enumerate(self._inputs)}
+        slots = {item.held.group: index for index, item in enumerate(self._inputs) if index in self._slots and item.held is not None}
+        for (_, position), value in zip(self._written, outputs, strict=False):
+            index = index_of[position]
+            item, offset = self._inputs[index], self._offsets[index]
+            if item.held is None:
+                new[index] = memory.write(new[index], item.place, value)
+            else:
+                slot = slots[item.held.group]
+                new[slot] = memory.write_at(new[slot], item.place, offset, value)
+        self._arrays = self._offsets = ()
+        packed = [buffer.pack(value) for buffer, value in zip(self._buffers, outputs[len(self._written) :], strict=True)]
+        return [*(new[slot] for slot in self._slots), *packed]
+
+    def results(self, values: Mapping[Node, Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        raise UnsupportedTensor(
+            "torch's kernels cannot run a graph on the device jax while XLA compiles it",
+            hint="leave out the option compile='background'",
+        )
+
+    def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> StorageBuffers:
+        return self
+
+    def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> StorageBuffers:
+        return self
+
+    def plain(self) -> Plain | None:
+        return None
+
+    def bind(self, numbers: Sequence[Any]) -> StorageBinding:
+        outputs = assembler(
+            self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._place.device, self._phase,
+            dict(zip(self.numbers, numbers, strict=True)),
+        )  # fmt: skip
+        made = [(buffer.shape, row_major(buffer.shape), buffer.spec.dtype) for buffer in self._buffers]
+        slots = self._slots
+        return StorageBinding(self._inputs, self._positions, slots, self._donate, made, outputs, self._place, self._draws_random)
+
+
+class _Taken(list[Any]):
+    """The tensors of a call. Attributes: arrays, storages (of those that the program reads)."""
+
+    arrays: list[jax.Array]
+    storages: list[torch.UntypedStorage]
+
+
+class StorageBinding:
+    """See `protocol.Binding`."""
+
+    def __init__(
+        self,
+        inputs: Sequence[_Input],
+        positions: Sequence[int],
+        slots: Sequence[int],
+        donate: bool,
+        made: Sequence[tuple[tuple[int, ...], tuple[int, ...], torch.dtype]],
+        outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
+        place: Any,
+        draws_random: bool,
+    ) -> None:
+        self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
+        self._donate = donate
+        self._made, self.outputs = list(made), outputs
+        self._place, self._draws_random = place, draws_random
+        self._index = place.device.index or 0
+        self._check: guards.ArgumentCheck | None = None
+        self._views = [index for index, item in enumerate(inputs) if item.held is not None]
+        self._expected = [(item.aval.shape, np.dtype(item.aval.dtype)) for item in inputs]
+        # What JAX knows of the arrays of a call before, which were as expected.
+        self._known: list[Any] | None = None
+        self._hosts = any(item.is_host for item in inputs)
+
+    def take(self, args: list[Any]) -> list[torch.Tensor]:
+        taken = _Taken([args[position] for position in self._positions])
+        read: Sequence[torch.Tensor] = taken[: len(self._inputs)]
+        if not (self._check is not None and self._check.matches(*read)):
+            self._verify(read)
+        if self._hosts:
+            found = [None if item.is_host else tensor.untyped_storage() for item, tensor in zip(self._inputs, read, strict=True)]
+            taken.storages = cast("list[torch.UntypedStorage]", found)
+            taken.arrays = [
+                storages.as_array(tensor, self._place.jax_device) if storage is None else cast("jax.Array", storages.array_of(storage))
+                for tensor, storage in zip(read, found, strict=True)
+            ]
+        else:
+            taken.storages = list(map(_untyped_storage, read))
+            taken.arrays = list(map(storages.array_of, taken.storages))  # type: ignore[arg-type]
+        known = self._known
+        if known is None or [getattr(array, "aval", None) for array in taken.arrays] != known:
+            self._look(read, taken)
+        if self._views:
+            self._check_views(read, taken)
+        args.clear()
+        return taken
+
+    def _verify(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Raises: Unlike for other strides; DynaxlaError for what the program was not compiled for."""
+        for item, tensor in zip(self._inputs, tensors, strict=True):
+            place = item.place
+            wanted = torch.device("cpu") if item.is_host else self._place.device
+            if isinstance(tensor, FakeTensor) or (tuple(tensor.shape), tensor.dtype, tensor.device) != (place.shape, place.dtype, wanted):
+                raise DynaxlaError(
+                    f"a program compiled for {place.dtype}{list(place.shape)} on {wanted} "
+                    f"was called with {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
+                    hint="call it through torch.compile, whose guards compile it anew",
+                )
+            if tuple(tensor.stride()) != place.stride or (tensor.is_conj(), tensor.is_neg()) != (place.conj, place.neg):
+                raise Unlike
+        self._check = guards.ArgumentCheck(tensors)
+
+    def _look(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
+        """Raises: Unlike, unless the arrays are what the program takes, or are so after this."""
+        for index, (item, tensor) in enumerate(zip(self._inputs, tensors, strict=True)):
+            if item.is_host:
+                continue
+            storage, array = taken.storages[index], taken.arrays[index]
+            shape, dtype = self._expected[index]
+            if array is not None and (array.shape, array.dtype) == (shape, dtype):
+                continue
+            if item.held is not None or not Place.of(tensor).fills(storage.nbytes()):
+                raise Unlike
+            if array is None:
+                taken.arrays[index] = _array_in(storage, item.place.dtype, shape, self._place.jax_device)
+            else:  # the same bytes, written through a view of another shape or dtype
+                metrics.add("input_copies")
+                taken.arrays[index] = array = copies.packed(array, item.place, self._place.jax_device)
+                storages.set_array(storage, array)
+        self._known = [array.aval for array in taken.arrays]
+
+    def _check_views(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
+        """Raises: Unlike, unless those that share a storage are those that did, and none has come to fill its own."""
+        first: dict[int, int] = {}
+        for index in self._views:
+            item, tensor = self._inputs[index], tensors[index]
+            if _held(tensor, item.position, first) != item.held:
+                raise Unlike
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        taken = cast("_Taken", tensors)
+        arrays = taken.arrays
+        if self._donate:
+            for slot in self._slots:
+                if sys.getrefcount(arrays[slot]) != _ALONE:  # XLA must not write to what somebody else refers to
+                    metrics.add("undonated")
+                    arrays[slot] = jax.device_put(arrays[slot], may_alias=False)
+        if not self._draws_random and not self._views:
+            return arrays
+        device = self._place.jax_device
+        seed = [generators.seed(None, self._index, device)] if self._draws_random else []
+        return [*seed, *arrays, *(_offset(tensors[index], device) for index in self._views)]
+
+    def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """Those of the results that are no storages' new arrays."""
+        taken, count = cast("_Taken", tensors), len(self._slots)
+        for slot, array in zip(self._slots, results, strict=False):
+            storages.set_array(taken.storages[slot], array)
+        device = self._place.device
+        made = [storages.make(*item, device, array) for item, array in zip(self._made, results[count:], strict=False)]
+        return [*made, *results[count + len(made) :]]
+
+    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
+        taken = cast("_Taken", tensors)
+        for slot in self._slots if self._donate else ():
+            if taken.arrays[slot].is_deleted():
+                storages.lose(taken.storages[slot], tensors[slot])
+        return False
+
+    def report(self, code: Any, checks: late_checks.Checks, name: str) -> None:
+        if (error := late_checks.failure(int(np.asarray(code)), checks)) is not None:
+            raise error
+
+
+def _offset(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+    """Where a tensor begins in its storage, in elements: int64[]"""
+    key = int(tensor.storage_offset()), device.id
+    array = _offsets.get(key)
+    if array is None:
+        with jax.enable_x64(True):
+            array = jax.device_put(np.int64(key[0]), device)
+        _offsets.put(key, array)
+    return array
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

@@ -194,19 +194,19 @@ def register() -> None:
     own, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries[:] = [own, others]  # a library's kernels go with it
     for op, function in _OWN.items():
-        own.impl(op, function, private.SPARE_KEY)
+        own.impl(op, private.unseen(function), private.SPARE_KEY)
     for op in (*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)):
         own.impl(op, _whole(op), private.SPARE_KEY)
     for key in ("Conjugate", "Negative"):  # torch's way is to copy what has such a bit first, by this very op
         own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
-    own.impl(aten._pin_memory.default, pin_memory, "CPU")
+    own.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
     others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
     own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # attention as products and a softmax
-    others.fallback(op_by_op.kernel, private.SPARE_KEY)
+    others.fallback(private.unseen(op_by_op.kernel), private.SPARE_KEY)
 
 
 def _whole(op: Any) -> Any:
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return op_by_op.kernel(op, *args, **kwargs)
 
-    return kernel
+    return private.unseen(kernel)

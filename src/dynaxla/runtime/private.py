@@ -317,6 +317,29 @@ def is_profiling() -> bool:
     return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
 
 
+# TorchDynamo looks at every frame of Python that runs behind a break of a graph.
+
+_set_eval_frame: Callable[[Any], Any] = _needed("torch._C._dynamo.eval_frame.set_eval_frame")
+_eval_frame: Callable[[], Any] = _needed("torch._C._dynamo.eval_frame.get_eval_frame_callback")
+_skip_code: Callable[[Any], None] = _needed("torch._dynamo.eval_frame.skip_code")
+
+
+def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, which TorchDynamo does not try to compile, nor anything that it calls."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if _eval_frame() is None:
+            return function(*args, **kwargs)
+        before = _set_eval_frame(None)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _set_eval_frame(before)
+
+    _skip_code(run.__code__)
+    return run
+
+
 # What torch's tracers keep in globals.
 
 # TorchDynamo's own lock, which a thread may take again while it has it.

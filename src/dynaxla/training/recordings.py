@@ -45,6 +45,11 @@ class Computed:
     number: TracedFloat
 
 
+def _shown(key: Any) -> str:
+    """A place's key in words; of a tensor, not its values."""
+    return f"{key.dtype}{list(key.shape)}" if isinstance(key, torch.Tensor) else repr(key)
+
+
 class Recording:
     """What a run of the function gave: its graph, its result, and what it changed in Python.
 
@@ -58,7 +63,7 @@ class Recording:
         self._given = given
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "its result") for leaf in leaves]
-        self.changes = {place: self._template(value, f"{place[0]}[{place[1]!r}]") for place, value in changes.items()}
+        self.changes = {place: self._template(value, f"{place[0]}[{_shown(place[1])}]") for place, value in changes.items()}
 
     def _template(self, value: Any, where: str) -> Any:
         """The value with `Output`, `Known` and `Computed` for what is not yet there."""

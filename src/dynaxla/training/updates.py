@@ -1,6 +1,6 @@
 """Updates at the end of a step that torch's own kernels do in place, after the program has succeeded.
 
-XLA cannot write to torch's memory: new parameters and optimizer state would be results of the program, which are then copied over the old
+XLA cannot write to torch's own memory: new parameters and optimizer state would be results of the program, which are then copied over the old
 ones. That is twice the memory, and nearly twice the passes over it, of torch's fused steps. So where nothing in the step reads
 any more what such an update writes, the program ends with the gradients, and torch does the update.
 """
@@ -15,6 +15,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from ..runtime import devices
 from .fused_steps import Fused
 from .scalars import is_number
 from .surroundings import storage_of
@@ -108,6 +109,8 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
 
     outputs: what the graph will give.
     """
+    if any(devices.is_in_xla(node.meta["val"].device) for node in graph.nodes if isinstance(node.meta.get("val"), torch.Tensor)):
+        return []  # there a program writes in place
     given = set(outputs)
     kept_reads: set[int] = set()
     kept_writes: set[int] = set()

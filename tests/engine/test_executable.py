@@ -18,10 +18,12 @@ from dynaxla.runtime.programs import XlaProgram
 
 
 class Numbers:
-    """Buffers whose arrays are their tensors. memory: whether there may be more of it after a call that had too little."""
+    """Buffers whose arrays are their tensors. donates: whether the program may write to them. memory: whether there may be more of it after
+    a call that had too little."""
 
-    def __init__(self, memory: bool = False) -> None:
-        self.memory = memory
+    def __init__(self, memory: bool = False, donates: bool = False) -> None:
+        self.memory, self.donates = memory, donates
+        self.exported: list[Any] = []
         self.abandoned: list[bool] = []
 
     def take(self, args: list[Any]) -> list[Any]:
@@ -30,13 +32,14 @@ class Numbers:
     def arrays(self, tensors: Sequence[Any]) -> Sequence[Any]:
         return tensors
 
-    def export(self, results: Sequence[Any]) -> list[Any]:
+    def export(self, results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+        self.exported.append(list(results))
         return list(results)
 
     def outputs(self, results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
         return [*results, *tensors]
 
-    def abandon(self, for_memory: bool) -> bool:
+    def abandon(self, for_memory: bool, tensors: Sequence[Any]) -> bool:
         self.abandoned.append(for_memory)
         return self.memory and for_memory
 
@@ -141,3 +144,30 @@ def test_a_call_is_a_region_of_torchs_profiler() -> None:
     with torch.profiler.profile(acc_events=True) as profile:  # torch 2.11 warns without
         program([])
     assert "a program" in {event.key for event in profile.key_averages()}
+
+
+def test_results_of_a_program_that_writes_in_place_are_not_lost_to_an_interrupt() -> None:
+    """Ctrl-C behind the program: the tensors have their new values before it goes on."""
+    binding = Numbers(donates=True)
+
+    def interrupted(results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
+        binding.export = exported
+        raise KeyboardInterrupt
+
+    exported, binding.export = binding.export, interrupted
+    with pytest.raises(KeyboardInterrupt):
+        executable(lambda arrays: [array + 1 for array in arrays], binding)([1, 2])
+    assert binding.exported == [[2, 3]]
+    assert not binding.abandoned
+
+
+def test_a_program_that_writes_in_place_and_fails_is_abandoned() -> None:
+    binding = Numbers(memory=True, donates=True)
+
+    def fail(_: Sequence[Any]) -> Sequence[Any]:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: there is no more")
+
+    with pytest.raises(OutOfMemory):
+        executable(fail, binding)([1])
+    assert binding.abandoned == [False]
+    assert not binding.exported

@@ -239,7 +239,10 @@ def assembler(
     uses = Counter(output.buffer for node, output in dict(zip(nodes, outputs, strict=True)).items() if isinstance(output, FromBuffer))
     for node, output in zip(nodes, outputs, strict=True):
         if isinstance(node, Node):
-            key = node, output if isinstance(output, FromInput) else None  # a value may be written to an input, and be given as a tensor of its own
+            key = (
+                node,
+                output if isinstance(output, FromInput) else None,
+            )  # a value may be written to an input, and be given as a tensor of its own
             places.append(first_place.setdefault(key, len(makers)))
             if places[-1] < len(makers):
                 continue
@@ -270,6 +273,8 @@ class NativeBinding:
     On a GPU XLA's stream waits for torch's before a program, and torch's current stream for XLA's after it; no call waits, unless `waits`
     (see `AtenGraph`) and the program has checks.
     """
+
+    donates = False
 
     def __init__(
         self,

@@ -33,7 +33,8 @@ class Constant:
 class FromInput:
     """An output that lies in the memory of an input. With `whole`, it is that very tensor. Stride and offset are in elements of `dtype`.
 
-    apart: whether it is no view of the input to autograd. is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds.
+    is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds. apart: whether it is no view of the
+    input to autograd.
     """
 
     position: int

@@ -15,11 +15,17 @@ from ..runtime.layout import Layout
 
 
 class Binding(Protocol):
-    """A compiled program's way to tensors and back, at each call. Thread-safe."""
+    """A compiled program's way to tensors and back, at each call. Thread-safe.
+
+    Attributes: donates (whether arrays are given to the program, so that either `export` or `abandon` must follow `arrays`).
+    """
+
+    @property
+    def donates(self) -> bool: ...
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors that a call needs, of all the graph's inputs: those that the program reads, then those that only outputs alias.
-        Empties args. Raises: Unlike (see kinds.py)."""
+        Empties args. Raises: Unlike (see device_kinds.py)."""
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         """What the program is called with: aliases of the tensors' memory, or copies. Valid while the tensors live."""
@@ -33,7 +39,8 @@ class Binding(Protocol):
     def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         """A call has failed: when this returns, nothing of it reads torch's memory any more.
 
-        for_memory: because XLA had too little. tensors: as taken. Returns: whether there may be more now, since torch has given back what it kept unused.
+        for_memory: because XLA had too little. tensors: as taken. Returns: whether there may be more now, since torch has given back what
+        it kept unused.
         """
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:

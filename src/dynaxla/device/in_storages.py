@@ -8,7 +8,6 @@ writes it where it lies, from an offset that it gets as a number.
 from __future__ import annotations
 
 import dataclasses
-import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -20,7 +19,7 @@ from jax import lax
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
-from ..buffers.kinds import Request, Unlike
+from ..buffers.device_kinds import Request, Unlike
 from ..buffers.native import assembler
 from ..buffers.plan import Constant, FromInput, Output, plan_outputs
 from ..buffers.protocol import Plain
@@ -30,11 +29,12 @@ from ..lowering import SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import guards, late_checks, private
 from ..runtime.cache import LeastRecentlyUsed
-from ..runtime.layout import Layout, row_major
+from ..runtime.layout import row_major
 from . import copies, generators, memory, storages
 from .memory import Place
+from .storages import Lent
 
-# How many references an array has that a storage and one list hold, as `sys.getrefcount(items[0])` counts them.
+# How many references an array has that what stands for it in its storage and one list hold, as `sys.getrefcount(items[0])` counts them.
 _ALONE = 3
 _untyped_storage = torch.Tensor.untyped_storage
 # By value and device.
@@ -51,7 +51,7 @@ class Held(NamedTuple):
 
 
 def buffers(request: Request) -> StorageBuffers:
-    """See `kinds.Kind`."""
+    """See `device_kinds.Kind`."""
     return StorageBuffers(request)
 
 
@@ -140,9 +140,7 @@ class StorageBuffers:
         computed = [None if index in in_inputs else node for index, node in enumerate(self._output_nodes)]
         planned, self._buffers = plan_outputs(placeholders, computed, request.storages, symbols)
         self._outputs: list[Output] = [
-            self._in_input(in_inputs[index], symbols.spec(node.meta["val"]), index in targets, symbols)
-            if index in in_inputs
-            else output
+            self._in_input(in_inputs[index], symbols.spec(node.meta["val"]), index in targets, symbols) if index in in_inputs else output
             for index, (node, output) in enumerate(zip(self._output_nodes, planned, strict=True))
         ]
         self.nodes: Sequence[Node] = [*(node for node, _ in self._written), *(buffer.node for buffer in self._buffers)]
@@ -212,7 +210,7 @@ class StorageBuffers:
             key = jax.random.wrap_key_data(arrays[0], impl="threefry2x32")
             arrays = arrays[1:]
         self._arrays, offsets = arrays[: len(self._inputs)], iter(arrays[len(self._inputs) :])
-        self._offsets = [next(offsets) if item.held is not None else None for item in self._inputs]  # type: ignore[misc]
+        self._offsets = [next(offsets) if item.held is not None else None for item in self._inputs]
         inputs = {
             position: lax.full(spec.shape, 0, spec.jax_dtype)
             for position, spec in self.specs.items()
@@ -271,10 +269,12 @@ class StorageBuffers:
 
 
 class _Taken(list[Any]):
-    """The tensors of a call. Attributes: arrays, storages (of those that the program reads)."""
+    """The tensors of a call. Attributes: arrays, storages (of those that the program reads); lent (what stands in the storages that the
+    program writes to, while it runs)."""
 
     arrays: list[jax.Array]
     storages: list[torch.UntypedStorage]
+    lent: Lent | None = None
 
 
 class StorageBinding:
@@ -292,7 +292,7 @@ class StorageBinding:
         draws_random: bool,
     ) -> None:
         self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
-        self._donate = donate
+        self.donates = donate and bool(slots)
         self._made, self.outputs = list(made), outputs
         self._place, self._draws_random = place, draws_random
         self._index = place.device.index or 0
@@ -317,7 +317,7 @@ class StorageBinding:
             ]
         else:
             taken.storages = list(map(_untyped_storage, read))
-            taken.arrays = list(map(storages.array_of, taken.storages))  # type: ignore[arg-type]
+            taken.arrays = list(map(storages.array_of, taken.storages))
         known = self._known
         if known is None or [getattr(array, "aval", None) for array in taken.arrays] != known:
             self._look(read, taken)
@@ -371,9 +371,11 @@ class StorageBinding:
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         taken = cast("_Taken", tensors)
         arrays = taken.arrays
-        if self._donate:
+        if self.donates:
+            taken.lent = Lent()
             for slot in self._slots:
-                if sys.getrefcount(arrays[slot]) != _ALONE:  # XLA must not write to what somebody else refers to
+                taken.lent.lend(taken.storages[slot], arrays[slot])
+                if sys.getrefcount(arrays[slot]) > _ALONE:  # XLA must not write to what somebody else refers to
                     metrics.add("undonated")
                     arrays[slot] = jax.device_put(arrays[slot], may_alias=False)
         if not self._draws_random and not self._views:
@@ -387,15 +389,18 @@ class StorageBinding:
         taken, count = cast("_Taken", tensors), len(self._slots)
         for slot, array in zip(self._slots, results, strict=False):
             storages.set_array(taken.storages[slot], array)
+        if taken.lent is not None:
+            taken.lent.settle()
+            taken.lent = None
         device = self._place.device
         made = [storages.make(*item, device, array) for item, array in zip(self._made, results[count:], strict=False)]
         return [*made, *results[count + len(made) :]]
 
     def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         taken = cast("_Taken", tensors)
-        for slot in self._slots if self._donate else ():
-            if taken.arrays[slot].is_deleted():
-                storages.lose(taken.storages[slot], tensors[slot])
+        if taken.lent is not None:
+            taken.lent.settle([(taken.storages[slot], tensors[slot]) for slot in self._slots])
+            taken.lent = None
         return False
 
     def report(self, code: Any, checks: late_checks.Checks, name: str) -> None:

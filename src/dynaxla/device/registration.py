@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from .. import forks
-from ..buffers import kinds
+from ..buffers import device_kinds
 from ..errors import UnsupportedVersion
 from ..runtime import devices, private
 from . import in_storages, kernels, module, places, storage_methods, storages
@@ -60,7 +60,7 @@ def enable_device() -> None:
         storage_methods.install()
         kernels.register()
         devices.register(storages.NAME, places.jax_device)
-        kinds.register(storages.NAME, in_storages)
+        device_kinds.register(storages.NAME, in_storages)
         if not private.before_backward(_in_this_thread):
             raise UnsupportedVersion(f"torch {torch.__version__} runs backward passes in another way, which the device jax needs to know")
         _enabled.append(True)

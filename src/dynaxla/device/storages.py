@@ -6,8 +6,8 @@ torch keeps a storage's Python object for as long as the storage lives, whoever 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -54,12 +54,6 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
     """
     try:
         found = getattr(storage, _ARRAY)
-        if type(found) is Lost:
-            raise RuntimeError(
-                f"a tensor ({found.what}) was written to in place by a compiled program that failed while it ran, so its value is lost: "
-                "load or make it anew; options={'donate': False} keeps the old values until a program has succeeded"
-            )
-        return found
     except AttributeError:
         if not storage.nbytes():
             return None
@@ -67,18 +61,57 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
             f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it came from outside of dynaxla, "
             'as through DLPack; move the tensor there with .to("jax")'
         ) from None
+    return found.array(storage) if isinstance(found, StandIn) else found
 
 
-@dataclass(frozen=True)
-class Lost:
-    """Stands in a storage whose array was donated to a program that has failed. Attributes: what (the tensor, in words)."""
+class StandIn:
+    """Stands in a storage in an array's place."""
 
-    what: str
+    def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        """As `array_of`."""
+        raise NotImplementedError
 
 
-def lose(storage: torch.UntypedStorage, tensor: torch.Tensor) -> None:
-    """A program has failed that was to write to this tensor in place."""
-    setattr(storage, _ARRAY, Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}"))
+class Lost(StandIn):
+    """Of a storage whose array was donated to a program that has failed. what: the tensor, in words."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        raise RuntimeError(
+            f"a tensor ({self._what}) was written to in place by a compiled program that failed while it ran, so its value is lost: "
+            "load or make it anew; options={'donate': False} keeps the old values until a program has succeeded"
+        )
+
+
+class Lent(StandIn):
+    """Of storages whose arrays are given to a program that may write to them. Other threads wait until it has succeeded or failed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._lock.acquire()
+        self._arrays: dict[int, jax.Array] = {}
+
+    def lend(self, storage: torch.UntypedStorage, array: jax.Array) -> None:
+        self._arrays[private.identity_of(storage)] = array
+        setattr(storage, _ARRAY, self)
+
+    def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        with self._lock:  # a signal's handler in the same thread does not wait
+            now = getattr(storage, _ARRAY)
+            return self._arrays.get(private.identity_of(storage)) if now is self else array_of(storage)
+
+    def settle(self, given: Iterable[tuple[torch.UntypedStorage, torch.Tensor]] = ()) -> None:
+        """The program has succeeded, and its storages have their new arrays; or it has failed, and was given these tensors: what it has not
+        written to is as it was."""
+        for storage, tensor in given:
+            array = self._arrays.get(private.identity_of(storage))
+            if array is not None and getattr(storage, _ARRAY) is self:
+                lost = Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
+                setattr(storage, _ARRAY, lost if array.is_deleted() else array)
+        self._arrays = {}
+        self._lock.release()
 
 
 def set_array(storage: torch.UntypedStorage, array: jax.Array) -> None:

@@ -36,6 +36,8 @@ class Executable:
         self.binding = binding
         self.take = binding.take
         self._call = program.call if program is not None else None
+        self._execute = program.execute if program is not None else None
+        self._results = program.results if program is not None else list
         self._acts = acts
         self._checks = checks
         self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
@@ -60,11 +62,14 @@ class Executable:
         affinity.processors()
         try:
             with programs.below_caller(), self._kernels():
-                arrays = binding.arrays(tensors)
-                try:
-                    results = binding.export(self._call(arrays), tensors)
-                except jax.errors.JaxRuntimeError as error:
-                    results = self._repeat(self._call, arrays, error, tensors)
+                if binding.donates:
+                    results = self._run_in_place(self._call, tensors)
+                else:
+                    arrays = binding.arrays(tensors)
+                    try:
+                        results = binding.export(self._call(arrays), tensors)
+                    except jax.errors.JaxRuntimeError as error:
+                        results = self._repeat(self._call, arrays, error, tensors)
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks:
@@ -73,6 +78,20 @@ class Executable:
         if self._unsettled_calls > 0:
             self._settle()
         return binding.outputs(results, tensors)
+
+    def _run_in_place(self, call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        """A call of a program that writes to its arguments: its results must not be lost once it has run."""
+        done: list[Any] = []
+        try:
+            # In C as far as possible: Ctrl-C comes before the program, or behind it.
+            done.extend(map(self._execute or call, (self.binding.arrays(tensors),)))
+            return self.binding.export(self._results(done[0]), tensors)
+        except BaseException:
+            if done:
+                self.binding.export(self._results(done[0]), tensors)
+            else:
+                self.binding.abandon(False, tensors)
+            raise
 
     def _repeat(
         self,

@@ -16,7 +16,7 @@ import jax
 import torch
 
 from .. import forks
-from ..buffers.kinds import Request, Unlike, kind_of
+from ..buffers.device_kinds import Request, Unlike, kind_of
 from ..buffers.native import NativeBuffers, Place
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers

@@ -12,7 +12,6 @@ import torch
 from ..errors import DeviceMismatch, UnsupportedTensor
 from . import clients
 
-
 # By a device's type: what gives the JAX device of an index, for tensors that live in XLA.
 _in_xla: dict[str, Callable[[int], jax.Device]] = {}
 

@@ -41,7 +41,8 @@ class XlaProgram:
     Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
     text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
     calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
-    dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major).
+    dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in one
+    piece of C, if there is such a way, which gives what `results` makes arrays of).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -49,6 +50,8 @@ class XlaProgram:
     is_large: bool = False
     calls_back: bool = True
     orders: Callable[[], tuple[Orders, Orders]] = lambda: ({}, {})
+    execute: Callable[[Sequence[jax.Array]], Any] | None = None
+    results: Callable[[Any], Sequence[jax.Array]] = list
 
 
 def compile_lowered(
@@ -62,7 +65,7 @@ def compile_lowered(
     """
     affinity.processors()
     if not is_own(device):
-        return _compile_with_jax(lowered, options)
+        return _compile_with_jax(lowered, options, device.platform == "cpu")
     client = device.client
     compile_options, devices = private.compile_options(device, options)
     module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
@@ -136,8 +139,9 @@ def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store
     return _program(executable, keep_heap, False)
 
 
-def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -> XlaProgram:
+def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], is_cpu: bool) -> XlaProgram:
     """For a device of one of JAX's own clients."""
+    calls_back = bool(private.host_callbacks(lowered))
     compiled = lowered.compile(compiler_options=dict(options) or None)
     executable = Fast.runtime_executable(compiled) if Fast.runtime_executable is not None else None
 
@@ -150,7 +154,17 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any]) -
     def orders() -> tuple[Orders, Orders]:
         return _orders(compiled.input_formats), _orders(compiled.output_formats)
 
-    return XlaProgram(_fast_call(executable) if hasattr(executable, "execute_sharded") else call, text, orders=orders)
+    if executable is None or not hasattr(executable, "execute_sharded"):
+        return XlaProgram(call, text, calls_back=calls_back, orders=orders)
+    run = _fast_call(executable)
+
+    def wait(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return jax.block_until_ready(run(arrays))
+
+    # JAX's own client for the CPU runs a program in another thread; what a kernel of torch's raises there belongs to this call.
+    if calls_back and is_cpu:
+        return XlaProgram(wait, text, calls_back=calls_back, orders=orders)
+    return XlaProgram(run, text, calls_back=calls_back, orders=orders, execute=executable.execute_sharded, results=_results)
 
 
 def _orders(formats: Any) -> Orders:
@@ -198,9 +212,14 @@ def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.
     execute = executable.execute_sharded
 
     def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return [shards[0] for shards in execute(arrays).disassemble_into_single_device_arrays()]
+        return _results(execute(arrays))
 
     return call
+
+
+def _results(done: Any) -> Sequence[jax.Array]:
+    """The arrays that an execution gives."""
+    return [shards[0] for shards in done.disassemble_into_single_device_arrays()]
 
 
 def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:

@@ -1,6 +1,6 @@
 """Updates at the end of a step that torch's own kernels do in place, after the program has succeeded.
 
-XLA cannot write to torch's own memory: new parameters and optimizer state would be results of the program, which are then copied over the old
+XLA cannot write to torch's memory: new parameters and optimizer state would be results of the program, which are then copied over the old
 ones. That is twice the memory, and nearly twice the passes over it, of torch's fused steps. So where nothing in the step reads
 any more what such an update writes, the program ends with the gradients, and torch does the update.
 """

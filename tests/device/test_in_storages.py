@@ -1,0 +1,12 @@
+"""Compiled graphs on the device."""
+
+from __future__ import annotations
+
+from newer import not_in_oldest
+from scripts import run_script
+
+pytestmark = not_in_oldest("storages that can be made without memory")
+
+
+def test_compiled_graphs() -> None:
+    run_script("import device_cases; device_cases.run('compiled')")

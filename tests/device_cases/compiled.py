@@ -267,6 +267,32 @@ def check_checks_precede_writes() -> None:
     assert (count.tolist(), count._version) == ([1, 1], 1)
 
 
+def check_a_row_of_a_cache_is_written_in_place() -> None:
+    def function(cache: torch.Tensor, value: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        cache.index_copy_(1, index, value)
+        return cache[:, :2].sum()
+
+    def last(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        """It is checked only behind a product."""
+        x.add_(1)
+        return torch.nn.functional.embedding((x @ x).sum().long() + index, x)
+
+    compiled, cache = _compiled(function), torch.zeros(2, 100, 8).to("jax")
+    value = torch.ones(2, 1, 8).to("jax")
+    compiled(cache, value, torch.tensor([1]).to("jax"))
+    place = _array(cache).unsafe_buffer_pointer()
+    assert compiled(cache, value, torch.tensor([7]).to("jax")).item() == 16
+    with pytest.raises(IndexError):
+        compiled(cache, value, torch.tensor([100]).to("jax"))
+    assert _array(cache).unsafe_buffer_pointer() == place
+    assert cache.sum().item() == 32
+    compiled, x = _compiled(last), torch.full((2, 2), -1.0).to("jax")
+    compiled(x, torch.tensor([1]).to("jax"))
+    with pytest.raises(IndexError):
+        compiled(x, torch.tensor([1]).to("jax"))
+    assert x.tolist() == [[0, 0], [0, 0]]
+
+
 def check_random_numbers() -> None:
     compiled = _compiled(lambda x: torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x))
     x = torch.ones(64).to("jax")

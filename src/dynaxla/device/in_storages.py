@@ -8,6 +8,7 @@ writes it where it lies, from an offset that it gets as a number.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
@@ -36,7 +37,7 @@ from .storages import Lent
 
 # How many references an array has that what stands for it in its storage and one list hold, as `sys.getrefcount(items[0])` counts them.
 _ALONE = 3
-_untyped_storage = torch.Tensor.untyped_storage
+_untyped_storage, _aval_of = torch.Tensor.untyped_storage, operator.attrgetter("aval")
 # By value and device.
 _offsets: LeastRecentlyUsed[jax.Array] = LeastRecentlyUsed(1024)
 
@@ -318,8 +319,11 @@ class StorageBinding:
         else:
             taken.storages = list(map(_untyped_storage, read))
             taken.arrays = list(map(storages.array_of, taken.storages))
-        known = self._known
-        if known is None or [getattr(array, "aval", None) for array in taken.arrays] != known:
+        try:
+            is_known = list(map(_aval_of, taken.arrays)) == self._known
+        except AttributeError:  # None, as nobody has written to a storage
+            is_known = False
+        if not is_known:
             self._look(read, taken)
         if self._views:
             self._check_views(read, taken)

@@ -20,7 +20,7 @@ class Executable:
 
     Call it with the tensors it takes; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
     torch's current stream waits for XLA's). checks: the exceptions and messages that the program's last result chooses among. acts: whether
-    it calls kernels of torch's.
+    it calls kernels of torch's. first: the checks, if they are a program of their own that comes before.
     """
 
     def __init__(
@@ -30,12 +30,14 @@ class Executable:
         binding: Binding,
         checks: Sequence[tuple[type[Exception], str]] = (),
         acts: bool = True,
+        first: programs.XlaProgram | None = None,
     ) -> None:
         self.name = name
         self.program = program
         self.binding = binding
         self.take = binding.take
         self._call = program.call if program is not None else None
+        self._first = first.call if first is not None else None
         self._execute = program.execute if program is not None else None
         self._results = program.results if program is not None else list
         self._acts = acts
@@ -72,7 +74,7 @@ class Executable:
                         results = self._repeat(self._call, arrays, error, tensors)
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
-        if self._checks:
+        if self._checks and self._first is None:
             binding.report(results.pop(), self._checks, self.name)
         metrics.add("calls")
         if self._unsettled_calls > 0:
@@ -83,8 +85,11 @@ class Executable:
         """A call of a program that writes to its arguments: its results must not be lost once it has run."""
         done: list[Any] = []
         try:
+            arrays = self.binding.arrays(tensors)
+            if self._first is not None:
+                self.binding.report(self._first(arrays)[0], self._checks, self.name)
             # In C as far as possible: Ctrl-C comes before the program, or behind it.
-            done.extend(map(self._execute or call, (self.binding.arrays(tensors),)))
+            done.extend(map(self._execute or call, (arrays,)))
             return self.binding.export(self._results(done[0]), tensors)
         except BaseException:
             if done:

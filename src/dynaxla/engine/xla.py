@@ -35,7 +35,7 @@ from ..observe import dump, metrics
 from ..runtime import background, by_torch, devices, heap, private, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..tuning import Tuner
-from . import records
+from . import early_checks, records
 from .blocks import in_parts
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
@@ -310,15 +310,28 @@ class Program:
         key = self._record_key(specialised, specialised.function)
         if key is not None and (recalled := self._recalled(key, specialised.buffers)) is not None:
             return recalled
-        traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
+        donated = specialised.buffers.donated
+        traced, buffers, facts = self.trace(specialised.function, specialised.buffers, guarded=not donated)
+        checks = None
+        if donated and facts.checks:
+            apart = self._split_checks(traced, buffers)
+            if apart is None:
+                traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
+            else:
+                checks, traced = apart
         lowered = self.lower(traced)
         try:
+            first = None if checks is None else self.compile(self.lower(checks), checks, specialised.settings)
             compiled = self.compile(lowered, traced, specialised.settings)
         except CompilationError as error:
             self.do_without_refusable(error)
             return self._build(specialised)
         self.record(key, lowered, traced, specialised.settings, facts, buffers.orders)
-        return self.executable(compiled, buffers, facts)
+        return self.executable(compiled, buffers, facts, first)
+
+    def _split_checks(self, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
+        with metrics.timed("trace"), jax.default_device(self.jax_device):
+            return early_checks.split(traced, self.name, buffers.avals(), buffers.donated)
 
     # What an earlier process has traced
 
@@ -432,14 +445,17 @@ class Program:
         values = {self.interpreter.placeholders[position]: value for position, value in given.items()}
         return tuple(values[node] if node in values else symbols.integer(node.meta["val"]) for node in buffers.numbers)
 
-    def trace(self, function: Function, buffers: Buffers) -> tuple[jax.stages.Traced, Buffers, Facts]:
-        """The function from packed arrays to packed arrays, under jax tracing; the buffers as its results lie."""
+    def trace(self, function: Function, buffers: Buffers, *, guarded: bool = True) -> tuple[jax.stages.Traced, Buffers, Facts]:
+        """The function from packed arrays to packed arrays, under jax tracing; the buffers as its results lie.
+
+        guarded: whether it gives old values of what it writes to if a check fails (see `Buffers.guard`).
+        """
 
         def program(*arrays: jax.Array) -> Returned:
             inputs, key = buffers.unpack(arrays)
             results = function(inputs, key)
             code = [Check.first_failed(results.checks)] if results.checks else []
-            outputs = buffers.guard(results.outputs, inputs, code[0], len(results.checks)) if code else results.outputs
+            outputs = buffers.guard(results.outputs, inputs, code[0], len(results.checks)) if code and guarded else results.outputs
             checks = tuple((check.error, check.message) for check in results.checks)
             return Returned([*buffers.pack(outputs), *code], Facts(checks, results.numbers, results.kernels))
 
@@ -509,7 +525,10 @@ class Program:
         number = next(self._dumps)
         return self.name if number == 1 else f"{self.name}_{number}"
 
-    def executable(self, compiled: programs.XlaProgram | None, buffers: Buffers, facts: Facts) -> Executable:
+    def executable(
+        self, compiled: programs.XlaProgram | None, buffers: Buffers, facts: Facts, first: programs.XlaProgram | None = None
+    ) -> Executable:
+        """first: the checks, if they are a program of their own."""
         if compiled is not None and self.opens_layouts and (buffers.loose or buffers.free):
             given, returned = compiled.orders()
             check_closed(given, buffers.loose)
@@ -517,4 +536,4 @@ class Program:
             if buffers.loose:
                 self.loose.orders = {position: given[index] for index, position in buffers.loose.items()}
                 buffers = buffers.laid_out(given)
-        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=bool(facts.kernels))
+        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=bool(facts.kernels), first=first)

@@ -1,0 +1,66 @@
+"""Checks of a program that writes to its arguments: they come first, in a program of their own.
+
+A program that has written in place cannot take that back, and to choose between new and old values of a large argument at its end would be
+to copy it. What is checked are mostly indices, which are known before anything is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax.extend.core import ClosedJaxpr, JaxprEqn, Var, jaxpr_as_fun
+
+# Primitives of which one element of a result takes few steps, and that call nothing.
+_CHEAP = frozenset([
+    "abs", "add", "and", "argmax", "argmin", "bitcast_convert_type", "broadcast_in_dim", "clamp", "concatenate", "convert_element_type",
+    "copy", "copy_p", "div", "dynamic_slice", "eq", "gather", "ge", "gt", "iota", "is_finite", "le", "lt", "max", "min", "mul", "ne", "neg",
+    "not", "or", "pad", "reduce_and", "reduce_max", "reduce_min", "reduce_or", "reduce_sum", "rem", "reshape", "rev", "select_n", "sign",
+    "slice", "split", "squeeze", "stop_gradient", "sub", "transpose", "xor",
+])  # fmt: skip
+
+# What calls a program of its own, as functions of jax.numpy are.
+_CALLS = ("jit", "pjit")
+
+
+def split(
+    traced: jax.stages.Traced, name: str, avals: Sequence[jax.ShapeDtypeStruct], donated: Sequence[int]
+) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
+    """The checks of a traced program, whose code is its last result, and the program without it. None where the checks need much of what
+    the program computes.
+
+    name: of the program. avals: what it was traced with. donated: its arguments, by index, that it may write to.
+    """
+    if not _is_cheap(traced.jaxpr):
+        return None
+    evaluate = jaxpr_as_fun(traced.jaxpr)
+
+    def check(*arrays: jax.Array) -> list[jax.Array]:
+        return [evaluate(*arrays)[-1]]
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        return list(evaluate(*arrays)[:-1])
+
+    check.__name__, run.__name__ = f"{name}_checks", name
+    with jax.enable_x64(True):
+        return (
+            jax.jit(check, keep_unused=True).trace(*avals),
+            jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals),
+        )
+
+
+def _is_cheap(program: ClosedJaxpr) -> bool:
+    wanted = {program.jaxpr.outvars[-1]}
+    for equation in reversed(program.jaxpr.eqns):
+        if wanted.isdisjoint(equation.outvars):
+            continue
+        if not _is_cheap_by_itself(equation):
+            return False
+        wanted.update(variable for variable in equation.invars if isinstance(variable, Var))
+    return True
+
+
+def _is_cheap_by_itself(equation: JaxprEqn) -> bool:
+    if equation.primitive.name in _CALLS:
+        return all(map(_is_cheap_by_itself, equation.params["jaxpr"].jaxpr.eqns))
+    return equation.primitive.name in _CHEAP

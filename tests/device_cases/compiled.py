@@ -380,6 +380,28 @@ def check_steps() -> None:
         assert_equal(there[0].weight.cpu(), host[0].weight)
 
 
+def check_steps_after_steps_in_eager_mode() -> None:
+    """Step counts lie on the CPU, where eager mode's optimizer has made them."""
+    host = _model()
+    there = copy.deepcopy(host).to("jax")
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.01) for model in (host, there)]
+
+    def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    compiled = dynaxla.compile_step(lambda x: step(there, optimizers[1], x))
+    for count in range(5):
+        x = torch.randn(4, 3, 8, 8)
+        wanted = step(host, optimizers[0], x)
+        loss = compiled(x.to("jax")) if count > 1 else step(there, optimizers[1], x.to("jax"))
+        assert_equal(loss.cpu(), wanted)
+    assert [state["step"].item() for state in optimizers[1].state.values()] == [5] * 6
+
+
 def check_memory_of_a_step() -> None:
     """XLA's own analysis: a step needs little besides parameters, states, gradients and activations."""
     programs: list[Any] = []

@@ -34,9 +34,10 @@ def address(tensor: torch.Tensor) -> int:
 
 def addresses(tensors: Sequence[torch.Tensor]) -> list[int]:
     """The same for each."""
-    if tensors and devices.is_in_xla(tensors[0].device):
+    try:
+        return list(map(_data_ptr, tensors))
+    except RuntimeError:  # one of them has no address
         return list(map(address, tensors))
-    return list(map(_data_ptr, tensors))
 
 
 def places(tensors: Iterable[torch.Tensor]) -> Places:

@@ -10,6 +10,7 @@ import torch
 
 from ..lowering import dtypes
 from ..lowering.settings import EXACT
+from ..observe import metrics
 from ..runtime import private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import Layout
@@ -26,6 +27,7 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not dtypes.is_supported(tensor.dtype):
         raise RuntimeError(f"JAX has no dtype {tensor.dtype}, so a tensor of it cannot be on {device}")
     tensor = tensor.detach().resolve_conj().resolve_neg()
+    metrics.add("host_copies")
     layout = Layout.of(tuple(tensor.shape), tuple(tensor.stride()))
     if not layout.is_whole:
         tensor = tensor.contiguous()
@@ -43,6 +45,7 @@ def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
     if array is None:
         with torch.no_grad():
             return torch.zeros_like(tensor, device="cpu")
+    metrics.add("host_copies")
     layout = place.layout
     plain = not place.conj and not place.neg
     if plain and place.fills(nbytes) and array.dtype == dtypes.to_jax(place.dtype):
@@ -107,6 +110,7 @@ def packed(array: jax.Array, place: Place, device: jax.Device) -> jax.Array:
 def write(target: torch.Tensor, source: torch.Tensor) -> None:
     """Write a CPU tensor of the same shape and dtype into a tensor of the device."""
     storage, place, device = target.untyped_storage(), Place.of(target), storages.device_of(target)
+    metrics.add("host_copies")
     value = storages.as_array(source, device)
     held = storages.array_of(storage)
     layout = place.layout

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from .backend import dynaxla as dynaxla
     from .backend import dynaxla_retrace as dynaxla_retrace
     from .device import enable_device as enable_device
+    from .device import lazy as lazy
+    from .device import set_mode as set_mode
+    from .device import sync as sync
     from .errors import CaptureError as CaptureError
     from .errors import CompilationError as CompilationError
     from .errors import DeviceMismatch as DeviceMismatch
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from .errors import UnsupportedTensor as UnsupportedTensor
     from .errors import UnsupportedVersion as UnsupportedVersion
     from .lowering import lowers as lowers
+    from .observe import metrics as metrics
     from .runtime.background import finish_compilations as finish_compilations
     from .runtime.late_checks import finish_checks as finish_checks
     from .training import compile_step as compile_step
@@ -37,12 +41,13 @@ importlib.import_module(".forks", __name__)
 # The public names by the module that has them. A test compares them with the list above.
 _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_retrace"),
-    "device": ("enable_device",),
+    "device": ("enable_device", "lazy", "set_mode", "sync"),
     "errors": (
         "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError", "LoweringError",
         "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
     ),
     "lowering": ("lowers",),
+    "observe": ("metrics",),
     "runtime.background": ("finish_compilations",),
     "runtime.late_checks": ("finish_checks",),
     "training": ("compile_step",),

@@ -1,6 +1,6 @@
-"""Calls of the databases in eager mode on the device "jax", compared with what the CPU does.
+"""Calls of the databases on the device "jax", compared with what the CPU does.
 
-`python -m conformance.on_the_device [COUNT] [SEED]` runs that many of the telling ones."""
+`python -m conformance.on_the_device [COUNT] [SEED] [eager|lazy]` runs that many of the telling ones."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ def verdict(call: Call) -> str:
     with torch.device("jax"):  # where a call makes tensors of nothing
         try:
             actual = _on(call, "jax")(*mine)
+            dynaxla.sync()
         except Exception as error:
             return f"raises {type(error).__name__}: {error}"
     return difference((actual, mine), (expected, theirs))
@@ -91,9 +92,10 @@ def _on(call: Call, where: str) -> Any:
     return dataclasses.replace(call, text=call.text.replace("device='cpu'", f"device='{where}'")).python_function()
 
 
-def main(count: int, seed: int) -> int:
+def main(count: int, seed: int, mode: str = "eager") -> int:
     """How many of a sample differ."""
     dynaxla.enable_device()
+    dynaxla.set_mode(mode)
     candidates = [candidate for group in telling.groups() for candidate in group]
     sample = random.Random(seed).sample(candidates, min(count, len(candidates)))
     wrong, skipped = 0, 0
@@ -111,4 +113,5 @@ def main(count: int, seed: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*map(int, (*sys.argv[1:], 100, 0)[:2])) > 0)
+    given = sys.argv[1:]
+    sys.exit(main(*map(int, (*given[:2], 100, 0)[:2]), *given[2:3]) > 0)

@@ -1,3 +1,6 @@
 """The torch device "jax": plain tensors whose storages hold jax.Arrays."""
 
+from .modes import lazy as lazy
+from .modes import set_mode as set_mode
+from .modes import sync as sync
 from .registration import enable_device as enable_device

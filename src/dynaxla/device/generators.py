@@ -33,7 +33,12 @@ def manual_seed_all(seed: int) -> None:
             generator.manual_seed(seed)
 
 
-def seed(given: torch.Generator | None, index: int, device: jax.Device) -> jax.Array:
+def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
     """uint32[2], another one at every call: what a program's key is made of. given: a generator that a user has passed."""
-    drawn = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
-    return jax.device_put(drawn.numpy().view(np.uint32), device)
+    found = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
+    return found.numpy().view(np.uint32)
+
+
+def seed(given: torch.Generator | None, index: int, device: jax.Device) -> jax.Array:
+    """The same on the device."""
+    return jax.device_put(drawn(given, index), device)

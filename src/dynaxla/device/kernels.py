@@ -12,6 +12,7 @@ from ..runtime import private
 from ..runtime.layout import row_major
 from . import copies, op_by_op, places, storages
 from .counterparts import form_of
+from .memory import Place
 
 aten = torch.ops.aten
 
@@ -74,7 +75,13 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
         op_by_op.run(form_of(aten.clone.default), (source,), {}, [target])
         return target
     host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
-    copies.write(target, host.to(target.dtype).expand(target.shape))
+    host = host.to(target.dtype).expand(target.shape)
+    if isinstance(storages.held_by(target.untyped_storage()), storages.StandIn) and not Place.of(target).fills(
+        target.untyped_storage().nbytes()
+    ):  # what is recorded need not run for this
+        op_by_op.run(form_of(aten.clone.default), (copies.from_cpu(host, target.device),), {}, [target])
+    else:
+        copies.write(target, host)
     return target
 
 

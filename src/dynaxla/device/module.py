@@ -9,7 +9,7 @@ import jax
 import torch
 
 from .. import forks
-from . import generators, places, storages
+from . import generators, places, recording, storages
 
 Which: TypeAlias = torch.device | int | str | None
 
@@ -69,8 +69,9 @@ def get_device_name(device: Which = None) -> str:
 
 
 def synchronize(device: Which = None) -> None:
-    """Wait until all that has been given to a device is computed."""
+    """Wait until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
     index = _index(device)
+    recording.run_all()
     jax.block_until_ready([array for array in jax.live_arrays() if array.devices() == {places.jax_device(index)}])
 
 

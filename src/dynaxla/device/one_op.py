@@ -78,14 +78,28 @@ class Resized:
 
 
 @dataclass(frozen=True)
-class OneOp:
-    """A compiled op.
+class Traced:
+    """An op as a traced program.
 
-    Attributes: call; given (the slots whose arrays it takes, in order); draws (whether it takes a seed behind them); written (the slots
+    Attributes: traced; given (the slots whose arrays it takes, in order); draws (whether it takes a seed behind them); written (the slots
     whose new arrays it gives first); made (what it gives then: new tensors; None where the op returns None; other values as they are);
     is_list (whether the op returns several); checks (of which it gives the first that failed, last);
     numbers (for which it holds, and what it takes of them, behind all else).
     """
+
+    traced: jax.stages.Traced
+    given: tuple[int, ...]
+    draws: bool
+    written: tuple[int, ...]
+    made: tuple[Made | None, ...]
+    is_list: bool
+    checks: tuple[tuple[type[Exception], str], ...]
+    numbers: Variant
+
+
+@dataclass(frozen=True)
+class OneOp:
+    """A compiled op. Attributes: call; the others as of `Traced`."""
 
     call: Any
     given: tuple[int, ...]
@@ -195,7 +209,17 @@ def _closed(value: Any, numbers: Sequence[Any]) -> Any:
 
 
 def build(problem: Problem) -> OneOp | Resized:
-    """Compile an op.
+    """Compile an op. Raises: as `traced_op`; CompilationError; OutOfMemory."""
+    found = traced_op(problem)
+    if isinstance(found, Resized):
+        return found
+    with metrics.timed("compile"):
+        call = _compiled(found.traced, problem.form.op._schema.name, problem.device, Settings.current(_platform(problem.device)))
+    return OneOp(call, found.given, found.draws, found.written, found.made, found.is_list, found.checks, found.numbers)
+
+
+def traced_op(problem: Problem) -> Traced | Resized:
+    """An op as a program that is not compiled.
 
     Raises: ByTorch; RuntimeError for a target that overlaps itself; what the lowering raises; anything at all if a number that is to be an
     input has to be compiled in.
@@ -227,7 +251,7 @@ def build(problem: Problem) -> OneOp | Resized:
         with _disable_current_modes(), mode:
             own_args, own_kwargs = _replace(_closed((args, dict(problem.kwargs)), problem.numbers), lambda operand: _fake(operand.place))
         _predict(mode, form.op, own_args, own_kwargs)
-    return _compile(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values))
+    return _trace(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values))
 
 
 def _check_dtypes(values: Sequence[torch.Tensor | None], targets: Sequence[Operand]) -> None:
@@ -251,7 +275,7 @@ def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Opera
                 )
 
 
-def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...]) -> OneOp:
+def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...]) -> Traced:
     targets, slots, device = problem.targets, problem.slots, problem.device
     platform = _platform(device)
     try:
@@ -296,11 +320,12 @@ def _compile(problem: Problem, module: GraphModule, nodes: Sequence[Node | None]
         with _tracing(device):
             jax.eval_shape(program, *avals)  # says in which dtypes numbers are wanted
         avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in watch.wanted]
-    call = compiled(program, avals, device, settings)
+    with metrics.timed("trace"):
+        traced = _traced(program, avals, device)
     if watch.looked or len(watch.wanted) != len(avals) - count:
         raise watch.refuse()
     variant = Variant(tuple(dict.fromkeys(watch.guards)), tuple(watch.wanted))
-    return OneOp(call, given, interpreter.draws_random, written, made, is_list, tuple(checks), variant)
+    return Traced(traced, given, interpreter.draws_random, written, made, is_list, tuple(checks), variant)
 
 
 @contextlib.contextmanager
@@ -310,18 +335,26 @@ def _tracing(device: jax.Device) -> Iterator[None]:
 
 
 def compiled(program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, settings: Settings) -> Any:
-    """Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory."""
-    name, platform = program.__name__, _platform(device)
-    with metrics.timed("compile"), _tracing(device):
+    """The program's call: arrays to arrays. Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory."""
+    with metrics.timed("compile"):
+        return _compiled(_traced(program, avals, device), program.__name__, device, settings)
+
+
+def _traced(program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device) -> jax.stages.Traced:
+    with _tracing(device):
         try:
-            traced = jax.jit(program, keep_unused=True).trace(*avals)
+            return jax.jit(program, keep_unused=True).trace(*avals)
         except UnsupportedOp as error:
             raise ByTorch(error.message) from error
+
+
+def _compiled(traced: jax.stages.Traced, name: str, device: jax.Device, settings: Settings) -> Any:
+    platform = _platform(device)
+    with _tracing(device):
         try:
-            compiled = programs.compile_lowered(traced.lower(), device, options_for(platform, traced.jaxpr, settings), None, False)
+            return programs.compile_lowered(traced.lower(), device, options_for(platform, traced.jaxpr, settings), None, False).call
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise (execution_error if is_exhausted(error) else compilation_error)(name, error) from error
-    return compiled.call
 
 
 def _platform(device: jax.Device) -> str:

@@ -8,7 +8,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
@@ -28,7 +28,7 @@ from . import generators, places, storages
 from .counterparts import Form, for_numbers, form_of
 from .memory import Place
 from .on_the_cpu import run_on_the_cpu
-from .one_op import ByTorch, Held, Number, OneOp, Operand, Problem, Resized, build
+from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build
 
 aten = torch.ops.aten
 
@@ -84,16 +84,11 @@ class _Call:
         if self.device is None:
             self.device = device
         elif self.device != device:
-            raise _mixed(self.op, self.device, device)
+            raise mixed(self.op, self.device, device)
 
     def _tensor(self, tensor: torch.Tensor) -> Operand:
-        if tensor.layout != torch.strided:
-            raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
-        if not dtypes.is_supported(tensor.dtype):
-            raise RuntimeError(f"{self.op}: JAX has no dtype {tensor.dtype}")
         if tensor.device.type != storages.NAME:
-            if tensor.device.type != "cpu" or (tensor.dim() and self.op._schema.name not in _INDICES):
-                raise _mixed(self.op, tensor.device, self.device)
+            check_host(self.op, tensor, self.device)
             self._hosts.append((len(self.arrays), tensor))
             shape = tuple(tensor.shape)
             self._add(None, Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
@@ -122,7 +117,17 @@ class _Call:
         return device
 
 
-def _mixed(op: OpOverload, one: torch.device, other: torch.device | None) -> RuntimeError:
+def check_host(op: OpOverload, tensor: torch.Tensor, device: torch.device | None) -> None:
+    """Raises: RuntimeError, ByTorch for an operand of another device than the op's that is no number and no index."""
+    if tensor.layout != torch.strided:
+        raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
+    if not dtypes.is_supported(tensor.dtype):
+        raise RuntimeError(f"{op}: JAX has no dtype {tensor.dtype}")
+    if tensor.device.type != "cpu" or (tensor.dim() and op._schema.name not in _INDICES):
+        raise mixed(op, tensor.device, device)
+
+
+def mixed(op: OpOverload, one: torch.device, other: torch.device | None) -> RuntimeError:
     names = " and ".join(sorted({str(one), "jax" if other is None else str(other)}))
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {names}! (in {op}; move one of them with .to)"
@@ -169,11 +174,23 @@ def _positions(op: OpOverload) -> dict[str, int]:
     return {item.name: index for index, item in enumerate(op._schema.arguments)}
 
 
+# What runs ops in place of `run`: see recording.py.
+_instead: Callable[..., Any] | None = None
+
+
+def run_by(function: Callable[..., Any] | None) -> None:
+    """From now on a function of the same arguments does what `run` does; None: it does it itself."""
+    global _instead
+    _instead = function
+
+
 def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
     """Compute an op. Its results are written to the targets, or (without targets) new tensors.
 
     Raises: ByTorch; and as `kernel` does.
     """
+    if _instead is not None:
+        return _instead(form, args, kwargs, targets)
     call = _Call(form.op)
     noted: Any
     if form.numbers:
@@ -191,7 +208,9 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
         form.op, device.id, _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]), noted_targets, slots,
         torch.get_default_dtype(), settings,
     )  # fmt: skip
-    found, taken = _find(key, call.numbers, lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers)))
+    found, taken = find(
+        _programs, build, key, call.numbers, lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers))
+    )
     if isinstance(found, str):
         raise ByTorch(found)
     if isinstance(found, Resized):
@@ -215,16 +234,23 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     return tuple(made) if found.is_list else (made[0] if made else None)
 
 
-_Found = OneOp | Resized | str
+class Cache(Protocol):
+    """What `find` keeps things in."""
+
+    def get(self, key: Any, /) -> Any: ...
+
+    def put(self, key: Any, value: Any, /) -> None: ...
 
 
-def _find(key: Any, numbers: Sequence[Any], problem: Callable[[], Problem]) -> tuple[_Found, Sequence[tuple[Any, np.dtype]]]:
-    """The program, what else there is, or why there is none; and the numbers that it takes, in what dtypes.
+def find(
+    cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], problem: Callable[[], Problem]
+) -> tuple[Any, Sequence[tuple[Any, np.dtype]]]:
+    """What `make` made of an op, a Resized, or why there is neither (a str); and the numbers that it takes, in what dtypes.
 
-    key: without the numbers. Raises: as `build`.
+    key: without the numbers. Raises: as `make`.
     """
     if numbers:
-        known = _programs.get(key)
+        known = cache.get(key)
         if isinstance(known, Resized):
             return known, ()
         variants = known if isinstance(known, tuple) else ()
@@ -233,25 +259,25 @@ def _find(key: Any, numbers: Sequence[Any], problem: Callable[[], Problem]) -> t
                 return program, taken
         if known is not CLOSED and len(variants) < _VARIANTS:
             try:
-                made = build(problem())
+                made = make(problem())
             except Exception:  # the next attempt, with numbers compiled in, succeeds or says what is wrong
                 pass
             else:
-                _programs.put(key, made if isinstance(made, Resized) else (*variants, made))
+                cache.put(key, made if isinstance(made, Resized) else (*variants, made))
                 if isinstance(made, Resized):
                     return made, ()
                 taken = made.numbers.inputs(numbers)
                 assert taken is not None
                 return made, taken
-            _programs.put(key, CLOSED)
+            cache.put(key, CLOSED)
         key = key, _hashable(tuple(numbers))
-    found = _programs.get(key)  # or a reason
+    found = cache.get(key)  # or a reason
     if found is None:
         try:
-            found = build(problem().closed() if numbers else problem())
+            found = make(problem().closed() if numbers else problem())
         except ByTorch as reason:
             found = str(reason)
-        _programs.put(key, found)
+        cache.put(key, found)
     return found, ()
 
 

@@ -24,7 +24,17 @@ NAME = "jax"
 _ARRAY = "_dynaxla_array"
 
 
-def make_storage(nbytes: int, device: torch.device, array: jax.Array | None = None) -> torch.UntypedStorage:
+class StandIn:
+    """Stands in a storage in an array's place."""
+
+    __slots__ = ()
+
+    def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        """As `array_of`."""
+        raise NotImplementedError
+
+
+def make_storage(nbytes: int, device: torch.device, array: jax.Array | StandIn | None = None) -> torch.UntypedStorage:
     """A storage of this size. array: what is in it; None for memory that nobody has written to."""
     storage = private.storage_without_memory(device, nbytes)
     setattr(storage, _ARRAY, array)
@@ -48,12 +58,18 @@ def on(storage: torch.UntypedStorage, shape: Sequence[int], stride: Sequence[int
 
 
 def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
-    """What is in a storage; None if nobody has written to it.
+    """What is in a storage; None if nobody has written to it. It is computed if it is only recorded.
 
-    Raises: RuntimeError for one that dynaxla has not made, or that a failed program was to write to.
+    Raises: RuntimeError for one that dynaxla has not made, or that a failed program was to write to; as the program that computes it.
     """
+    held = held_by(storage)
+    return held.array(storage) if isinstance(held, StandIn) else held
+
+
+def held_by(storage: torch.UntypedStorage) -> jax.Array | StandIn | None:
+    """As `array_of`, but nothing is computed."""
     try:
-        found = getattr(storage, _ARRAY)
+        return getattr(storage, _ARRAY)
     except AttributeError:
         if not storage.nbytes():
             return None
@@ -61,15 +77,6 @@ def array_of(storage: torch.UntypedStorage) -> jax.Array | None:
             f"a storage of {storage.nbytes()} bytes on {storage.device} has no jax.Array: it came from outside of dynaxla, "
             'as through DLPack; move the tensor there with .to("jax")'
         ) from None
-    return found.array(storage) if isinstance(found, StandIn) else found
-
-
-class StandIn:
-    """Stands in a storage in an array's place."""
-
-    def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
-        """As `array_of`."""
-        raise NotImplementedError
 
 
 class Lost(StandIn):
@@ -114,7 +121,7 @@ class Lent(StandIn):
         self._lock.release()
 
 
-def set_array(storage: torch.UntypedStorage, array: jax.Array) -> None:
+def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) -> None:
     """array: its elements are the storage's bytes."""
     setattr(storage, _ARRAY, array)
 

@@ -1,0 +1,192 @@
+"""Recorded ops as one program, compiled once for all recordings that are the same ops on the same values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import torch
+from jax.extend.core import jaxpr_as_fun
+from torch._ops import OpOverload
+
+from ..engine.executable import execution_error
+from ..lowering.promotion import number
+from ..lowering.settings import Settings
+from ..observe import metrics
+from ..runtime import late_checks
+from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.layout import storage_extent
+from . import one_op
+from .one_op import Made, Traced
+
+# Compiled recordings.
+CAPACITY = 256
+_programs: LeastRecentlyUsed[_Program] = LeastRecentlyUsed(CAPACITY)
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """An op as a recording has it: one object for all calls that are alike, so that steps are compared by it.
+
+    Attributes: name; function (traced: arrays to arrays, in the order of `one_op.Traced`); given, draws, written, is_list, checks, numbers
+    (as there); made (for each new tensor the size of its storage in bytes, shape, stride, dtype); kinds (shape and dtype of the arrays that
+    it gives).
+    """
+
+    name: str
+    function: Callable[..., Sequence[jax.Array]]
+    given: tuple[int, ...]
+    draws: bool
+    written: tuple[int, ...]
+    made: tuple[tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype] | None, ...]
+    is_list: bool
+    checks: tuple[tuple[type[Exception], str], ...]
+    numbers: Any
+    kinds: tuple[tuple[Any, Any], ...]
+
+    @staticmethod
+    def of(op: OpOverload, found: Traced) -> Known:
+        made = tuple(None if item is None else _sized(item) for item in found.made)
+        jaxpr = found.traced.jaxpr
+        count = len(found.written) + sum(item is not None for item in made)
+        kinds = tuple((aval.shape, aval.dtype) for aval in jaxpr.out_avals[:count])
+        return Known(
+            str(op), jaxpr_as_fun(jaxpr), found.given, found.draws, found.written, made, found.is_list, found.checks, found.numbers, kinds
+        )
+
+
+def _sized(item: Made) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
+    return storage_extent(item.shape, item.stride) * item.dtype.itemsize, item.shape, item.stride, item.dtype
+
+
+class Step(NamedTuple):
+    """A recorded op: key (Known, the number of its first result, the numbers of the values that it takes); first; numbers (with the dtypes
+    that it takes them in); seed (uint32[2], if it draws)."""
+
+    key: tuple[Any, ...]
+    first: int
+    numbers: Sequence[tuple[Any, np.dtype]]
+    seed: np.ndarray | None
+
+
+class _Program(NamedTuple):
+    """Attributes: call; checks (by the op that has them)."""
+
+    call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
+    checks: tuple[tuple[str, type[Exception], str], ...]
+
+
+def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int], device: jax.Device) -> Sequence[jax.Array]:
+    """The wanted values.
+
+    Raises: what the first check that fails asks for, of whatever op; CompilationError; ExecutionError.
+    """
+    metrics.add("lazy_ops", len(steps))
+    if not wanted and not any(step.key[0].checks for step in steps):
+        return []
+    settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
+    key = device.id, settings, tuple([step.key for step in steps]), tuple(wanted)
+    program = _programs.get(key)
+    numbers = _numbers(steps)
+    seeds = [step.seed for step in steps if step.seed is not None]
+    given = [*arrays, *_brought([*numbers.values(), *([np.stack(seeds)] if seeds else [])], device)]
+    if program is None:
+        program = _compile(steps, len(arrays), list(numbers), wanted, given, device, settings)
+        _programs.put(key, program)
+    else:
+        metrics.add("cached_graphs")
+    with metrics.timed("execute"):
+        try:
+            results = list(program.call(given))
+        except jax.errors.JaxRuntimeError as error:
+            raise execution_error("recorded ops", error) from error
+        code = int(np.asarray(results.pop())) if program.checks else 0
+    if code < len(program.checks):
+        name, kind, message = program.checks[code]
+        failure = late_checks.failure(0, [(kind, message)])
+        assert failure is not None
+        failure.add_note(f"{name} found this. It was recorded (lazy mode), and has run only now.")
+        raise failure
+    return results
+
+
+def _numbers(steps: Sequence[Step]) -> dict[np.dtype, np.ndarray]:
+    """The Python numbers of all steps in their order, by dtype."""
+    found: dict[np.dtype, list[Any]] = {}
+    for step in steps:
+        for value, dtype in step.numbers:
+            found.setdefault(dtype, []).append(value)
+    return {dtype: _cast(values, dtype) for dtype, values in found.items()}
+
+
+def _cast(values: list[Any], dtype: np.dtype) -> np.ndarray:
+    if dtype in (np.float32, np.float64) and set(map(type, values)) == {float}:
+        with np.errstate(over="ignore"):
+            return np.array(values).astype(dtype)
+    return np.array([number(value, dtype) for value in values], dtype)
+
+
+def _brought(arrays: Sequence[np.ndarray], device: jax.Device) -> list[jax.Array]:
+    with jax.enable_x64(True):
+        return [jax.device_put(array, device) for array in arrays]
+
+
+def _compile(
+    steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: Sequence[int], given: Sequence[jax.Array], device: jax.Device,
+    settings: Settings,
+) -> _Program:  # fmt: skip
+    """count: of arrays that were there before; given: these, the numbers by dtype, and the seeds."""
+    needed = _needed(steps, wanted)
+    checks = tuple(
+        (step.key[0].name, *check) for step, is_needed in zip(steps, needed, strict=True) if is_needed for check in step.key[0].checks
+    )
+    taken = [[dtype for _, dtype in step.numbers] for step in steps]
+    draws = [step.seed is not None for step in steps]
+    keys = [step.key for step in steps]
+
+    def program(*inputs: jax.Array) -> list[jax.Array]:
+        values = {-1 - index: array for index, array in enumerate(inputs[:count])}
+        numbers = {dtype: iter(array) for dtype, array in zip(dtypes, inputs[count:], strict=False)}
+        seeds = iter(inputs[-1])
+        codes: list[tuple[int, jax.Array]] = []
+        for (known, first, *operands), is_needed, own, is_drawn in zip(keys, needed, taken, draws, strict=True):
+            more = [next(seeds)] if is_drawn else []
+            more += [next(numbers[dtype]) for dtype in own]
+            if not is_needed:
+                continue
+            results = known.function(*[values[operand] for operand in operands], *more)
+            if known.checks:
+                codes.append((len(known.checks), results[-1]))
+            values.update(zip(range(first, first + len(known.kinds)), results, strict=False))
+        code = [_first_failed(codes)] if codes else []
+        return [*(values[value] for value in wanted), *code]
+
+    program.__name__ = "recorded_ops"
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
+    return _Program(one_op.compiled(program, avals, device, settings), checks)
+
+
+def _needed(steps: Sequence[Step], wanted: Sequence[int]) -> list[bool]:
+    """Of each step, whether it gives something that is wanted, or that another such step takes, or has a check."""
+    values, found = set(wanted), []
+    for step in reversed(steps):
+        known, first, *operands = step.key
+        found.append(bool(known.checks) or not values.isdisjoint(range(first, first + len(known.kinds))))
+        if found[-1]:
+            values.update(operands)
+    return found[::-1]
+
+
+def _first_failed(codes: Sequence[tuple[int, jax.Array]]) -> jax.Array:
+    """In a program: the place of the first check that failed among all, or their number. codes: of each op, its number of checks, and the
+    place of the first that failed among them."""
+    total = sum(count for count, _ in codes)
+    code, end = jax.numpy.int32(total), total
+    for count, own in reversed(codes):
+        end -= count
+        code = jax.lax.select(own < count, own + np.int32(end), code)
+    return code

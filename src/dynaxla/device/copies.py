@@ -111,13 +111,13 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
     """Write a CPU tensor of the same shape and dtype into a tensor of the device."""
     storage, place, device = target.untyped_storage(), Place.of(target), storages.device_of(target)
     metrics.add("host_copies")
-    value = storages.as_array(source, device)
-    held = storages.array_of(storage)
     layout = place.layout
     if place.fills(storage.nbytes()) and not (place.conj or place.neg):
         permuted = source.detach().permute(layout.permutation)
         storages.set_array(storage, storages.as_array(permuted, device))
         return
+    value = storages.as_array(source, device)
+    held = storages.array_of(storage)
     if held is None:
         with jax.enable_x64(True):
             held = jax.device_put(np.zeros(storage.nbytes(), np.uint8), device)

@@ -150,7 +150,7 @@ def _compile(
     def program(*inputs: jax.Array) -> list[jax.Array]:
         values = {-1 - index: array for index, array in enumerate(inputs[:count])}
         numbers = {dtype: iter(array) for dtype, array in zip(dtypes, inputs[count:], strict=False)}
-        seeds = iter(inputs[-1])
+        seeds = iter(inputs[-1] if any(draws) else ())
         codes: list[tuple[int, jax.Array]] = []
         for (known, first, *operands), is_needed, own, is_drawn in zip(keys, needed, taken, draws, strict=True):
             more = [next(seeds)] if is_drawn else []

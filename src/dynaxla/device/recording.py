@@ -269,42 +269,7 @@ class _Notes:
 
     def problem(self) -> Problem:
         """The same call as `one_op` has it."""
-        slots: list[Held] = []
-        numbers: list[Any] = []
-        found: dict[int, int] = {}
-
-        def note(value: Any, is_open: bool) -> Any:
-            if isinstance(value, torch.Tensor):
-                return operand(value)
-            if is_open and type(value) in (float, int):
-                numbers.append(value)
-                return Number(len(numbers) - 1, type(value))
-            if isinstance(value, (list, tuple)):
-                return tuple([note(item, False) for item in value])
-            return None if isinstance(value, torch.Generator) else value
-
-        def operand(tensor: torch.Tensor) -> Operand:
-            if tensor.device != self.device:
-                shape = tuple(tensor.shape)
-                slots.append(Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
-                return Operand(len(slots) - 1, Place(tensor.dtype, shape, row_major(shape)))
-            storage = tensor.untyped_storage()
-            slot = found.setdefault(private.identity_of(storage), len(slots))
-            if slot == len(slots):
-                held = storages.held_by(storage)
-                kind: tuple[Any, Any] = (None, None)
-                if isinstance(held, Waiting):
-                    kind = held.kind
-                elif isinstance(held, jax.Array):
-                    kind = held.shape, held.dtype
-                slots.append(Held(storage.nbytes(), *kind))
-            return Operand(slot, Place.of(tensor))
-
-        opens = self.form.numbers
-        args = tuple([note(value, index in opens) for index, value in enumerate(self.args)])
-        kwargs = {name: note(value, name in opens) for name, value in self.kwargs.items()}
-        targets = tuple([operand(target) for target in self.targets])
-        return Problem(self.form, args, kwargs, targets, tuple(slots), self.recording.device, tuple(numbers))
+        return _Described(self).problem
 
     def step(self, known: Known, taken: Sequence[Any]) -> Step:
         seed = generators.drawn(self.generator, self.device.index) if known.draws else None
@@ -335,6 +300,49 @@ class _Notes:
         if len(recording.steps) >= MOST:
             recording.run()
         return tuple(made) if known.is_list else (made[0] if made else None)
+
+
+class _Described:
+    """Of a call, the Problem. (Functions that call each other would keep the call's tensors alive.)"""
+
+    def __init__(self, notes: _Notes) -> None:
+        self._device = notes.device
+        self._slots: list[Held] = []
+        self._numbers: list[Any] = []
+        self._found: dict[int, int] = {}
+        opens = notes.form.numbers
+        args = tuple([self._note(value, index in opens) for index, value in enumerate(notes.args)])
+        kwargs = {name: self._note(value, name in opens) for name, value in notes.kwargs.items()}
+        targets = tuple([self._operand(target) for target in notes.targets])
+        slots, numbers = tuple(self._slots), tuple(self._numbers)
+        self.problem = Problem(notes.form, args, kwargs, targets, slots, notes.recording.device, numbers)
+
+    def _note(self, value: Any, is_open: bool) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._operand(value)
+        if is_open and type(value) in (float, int):
+            self._numbers.append(value)
+            return Number(len(self._numbers) - 1, type(value))
+        if isinstance(value, (list, tuple)):
+            return tuple([self._note(item, False) for item in value])
+        return None if isinstance(value, torch.Generator) else value
+
+    def _operand(self, tensor: torch.Tensor) -> Operand:
+        if tensor.device != self._device:
+            shape = tuple(tensor.shape)
+            self._slots.append(Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
+            return Operand(len(self._slots) - 1, Place(tensor.dtype, shape, row_major(shape)))
+        storage = tensor.untyped_storage()
+        slot = self._found.setdefault(private.identity_of(storage), len(self._slots))
+        if slot == len(self._slots):
+            held = storages.held_by(storage)
+            kind: tuple[Any, Any] = (None, None)
+            if isinstance(held, Waiting):
+                kind = held.kind
+            elif isinstance(held, jax.Array):
+                kind = held.shape, held.dtype
+            self._slots.append(Held(storage.nbytes(), *kind))
+        return Operand(slot, Place.of(tensor))
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:

@@ -1,0 +1,367 @@
+"""Lazy mode on the device does what the CPU does, as few programs."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import dynaxla
+from dynaxla.device import recorded, recording, storages
+from dynaxla.observe import metrics
+
+from .ops import _alike
+
+
+def _is_recorded(tensor: torch.Tensor) -> bool:
+    return isinstance(storages.held_by(tensor.untyped_storage()), storages.Awaited)
+
+
+def _counts(function: Callable[[], Any]) -> dict[str, int]:
+    """What is counted meanwhile."""
+    before = metrics.snapshot()
+    function()
+    return {name: count - before.get(name, 0) for name, count in metrics.snapshot().items() if count != before.get(name, 0)}
+
+
+def check_what_runs_a_recording() -> None:
+    looks: list[Callable[[torch.Tensor], Any]] = [
+        lambda x: x[0, 0].item(), lambda x: x.cpu(), repr, lambda x: bool(x[0, 0] > 0), lambda x: x.nonzero(), lambda x: x[x > 0],
+        lambda x: x.tolist(), lambda x: x.to(device="cpu", dtype=torch.float64), lambda x: copy.deepcopy(x), lambda x: dynaxla.sync(),
+        lambda x: torch.jax.synchronize(), lambda x: x.untyped_storage()[0], lambda x: torch.ones(2, 3).copy_(x), lambda x: float(x.sum()),
+        lambda x: x.detach().clone().cpu(),
+    ]  # fmt: skip
+    for look in looks:
+        with dynaxla.lazy():
+            x = torch.ones(2, 3, device="jax") + 1
+            y = x * 2
+            assert _is_recorded(x)
+            look(x)
+            assert not any(found.steps for found in recording._recordings.values()), look
+            assert (x.tolist(), y.tolist()) == ([[2] * 3] * 2, [[4] * 3] * 2)
+    with dynaxla.lazy():
+        x = torch.ones(2, device="jax") + 1
+    assert not _is_recorded(x + 1)
+    assert x.tolist() == [2, 2]
+
+
+def check_views_and_writes() -> None:
+    def write(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x.t()[1].mul_(2)
+        x[:, 1:3].transpose(0, 1).add_(1)
+        x.view(-1)[::5].zero_()
+        x.unfold(1, 2, 2)[0, 1].fill_(-1)
+        x[1].view(torch.int32)[2:].bitwise_not_()
+        x.diagonal().copy_(torch.arange(3.0, device=x.device))
+        x[2].copy_(torch.arange(4.0))
+        y = x.view(3, 2, 2)
+        y.squeeze_(0).transpose_(0, 1).unsqueeze_(0)
+        y.as_strided((2,), (1,), 10).add_(torch.ones(1, device=x.device))
+        torch.add(x, x, out=torch.empty(0, device=x.device))
+        z = x.clone()
+        z[0] = x[1]
+        x.mul_(x)
+        return y, x[x.shape[0] - 1], x.expand(2, 3, 4), z, torch.max(x, 1, out=(x.new_empty(3), x.new_empty(3, dtype=torch.long)))
+
+    with dynaxla.lazy():
+        done = _counts(lambda: _alike(write, torch.randn(3, 4)))
+        assert (done["execute"], done.get("device_ops", 0)) == (1, 0)
+        _alike(lambda z: (torch.view_as_real(z).mul_(2), z.conj().imag.add_(1), z.conj() + 1), torch.randn(2, 2, dtype=torch.complex64))
+
+
+class _Left(Exception):
+    pass
+
+
+def check_what_a_recording_reads_is_what_was_there() -> None:
+    x, y = torch.ones(3, device="jax"), torch.zeros(3, device="jax")
+    with contextlib.suppress(_Left), dynaxla.lazy():
+        found = x + 1
+        x.copy_(torch.full((3,), 5.0))
+        y.add_(found)
+        raise _Left
+    x.add_(1)
+    assert _is_recorded(found)
+    assert (found.tolist(), x.tolist(), y.tolist()) == ([2] * 3, [6] * 3, [2] * 3)
+
+
+def _wanted(function: Callable[[], Any]) -> list[int]:
+    """How many values the programs give that run meanwhile."""
+    found: list[int] = []
+    run = recorded.run
+
+    def watched(steps: Any, arrays: Any, wanted: Any, device: Any) -> Any:
+        found.append(len(wanted))
+        return run(steps, arrays, wanted, device)
+
+    recorded.run = watched
+    try:
+        function()
+    finally:
+        recorded.run = run
+    return found
+
+
+def check_only_what_is_wanted_is_computed() -> None:
+    x = torch.ones(4, 4, device="jax")
+    with dynaxla.lazy():
+        kept = x @ x
+        (x.exp() @ x).sin()
+        kept = kept + 1
+        assert _wanted(dynaxla.sync) == [1]
+        (x + 3).mul_(2)
+        assert "execute" not in _counts(dynaxla.sync)
+        middle = x + 1
+        last = middle[0] * 2
+        view = middle.t()[:1]
+        del middle
+        assert _wanted(dynaxla.sync) == [2]
+    assert (kept.tolist(), view.tolist(), last.tolist()) == ([[5] * 4] * 4, [[2] * 4], [4] * 4)
+
+
+def check_found_again() -> None:
+    """The second time nothing is compiled, whatever the numbers; 0.0 and -0.0, 1 and True, alpha of 1 and others are told apart."""
+    x = torch.linspace(-1, 1, 6).to("jax")
+
+    def compute(number: float) -> list[torch.Tensor]:
+        with dynaxla.lazy():
+            y = (x * number).add_(x, alpha=number + 2)
+            return [y.clamp(min=number / 4), y[1:].sum() - number, torch.where(y > number, y, number)]
+
+    def expected(number: float) -> list[torch.Tensor]:
+        host = torch.linspace(-1, 1, 6)
+        y = (host * number).add_(host, alpha=number + 2)
+        return [y.clamp(min=number / 4), y[1:].sum() - number, torch.where(y > number, y, number)]
+
+    compute(0.25)
+    for number in (0.5, -3.0, float("nan"), 1e30, -0.0, 0.0):
+        found: list[torch.Tensor] = []
+        done = _counts(lambda number=number, found=found: found.extend(compute(number)))
+        assert done.get("compile", 0) == 0, number
+        for one, other in zip(found, expected(number), strict=True):
+            torch.testing.assert_close(one.cpu(), other, equal_nan=True)
+    with dynaxla.lazy():
+        assert [torch.zeros(1, device="jax").add(number).dtype for number in (0.0, 1, True)] == [torch.float32] * 3
+        one = torch.tensor(1, device="jax")
+        assert [(one + number).dtype for number in (1.0, 1, True)] == [torch.float32, torch.int64, torch.int64]
+        assert (1.0 / (torch.zeros(1, device="jax") * -0.0)).item() == -torch.inf
+        assert (1.0 / (torch.zeros(1, device="jax") * 0.0)).item() == torch.inf
+        assert torch.sum(x.view(2, 3), dim=(0, 1)).dim() == 0
+        assert torch.sum(x.view(2, 3), dim=(0,), keepdim=True).shape == (1, 3)
+        assert torch.full((2,), 2**40, device="jax").mul_(3).tolist() == [3 * 2**40] * 2
+
+
+def check_random_numbers_are_eager_modes() -> None:
+    def draw() -> list[Any]:
+        x = torch.rand(3, device="jax")
+        drawn = [x, torch.randn(2, 2, device="jax"), nn.functional.dropout(torch.ones(100, device="jax"), 0.3)]
+        drawn += [torch.rand(3, device="jax"), x.clone().normal_(), torch.randperm(7, device="jax")]
+        return [value.tolist() for value in drawn]
+
+    torch.manual_seed(3)
+    expected = draw()
+    with dynaxla.lazy():
+        torch.manual_seed(3)
+        assert draw() == expected
+        assert draw() != expected
+        draws = [torch.rand(4, device="jax") for _ in range(3)]
+        dynaxla.sync()
+        assert len({tuple(drawn.tolist()) for drawn in draws}) == 3
+        generated = [torch.rand(2, device="jax", generator=torch.Generator().manual_seed(3)) for _ in range(2)]
+        assert generated[0].tolist() == generated[1].tolist()
+
+
+def check_failed_checks() -> None:
+    """The op is named; what had a value keeps it; what was to come says so; and all else goes on."""
+    table, kept = torch.arange(6.0, device="jax"), torch.ones(2, device="jax")
+    with dynaxla.lazy():
+        kept.add_(1)
+        table.mul_(2)
+        view = table[1:3]
+        found = torch.index_select(table, 0, torch.tensor([0, 17], device="jax"))
+        later = found + kept
+        with pytest.raises(IndexError) as raised:
+            kept.tolist()
+        assert any("aten.index_select.default" in note for note in raised.value.__notes__)
+        assert (kept.tolist(), table.tolist(), view.tolist()) == ([1, 1], [0, 1, 2, 3, 4, 5], [1, 2])
+        for lost in (found, later):
+            with pytest.raises(dynaxla.ExecutionError, match=r"has no value.*IndexError"):
+                lost.cpu()
+            with pytest.raises(dynaxla.ExecutionError, match="has no value"):
+                lost + 1
+        later.copy_(torch.ones(2))
+        assert (later + kept).tolist() == [2, 2]
+        torch.index_select(table, 0, torch.tensor([17], device="jax"))  # nobody keeps the result
+        with pytest.raises(IndexError):
+            dynaxla.sync()
+        dynaxla.sync()
+        with pytest.raises(RuntimeError, match="can't be cast"):
+            torch.ones(2, dtype=torch.long, device="jax").add_(2.5)
+        with pytest.raises(RuntimeError, match="same device"):
+            kept + torch.ones(2)
+        with pytest.raises(RuntimeError, match=r"size of tensor|broadcast|shape"):
+            kept + torch.ones(3, device="jax")
+    assert kept.tolist() == [1, 1]
+
+
+def check_an_interruption_changes_nothing() -> None:
+    x = torch.ones(2, device="jax")
+    compiled = recorded.one_op.compiled
+
+    def interrupt(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with dynaxla.lazy():
+        y = x * 3
+        x.add_(y)
+        recorded.one_op.compiled = interrupt
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                dynaxla.sync()
+        finally:
+            recorded.one_op.compiled = compiled
+        assert (x.tolist(), y.tolist()) == ([4, 4], [3, 3])
+
+
+def check_modes() -> None:
+    def is_lazy() -> bool:
+        return _is_recorded(torch.ones(1, device="jax") + 1)
+
+    with pytest.raises(ValueError, match="'fast'"):
+        dynaxla.set_mode("fast")
+    with dynaxla.lazy(), dynaxla.lazy():
+        assert is_lazy()
+    assert not is_lazy()
+    dynaxla.set_mode("lazy")
+    with dynaxla.lazy():
+        assert is_lazy()
+    assert is_lazy()
+    found: list[bool] = []
+    thread = threading.Thread(target=lambda: found.append(is_lazy()))
+    thread.start()
+    thread.join()
+    assert found == [True]
+    kept = torch.ones(1, device="jax") + 1
+    dynaxla.set_mode("eager")
+    assert not _is_recorded(kept) or storages.held_by(kept.untyped_storage()).recording is None
+    assert not is_lazy()
+
+
+def check_threads() -> None:
+    """They add to one recording; each finds its own values."""
+    wrong: list[Any] = []
+
+    def work(number: int) -> None:
+        x = torch.full((4,), float(number), device="jax", requires_grad=True)
+        for step in range(6):
+            y = (x * step + number).sum()
+            (gradient,) = torch.autograd.grad(y, x)
+            total = x.detach().clone()
+            total[1:].add_(gradient[1:])
+            if total.tolist() != [number] + [number + step] * 3:
+                wrong.append((number, step, total.tolist()))
+
+    with dynaxla.lazy():
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+
+
+def check_long_recordings_run() -> None:
+    most = recording.MOST
+    recording.MOST = 50
+    try:
+        with dynaxla.lazy():
+            x = torch.zeros(2, device="jax")
+            done = _counts(lambda: [x.add_(1) for _ in range(210)])
+        assert done["execute"] == 4
+        assert done["cached_graphs"] == 2
+        assert x.tolist() == [210, 210]
+    finally:
+        recording.MOST = most
+
+
+def check_nothing_is_left() -> None:
+    x = torch.randn(64).to("jax")
+
+    def loop(count: int) -> tuple[int, int]:
+        with dynaxla.lazy():
+            for step in range(count):
+                y = (x * (step + 0.5)).sum() + step
+                x[3:9].mul_(0.9)
+                if step % 4 == 3:
+                    y.item()
+        gc.collect()
+        return len(gc.get_objects()), len(recorded.jax.live_arrays())
+
+    before = loop(200)
+    after = loop(400)
+    assert all(late <= early + 20 for late, early in zip(after, before, strict=True)), (before, after)
+
+
+class _Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.GELU(), nn.MaxPool2d(2), nn.Flatten())
+        self.head = nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.Dropout(0.25), nn.Linear(8, 5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.body(x))
+
+
+def check_training_steps_are_one_program() -> None:
+    """From the third step on nothing is compiled, and each step is one program, whatever the learning rate; weights are the CPU's."""
+    makers: list[Callable[[Any], torch.optim.Optimizer]] = [
+        lambda parameters: torch.optim.Adam(parameters, lr=1e-2, foreach=True),
+        lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+        lambda parameters: torch.optim.AdamW(parameters, lr=1e-2, foreach=False),
+    ]
+    for make in makers:
+        theirs = _Net()
+        theirs.head[2].p = 0.0
+        mine = copy.deepcopy(theirs).to("jax")
+        losses = [_train(theirs, make, "cpu", []), _train(mine, make, "jax", counts := [])]
+        torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-4)
+        for name, value in theirs.state_dict().items():
+            torch.testing.assert_close(mine.state_dict()[name].cpu(), value, rtol=5e-3, atol=1e-3, msg=name)
+        assert [found.get("compile", 0) for found in counts[2:]] == [0] * 4, counts
+        assert [found["execute"] for found in counts[2:]] == [1] * 4, counts
+        assert not any("device_fallbacks" in found or "device_ops" in found for found in counts), counts
+
+
+def check_dropout_in_training() -> None:
+    model = _Net().to("jax")
+    _train(model, lambda parameters: torch.optim.Adam(parameters, lr=1e-2), "jax", counts := [])
+    assert [found.get("compile", 0) for found in counts[2:]] == [0] * 4
+
+
+def _train(model: nn.Module, make: Callable[[Any], torch.optim.Optimizer], place: str, counts: list[dict[str, int]]) -> torch.Tensor:
+    optimizer = make(model.parameters())
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    generator = torch.Generator().manual_seed(5)
+    losses: list[float] = []
+
+    def step() -> None:
+        data, target = torch.randn(4, 3, 4, 4, generator=generator), torch.randint(5, (4,), generator=generator)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(data.to(place)), target.to(place))
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        losses.append(loss.item())
+
+    with dynaxla.lazy():
+        for _ in range(6):
+            counts.append(_counts(step))
+    return torch.tensor(losses)

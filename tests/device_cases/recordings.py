@@ -285,7 +285,7 @@ def check_long_recordings_run() -> None:
             x = torch.zeros(2, device="jax")
             done = _counts(lambda: [x.add_(1) for _ in range(210)])
         assert done["execute"] == 4
-        assert done["cached_graphs"] == 2
+        assert done["found_compiled"] == 2
         assert x.tolist() == [210, 210]
     finally:
         recording.MOST = most
@@ -307,6 +307,19 @@ def check_nothing_is_left() -> None:
     before = loop(200)
     after = loop(400)
     assert all(late <= early + 20 for late, early in zip(after, before, strict=True)), (before, after)
+
+
+def check_metrics() -> None:
+    dynaxla.metrics.clear()
+    x = torch.ones(3, 11, device="jax")
+    for _ in range(3):
+        with dynaxla.lazy():
+            y = x.exp().sum()
+    y.nonzero()
+    values = {name: dynaxla.metrics.counter_value(name) for name in ("CachedCompile", "aten::nonzero", "lazy_ops")}
+    assert values == {"CachedCompile": 2, "aten::nonzero": 1, "lazy_ops": 6}
+    assert [dynaxla.metrics.metric_data(name)[0] for name in ("ExecuteTime",)] == [3]
+    assert "Counter: aten::nonzero" in dynaxla.metrics.report()
 
 
 class _Net(nn.Module):

@@ -6,8 +6,10 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from dynaxla.observe import metrics
+import dynaxla
+from dynaxla.observe import coverage, metrics
 
 
 class Clock:
@@ -63,3 +65,52 @@ def test_wall_time_unless_told() -> None:
     with metrics.timed("asleep"):
         time.sleep(0.01)
     assert metrics.seconds()["asleep"] >= 0.01
+
+
+def test_what_users_of_pytorch_xla_know(clock: Clock) -> None:
+    metrics.clear()
+    assert metrics.counter_value("UncachedCompile") is metrics.metric_data("CompileTime") is None
+    for seconds in (1, 3):
+        with metrics.timed("compile"):
+            clock.goes(seconds)
+    start = metrics.now()
+    clock.goes(0.5)
+    metrics.ran(start, is_first=True)
+    metrics.ran(metrics.now(), is_first=False)
+    metrics.add("graphs")
+    for op in ("aten.nonzero.default", "aten.max.dim", "aten.max.default"):
+        coverage.fell_back(op, "for a test", "")
+    assert metrics.counter_names() == [
+        "CachedCompile",
+        "UncachedCompile",
+        "aten::max",
+        "aten::nonzero",
+        "calls",
+        "found_compiled",
+        "graphs",
+    ]
+    assert [metrics.counter_value(name) for name in ("UncachedCompile", "CachedCompile", "aten::max", "graphs")] == [2, 1, 2, 1]
+    assert metrics.metric_names() == ["CompileTime", "ExecuteTime"]
+    found = metrics.metric_data("CompileTime")
+    assert found is not None
+    assert (found[:2], [seconds for _, seconds in found[2]]) == ((2, 4), [1, 3])
+    assert abs(found[2][-1][0] - time.time()) < 60
+    report = metrics.report()
+    assert "Metric: CompileTime\n  TotalSamples: 2\n  Accumulator: 4.000s\n  Percentiles: 1%=1.000s;" in report
+    assert "Metric: ExecuteTime\n  TotalSamples: 2\n  Accumulator: 500.000ms" in report
+    assert "Counter: aten::nonzero\n  Value: 1" in report
+    metrics.clear()
+    assert metrics.counter_names() == metrics.metric_names() == []
+    assert metrics.report() == ""
+
+
+def test_compiled_graphs_are_counted() -> None:
+    assert dynaxla.metrics is metrics
+    compiled = torch.compile(lambda x: x * 2 + 1, backend="dynaxla", options={"cache": ""})
+    metrics.clear()
+    for _ in range(3):
+        compiled(torch.ones(3))
+    assert [metrics.counter_value(name) for name in ("UncachedCompile", "CachedCompile")] == [1, 2]
+    found = metrics.metric_data("ExecuteTime")
+    assert found is not None
+    assert (found[0], found[1] > 0, len(found[2])) == (3, True, 3)

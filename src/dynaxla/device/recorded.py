@@ -97,7 +97,7 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
         program = _compile(steps, len(arrays), list(numbers), wanted, given, device, settings)
         _programs.put(key, program)
     else:
-        metrics.add("cached_graphs")
+        metrics.add("found_compiled")
     with metrics.timed("execute"):
         try:
             results = list(program.call(given))

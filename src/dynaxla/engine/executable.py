@@ -44,6 +44,7 @@ class Executable:
         self._checks = checks
         self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
         # The first calls take what the heap has left between the holes that compiling made; later ones find what those gave back.
+        self._is_new = True
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -64,6 +65,7 @@ class Executable:
         affinity.processors()
         try:
             with programs.below_caller(), self._kernels():
+                start = metrics.now()
                 if binding.donates:
                     results = self._run_in_place(self._call, tensors)
                 else:
@@ -72,11 +74,12 @@ class Executable:
                         results = binding.export(self._call(arrays), tensors)
                     except jax.errors.JaxRuntimeError as error:
                         results = self._repeat(self._call, arrays, error, tensors)
+                metrics.ran(start, self._is_new)
+                self._is_new = False
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks and self._first is None:
             binding.report(results.pop(), self._checks, self.name)
-        metrics.add("calls")
         if self._unsettled_calls > 0:
             self._settle()
         return binding.outputs(results, tensors)

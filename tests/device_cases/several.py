@@ -7,6 +7,8 @@ import copy
 import pytest
 import torch
 
+import dynaxla
+
 
 def check_several_devices() -> None:
     assert torch.jax.device_count() == 4
@@ -34,3 +36,17 @@ def check_backward_passes() -> None:
         assert x.grad is not None
         assert y.grad is not None
         assert (x.grad.device, x.grad.tolist(), y.grad.tolist()) == (torch.device(place), [2, 2], [2, 2])
+
+
+def check_each_device_has_its_recording() -> None:
+    with dynaxla.lazy():
+        one, three = torch.arange(3.0, device="jax:1") + 1, torch.arange(3.0, device="jax:3") * 2
+        with pytest.raises(RuntimeError, match="same device"):
+            one + three
+        with pytest.raises(RuntimeError, match="same device"):
+            torch.zeros_like(one, device="jax:1").add_(three)
+        moved = one.to("jax:3") + three
+        assert (moved.device, moved.tolist()) == (torch.device("jax:3"), [1, 4, 7])
+        drawn = torch.rand(2, device="jax:2")
+    assert (one + 1).tolist() == [2, 3, 4]
+    assert drawn.device == torch.device("jax:2")

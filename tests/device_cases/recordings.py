@@ -230,6 +230,54 @@ def check_an_interruption_changes_nothing() -> None:
         assert (x.tolist(), y.tolist()) == ([4, 4], [3, 3])
 
 
+def check_ops_while_a_recording_runs() -> None:
+    """A finalizer or a signal's handler may come in between: it adds to the recording, or runs it."""
+    run = recorded.run
+    acts: list[tuple[Callable[[torch.Tensor], Any], bool]] = [
+        (lambda x: x.add_(1), True), (lambda x: x.add_(1).tolist(), True), (lambda x: (x * 2).sum().item(), False),
+    ]  # fmt: skip
+    for act, written in acts:
+        x = torch.full((3,), 2.0, device="jax")
+        left = [act]
+
+        def interfere(*given: Any, left: Any = left, x: torch.Tensor = x) -> Any:
+            if left:
+                left.pop()(x)
+            return run(*given)
+
+        with dynaxla.lazy():
+            y = (x * 7).add_(x)
+            recorded.run = interfere
+            try:
+                assert y.tolist() == [16] * 3
+            finally:
+                recorded.run = run
+        assert not left
+        assert x.tolist() == [3 if written else 2] * 3
+
+
+def check_changing_wishes_are_few_programs() -> None:
+    """When Python frees what it has in cycles does not decide what is compiled."""
+    x = torch.arange(4.0, device="jax")
+
+    def keep(wishes: int) -> int:
+        with dynaxla.lazy():
+            values = [x + (number + 0.5) for number in range(5)]
+            total = values[0]
+            for value in values[1:]:
+                total = total * value
+            kept = {number: value for number, value in enumerate(values) if wishes >> number & 1}
+            del values, value
+        for number, value in kept.items():
+            assert value.tolist() == [place + number + 0.5 for place in range(4)]
+        assert total.tolist()[0] == 0.5 * 1.5 * 2.5 * 3.5 * 4.5
+        return len(kept)
+
+    done = _counts(lambda: [keep(wishes) for wishes in (31, *range(31))])
+    assert done["compile"] == recorded._VARIANTS
+    assert done["execute"] == 32
+
+
 def check_modes() -> None:
     def is_lazy() -> bool:
         return _is_recorded(torch.ones(1, device="jax") + 1)

@@ -24,7 +24,10 @@ from .one_op import Made, Traced
 
 # Compiled recordings.
 CAPACITY = 256
-_programs: LeastRecentlyUsed[_Program] = LeastRecentlyUsed(CAPACITY)
+_programs: LeastRecentlyUsed[tuple[_Program, ...]] = LeastRecentlyUsed(CAPACITY)
+# Programs of the same ops for different wanted values, before one that gives more than is wanted will do: when Python frees what it has
+# in cycles is not to make one program after the other.
+_VARIANTS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +76,9 @@ class Step(NamedTuple):
 
 
 class _Program(NamedTuple):
-    """Attributes: call; checks (by the op that has them)."""
+    """Attributes: wanted (the values that it gives); call; checks (by the op that has them)."""
 
+    wanted: tuple[int, ...]
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     checks: tuple[tuple[str, type[Exception], str], ...]
 
@@ -88,14 +92,15 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
     if not wanted and not any(step.key[0].checks for step in steps):
         return []
     settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
-    key = device.id, settings, tuple([step.key for step in steps]), tuple(wanted)
-    program = _programs.get(key)
+    key = device.id, settings, tuple([step.key for step in steps])
+    known = _programs.get(key) or ()
+    program = _choose(known, tuple(wanted))
     numbers = _numbers(steps)
     seeds = [step.seed for step in steps if step.seed is not None]
     given = [*arrays, *_brought([*numbers.values(), *([np.stack(seeds)] if seeds else [])], device)]
     if program is None:
-        program = _compile(steps, len(arrays), list(numbers), wanted, given, device, settings)
-        _programs.put(key, program)
+        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), given, device, settings)
+        _programs.put(key, (*known[-_VARIANTS + 1 :], program))
     else:
         metrics.add("found_compiled")
     with metrics.timed("execute"):
@@ -110,7 +115,20 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
         assert failure is not None
         failure.add_note(f"{name} found this. It was recorded (lazy mode), and has run only now.")
         raise failure
-    return results
+    if len(results) == len(wanted):
+        return results
+    by_value = dict(zip(program.wanted, results, strict=True))
+    return [by_value[value] for value in wanted]
+
+
+def _choose(known: Sequence[_Program], wanted: tuple[int, ...]) -> _Program | None:
+    """Of programs of the same ops, the one for these values."""
+    for program in known:
+        if program.wanted == wanted:
+            return program
+    if len(known) < _VARIANTS:
+        return None
+    return min((program for program in known if set(wanted) <= set(program.wanted)), key=lambda program: len(program.wanted), default=None)
 
 
 def _numbers(steps: Sequence[Step]) -> dict[np.dtype, np.ndarray]:
@@ -135,7 +153,7 @@ def _brought(arrays: Sequence[np.ndarray], device: jax.Device) -> list[jax.Array
 
 
 def _compile(
-    steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: Sequence[int], given: Sequence[jax.Array], device: jax.Device,
+    steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: tuple[int, ...], given: Sequence[jax.Array], device: jax.Device,
     settings: Settings,
 ) -> _Program:  # fmt: skip
     """count: of arrays that were there before; given: these, the numbers by dtype, and the seeds."""
@@ -167,7 +185,7 @@ def _compile(
     program.__name__ = "recorded_ops"
     sharding = jax.sharding.SingleDeviceSharding(device)
     avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
-    return _Program(one_op.compiled(program, avals, device, settings), checks)
+    return _Program(wanted, one_op.compiled(program, avals, device, settings), checks)
 
 
 def _needed(steps: Sequence[Step], wanted: Sequence[int]) -> list[bool]:

@@ -124,18 +124,22 @@ class Recording:
                 return
             if forks.is_cut_off():
                 raise forks.cut_off()
-            waiting = [found for reference in self.waiting if (found := reference()) is not None and found.recording is self]
-            try:
-                results = recorded.run(self.steps, self.arrays, [found.value for found in waiting], self.device)
-            except Exception as error:
-                for found in waiting:
-                    found.fail(error)
-                self._end()
-                raise
-            for found, array in zip(waiting, results, strict=True):
-                found.outcome = array
-                found.recording = found.before = None
-            self._end()
+            while not self.is_over:
+                steps, arrays = list(self.steps), list(self.arrays)
+                waiting = [found for reference in self.waiting if (found := reference()) is not None and found.recording is self]
+                try:
+                    results = recorded.run(steps, arrays, [found.value for found in waiting], self.device)
+                except Exception as error:
+                    for found in waiting:
+                        if found.recording is self:
+                            found.fail(error)
+                    self._end()
+                    raise
+                if len(steps) == len(self.steps):  # else a finalizer or a signal's handler has added to them
+                    for found, array in zip(waiting, results, strict=True):
+                        found.outcome = array
+                        found.recording = found.before = None
+                    self._end()
 
     def _end(self) -> None:
         self.is_over = True

@@ -375,7 +375,7 @@ def check_steps() -> None:
             loss = compiled(picture)
             if count > 1:
                 seen = metrics.snapshot()
-                assert seen == {"calls": 1, "steps": 1}, seen
+                assert seen == {"calls": 1, "execute": 1, "found_compiled": 1, "steps": 1}, seen
             assert_equal(loss.cpu(), wanted)
         assert_equal(there[0].weight.cpu(), host[0].weight)
 

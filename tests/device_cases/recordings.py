@@ -21,7 +21,7 @@ from .ops import _alike
 
 
 def _is_recorded(tensor: torch.Tensor) -> bool:
-    return isinstance(storages.held_by(tensor.untyped_storage()), storages.Awaited)
+    return isinstance(storages.held_by(tensor.untyped_storage()), storages.StandIn)
 
 
 def _counts(function: Callable[[], Any]) -> dict[str, int]:

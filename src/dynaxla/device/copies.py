@@ -86,7 +86,10 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
         return False
     if private.identity_of(mine) == private.identity_of(theirs):
         return not memory.shares_elements(wanted)  # what is folded, ops refuse to write to
-    if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes() or (array := storages.array_of(mine)) is None:
+    if not wanted.fills(theirs.nbytes()) or mine.nbytes() != theirs.nbytes():
+        return False
+    array = storages.held_by(mine)
+    if array is None or isinstance(array, storages.StandIn):  # what is recorded need not run for this
         return False
     storages.set_array(theirs, array)
     return True

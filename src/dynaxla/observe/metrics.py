@@ -42,7 +42,8 @@ def timed(phase: str) -> Iterator[None]:
         yield
     finally:
         passed = _clock() - start
-        _note(phase, passed - _thread.inside)
+        with _lock:
+            _note(phase, passed - _thread.inside)
         _thread.inside = outer + passed
 
 
@@ -58,15 +59,15 @@ def ran(start: float, is_first: bool) -> None:
         _counts["calls"] += 1
         if not is_first:
             _counts["found_compiled"] += 1
-    _note("execute", seconds)
+        _note("execute", seconds)
 
 
 def _note(phase: str, seconds: float) -> None:
-    with _lock:
-        _seconds[phase] += seconds
-        _counts[phase] += 1
-        if (samples := _samples.get(phase)) is not None:
-            samples.append((time.time(), seconds))
+    """Under the lock."""
+    _seconds[phase] += seconds
+    _counts[phase] += 1
+    if (samples := _samples.get(phase)) is not None:
+        samples.append((time.time(), seconds))
 
 
 def snapshot() -> dict[str, int]:

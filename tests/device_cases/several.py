@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dynaxla
+from dynaxla.device import storages
 
 
 def check_several_devices() -> None:
@@ -50,3 +51,22 @@ def check_each_device_has_its_recording() -> None:
         drawn = torch.rand(2, device="jax:2")
     assert (one + 1).tolist() == [2, 3, 4]
     assert drawn.device == torch.device("jax:2")
+
+
+def check_compiled_graphs() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        y.add_(1)
+        return torch.arange(3, device=x.device) * x + y
+
+    compiled = torch.compile(step, backend="dynaxla")
+    for place in ("jax:1", "jax:3"):
+        x, y = torch.arange(3.0).to(place), torch.zeros(3).to(place)
+        made = compiled(x, y)
+        arrays = [storages.array_of(tensor.untyped_storage()) for tensor in (made, y)]
+        assert made.device == torch.device(place)
+        assert {device.id for array in arrays if array is not None for device in array.devices()} == {made.device.index}
+        assert (made.tolist(), y.tolist()) == ([1, 2, 5], [1, 1, 1])
+    with pytest.raises(RuntimeError, match="same device"):
+        compiled(x, y.to("jax:0"))
+    moved = torch.compile(lambda x: (x + 1).to("jax:2") * 2, backend="dynaxla")(x)
+    assert (moved.device, moved.tolist()) == (torch.device("jax:2"), [2, 4, 6])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from compare import assert_equal
 from torch.utils import _pytree as pytree
 
 import dynaxla
+from dynaxla.bench import suites
 from dynaxla.device import storages
 from dynaxla.engine import xla
 from dynaxla.observe import metrics
@@ -332,6 +334,28 @@ def check_training() -> None:
     version = there[1].running_mean._version
     compiled(x.to("jax"))
     assert there[1].running_mean._version == version + 1
+
+
+def check_models() -> None:
+    with warnings.catch_warnings(action="ignore"):  # of the model libraries
+        settings = {"vocab_size": 100, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+        models = [
+            (suites.Bert(**settings).eval(), torch.randint(3, 90, (2, 12))),
+            (suites.torchvision_model("squeezenet1_1").eval(), torch.randn(1, 3, 48, 48)),
+        ]
+        for host, x in models:
+            there = copy.deepcopy(host).to("jax")
+            compiled, results = _compiled(there, fallback="error"), []
+            for model, given in ((host, x), (compiled, x.to("jax"))):
+                result = pytree.tree_leaves(model(given))[0]
+                result.square().sum().backward()
+                results.append(result.detach().cpu())
+            torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-5)
+            pairs = [(p.grad, q.grad) for p, q in zip(host.parameters(), there.parameters(), strict=True) if p.grad is not None]
+            largest = max(float(wanted.abs().max()) for wanted, _ in pairs)
+            for wanted, got in pairs:
+                assert got is not None
+                assert float((wanted - got.cpu()).abs().max()) < 1e-4 * largest
 
 
 def check_saved_tensors_that_are_written_to() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from newer import not_in_oldest
 from scripts import run_script
 
@@ -10,6 +11,16 @@ pytestmark = not_in_oldest("storages that can be made without memory")
 
 def test_recordings() -> None:
     run_script("import device_cases; device_cases.run('recordings')")
+
+
+def test_storages() -> None:
+    """All that reaches for a storage finds what is recorded."""
+    run_script("import dynaxla; dynaxla.set_mode('lazy'); import device_cases; device_cases.run('storages')")
+
+
+@pytest.mark.slow
+def test_ten_models() -> None:
+    run_script("import device_cases; device_cases.run('recorded_models')")
 
 
 def test_calls_of_the_databases() -> None:

@@ -30,8 +30,8 @@ from .memory import Place
 from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, traced_op
 from .recorded import Known, Step
 
-# A recording runs when it has this many ops. Whole training steps of large models have some thousands.
-MOST = 10_000
+# A recording runs when it has this many ops: XLA may take tens of milliseconds for each. Training steps of large models have thousands.
+MOST = 4_000
 # How many traced ops are kept.
 CAPACITY = 16_384
 

@@ -18,6 +18,27 @@ def test_storages() -> None:
     run_script("import dynaxla; dynaxla.set_mode('lazy'); import device_cases; device_cases.run('storages')")
 
 
+_FORK = """
+import os, warnings, torch, dynaxla
+dynaxla.enable_device()
+with dynaxla.lazy():
+    x = torch.ones(3, device="jax") + 1
+    warnings.simplefilter("ignore")
+    if not (child := os.fork()):
+        try:
+            x.tolist()
+        except dynaxla.ForkError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert x.tolist() == [2, 2, 2]
+"""
+
+
+def test_a_child_refuses_what_is_recorded() -> None:
+    run_script(_FORK, own=True)
+
+
 @pytest.mark.slow
 def test_ten_models() -> None:
     run_script("import device_cases; device_cases.run('recorded_models')")

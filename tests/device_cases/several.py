@@ -6,6 +6,8 @@ import copy
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.device import storages
@@ -27,6 +29,23 @@ def check_several_devices() -> None:
     assert copy.deepcopy(x).device == x.device
     torch.manual_seed(0)
     assert torch.rand(2, device="jax:1").tolist() == torch.rand(2, device="jax:2").tolist()
+
+
+def check_which_device_the_module_means() -> None:
+    """Random states of checkpoints, among others, are those of the device of a `with`."""
+    states = [torch.jax.get_rng_state(index) for index in range(4)]
+    torch.jax.manual_seed_all(0)
+    torch.rand(2, device="jax:2")
+    with torch.jax.device(2):
+        assert torch.jax.current_device() == torch.jax.current_stream().device_index == 2
+        assert torch.equal(torch.jax.get_rng_state(), torch.jax.get_rng_state(2))
+        assert not torch.equal(torch.jax.get_rng_state(), torch.jax.get_rng_state(0))
+    assert torch.jax.current_device() == 0
+    torch.jax.set_rng_state_all(states)
+    x = torch.ones(64, device="jax:3", requires_grad=True)
+    y = checkpoint(lambda x: nn.functional.dropout(x * 3) * 2, x, use_reentrant=False)
+    y.sum().backward()
+    assert torch.equal(x.grad, y.detach())
 
 
 def check_backward_passes() -> None:

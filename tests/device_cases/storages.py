@@ -86,7 +86,7 @@ def check_what_storages_refuse() -> None:
         lambda: torch.empty(-1, device="jax"), lambda: torch.empty(2, dtype=torch.complex32, device="jax"),
         lambda: torch.empty(2, dtype=torch.qint8, device="jax"), lambda: torch.Generator(device="jax"),
         lambda: torch.empty(2, device="jax:99"), lambda: torch.empty(2, device="meta").to("jax"),
-        lambda: torch.autocast("jax", dtype=torch.bfloat16).__enter__(), lambda: torch.empty(2, device="jax", pin_memory=True),
+        lambda: torch.empty(2, device="jax", pin_memory=True),
     ]  # fmt: skip
     for ask in refused:
         with pytest.raises((RuntimeError, TypeError, ValueError, NotImplementedError, AssertionError, BufferError)):
@@ -176,6 +176,13 @@ def check_random_numbers() -> None:
     assert torch.equal(host, torch.get_rng_state())
     generated = [torch.randn(2, device="jax", generator=torch.Generator().manual_seed(3)).tolist() for _ in range(2)]
     assert generated[0] == generated[1]
+    for draw_numbers in (
+        lambda: torch.randint(10, (50,), device="jax"), lambda: torch.randint_like(torch.ones(50, device="jax"), 2, 10),
+        lambda: torch.ones(50, device="jax").random_(3, 10),
+    ):  # fmt: skip
+        numbers = draw_numbers()
+        assert numbers.unique().numel() > 5
+        assert numbers.max() < 10
     dropped = torch.nn.functional.dropout(torch.ones(1000, device="jax"))
     assert 300 < int((dropped == 0).sum()) < 700
 

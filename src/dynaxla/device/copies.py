@@ -111,7 +111,7 @@ def packed(array: jax.Array, place: Place, device: jax.Device) -> jax.Array:
 
 
 def write(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Write a CPU tensor of the same shape and dtype into a tensor of the device."""
+    """Write a CPU tensor of the same shape and dtype into a tensor of the device. Raises: RuntimeError if two elements share memory."""
     storage, place, device = target.untyped_storage(), Place.of(target), storages.device_of(target)
     metrics.add("host_copies")
     layout = place.layout
@@ -119,6 +119,7 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
         permuted = source.detach().permute(layout.permutation)
         storages.set_array(storage, storages.as_array(permuted, device))
         return
+    memory.refuse_shared_elements(place)
     value = storages.as_array(source, device)
     held = storages.array_of(storage)
     if held is None:

@@ -53,9 +53,13 @@ class Form:
         return tuple(index for index, item in enumerate(self.op._schema.arguments) if str(item.type) == "Tensor")
 
     @functools.cached_property
+    def name(self) -> str:
+        """The functional op's in ATen."""
+        return "" if self.functional is None else self.functional._schema.name.removeprefix("aten::")
+
+    @functools.cached_property
     def numbers(self) -> frozenset[int | str]:
-        name = "" if self.functional is None else self.functional._schema.name
-        if not name.startswith("aten::") or name[6:] not in _OF_NUMBERS:
+        if self.name not in _OF_NUMBERS:
             return frozenset()
         found = [(index, item.name) for index, item in enumerate(self.op._schema.arguments) if str(item.type) in _NUMBERS]
         return frozenset(place for places in found for place in places)

@@ -10,8 +10,7 @@ import torch
 
 from ..runtime import private
 from ..runtime.layout import row_major
-from . import copies, op_by_op, places, storages
-from .counterparts import form_of
+from . import autocasting, copies, op_by_op, places, storages
 from .memory import Place
 
 aten = torch.ops.aten
@@ -70,19 +69,23 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
         target.copy_(host if target.device.type == "cpu" else host.to(target.device))
         return target
     if storages.is_ours(source) and source.device == target.device:
-        if copies.share(source, target):
-            return target
-        op_by_op.run(form_of(aten.clone.default), (source,), {}, [target])
+        if not copies.share(source, target):
+            op_by_op.run_or_fall_back(aten.clone.default, (source,), [target])
         return target
     host = copies.to_cpu(source) if storages.is_ours(source) else source.detach().cpu()
     host = host.to(target.dtype).expand(target.shape)
     if isinstance(storages.held_by(target.untyped_storage()), storages.StandIn) and not Place.of(target).fills(
         target.untyped_storage().nbytes()
     ):  # what is recorded need not run for this
-        op_by_op.run(form_of(aten.clone.default), (copies.from_cpu(host, target.device),), {}, [target])
+        op_by_op.run_or_fall_back(aten.clone.default, (copies.from_cpu(host, target.device),), [target])
     else:
         copies.write(target, host)
     return target
+
+
+def to_copy(tensor: torch.Tensor, *, non_blocking: bool = False, **options: Any) -> torch.Tensor:
+    """A copy of a tensor of the device, there or elsewhere. It waits, also with non_blocking: torch would ask for pinned memory then."""
+    return private.by_general_kernel(aten._to_copy.default, tensor, **options)
 
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -95,6 +98,14 @@ def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> torch.Te
 
 def item(tensor: torch.Tensor) -> Any:
     return copies.to_cpu(tensor).item()
+
+
+def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.device != other.device:
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {one.device} and {other.device}!"
+        )
+    return one.shape == other.shape and bool(one.eq(other).all())
 
 
 def set_storage(
@@ -143,19 +154,33 @@ def native_batch_norm(
 ) -> Any:
     """It writes to the running statistics, which its schema does not say."""
     if not training and running_mean is not None:
-        return op_by_op.run(
-            form_of(aten._native_batch_norm_legit_no_training.default), (x, weight, bias, running_mean, running_var, momentum, eps), {}
-        )
-    functional = form_of(aten._native_batch_norm_legit_functional.default)
+        op = aten._native_batch_norm_legit_no_training.default
+        return op_by_op.run_or_fall_back(op, (x, weight, bias, running_mean, running_var, momentum, eps))
     old = [running_mean, running_var]
     if running_mean is None or running_var is None:
         dtype = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
         old = [torch.zeros(x.shape[1], dtype=dtype, device=x.device) for _ in range(2)]
-    *results, mean, var = op_by_op.run(functional, (x, weight, bias, *old, True, momentum, eps), {})
+    functional = aten._native_batch_norm_legit_functional.default
+    *results, mean, var = op_by_op.run_or_fall_back(functional, (x, weight, bias, *old, True, momentum, eps))
     if running_mean is not None and running_var is not None:
         copy_from(mean, running_mean)
         copy_from(var, running_var)
     return tuple(results)
+
+
+def native_batch_norm_out(*args: Any, out: torch.Tensor, save_mean: torch.Tensor, save_invstd: torch.Tensor) -> Any:
+    targets = (out, save_mean, save_invstd)
+    for target, value in zip(targets, native_batch_norm(*args), strict=True):
+        op_by_op.resize_output(target, tuple(value.shape), tuple(value.stride()))
+        copy_from(value, target)
+    return targets
+
+
+def check_and_unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """What torch.amp.GradScaler does with gradients: found_inf becomes 1 if one is not finite, and they are multiplied by inv_scale."""
+    for gradient in gradients:
+        found_inf.copy_(torch.maximum(found_inf, gradient.isfinite().all().logical_not().to(found_inf.dtype)))
+        gradient.mul_(inv_scale)
 
 
 def pin_memory(tensor: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
@@ -175,21 +200,34 @@ def refuse(op: Any) -> Any:
 _OWN: dict[Any, Any] = {
     aten.empty.memory_format: empty,
     aten.empty_strided.default: empty_strided,
+    aten._to_copy.default: to_copy,
     aten._copy_from.default: copy_from,
     aten._copy_from_and_resize.default: copy_from_and_resize,
     aten._local_scalar_dense.default: item,
+    aten.equal.default: equal,
     aten.set_.source_Storage_storage_offset: set_storage,
     aten.set_.source_Storage: set_whole_storage,
     aten.set_.source_Tensor: set_tensor,
     aten.set_.default: set_nothing,
     aten.resize_.default: resize,
+    aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.native_batch_norm.default: native_batch_norm,
+    aten.native_batch_norm.out: native_batch_norm_out,
+    aten._native_batch_norm_legit.default: native_batch_norm,
+    aten._native_batch_norm_legit.out: native_batch_norm_out,
     aten.batch_norm_update_stats.default: refuse(aten.batch_norm_update_stats.default),
     aten.batch_norm_gather_stats.default: refuse(aten.batch_norm_gather_stats.default),
     aten.batch_norm_gather_stats_with_counts.default: refuse(aten.batch_norm_gather_stats_with_counts.default),
 }
-# ATen would look for kernels of a device's own behind these.
-_DIRECT = (aten.convolution.default, aten.convolution_backward.default)
+# ATen would look for kernels of a device's own behind the first two, and make several ops of each other one.
+_DIRECT = (
+    aten.convolution.default, aten.convolution_backward.default, aten.native_layer_norm.default, aten.native_group_norm.default,
+    aten.embedding.default, aten.constant_pad_nd.default, aten.logsumexp.default, aten.repeat.default, aten.stack.default,
+    aten.slice_backward.default, aten.diagonal_backward.default, aten.logcumsumexp.default, aten.cummax.default, aten.cummin.default,
+    aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, aten.mode.values, aten.masked_scatter.default, aten.rot90.default,
+    aten.dist.default, aten.count_nonzero.default, aten._safe_softmax.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.linspace.default,
+)  # fmt: skip
 # The kernels that ATen has of an op for all devices where it has one for its result's shape: they ask for the operands' addresses.
 _ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"
 
@@ -208,6 +246,7 @@ def register() -> None:
         own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
     own.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")
     others.fallback(torch.library.fallthrough_kernel, private.SPARE_AUTOCAST_KEY)
+    autocasting.register(own)
     own.impl(aten._fused_sdp_choice.default, lambda *_, **__: 0, private.SPARE_KEY)  # attention as products and a softmax
     others.fallback(private.unseen(op_by_op.kernel), private.SPARE_KEY)
 

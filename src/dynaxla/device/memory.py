@@ -102,19 +102,32 @@ def shares_elements(place: Place) -> bool:
     )
 
 
-def overlaps_partly(one: Place, other: Place) -> bool:
-    """Whether two tensors on one storage share some of their memory, but do not lie in the same way. False where one has gaps, or elements
-    that share memory: ATen does not look then."""
+def refuse_shared_elements(place: Place) -> None:
+    """Raises: RuntimeError, as ATen does, for a tensor to be written to of which two elements lie in the same memory."""
+    if shares_elements(place):
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
+        )
+
+
+def overlaps(one: Place, other: Place) -> bool:
+    """Whether two tensors on one storage share memory. False where one has gaps, or elements that share memory: ATen does not look then."""
     if not all(math.prod(place.shape) and place.layout.is_whole for place in (one, other)):
         return False
-    (begin, end), (start, stop) = [
-        (first, first + math.prod(place.shape) * place.dtype.itemsize)
-        for place in (one, other)
-        for first in [place.offset * place.dtype.itemsize]
-    ]
-    if (begin, end) == (start, stop):
-        return one.stride != other.stride
+    (begin, end), (start, stop) = _bytes_of(one), _bytes_of(other)
     return begin < stop and start < end
+
+
+def overlaps_partly(one: Place, other: Place) -> bool:
+    """Whether they do, but do not lie in the same way."""
+    return overlaps(one, other) and (_bytes_of(one) != _bytes_of(other) or one.stride != other.stride)
+
+
+def _bytes_of(place: Place) -> tuple[int, int]:
+    """Where the first byte of a dense tensor is, and where its last byte ends."""
+    begin = place.offset * place.dtype.itemsize
+    return begin, begin + math.prod(place.shape) * place.dtype.itemsize
 
 
 def _with_bits(value: jax.Array, place: Place) -> jax.Array:

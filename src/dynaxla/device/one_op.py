@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,20 +15,24 @@ import jax
 import numpy as np
 import torch
 from jax.sharding import SingleDeviceSharding
+from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ..capture.decompositions import decompositions
 from ..engine.executable import compilation_error, execution_error, is_exhausted
 from ..engine.options import options_for
 from ..errors import UnsupportedOp
-from ..lowering import dtypes
+from ..lowering import dtypes, refusals
 from ..lowering.checks import Check
 from ..lowering.function import Function
 from ..lowering.interpreter import Interpreter
 from ..lowering.open_numbers import Variant, Watch
 from ..lowering.promotion import convert, expand
+from ..lowering.registry import registry
 from ..lowering.settings import Settings
 from ..observe import metrics
 from ..runtime import programs
@@ -129,16 +136,73 @@ def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
 def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """What an op gives for fake tensors. Raises: ByTorch if it does not say."""
     try:
-        with _disable_current_modes(), torch.no_grad(), mode:
+        with _untold(), _disable_current_modes(), torch.no_grad(), mode:
             return op(*args, **kwargs)
     except Exception as error:  # torch's own kernel says what is wrong, if anything is
         raise ByTorch(f"torch does not know its result before it has run ({type(error).__name__})") from error
 
 
+@contextlib.contextmanager
+def _untold() -> Iterator[None]:
+    """Inside, torch's fake kernels log no errors from this thread: torch's own kernel raises them."""
+    thread = threading.get_ident()
+    logger = logging.getLogger(FakeTensorMode.__module__)
+
+    def of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    logger.addFilter(of_others)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_others)
+
+
+def doubtful(name: str, numbers: Iterable[Any], found: Iterable[torch.dtype]) -> bool:
+    """Whether torch's kernel may refuse numbers for their values, beside operands of these dtypes. name: the op's."""
+    limits: tuple[float, float] | None = None
+    for value in numbers:
+        kind = type(value)
+        if (kind is int and 0 <= value <= 127) or (kind is not int and kind is not float) or not math.isfinite(value):
+            continue
+        if limits is None:
+            infos = [torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype) for dtype in found if not _unlimited(dtype)]
+            limits = max((info.min for info in infos), default=-math.inf), min((info.max for info in infos), default=math.inf)
+        if not limits[0] <= value <= limits[1] or (value < 0 and kind is int and name == "pow"):
+            return True
+    return False
+
+
+def _unlimited(dtype: torch.dtype) -> bool:
+    return dtype.is_complex or dtype in (torch.bool, torch.float64)
+
+
+def _check_numbers(problem: Problem, mode: FakeTensorMode) -> None:
+    """Raises: ByTorch if torch's kernel refuses the numbers that are to be compiled in."""
+    assert problem.form.functional is not None
+    args, kwargs = problem.args, problem.functional_kwargs
+    operands = [operand for operand in _operands((args, kwargs, list(problem.targets))) if isinstance(operand, Operand)]
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, Operand))
+    name = problem.form.functional._schema.name.removeprefix("aten::")
+    if doubtful(name, leaves, {operand.place.dtype for operand in operands}):
+        with _disable_current_modes(), mode:
+            fake_args, fake_kwargs = _replace((args, kwargs), lambda operand: _fake(operand.place))
+        if refusal := refusals.refusal_of_numbers(problem.form.functional, fake_args, fake_kwargs):
+            raise ByTorch(f"torch's kernel refuses it: {refusal}")
+
+
+class _NeverCalled(GraphModule):
+    """A graph without Python code, which takes a while to make, and cannot be made of ATen's `random.from`."""
+
+    def recompile(self) -> Any:
+        return None
+
+
 def trace(
-    mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[Any] = ()
-) -> tuple[GraphModule, list[Node | None]]:
-    """The op as a graph, with an input for each operand and each number, in their order; and the nodes of its results.
+    mode: FakeTensorMode, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], numbers: Sequence[Any] = (), platform: str = "cpu"
+) -> tuple[GraphModule, list[Node | None], Any]:
+    """The op as a graph, with an input for each operand and each number, in their order; the nodes of its results; and fake results as it
+    returns them. An op without a lowering on the platform is taken apart, as graphs to compile are, or as torch says.
 
     numbers: the values of those that are inputs.
 
@@ -159,6 +223,10 @@ def trace(
     node = graph.call_function(op, tuple(given), named)
     fake_args, fake_kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda known: known.meta["val"])
     fake = node.meta["val"] = _predict(mode, op, fake_args, fake_kwargs)
+    if registry.find(op, platform) is None:
+        table = {**get_decompositions([op]), **decompositions(platform)}
+        if op in table:
+            return *_taken_apart(node, table), fake
     results: list[Node | None] = [node]
     if isinstance(fake, (list, tuple)):
         results = [None] * len(fake)
@@ -167,7 +235,35 @@ def trace(
                 results[index] = item = graph.call_function(operator.getitem, (node, index))
                 item.meta["val"] = value
     graph.output(tuple(results))
-    return GraphModule({}, graph), results
+    return _NeverCalled({}, graph), results, fake
+
+
+def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, list[Node | None]]:
+    """An op's node as a graph of the ops that it is made of, and the nodes of its results there.
+
+    Raises: ByTorch if it takes Python numbers as inputs, or cannot be traced.
+    """
+    op: Any = node.target
+    placeholders = node.graph.find_nodes(op="placeholder")
+    operands = [placeholder.meta["val"] for placeholder in placeholders]
+    if not all(isinstance(operand, torch.Tensor) for operand in operands):
+        raise ByTorch("it is taken apart with its numbers")
+
+    def run(*tensors: torch.Tensor) -> list[Any]:
+        given = dict(zip(placeholders, tensors, strict=True))
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), given.__getitem__)
+        found = op(*args, **kwargs)
+        return list(found) if isinstance(found, (list, tuple)) else [found]
+
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            module = make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
+    except Exception as error:  # torch's own kernel says what is wrong, if anything is
+        raise ByTorch(f"it cannot be taken apart ({type(error).__name__})") from error
+    results = module.graph.output_node().args[0]
+    if not all(result is None or isinstance(result, Node) for result in results):
+        raise ByTorch("it returns a number")
+    return module, list(results)
 
 
 @dataclass(frozen=True)
@@ -228,12 +324,17 @@ def traced_op(problem: Problem) -> Traced | Resized:
     assert form.functional is not None
     kwargs = problem.functional_kwargs
     mode = FakeTensorMode(allow_non_fake_inputs=True)
-    module, nodes = trace(mode, form.functional, args, kwargs, problem.numbers)
-    values = [None if node is None else node.meta["val"] for node in nodes]
+    if not problem.numbers:
+        _check_numbers(problem, mode)
+    platform = _platform(problem.device)
+    module, nodes, fake = trace(mode, form.functional, args, kwargs, problem.numbers, platform)
+    is_list = isinstance(fake, (list, tuple))
+    values = list(fake) if is_list else [fake]
     if any(value is not None and not isinstance(value, torch.Tensor) for value in values):
         raise ByTorch("it returns a number")
     if any(value is not None and (value.is_conj() or value.is_neg() or value.layout != torch.strided) for value in values):
         raise ByTorch("it returns a tensor of another kind")
+    _check_operands_memory(form.name, _operands((args, kwargs)), targets)
     if form.dropped:
         fitting = tuple(_made(value) for value in values if value is not None)
         if any(item.shape != target.place.shape for item, target in zip(fitting, targets, strict=True)):
@@ -242,16 +343,13 @@ def traced_op(problem: Problem) -> Traced | Resized:
         _check_dtypes(values, targets)
     if not form.written or torch.Tag.pointwise in form.functional.tags:
         _check_overlap(_operands((args, kwargs)), targets)
-    if any(memory.shares_elements(target.place) for target in targets):
-        raise RuntimeError(
-            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
-            "Please clone() the tensor before performing the operation."
-        )
+    for target in targets:
+        memory.refuse_shared_elements(target.place)
     if form.written:  # it may refuse what the functional op takes, such as results of another dtype
         with _disable_current_modes(), mode:
             own_args, own_kwargs = _replace(_closed((args, dict(problem.kwargs)), problem.numbers), lambda operand: _fake(operand.place))
         _predict(mode, form.op, own_args, own_kwargs)
-    return _trace(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values))
+    return _trace(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values), is_list)
 
 
 def _check_dtypes(values: Sequence[torch.Tensor | None], targets: Sequence[Operand]) -> None:
@@ -275,7 +373,22 @@ def _check_overlap(operands: Sequence[Operand | Number], targets: Sequence[Opera
                 )
 
 
-def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...]) -> Traced:
+# ATen refuses to write the results of these to memory that they read.
+_APART = frozenset(["take", "index_select", "gather", "index", "cat"])
+
+
+def _check_operands_memory(name: str, operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
+    """Source: ATen/MemoryOverlap.cpp, assert_no_overlap"""
+    for target in targets if name in _APART else ():
+        for operand in operands:
+            if isinstance(operand, Operand) and operand.slot == target.slot and memory.overlaps(operand.place, target.place):
+                raise RuntimeError(
+                    "unsupported operation: some elements of the input tensor and the written-to tensor refer to a single memory location. "
+                    "Please clone() the tensor before performing the operation."
+                )
+
+
+def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], made: tuple[Made | None, ...], is_list: bool) -> Traced:
     targets, slots, device = problem.targets, problem.slots, problem.device
     platform = _platform(device)
     try:
@@ -288,7 +401,6 @@ def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], 
     open_numbers = {index: watch.number(item.position) for index, item in enumerate(operands) if isinstance(item, Number)}
     tensors = [item for item in operands if isinstance(item, Operand)]
     function = Function(interpreter, numbers=open_numbers, outputs=[node for node in nodes if node is not None], settings=settings)
-    is_list = nodes[0] is None or nodes[0].target is operator.getitem
     given = tuple(index for index, held in enumerate(slots) if held.shape is not None)
     written = tuple(dict.fromkeys(operand.slot for operand in targets))
     checks: list[tuple[type[Exception], str]] = []

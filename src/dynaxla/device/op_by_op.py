@@ -28,7 +28,7 @@ from . import generators, places, storages
 from .counterparts import Form, for_numbers, form_of
 from .memory import Place
 from .on_the_cpu import run_on_the_cpu
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build
+from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, doubtful
 
 aten = torch.ops.aten
 
@@ -57,8 +57,10 @@ class _Call:
         self.slots: list[Held] = []
         self._places: dict[int, int] = {}
         self._hosts: list[tuple[int, torch.Tensor]] = []
+        self._elsewhere: torch.device | None = None
         self.generator: torch.Generator | None = None
         self.numbers: list[Any] = []
+        self.dtypes: set[torch.dtype] = set()
 
     def note_or_open(self, value: Any) -> Any:
         """An argument as `note` has it, where the program takes numbers as inputs."""
@@ -87,8 +89,11 @@ class _Call:
             raise mixed(self.op, self.device, device)
 
     def _tensor(self, tensor: torch.Tensor) -> Operand:
+        is_host = check_kind(self.op, tensor)
+        self.dtypes.add(tensor.dtype)
         if tensor.device.type != storages.NAME:
-            check_host(self.op, tensor, self.device)
+            if not is_host:
+                self._elsewhere = tensor.device
             self._hosts.append((len(self.arrays), tensor))
             shape = tuple(tensor.shape)
             self._add(None, Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
@@ -109,26 +114,30 @@ class _Call:
         self.slots.append(held)
 
     def finish(self) -> jax.Device:
-        """Bring numbers of the CPU to the device, which is returned."""
+        """Bring numbers of the CPU to the device, which is returned. Raises: RuntimeError if a tensor is on another one."""
         assert self.device is not None
+        if self._elsewhere is not None:
+            raise mixed(self.op, self._elsewhere, self.device)
         device = places.jax_device(self.device.index)
         for slot, tensor in self._hosts:
             self.arrays[slot] = storages.as_array(tensor, device)
         return device
 
 
-def check_host(op: OpOverload, tensor: torch.Tensor, device: torch.device | None) -> None:
-    """Raises: RuntimeError, ByTorch for an operand of another device than the op's that is no number and no index."""
+def check_kind(op: OpOverload, tensor: torch.Tensor) -> bool:
+    """Whether an op's operand is on the CPU, and may be: it is a number or an index.
+
+    Raises: RuntimeError, ByTorch for a tensor of a kind that cannot be on the device.
+    """
     if tensor.layout != torch.strided:
         raise ByTorch(f"it takes a tensor of layout {tensor.layout}")
     if not dtypes.is_supported(tensor.dtype):
         raise RuntimeError(f"{op}: JAX has no dtype {tensor.dtype}")
-    if tensor.device.type != "cpu" or (tensor.dim() and op._schema.name not in _INDICES):
-        raise mixed(op, tensor.device, device)
+    return tensor.device.type == "cpu" and (not tensor.dim() or op._schema.name in _INDICES)
 
 
-def mixed(op: OpOverload, one: torch.device, other: torch.device | None) -> RuntimeError:
-    names = " and ".join(sorted({str(one), "jax" if other is None else str(other)}))
+def mixed(op: OpOverload, one: torch.device, other: torch.device) -> RuntimeError:
+    names = " and ".join(sorted({str(one), str(other)}))
     return RuntimeError(
         f"Expected all tensors to be on the same device, but found at least two devices, {names}! (in {op}; move one of them with .to)"
     )
@@ -208,8 +217,9 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
         form.op, device.id, _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]), noted_targets, slots,
         torch.get_default_dtype(), settings,
     )  # fmt: skip
+    unsure = bool(call.numbers) and doubtful(form.name, call.numbers, call.dtypes)
     found, taken = find(
-        _programs, build, key, call.numbers, lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers))
+        _programs, build, key, call.numbers, unsure, lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers))
     )
     if isinstance(found, str):
         raise ByTorch(found)
@@ -234,6 +244,17 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     return tuple(made) if found.is_list else (made[0] if made else None)
 
 
+def run_or_fall_back(op: OpOverload, args: Sequence[Any], targets: Sequence[torch.Tensor] = ()) -> Any:
+    """As `run`; but what XLA does not compute, torch does. op: it writes nothing."""
+    try:
+        return run(form_of(op), args, {}, targets)
+    except ByTorch as reason:
+        result = run_on_the_cpu(op, args, {}, str(reason))
+    for target, value in zip(targets, [result], strict=True) if targets else ():
+        run(form_of(aten.clone.default), (value,), {}, [target])
+    return result
+
+
 class Cache(Protocol):
     """What `find` keeps things in."""
 
@@ -243,14 +264,14 @@ class Cache(Protocol):
 
 
 def find(
-    cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], problem: Callable[[], Problem]
+    cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], unsure: bool, problem: Callable[[], Problem]
 ) -> tuple[Any, Sequence[tuple[Any, np.dtype]]]:
     """What `make` made of an op, a Resized, or why there is neither (a str); and the numbers that it takes, in what dtypes.
 
-    key: without the numbers. Raises: as `make`.
+    key: without the numbers; unsure: whether torch's kernel may refuse these. Raises: as `make`.
     """
     if numbers:
-        known = cache.get(key)
+        known = CLOSED if unsure else cache.get(key)
         if isinstance(known, Resized):
             return known, ()
         variants = known if isinstance(known, tuple) else ()

@@ -26,3 +26,16 @@ def with_index(device: torch.device) -> torch.device:
         return torch.device(device.type, 0)
     jax_device(device.index)
     return device
+
+
+def named(device: torch.device | int | str | None) -> torch.device:
+    """The device that a user means: a number, a name, or None for "jax:0".
+
+    Raises: RuntimeError if there is no such device; ValueError for another kind of device.
+    """
+    if device is None or isinstance(device, int):
+        return with_index(torch.device("jax", device or 0))
+    found = torch.device(device)
+    if found.type != "jax":
+        raise ValueError(f'expected a device "jax" or an index, not {str(found)!r}')
+    return with_index(found)

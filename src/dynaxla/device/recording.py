@@ -27,7 +27,7 @@ from ..runtime.layout import row_major
 from . import generators, op_by_op, places, recorded, storages
 from .counterparts import Form
 from .memory import Place
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, traced_op
+from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, doubtful, traced_op
 from .recorded import Known, Step
 
 # A recording runs when it has this many ops: XLA may take tens of milliseconds for each. Training steps of large models have thousands.
@@ -163,7 +163,7 @@ def record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: 
     with _lock:
         while True:
             notes = _Notes(form, args, kwargs, targets)
-            known, taken = op_by_op.find(_ops, _known, notes.key(), notes.numbers, notes.problem)
+            known, taken = op_by_op.find(_ops, _known, notes.key(), notes.numbers, notes.is_unsure(), notes.problem)
             if type(known) is Known:
                 step = notes.step(known, taken)
                 if notes.recording.is_over:  # a finalizer or a signal's handler has looked at something
@@ -192,6 +192,7 @@ class _Notes:
         self.slots: dict[int, int] = {}
         self.values: list[int | None] = []
         self.numbers: list[Any] = []
+        self.dtypes: set[torch.dtype] = set()
         self.generator: torch.Generator | None = None
         self.device = _device_of(form.op, args, kwargs, targets)
         recording = _recordings.get(self.device.index)
@@ -257,19 +258,26 @@ class _Notes:
                 self.values.append(value)
                 parts += storage.nbytes(), kind
             self.storages.append(storage)
-        parts += tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
+        dtype = tensor.dtype
+        self.dtypes.add(dtype)
+        parts += dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
 
     def _host(self, tensor: torch.Tensor) -> None:
         """A number of the CPU, or indices."""
-        op_by_op.check_host(self.form.op, tensor, self.device)
+        if not op_by_op.check_kind(self.form.op, tensor):
+            raise op_by_op.mixed(self.form.op, tensor.device, self.device)
         value, kind = self.recording.value_of(storages.as_array(tensor, self.recording.device))
         self.values.append(value)
         self.storages.append(None)
+        self.dtypes.add(tensor.dtype)
         self.parts += "host", kind, tensor.dtype
 
     def key(self) -> Any:
         """What tells the op from all others, but for open numbers."""
         return self.recording.device.id, torch.get_default_dtype(), Settings.current(self.recording.platform), tuple(self.parts)
+
+    def is_unsure(self) -> bool:
+        return bool(self.numbers) and doubtful(self.form.name, self.numbers, self.dtypes)
 
     def problem(self) -> Problem:
         """The same call as `one_op` has it."""

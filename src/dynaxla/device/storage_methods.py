@@ -49,13 +49,13 @@ def _fill(storage: torch.UntypedStorage, value: int) -> torch.UntypedStorage:
     return storage
 
 
-def _write_file(storage: torch.UntypedStorage, *arguments: Any) -> None:
-    private.write_storage(_bytes(storage).cpu().untyped_storage(), *arguments)
+def _write_file(storage: torch.UntypedStorage, file: Any, is_real_file: bool, save_size: bool, element_size: int) -> None:
+    private.write_storage(_bytes(storage).cpu().untyped_storage(), file, is_real_file, save_size, element_size)
 
 
-def _set_from_file(storage: torch.UntypedStorage, *arguments: Any) -> torch.UntypedStorage:
+def _set_from_file(storage: torch.UntypedStorage, file: Any, offset: Any, is_real_file: bool, element_size: int) -> torch.UntypedStorage:
     host = torch.UntypedStorage(storage.nbytes())
-    private.read_storage(host, *arguments)
+    private.read_storage(host, file, offset, is_real_file, element_size)
     return _copy(storage, host)
 
 
@@ -91,7 +91,7 @@ def _refusing(name: str) -> Callable[..., Any]:
 
 def _choosing(method: Any, ours: Callable[..., Any]) -> Any:
     @functools.wraps(method)
-    def choose(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
+    def choose(self: torch.UntypedStorage | torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         given = (self, *(value for value in args if isinstance(value, torch.UntypedStorage)))
         if any(storage.device.type == storages.NAME for storage in given):
             return ours(self, *args, **kwargs)
@@ -100,8 +100,19 @@ def _choosing(method: Any, ours: Callable[..., Any]) -> Any:
     return choose
 
 
+def _no_address(tensor: torch.Tensor) -> int:
+    raise RuntimeError(f"a tensor on {tensor.device} has no address: copy it to the CPU first (.cpu())")
+
+
+# torch's own flag refuses a tensor's other addresses.
+_OF_TENSORS: dict[str, Callable[..., Any]] = {"const_data_ptr": _no_address}
+
+
 def install() -> None:
-    """Have these methods do this for the device's storages, and `torch.UntypedStorage(n, device="jax")` make one."""
+    """Have these methods do this for the device's storages and tensors, and `torch.UntypedStorage(n, device="jax")` make one."""
+    for name, ours in _OF_TENSORS.items():
+        if (method := getattr(torch.Tensor, name, None)) is not None:
+            setattr(torch.Tensor, name, _choosing(method, ours))
     for name, ours in {**_INSTEAD, **{name: _refusing(name) for name in _REFUSED}}.items():
         if (method := getattr(torch.UntypedStorage, name, None)) is not None:
             setattr(torch.UntypedStorage, name, _choosing(method, ours))

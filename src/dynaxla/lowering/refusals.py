@@ -60,8 +60,15 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
         return ""
     key = (op, _key(tuple(args)), _key(dict(kwargs)))
     if (known := _known.get(key)) is None:
-        known = _known[key] = _ask(op, args, kwargs)
+        known = _known[key] = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
     return known
+
+
+def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """As `refusal`, of just these numbers: kernels refuse some for their values, as 300 for an int8."""
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    # Those of one element are often filled without a look at the number.
+    return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors) else ""
 
 
 def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
@@ -101,10 +108,20 @@ def _key(value: Any) -> Any:
     return repr(value) if isinstance(value, (str, torch.dtype, type(None))) else type(value)
 
 
-def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+# The size of all dimensions of all tensors, and what is in them. Some kernels (linalg_cross) refuse other sizes than three before they look
+# at dtypes, some (lu_solve) zeros. A negative number means the sizes that tensors have, up to that one: the last dimension of a
+# grid_sampler's grid has as many numbers as space has dimensions.
+_TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
+
+
+# Of one number they warn that it has no degrees of freedom.
+_WARN_OF_ONE = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
+
+
+def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], trials: Sequence[tuple[int, int]]) -> str:
     schema = {argument.name: argument for argument in op._schema.arguments}
     with _disable_current_modes(), private.below_autograd(), torch.no_grad():
-        for size, content in _TRIALS:
+        for size, content in trials:
             small = [_small(argument, value, size, content) for argument, value in zip(op._schema.arguments, args, strict=False)]
             named = {name: _small(schema[name], value, size, content) for name, value in kwargs.items()}
             try:
@@ -119,12 +136,6 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
             else:
                 return ""
     return ""
-
-
-# The size of all dimensions of all tensors, and what is in them. Some kernels (linalg_cross) refuse other sizes than three before they look
-# at dtypes, some (lu_solve) zeros. A negative number means the sizes that tensors have, up to that one: the last dimension of a
-# grid_sampler's grid has as many numbers as space has dimensions.
-_TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
 
 
 def _small(argument: Any, value: Any, size: int, content: int) -> Any:

@@ -20,7 +20,7 @@ from ..dtypes import DType
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
 from ..memory_order import eager_order, untransposed
-from ..promotion import convert, expand
+from ..promotion import convert, expand, number
 from ..registry import lowers
 from .products_of_updates import product_of_update
 from .quantized_weights import product_of_quantized
@@ -243,11 +243,7 @@ def _scale(x: Array, factor: Any) -> Array:
     """x * factor; integers take a factor's whole part, as ATen does."""
     if isinstance(factor, (int, float, complex)) and factor == 1:
         return x
-    if not dtypes.is_inexact(x.dtype):
-        factor = int(factor)
-        if dtypes.is_integer(x.dtype):
-            factor = np.array(factor, np.int64).astype(x.dtype)
-    return lax.mul(x, lax.full_like(x, factor))
+    return lax.mul(x, number(factor, x.dtype))
 
 
 def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType) -> Array:

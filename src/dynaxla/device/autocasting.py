@@ -1,0 +1,69 @@
+"""`torch.autocast("jax")`: which ops run in the smaller dtype, which in float32, and which in the widest dtype among their operands: the
+same as on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..runtime import private
+from . import storages
+
+# Source: ATen/autocast_mode.cpp, of the key AutocastCPU: lower_precision_fp and promote. Its other ops have the policy fp32.
+_LOWER = frozenset([
+    "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "_convolution", "mm", "bmm",
+    "addmm", "addbmm", "baddbmm", "_addmm_activation", "linear", "matmul", "linalg_vecdot", "prelu", "scaled_dot_product_attention",
+    "mkldnn_rnn_layer", "_native_multi_head_attention",
+])  # fmt: skip
+_PROMOTE = frozenset(["stack", "cat", "index_copy"])
+
+
+def supported_dtypes() -> list[torch.dtype]:
+    return [torch.bfloat16, torch.float16]
+
+
+def _mapped(value: Any, cast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return cast(value) if _takes_part(value) else value
+    return type(value)([_mapped(item, cast) for item in value]) if type(value) in (list, tuple) else value
+
+
+def _takes_part(tensor: torch.Tensor) -> bool:
+    """Whether autocast may cast a tensor. Source: ATen/autocast_mode.h, is_eligible"""
+    return storages.is_ours(tensor) and tensor.dtype.is_floating_point and tensor.dtype != torch.float64
+
+
+def _widest(values: Iterable[Any]) -> torch.dtype:
+    """The dtype to promote to: float32 if one of the operands has it. Source: ATen/autocast_mode.h, prioritize"""
+    lower = torch.get_autocast_dtype(storages.NAME)
+    flat = [item for value in values for item in (value if isinstance(value, (list, tuple)) else (value,))]
+    found = {item.dtype for item in flat if isinstance(item, torch.Tensor) and _takes_part(item)}
+    if torch.float32 in found:
+        return torch.float32
+    if found - {lower}:
+        raise RuntimeError("Unexpected floating ScalarType in at::autocast::prioritize")
+    return lower
+
+
+def _kernel(op: Any, dtype_of: Callable[[Iterable[Any]], torch.dtype]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        dtype = dtype_of([*args, *kwargs.values()])
+        with private.without_autocast():
+            cast_args = _mapped(args, lambda tensor: tensor.to(dtype))
+            cast_kwargs = {name: _mapped(value, lambda tensor: tensor.to(dtype)) for name, value in kwargs.items()}
+            return op(*cast_args, **cast_kwargs)
+
+    return run
+
+
+def register(library: torch.library.Library) -> None:
+    """Give torch a kernel for each op that autocast casts for on the CPU. library: of ATen."""
+    for op in private.ops_with_kernel("AutocastCPU"):
+        name = op._schema.name.removeprefix("aten::")
+        if name in _LOWER:
+            kernel = _kernel(op, lambda _: torch.get_autocast_dtype(storages.NAME))
+        else:
+            kernel = _kernel(op, _widest if name in _PROMOTE else lambda _: torch.float32)
+        library.impl(op, kernel, private.SPARE_AUTOCAST_KEY)

@@ -1,0 +1,111 @@
+"""`torch.jax.Stream` and `torch.jax.Event`, for code that is written for devices with several queues. PJRT has one order of work for each
+device: all streams are that one, so none ever waits for another."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import jax
+import torch
+
+from . import places, storages
+
+
+def wait(index: int) -> None:
+    """Until all that has been given to a device is computed."""
+    jax.block_until_ready(_arrays(index))
+
+
+def is_done(index: int) -> bool:
+    return all(array.is_ready() for array in _arrays(index))
+
+
+def _arrays(index: int) -> list[jax.Array]:
+    device = places.jax_device(index)
+    return [array for array in jax.live_arrays() if array.devices() == {device}]
+
+
+class Stream:
+    """A device's order of work. Attributes: device; priority (as it was given: it decides nothing)."""
+
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
+        self.device = places.named(device)
+        self.priority = priority
+
+    @property
+    def device_index(self) -> int:
+        return self.device.index or 0
+
+    @property
+    def stream_id(self) -> int:
+        return 0
+
+    def synchronize(self) -> None:
+        wait(self.device_index)
+
+    def query(self) -> bool:
+        """Whether all that has been given to the device is computed."""
+        return is_done(self.device_index)
+
+    def wait_stream(self, stream: Stream) -> None:
+        """Work of one device is done in order; that of another one is waited for."""
+        if stream.device != self.device:
+            stream.synchronize()
+
+    def wait_event(self, event: Event) -> None:
+        if event.device is not None and event.device != self.device:
+            event.synchronize()
+
+    def record_event(self, event: Event | None = None) -> Event:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.device == self.device
+
+    def __hash__(self) -> int:
+        return hash(self.device)
+
+
+class Event:
+    """A point in a device's order of work. device: None before it is recorded."""
+
+    def __init__(self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False) -> None:
+        if interprocess:
+            raise NotImplementedError(f'events of the device "{storages.NAME}" cannot be shared between processes')
+        self.enable_timing = enable_timing
+        self.device: torch.device | None = None
+        self._seconds: float | None = None
+        self._before: list[jax.Array] = []
+
+    def record(self, stream: Stream | None = None) -> None:
+        """With timing, it waits until all earlier work is done: only then the time of that point is known."""
+        self.device = (stream or Stream()).device
+        self._before = _arrays(self.device.index or 0)
+        if self.enable_timing:
+            self.synchronize()
+            self._seconds = time.perf_counter()
+
+    def wait(self, stream: Stream | None = None) -> None:
+        (stream or Stream()).wait_event(self)
+
+    def synchronize(self) -> None:
+        jax.block_until_ready([array for array in self._before if not array.is_deleted()])
+        self._before = []
+
+    def query(self) -> bool:
+        return all(array.is_deleted() or array.is_ready() for array in self._before)
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds from this point to another one, all work between them included."""
+        if self._seconds is None or end_event._seconds is None:
+            raise RuntimeError("both events must be made with enable_timing=True, and recorded, before the time between them is asked for")
+        return (end_event._seconds - self._seconds) * 1e3

@@ -1,0 +1,174 @@
+"""What cannot be is torch's kind of error, and nothing has changed then."""
+
+from __future__ import annotations
+
+import io
+import logging
+from multiprocessing.reduction import ForkingPickler
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from dynaxla.observe import metrics
+
+from .harmless import check_a_sample_of_all_calls as check_a_sample_of_all_calls
+
+
+def check_numbers_beyond_a_dtype() -> None:
+    """A number's program is not another one's, whichever comes first."""
+    for first, second in ((5, 300), (300, 5)):
+        for call in (
+            torch.Tensor.fill_, lambda x, n: x.clamp(max=n), lambda x, n: x.masked_fill(x > 0, n), torch.full_like,
+            lambda x, n: x.index_fill(0, torch.tensor([0], device=x.device), n), lambda x, n: torch.where(x > 0, x, n),
+        ):  # fmt: skip
+            for number in (first, second):
+                theirs, mine = (torch.ones(3, dtype=torch.int8, device=place) for place in ("cpu", "jax"))
+                if number == 300:
+                    for x in (theirs, mine):
+                        with pytest.raises(RuntimeError, match="without overflow"):
+                            call(x, number)
+                    assert mine.tolist() == [1, 1, 1]
+                else:
+                    assert call(mine, number).tolist() == call(theirs, number).tolist()
+    x = torch.zeros(2, dtype=torch.float16, device="jax")
+    with pytest.raises(RuntimeError, match="without overflow"):
+        x.fill_(1e6)
+    assert (x + 1e6).tolist() == [torch.inf] * 2
+    assert (torch.ones(2, dtype=torch.int8, device="jax") + 300).tolist() == [45, 45]
+    whole = torch.arange(1, 4, device="jax")
+    assert (whole**2).tolist() == [1, 4, 9]
+    for power in (lambda: whole**-1, lambda: whole.pow_(-2)):
+        with pytest.raises(RuntimeError, match="negative integer powers"):
+            power()
+
+
+def check_errors_are_torchs() -> None:
+    """Of dtypes, shapes and devices: the CPU's message, and no word of torch's own attempts in the log."""
+    x = torch.arange(6, device="jax").view(2, 3)
+    with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        nn.functional.layer_norm(x, (3,))
+    with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
+        nn.functional.batch_norm(x, None, None, training=True)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        x.float() @ x.float()
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.masked_select(x.float(), x > 2, out=torch.zeros(1, device="jax").expand(3))
+    with pytest.raises(RuntimeError, match="same device"):
+        x + torch.ones(2, 3)
+    with pytest.raises(RuntimeError, match="cpu and jax:0"):
+        nn.Linear(3, 2)(x.float())
+    with pytest.raises(RuntimeError, match='there is no "jax:9"'):
+        torch.ones(2).to("jax:9")
+    with pytest.raises(TypeError, match=r"\.cpu\(\)"):
+        x.numpy()
+    with pytest.raises(TypeError, match=r"\.cpu\(\)"):
+        np.asarray(x)
+    with pytest.raises(RuntimeError, match="complex32"):
+        x.chalf()
+    with pytest.raises(NotImplementedError, match="sparse"):
+        x.to_sparse()
+    with pytest.raises(RuntimeError, match="to be on cpu"):
+        torch.tensor_split(x, torch.tensor([1], device="jax"))
+    with pytest.raises(RuntimeError, match="memory location"):
+        torch.take(x, torch.tensor([1, 2], device="jax"), out=x)
+    assert x.shape == (2, 3)
+    for ask in (x.data_ptr, getattr(x, "const_data_ptr", x.data_ptr)):
+        with pytest.raises(RuntimeError):
+            ask()
+    assert torch.ones(2).data_ptr() != 0
+
+
+def check_no_sharing() -> None:
+    x = torch.ones(2, device="jax")
+    for share in (x.share_memory_, lambda: nn.Linear(2, 2).to("jax").share_memory(), x.untyped_storage().share_memory_):
+        with pytest.raises(RuntimeError, match=r"\.cpu\(\)"):
+            share()
+    with pytest.raises(RuntimeError, match=r"\.cpu\(\)"):
+        ForkingPickler.dumps(x)
+
+
+def check_copies_that_need_not_wait() -> None:
+    x = torch.arange(3.0).to("jax", non_blocking=True)
+    assert x.to("cpu", non_blocking=True).tolist() == x.to("cpu", torch.float64, non_blocking=True).tolist() == [0, 1, 2]
+    assert nn.Linear(2, 2).to("jax", non_blocking=True).to("cpu", non_blocking=True).weight.device.type == "cpu"
+
+
+def check_ops_that_are_made_of_others() -> None:
+    """Ops without a lowering of their own are taken apart into one program."""
+    x = torch.randn(3, 4)
+
+    def compute(x: torch.Tensor) -> list[torch.Tensor]:
+        f = nn.functional
+        return [
+            f.mse_loss(x, x * 2), f.smooth_l1_loss(x, x * 3), f.huber_loss(x, -x), f.soft_margin_loss(x, x.sign()), f.mish(x),
+            f.multi_margin_loss(x, torch.ones(3, dtype=torch.long, device=x.device)), f.glu(x), f.hardswish(x), f.layer_norm(x, (4,)),
+        ]  # fmt: skip
+
+    before = metrics.snapshot().get("device_fallbacks", 0)
+    for mine, theirs in zip(compute(x.to("jax")), compute(x), strict=True):
+        torch.testing.assert_close(mine.cpu(), theirs, rtol=1e-4, atol=1e-5)
+    assert metrics.snapshot().get("device_fallbacks", 0) == before
+    operations = metrics.snapshot()["device_ops"]
+    nn.functional.layer_norm(x.to("jax"), (4,))
+    nn.functional.mse_loss(x.to("jax"), x.to("jax"))
+    assert metrics.snapshot()["device_ops"] == operations + 2
+
+
+def check_factors_are_inputs() -> None:
+    x = torch.randn(3, 3)
+    mine = x.to("jax")
+    compiled = []
+    for step in range(5):
+        numbers = {"beta": 0.3 * step + 0.2, "alpha": step + 1.5}
+        for name, left, right in (("addmm", x, x), ("addmv", x, x[0]), ("addr", x[0], x[1])):
+            first = x[0] if name == "addmv" else x
+            expected = getattr(torch, name)(first, left, right, **numbers)
+            actual = getattr(torch, name)(first.to("jax"), left.to("jax"), right.to("jax"), **numbers)
+            torch.testing.assert_close(actual.cpu(), expected, rtol=1e-4, atol=1e-5)
+        compiled.append(metrics.snapshot()["compile"])
+    assert compiled[0] == compiled[-1]
+    assert torch.addmm(mine * torch.nan, mine, mine, beta=0).isfinite().all()
+
+
+def check_statistics_of_batches() -> None:
+    """They are written with `out`, too."""
+    for place in ("cpu", "jax"):
+        x = torch.arange(12.0).reshape(4, 3).to(place)
+        mean, variance = torch.zeros(3, device=place), torch.ones(3, device=place)
+        made = [torch.empty(0, device=place) for _ in range(3)]
+        torch.native_batch_norm(x, None, None, mean, variance, True, 0.1, 1e-5, out=made)
+        torch.testing.assert_close(mean.cpu(), torch.tensor([0.45, 0.55, 0.65]))
+        assert made[0].shape == (4, 3)
+
+
+def check_no_untrue_warnings() -> None:
+    """Of degrees of freedom; these checks run with warnings as errors."""
+    x = torch.randn(3, 2)
+    for mine, theirs in ((x.to("jax").std(0), x.std(0)), (x.to("jax").var(), x.var()), (torch.var_mean(x.to("jax"), 1)[0], x.var(1))):
+        torch.testing.assert_close(mine.cpu(), theirs)
+
+
+def check_refused_calls_are_not_logged() -> None:
+    """torch logs whatever its fake kernels refuse; the error alone is enough."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    logger.addHandler(handler)
+    try:
+        with pytest.raises(RuntimeError):
+            torch.ones(3, 4, device="jax") @ torch.ones(3, 5, device="jax")
+    finally:
+        logger.removeHandler(handler)
+    assert not records
+    assert not logger.filters
+
+
+def check_files_for_others() -> None:
+    """What is saved here can be read where there is no device: the names are in the file, map_location leads elsewhere."""
+    file = io.BytesIO()
+    torch.save({"x": torch.arange(3.0).to("jax")}, file)
+    file.seek(0)
+    assert torch.load(file, map_location="cpu")["x"].tolist() == [0, 1, 2]

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test test-range conformance random-programs surroundings explore generate stress lower-everywhere \
+.PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate stress lower-everywhere \
 	gpu-programs gpu gpu-table lint format
 
 install: $(INSTALLED)
@@ -24,6 +24,10 @@ test: install
 # PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2"
 conformance: install
 	PYTHONPATH=tests $(VENV)/bin/python -m conformance $(ARGS)
+
+# The same in eager mode on the device "jax"; it goes on where it was stopped, e.g. make conformance-device ARGS="--db op_db --max-samples 2"
+conformance-device: install
+	PYTHONPATH=tests $(VENV)/bin/python -m conformance --device $(ARGS)
 
 # Random programs compared with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2", or ARGS=--faults
 random-programs: install

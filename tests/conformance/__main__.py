@@ -14,15 +14,19 @@ from typing import BinaryIO
 
 from . import report
 from .entries import DATABASES, DTYPES, KINDS, Case, cases
+from .expected import EXPECTED, ON_THE_DEVICE
 from .pool import run_all
 
 RESULTS = Path(".conformance/results.jsonl")
+DEVICE_RESULTS = Path(".conformance/device.jsonl")
+DEVICE_COMMAND = (sys.executable, "-m", "conformance.device_suite")
 PAGE = Path("docs/op_coverage.md")
 
 
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     wanted = selected(options)
+    options.results = options.results or (DEVICE_RESULTS if options.device else RESULTS)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.results.unlink(missing_ok=True)
@@ -31,11 +35,11 @@ def main(argv: list[str] | None = None) -> int:
     print(f"{len(wanted)} cases, {len(wanted) - len(remaining)} of them known from {options.results}", flush=True)
     if remaining:
         _run(remaining, known, options)
-    summary = report.Summary([known[str(case)] for case in wanted])
+    summary = report.Summary([known[str(case)] for case in wanted], ON_THE_DEVICE if options.device else EXPECTED)
     print(summary.text())
     if options.write_docs:
         whole = all(str(case) in known and known[str(case)]["complete"] for case in cases())
-        if not whole or len(wanted) != len(list(cases())):
+        if options.device or not whole or len(wanted) != len(list(cases())):
             raise SystemExit("docs/op_coverage.md is written by a run of all cases with all their samples")
         PAGE.write_text(report.coverage_page(summary))
     return 0 if summary.good else 1
@@ -75,6 +79,7 @@ def _run(remaining: list[Case], known: dict[str, report.Result], options: argpar
             together=options.together,
             silence_seconds=options.seconds,
             log=options.results,
+            command=DEVICE_COMMAND if options.device else None,
         )
 
 
@@ -124,7 +129,8 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--together", type=int, default=8, metavar="N", help=together)
     made.add_argument("--shards", type=int, default=1, help="processes")
     made.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
-    made.add_argument("--results", type=Path, default=RESULTS, help="cases found there are not run again")
+    made.add_argument("--device", action="store_true", help='in eager mode on the device "jax", instead of compiled')
+    made.add_argument("--results", type=Path, help=f"cases found there are not run again; {RESULTS} or {DEVICE_RESULTS} if not given")
     made.add_argument("--retry", action="store_true", help="run the cases that failed again")
     made.add_argument("--write-docs", action="store_true", help=f"write {PAGE}")
     made.add_argument("--fresh", action="store_true", help="forget the results there")

@@ -43,6 +43,19 @@ EXPECTED: tuple[Expected, ...] = (
     Expected("python_ref_db", "_refs.as_strided_copy", _ALL, ("noncontiguous",), "UnsupportedOp", _AROUND),
 )
 
+# In eager mode on the device. (tests/device_cases/refused.py shows the errors.)
+_PLAIN = ("samples", "noncontiguous", "zero_size")
+ON_THE_DEVICE: tuple[Expected, ...] = (
+    *[
+        Expected("op_db", "chalf", (dtype,), (*_PLAIN, *(("gradients",) if dtype == "float64" else ())), "RuntimeError", _HALF)
+        for dtype in _ALL
+    ],
+    Expected("python_ref_db", "_refs._conversions.chalf", _ALL, _PLAIN, "RuntimeError", _HALF),
+    Expected("op_db", "tensor_split", _ALL, _PLAIN, "RuntimeError", "torch wants a tensor of sections on the CPU, whatever the device"),
+    Expected("op_db", "tensor_split", ("float64",), ("gradients",), "RuntimeError", "torch wants a tensor of sections on the CPU"),
+    Expected("op_db", "to_sparse", _ALL, _PLAIN, "NotImplementedError", "the device has strided tensors only"),
+)
+
 
 def by_case(known: Iterable[Expected] = EXPECTED) -> dict[str, Expected]:
     """Raises: ValueError for a case that is named twice."""

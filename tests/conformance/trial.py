@@ -19,7 +19,7 @@ from . import judge, randomness
 from .calls import copy_tensors, joined, widened
 from .entries import Trial
 
-_SEED = 20
+SEED = 20
 _MOST_PROGRAMS = 150
 
 
@@ -103,7 +103,7 @@ class Runner:
         """Raises: Raised."""
         self._make_room()
         tensors = [copy_tensors(trial.call.tensors) for trial in trials]
-        torch.manual_seed(_SEED)
+        torch.manual_seed(SEED)
         try:
             function = torch.compile(joined([trial.call for trial in trials]), backend=self.backend, fullgraph=True, dynamic=False)
             with torch.no_grad():
@@ -195,7 +195,7 @@ class Runner:
         finally:
             torch.set_default_dtype(default)
 
-    def _call(self, trial: Trial, backend: str | None, seed: int = _SEED, wide: bool = False) -> Run:
+    def _call(self, trial: Trial, backend: str | None, seed: int = SEED, wide: bool = False) -> Run:
         """Raises: Raised."""
         call = trial.call
         if isinstance(call.function, torch.nn.Module):
@@ -213,8 +213,8 @@ class Runner:
             with torch.set_grad_enabled(trial.differentiate):
                 result = function(*tensors)
             drew = not torch.equal(before, torch.get_rng_state())
-            states = _states(call.function)
-            gradients = _gradients((trial.process or _identity)(result), [*tensors, *states]) if trial.differentiate else None
+            states = states_of(call.function)
+            gradients = gradients_of((trial.process or _identity)(result), [*tensors, *states]) if trial.differentiate else None
         except Exception as error:
             raise Raised(error) from error
         return Run([*tensors, *states], result, gradients, drew)
@@ -329,22 +329,24 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def _states(function: Any) -> list[torch.Tensor]:
+def states_of(function: Any) -> list[torch.Tensor]:
     return [*function.parameters(), *function.buffers()] if isinstance(function, torch.nn.Module) else []
 
 
-def _gradients(results: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
+def gradients_of(results: Any, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor | None] | None:
     """Of all inputs that require them, under random cotangents; None if nothing can be differentiated."""
     outputs = [leaf for leaf in judge.leaves(results) if leaf.requires_grad]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     if not outputs or not wanted:
         return None
     generator = torch.Generator().manual_seed(1)
-    cotangents = [torch.randn(leaf.shape, dtype=leaf.dtype, generator=generator) for leaf in outputs]
+    cotangents = [torch.randn(leaf.shape, dtype=leaf.dtype, device="cpu", generator=generator).to(leaf.device) for leaf in outputs]
     return list(torch.autograd.grad(outputs, wanted, cotangents, allow_unused=True))
 
 
 def quiet() -> None:
-    """torch's databases use deprecated and beta functions on purpose; a warning that dynaxla or JAX gives is an error."""
+    """torch's databases use deprecated and beta functions on purpose; a warning that dynaxla or JAX gives is an error, but for one of
+    torch's own."""
     warnings.simplefilter("ignore")
     warnings.filterwarnings("error", module=r"(dynaxla|jax|jaxlib)(\.|$)")
+    warnings.filterwarnings("ignore", "An output with one or more elements was resized")

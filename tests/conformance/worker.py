@@ -11,7 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import torch
@@ -22,12 +22,19 @@ from .entries import Case, Trial, tolerance_of, trials, uninitialised
 from .trial import Runner, quiet
 
 Result = dict[str, Any]
+R = TypeVar("R", bound=Runner)
 
 
-def run_case(case: Case, max_samples: int | None = None, together: int = 1, progress: Callable[[int], None] = lambda index: None) -> Result:
+def run_case(
+    case: Case,
+    max_samples: int | None = None,
+    together: int = 1,
+    progress: Callable[[int], None] = lambda index: None,
+    runner: Runner | None = None,
+) -> Result:
     """Counts and the first failure of each label.
 
-    together: how many calls may be compiled as one function.
+    together: how many calls may be compiled as one function; runner: what runs the calls, if not the one that compiles them.
     Result: passed; skipped (by reason), failed (by label), notes (on passed calls): counts; examples: label -> first call and message;
     executed, fallback: the ATen ops that XLA ran, and those that torch's kernels ran for want of a lowering; complete: all samples ran.
     """
@@ -36,7 +43,7 @@ def run_case(case: Case, max_samples: int | None = None, together: int = 1, prog
     before = observed.counts()
     verdicts: Counter[tuple[str, str]] = Counter()
     examples: dict[str, dict[str, str]] = {}
-    runner = runner_of(case)
+    runner = runner or runner_of(case)
     database = _Database(itertools.islice(trials(case), max_samples), progress)
     for trial, outcome in runner.outcomes(database, together):
         verdicts[outcome.verdict, outcome.label] += 1
@@ -61,7 +68,7 @@ def run_case(case: Case, max_samples: int | None = None, together: int = 1, prog
     }
 
 
-def runner_of(case: Case) -> Runner:
+def runner_of(case: Case, kind: type[R] = Runner) -> R:
     """With the case's tolerances."""
     override = tolerance_of(case)
 
@@ -69,7 +76,7 @@ def runner_of(case: Case) -> Runner:
         default = judge.default_tolerance(dtype)
         return max(default[0], override[0]), max(default[1], override[1]) if default != (0, 0) else default
 
-    return Runner(tolerance, uninitialised=uninitialised(case))
+    return kind(tolerance, uninitialised=uninitialised(case))
 
 
 class _Database:
@@ -105,8 +112,11 @@ def clean() -> None:
     gc.collect()
 
 
-def main() -> None:
-    """Read cases from descriptor 0, write to the descriptor named as argument: {"sample": i} before each call, then the result."""
+def main(runner: Callable[[Case], Runner] = runner_of, cases_between: int = 1) -> None:
+    """Read cases from descriptor 0, write to the descriptor named as argument: {"sample": i} before each call, then the result.
+
+    cases_between: how many cases there are from one cleaning to the next.
+    """
     answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
     prepare()
 
@@ -114,10 +124,12 @@ def main() -> None:
         answers.write(json.dumps(message) + "\n")
 
     send({"ready": True})
-    for line in sys.stdin:
+    for number, line in enumerate(sys.stdin, 1):
         request = json.loads(line)
-        result = run_case(Case(*request["case"]), request["max_samples"], request["together"], lambda index: send({"sample": index}))
-        clean()
+        case = Case(*request["case"])
+        result = run_case(case, request["max_samples"], request["together"], lambda index: send({"sample": index}), runner(case))
+        if not number % cases_between:
+            clean()
         send(result | {"kilobytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss})
 
 

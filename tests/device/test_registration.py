@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 from newer import not_in_oldest
 from scripts import completed, run_script
@@ -20,6 +22,17 @@ def test_nothing_is_registered_unless_asked() -> None:
 @_HOLLOW
 def test_storages() -> None:
     run_script("import device_cases; device_cases.run('storages')")
+
+
+@_HOLLOW
+def test_files_where_there_is_no_device(tmp_path: Path) -> None:
+    """In a process that has not enabled it, torch says which device is missing; map_location leads to another one."""
+    path = tmp_path / "file.pt"
+    run_script(f"import torch, dynaxla; dynaxla.enable_device(); torch.save(torch.arange(3.0).to('jax'), {str(path)!r})")
+    done = completed(f"import torch; torch.load({str(path)!r})")
+    assert done.returncode == 1
+    assert "jax:0" in done.stderr
+    run_script(f"import torch; assert torch.load({str(path)!r}, map_location='cpu').tolist() == [0, 1, 2]")
 
 
 @_HOLLOW

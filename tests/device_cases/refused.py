@@ -73,7 +73,10 @@ def check_errors_are_torchs() -> None:
         torch.tensor_split(x, torch.tensor([1], device="jax"))
     with pytest.raises(RuntimeError, match="memory location"):
         torch.take(x, torch.tensor([1, 2], device="jax"), out=x)
-    assert x.shape == (2, 3)
+    wide = torch.zeros(6, device="jax").expand(2, 6)
+    with pytest.raises(RuntimeError, match="single memory location"):
+        torch.index_select(torch.ones(3, 6, device="jax"), 1, torch.tensor([0, 1], device="jax"), out=wide)
+    assert (x.shape, wide.shape) == ((2, 3), (2, 6))
     for ask in (x.data_ptr, getattr(x, "const_data_ptr", x.data_ptr)):
         with pytest.raises(RuntimeError):
             ask()

@@ -378,8 +378,9 @@ _APART = frozenset(["take", "index_select", "gather", "index", "cat"])
 
 
 def _check_operands_memory(name: str, operands: Sequence[Operand | Number], targets: Sequence[Operand]) -> None:
-    """Source: ATen/MemoryOverlap.cpp, assert_no_overlap"""
+    """Before results are resized. Source: ATen/MemoryOverlap.cpp, assert_no_overlap and assert_no_internal_overlap"""
     for target in targets if name in _APART else ():
+        memory.refuse_shared_elements(target.place)
         for operand in operands:
             if isinstance(operand, Operand) and operand.slot == target.slot and memory.overlaps(operand.place, target.place):
                 raise RuntimeError(

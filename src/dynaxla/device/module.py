@@ -13,7 +13,7 @@ import jax
 import torch
 
 from .. import forks
-from . import autocasting, generators, places, recording, work_order
+from . import autocasting, generators, places, work_order
 from .work_order import Event as Event
 from .work_order import Stream as Stream
 
@@ -102,9 +102,7 @@ def get_device_name(device: Which = None) -> str:
 
 def synchronize(device: Which = None) -> None:
     """Wait until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
-    index = _index(device)
-    recording.run_all()
-    work_order.wait(index)
+    work_order.wait(_index(device))
 
 
 def current_stream(device: Which = None) -> Stream:

@@ -9,15 +9,17 @@ from typing import Any
 import jax
 import torch
 
-from . import places, storages
+from . import places, recording, storages
 
 
 def wait(index: int) -> None:
-    """Until all that has been given to a device is computed."""
+    """Until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
+    recording.run_all()
     jax.block_until_ready(_arrays(index))
 
 
 def is_done(index: int) -> bool:
+    recording.run_all()
     return all(array.is_ready() for array in _arrays(index))
 
 

@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
 
-.PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate stress lower-everywhere \
-	gpu-programs gpu gpu-table lint format
+.PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate device-models stress \
+	lower-everywhere gpu-programs gpu gpu-table lint format
 
 install: $(INSTALLED)
 
@@ -45,6 +45,10 @@ explore: install
 # on a core
 generate: install
 	$(VENV)/bin/python -m pytest -m slow tests/test_generate.py $(ARGS)
+
+# The ten models, and others of timm and transformers with `generate`, unmodified on the device "jax", compared with the CPU: half an hour
+device-models: install
+	$(VENV)/bin/python -m pytest -m slow tests/device/test_models_on_the_device.py $(ARGS)
 
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install

@@ -29,6 +29,7 @@ ELSEWHERE = {
     "device/test_registration.py": (
         "device/storages device/storage_methods device/copies device/places device/generators device/module device/beginnings"
     ),
+    "device/test_models_on_the_device.py": "device/moves",
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

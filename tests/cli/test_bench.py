@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
+from newer import not_in_oldest
+from scripts import run_script
 from tiny_bench import TINY, fail, invoke, wrapped
 
 from dynaxla.bench import engines, report, suites
@@ -48,6 +50,43 @@ def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, 
         assert shown in (tmp_path / "tiny-cpu-batch1-float32.md").read_text()
 
 
+@not_in_oldest("storages that can be made without memory")
+def test_the_device_jax(tmp_path: Path) -> None:
+    """In a process of its own, since enabling the device is for a process's life."""
+    run_script(_ON_THE_DEVICE, [str(tmp_path)])
+    data = json.loads((tmp_path / "tiny-jax-batch2-float32.json").read_text())
+    rows = {row["engine"]: row for row in data["models"][0]["rows"]}
+    assert list(rows) == ["eager", "dynamo", "dynamo_aot"]
+    assert all(row["good"] for row in rows.values())
+    assert all(len(row["wall_samples"]) == len(row["amortized_samples"]) == 2 for row in rows.values())
+    markdown = (tmp_path / "tiny-jax-batch2-float32.md").read_text()
+    assert "| model | dynamo | dynamo, 10 calls for a wait | dynamo_aot | dynamo_aot, 10 calls for a wait |" in markdown
+    trained = json.loads((tmp_path / "tiny-training-adamw-jax-batch4-float32.json").read_text())
+    assert [row["good"] for row in trained["models"][0]["rows"]] == [True]
+
+
+_ON_THE_DEVICE = """
+import sys
+from tiny_bench import TINY, invoke, wrapped
+from dynaxla.bench import engines, suites
+suites.SUITES["tiny"] = [TINY]
+for arguments, known in [
+    (("--engines", "inductor"), "no engine 'inductor' on the device jax; there are: eager, dynamo, dynamo_aot, dynaxla"),
+    (("--baseline", "torchscript"), "no engine 'torchscript' on the device jax"), (("--memory",), "--memory is for cpu and cuda"),
+]:
+    result = invoke("--suite", "tiny", "--device", "jax", *arguments)
+    assert result.exit_code == 2 and known in result.output, result.output
+result = invoke("--suite", "tiny", "--device", "jax:99")
+assert result.exit_code == 2 and "no device 'jax:99'" in result.output, result.output
+for more in (["--engines", "eager,dynamo,dynamo_aot", "--batch", "2"], ["--training", "--optimizer", "adamw", "--engines", "eager"]):
+    result = invoke("--suite", "tiny", "--device", "jax", "--rounds", "2", "--output", sys.argv[1], *more)
+    assert result.exit_code == 0, result.output
+engines.ENGINES["dynamo"] = wrapped("dynamo", lambda y: y.cpu())
+result = invoke("--suite", "tiny", "--device", "jax", "--rounds", "1", "--engines", "dynamo")
+assert result.exit_code == 1 and "NO: device cpu, the model is on jax:0" in result.output, result.output
+"""
+
+
 @pytest.mark.parametrize(
     ("arguments", "known"),
     [
@@ -58,7 +97,7 @@ def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, 
         (("--engines", "torch_xla"), "torch_xla is not installed"),
         (("--baseline", "speed"), "eager, inductor"),
         (("--dtype", "float8"), "float32, bfloat16, float16, float64"),
-        (("--device", "abacus"), "cpu, cuda"),
+        (("--device", "abacus"), "cpu, cuda, cuda:N, jax"),
         (("--device", "meta"), "cpu, cuda"),
         (("--device", "cuda:99"), "CUDA devices"),
         (("--output", "/dev/null/here"), "cannot write"),

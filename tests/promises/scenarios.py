@@ -251,6 +251,31 @@ def no_side_effects() -> None:
     assert keeps_freed_memory() in (True, None)
 
 
+def the_device() -> None:
+    """`enable_device` changes what it is there to change, and what runs on the device nothing more; twice is once."""
+    model = network()
+    for _ in range(2):
+        dynaxla.enable_device()
+    mine = copy.deepcopy(model).to("jax")
+    optimizer = torch.optim.AdamW(mine.parameters())
+    x = randn(3, 8)
+
+    def train() -> None:
+        mine(x.to("jax")).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for thread in [threading.Thread(target=train, daemon=True) for _ in range(2)]:
+        thread.start()
+        thread.join()
+    nn.functional.dropout(mine(x.to("jax"))).cpu()
+    x.to("jax").nonzero()
+    with pytest.raises(RuntimeError, match="same device"):
+        mine(x)
+    check(lambda x: nn.functional.relu(x) * 2, x)
+    model(x).sum().backward()
+
+
 class FromOutside:
     """Lets another thread look at the state while a step is being recorded. The step only counts, and waits for the other's count."""
 
@@ -317,6 +342,6 @@ def recording() -> None:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        eagers_results, no_stale_parameters, nothing_lost, no_dead_ends, clear_failure, no_side_effects, recording,
+        eagers_results, no_stale_parameters, nothing_lost, no_dead_ends, clear_failure, no_side_effects, recording, the_device,
     )
 }  # fmt: skip

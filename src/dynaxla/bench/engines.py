@@ -226,22 +226,36 @@ USUAL: Mapping[str, list[str]] = {
     "models": ["eager", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
     "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
 }
+# Those that run tensors of the device "jax". There, eager mode runs each op as a program of XLA's, and what is right the CPU says.
+ON_THE_DEVICE_JAX = ("eager", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace")
 QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
 TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace"]
 
 
-def choose(names: Iterable[str], usual: Sequence[str]) -> tuple[list[Engine], list[str]]:
+def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[str]:
+    """Which engines a suite is measured with, if none are named. device: the kind of device that tensors are on."""
+    if device == "jax":
+        names = ["eager", "dynaxla", "dynaxla_step", "dynaxla_retrace"] if training else ["eager", "dynaxla", "dynaxla_retrace"]
+        return names if training or quick else ["dynamo", "dynamo_aot", *names]
+    return TRAINING if training else QUICK if quick else USUAL.get(suite, list(ENGINES))
+
+
+def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[Engine], list[str]]:
     """Engines by name, in the table's order, and notes about those left out. Without names: the usual ones that can be used here.
+
+    device: the kind of device that tensors are on.
 
     Raises: BenchmarkError for an unknown name, and for a named engine that cannot be used here.
     """
     wanted = list(dict.fromkeys(names))
-    unknown = [name for name in wanted if name not in ENGINES]
+    known = list(ON_THE_DEVICE_JAX if device == "jax" else ENGINES)
+    unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise BenchmarkError(f"no engine {', '.join(map(repr, unknown))}; there are: {', '.join(ENGINES)}")
+        where = " on the device jax" if device == "jax" else ""
+        raise BenchmarkError(f"no engine {', '.join(map(repr, unknown))}{where}; there are: {', '.join(known)}")
     chosen, notes = [], []
     for engine in ENGINES.values():
-        if engine.name not in (wanted or usual):
+        if engine.name not in known or engine.name not in (wanted or usual):
             continue
         obstacle = engine.obstacle()
         if not obstacle:

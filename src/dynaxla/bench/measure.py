@@ -43,7 +43,7 @@ class Settings:
 
     Attributes: placement; iterations_per_run (calls timed together); randomize_input (new values at each call, instead of one input);
     baseline (the engine that is 1.00); rounds, or else seconds of timing for each engine of a model; memory (measure it); traceback
-    (print those of failures).
+    (print those of failures); amortized (also time that many calls with one wait at their end; 0: do not).
     """
 
     placement: Placement = field(default_factory=Placement)
@@ -54,6 +54,7 @@ class Settings:
     seconds: float = 3.0
     memory: bool = False
     traceback: bool = False
+    amortized: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Row:
 
     Attributes: first_call_seconds; first_phases, seconds of dynaxla's phases in the first call; call_phases, milliseconds of them in one
     timed call; traces, how often a graph was traced in all timed calls; wall and cpu, milliseconds per call, and their samples, one of
-    each round; speedup over the baseline; agreement with eager; memory.
+    each round; amortized, milliseconds per call where several share one wait, and its samples; speedup over the baseline; agreement with
+    eager; memory.
     """
 
     model: str
@@ -92,6 +94,8 @@ class Row:
     cpu: Spread | None = None
     wall_samples: list[float] = field(default_factory=list)
     cpu_samples: list[float] = field(default_factory=list)
+    amortized: Spread | None = None
+    amortized_samples: list[float] = field(default_factory=list)
     speedup: float | None = None
     agreement: Agreement | None = None
     memory: Memory | None = None
@@ -155,6 +159,7 @@ class _Measurement:
         self.case, self.settings, self.generator, self.progress = case, settings, generator, progress
         progress.step("building")
         self.model = settings.placement.model(case)
+        self.judge = self.model if settings.placement.judge is settings.placement else settings.placement.judge.model(case)
         # The second input is kept for after the timing: what was compiled for the first must be right for it too.
         self.inputs = [self._fresh(), self._fresh()]
         self.expected: list[Any] = []
@@ -167,16 +172,17 @@ class _Measurement:
     def run(self, engines: Sequence[Engine]) -> ModelResult:
         rows = {engine.name: Row(self.case.name, engine.name) for engine in engines}
         result = ModelResult(self.case.name, list(rows.values()))
+        judged = [tuple(tensor.to(self.settings.placement.judge.device) for tensor in args) for args in self.inputs]
         try:
-            self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.model(*args)) for args in self.inputs]
+            self.expected = [pytree.tree_map_only(torch.Tensor, torch.clone, self.judge(*args)) for args in judged]
         except Exception as error:
             for row in result.rows:
                 row.failure = f"eager itself fails: {self._reason(error)}"
             return result
-        self.reference = in_float64(self.model, self.inputs)
+        self.reference = in_float64(self.judge, judged)
         if self.settings.placement.training:
             # Gradients may be that uncertain: a maximum that changes places moves them, and deep networks have many.
-            self.moved = [moved(self.model, args) for args in self.inputs]
+            self.moved = [moved(self.judge, args) for args in judged]
         self.progress.step("counting what TorchDynamo captures")
         if not self.settings.placement.training:
             try:
@@ -262,6 +268,9 @@ class _Measurement:
                         timing = runners[name].time(batches[1:])
                     rows[name].wall_samples.append(timing.wall_seconds / settings.iterations_per_run * 1e3)
                     rows[name].cpu_samples.append(timing.cpu_seconds / settings.iterations_per_run * 1e3)
+                    if settings.amortized:
+                        timing = runners[name].time([batches[0]] * settings.amortized)
+                        rows[name].amortized_samples.append(timing.wall_seconds / settings.amortized * 1e3)
             share = (number + 1) / settings.rounds if settings.rounds else min(1.0, (time.perf_counter() - start) / max(budget, 1e-9))
             self.progress.step(f"round {number + 1}", (share - reported) * STEPS_OF_ROUNDS)
             reported = share
@@ -270,6 +279,7 @@ class _Measurement:
             calls = len(row.wall_samples) * settings.iterations_per_run
             if calls:
                 row.wall, row.cpu = Spread.of(row.wall_samples), Spread.of(row.cpu_samples)
+                row.amortized = Spread.of(row.amortized_samples) if row.amortized_samples else None
                 row.call_phases = {phase: seconds / calls * 1e3 for phase, seconds in timings[name].seconds.items()}
                 row.traces = timings[name].traces
 
@@ -282,6 +292,13 @@ class _Measurement:
                 row.agreement = worst([row.agreement, self._agreement(runner.call(self.inputs[1]), 1)])
 
     def _agreement(self, result: Any, index: int) -> Agreement:
+        if self.judge is not self.model:
+            stray = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {
+                str(self.settings.placement.device)
+            }
+            if stray:
+                return Agreement(False, detail=f"device {', '.join(stray)}, the model is on {self.settings.placement.device}")
+            result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
         training = bool(self.settings.placement.training)
         return compare(result, self.expected[index], reference, gradients=training, moved=self.moved[index])
@@ -329,21 +346,27 @@ def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
 
 
 @contextlib.contextmanager
-def prepared_process(threads: int) -> Iterator[list[str]]:
-    """Give torch this many threads, and so dynaxla's XLA pool too; start with empty caches on disk.
+def pool_of(threads: int) -> Iterator[list[str]]:
+    """JAX's own CPU client, which torchax and the device "jax" use, reads the size of its pool from PJRT_NPROC when it is made. Yields
+    notes for the report."""
+    if os.environ.get("PJRT_NPROC"):
+        yield [f"XLA's CPU pools have PJRT_NPROC={os.environ['PJRT_NPROC']} threads, as the environment says."]
+        return
+    os.environ["PJRT_NPROC"] = str(threads)
+    try:
+        yield []
+    finally:
+        del os.environ["PJRT_NPROC"]
 
-    Yields notes for the report. JAX's own CPU client, which torchax uses, reads the size of its pool from PJRT_NPROC when it is made.
-    """
+
+@contextlib.contextmanager
+def prepared_process(threads: int) -> Iterator[list[str]]:
+    """Give torch this many threads, and so dynaxla's XLA pool too; start with empty caches on disk. Yields notes for the report."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    notes: list[str] = []
     with contextlib.ExitStack() as stack:
         stack.callback(torch.set_num_threads, before)
-        if os.environ.get("PJRT_NPROC"):
-            notes.append(f"XLA's CPU pools have PJRT_NPROC={os.environ['PJRT_NPROC']} threads, as the environment says.")
-        else:
-            os.environ["PJRT_NPROC"] = str(threads)
-            stack.callback(os.environ.pop, "PJRT_NPROC", None)
+        notes = stack.enter_context(pool_of(threads))
         stack.enter_context(empty_caches())
         if os.environ.get("JAX_COMPILATION_CACHE_DIR"):
             notes.append("JAX_COMPILATION_CACHE_DIR is set: dynaxla's first calls may have found programs of an earlier run.")

@@ -52,14 +52,17 @@ class Report:
         """Rows that failed or disagree with eager."""
         return [row for row in self.rows if not row.good]
 
-    def geometric_mean(self, engine: str, over: str) -> tuple[float, int] | None:
+    def geometric_mean(self, engine: str, over: str, *, amortized: bool = False) -> tuple[float, int] | None:
         """Of the speedups of one engine over another, and how many models it is of: those on which both succeed and are right."""
-        ratios = []
-        for model in self.models:
-            mine, theirs = (next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over))
-            if mine is not None and theirs is not None and mine.wall is not None and theirs.wall is not None:
-                ratios.append(theirs.wall.median / mine.wall.median)
+        ratios = [ratio for model in self.models if (ratio := ratio_of(model, engine, over, amortized=amortized)) is not None]
         return (math.exp(sum(map(math.log, ratios)) / len(ratios)), len(ratios)) if ratios else None
+
+
+def ratio_of(model: ModelResult, engine: str, over: str, *, amortized: bool = False) -> float | None:
+    """How many times as fast one engine is as another. amortized: where several calls share one wait."""
+    rows = [next((row for row in model.rows if row.engine == name and row.good), None) for name in (engine, over)]
+    mine, theirs = [None if row is None else row.amortized if amortized else row.wall for row in rows]
+    return None if mine is None or theirs is None else theirs.median / mine.median
 
 
 def environment() -> dict[str, str]:
@@ -99,6 +102,9 @@ _COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("agrees", lambda row: _agreement(row)),
     ("error", lambda row: f"{row.agreement.error:.1e}" if row.agreement else "-"),
 ]
+_AMORTIZED_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
+    ("median ms, amortized", lambda row: _median(row.amortized, "{:.4g}")),
+]
 _MEMORY_COLUMNS: list[tuple[str, Callable[[Row], str]]] = [
     ("peak MiB", lambda row: f"{row.memory.peak_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
     ("kept MiB", lambda row: f"{row.memory.kept_bytes / MEBIBYTE:.0f}" if row.memory else "-"),
@@ -137,12 +143,16 @@ class Grid:
 
 def grids(report: Report) -> list[Grid]:
     """Everything that is shown, in order."""
-    found = [_measurements(report), _speedups(report), _first_phases(report), _call_phases(report), _captured(report)]
+    found = [
+        _measurements(report), _speedups(report), _capture_alone(report), _first_phases(report), _call_phases(report), _captured(report),
+    ]  # fmt: skip
     return [grid for grid in found if grid is not None and grid.lines]
 
 
 def _measurements(report: Report) -> Grid:
-    columns = _COLUMNS + (_MEMORY_COLUMNS if report.settings.memory else [])
+    columns = [
+        *_COLUMNS, *(_AMORTIZED_COLUMNS if report.settings.amortized else []), *(_MEMORY_COLUMNS if report.settings.memory else []),
+    ]  # fmt: skip
     lines = [[show(row) for _, show in columns] for row in report.rows]
     return Grid(f"Measurements (baseline: {report.settings.baseline})", [heading for heading, _ in columns], lines, 2)
 
@@ -156,6 +166,26 @@ def _speedups(report: Report) -> Grid:
     lines.append(["geometric mean", *["-" if mean is None else f"{mean[0]:.3f}" for mean in means]])
     lines.append(["models in it", *["0" if mean is None else str(mean[1]) for mean in means]])
     return Grid(f"Speedup over {report.settings.baseline}", ["model", *report.engines], lines)
+
+
+# They capture, and run what they have captured as eager mode does.
+_CAPTURE_ALONE = ("dynamo", "dynamo_aot")
+
+
+def _capture_alone(report: Report) -> Grid | None:
+    """What capture costs, where no backend gives anything for it."""
+    several = report.settings.amortized
+    kinds = [(name, amortized) for name in _CAPTURE_ALONE if name in report.engines for amortized in (False, True)]
+    if not several or not kinds or "eager" not in report.engines:
+        return None
+    lines = []
+    for model in report.models:
+        ratios = [ratio_of(model, name, "eager", amortized=amortized) for name, amortized in kinds]
+        lines.append([model.model, *[_number(ratio, "{:.3f}") for ratio in ratios]])
+    means = [report.geometric_mean(name, "eager", amortized=amortized) for name, amortized in kinds]
+    lines.append(["geometric mean", *["-" if mean is None else f"{mean[0]:.3f}" for mean in means]])
+    headings = [f"{name}, {several} calls for a wait" if amortized else name for name, amortized in kinds]
+    return Grid("Capture without a backend that optimizes: speed, eager mode's is 1", ["model", *headings], lines)
 
 
 def _first_phases(report: Report) -> Grid:

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import torch
 
+from ..device.registration import enable_device
+from ..errors import DynaxlaError
 from .benchmark_error import BenchmarkError
 from .choices import DTYPES
+from .measure import pool_of
 
 
 def split(names: Iterable[str] | None) -> list[str]:
@@ -26,16 +29,29 @@ def check_dtype(name: str) -> torch.dtype:
     return getattr(torch, name)
 
 
-def check_device(name: str) -> torch.device:
+def check_device(name: str, jax_threads: int | None = None) -> torch.device:
+    """jax_threads: for the device "jax", which is then enabled; None where there is nothing to be done on it."""
+    if jax_threads is not None and name.partition(":")[0] == "jax":
+        return _device_of_jax(name, jax_threads)
+    known = "cpu, cuda, cuda:N" + ("" if jax_threads is None else ", jax, jax:N")
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise BenchmarkError(f"no device {name!r}; there are: cpu, cuda, cuda:N") from None
+        raise BenchmarkError(f"no device {name!r}; there are: {known}") from None
     if device.type not in ("cpu", "cuda"):
-        raise BenchmarkError(f"dynaxla does not run on the device {name!r}; there are: cpu, cuda, cuda:N")
+        raise BenchmarkError(f"dynaxla does not run on the device {name!r}; there are: {known}")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise BenchmarkError(f"torch finds no device {name!r} here: it sees {torch.cuda.device_count()} CUDA devices")
     return device
+
+
+def _device_of_jax(name: str, threads: int) -> torch.device:
+    try:
+        with pool_of(threads):
+            enable_device()
+        return torch.zeros(0, device=name).device
+    except (RuntimeError, DynaxlaError) as error:
+        raise BenchmarkError(f"no device {name!r}: {error}") from error
 
 
 def check_writable(directory: Path) -> None:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -46,9 +46,14 @@ class Placement:
     def inputs(self, case: Case, generator: torch.Generator) -> Inputs:
         return make_inputs(case, self.batch, generator, self.dtype, self.device)
 
+    @property
+    def judge(self) -> Placement:
+        """Where eager mode says what is right: here, or, for the device "jax", on the CPU."""
+        return replace(self, device=torch.device("cpu")) if self.device.type == "jax" else self
+
     def synchronise(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        if self.device.type != "cpu":
+            torch.get_device_module(self.device).synchronize(self.device)
 
 
 @dataclass(frozen=True)

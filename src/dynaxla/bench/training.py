@@ -23,7 +23,7 @@ class Training(nn.Module):
 
     The loss is the mean of the outputs' squares. Dropout is off: engines draw other masks, and their results could not be compared.
 
-    Attributes: model (in training mode); optimizer (torch's fused one, unless an engine compiles its step).
+    Attributes: model (in training mode); optimizer (torch's fused one, unless an engine compiles its step; the device "jax" has none).
     """
 
     def __init__(self, model: nn.Module, optimizer: str) -> None:
@@ -33,7 +33,7 @@ class Training(nn.Module):
             if isinstance(module, nn.modules.dropout._DropoutNd):
                 module.p = 0.0
         self._new_optimizer = OPTIMIZERS[optimizer]
-        self.optimizer = self._new_optimizer(model.parameters(), fused=True)
+        self.optimizer = self._fused_optimizer()
         self._run: Callable[..., Any] | None = None
         self._optimizer_step: Callable[[], Any] | None = None
 
@@ -53,8 +53,12 @@ class Training(nn.Module):
     def double(self) -> Training:
         """The optimizer's state is made anew: it would stay in the old dtype."""
         super().double()
-        self.optimizer = self._new_optimizer(self.model.parameters(), fused=True)
+        self.optimizer = self._fused_optimizer()
         return self
+
+    def _fused_optimizer(self) -> torch.optim.Optimizer:
+        parameters = list(self.model.parameters())
+        return self._new_optimizer(parameters, fused=parameters[0].device.type != "jax")
 
     def step(self, *inputs: torch.Tensor) -> torch.Tensor:
         self.optimizer.zero_grad()

@@ -28,6 +28,8 @@ _SECONDS = typer.Option(min=0.0, help="Timing for each engine of a model. Defaul
 Batch = Annotated[int, typer.Option(min=1, help="Batch size.")]
 Dtype = Annotated[str, typer.Option(help=f"Of weights and inputs: {', '.join(known.DTYPES)}.")]
 Device = Annotated[str, typer.Option(help="A torch device: cpu, cuda, cuda:1.")]
+_DEVICE = typer.Option(help="A torch device: cpu, cuda, cuda:1, jax, jax:1. On jax, the CPU's eager mode says what is right.")
+_AMORTIZED = typer.Option(min=0, help="Also time this many calls with one wait at their end. Default: 0, on jax 10.", show_default=False)
 Threads = Annotated[int, typer.Option(min=1, help="Threads of torch, and of XLA's CPU pool if JAX has not started.")]
 _MEMORY = typer.Option("--memory", help="Measure peak memory, each engine in a process of its own: takes twice as long.")
 
@@ -51,8 +53,9 @@ def bench(
     optimizer: Annotated[str, typer.Option(help=f"With --training: {', '.join(known.OPTIMIZERS)}.")] = "sgd",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size. Default: 1, with --training 4.", show_default=False)] = None,
     dtype: Dtype = "float32",
-    device: Device = "cpu",
+    device: Annotated[str, _DEVICE] = "cpu",
     iterations_per_run: Annotated[int, typer.Option(min=1, help="Calls timed together, with one wait for the device at their end.")] = 1,
+    amortized: Annotated[int | None, _AMORTIZED] = None,
     randomize_input: Annotated[bool, typer.Option("--randomize-input", help="A fresh random input for each call.")] = False,
     baseline: Annotated[str, typer.Option(help="The engine whose speed is 1.00.")] = "eager",
     threads: Threads = 1,
@@ -83,21 +86,19 @@ def bench(
         if optimizer not in known.OPTIMIZERS:
             raise BenchmarkError(f"no optimizer {optimizer!r}; there are: {', '.join(known.OPTIMIZERS)}")
         batch = batch or (4 if training else 1)
-        placement = Placement(batch, check_dtype(dtype), check_device(device), seed, threads, optimizer if training else "")
+        placement = Placement(batch, check_dtype(dtype), check_device(device, threads), seed, threads, optimizer if training else "")
+        kind = placement.device.type
+        if kind == "jax" and memory:
+            raise BenchmarkError("--memory is for cpu and cuda: each engine would have the device jax in a process of its own")
         names = split(models) or (suites.QUICK.get(suite, []) if quick else [])
         cases = suites.choose(suite, names)
-        engine_table.choose([baseline], [])
-        usual = (
-            engine_table.TRAINING
-            if training
-            else engine_table.QUICK
-            if quick
-            else engine_table.USUAL.get(suite, list(engine_table.ENGINES))
-        )
+        engine_table.choose([baseline], [], kind)
+        usual = engine_table.usual_ones(suite, kind, training=training, quick=quick)
         more = [baseline, "dynaxla_tuned"] if tune else [baseline]
-        chosen, notes = engine_table.choose(with_more(split(engines), more), with_more(usual, more))
+        chosen, notes = engine_table.choose(with_more(split(engines), more), with_more(usual, more), kind)
+        several = amortized if amortized is not None else 10 if kind == "jax" else 0
         budget = seconds if seconds is not None else QUICK_SECONDS if quick else Settings.seconds
-        settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, memory, traceback)
+        settings = Settings(placement, iterations_per_run, randomize_input, baseline, rounds, budget, memory, traceback, several)
         if output is not None:
             check_writable(output)
         result = run(cases, chosen, settings, suite, notes)

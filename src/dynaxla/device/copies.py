@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import torch
 
+from .. import forks
 from ..lowering import dtypes
 from ..lowering.settings import EXACT
 from ..observe import metrics
@@ -38,7 +39,9 @@ def from_cpu(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def to_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy on the CPU, with the same strides if it is dense."""
+    """A copy on the CPU, with the same strides if it is dense. Raises: ForkError."""
+    if forks.is_cut_off():
+        raise forks.cut_off()
     place = Place.of(tensor)
     array = storages.array_of(tensor.untyped_storage())
     nbytes = tensor.untyped_storage().nbytes()
@@ -121,10 +124,17 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
         return
     memory.refuse_shared_elements(place)
     value = storages.as_array(source, device)
-    held = storages.array_of(storage)
+    while True:
+        before = storages.array_of(storage)
+        if storages.replace_arrays([(storage, before, _with_part(before, storage.nbytes(), place, value, device))]):
+            return
+
+
+def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Array, device: jax.Device) -> jax.Array:
+    """A storage's array after a tensor in it has been written to. nbytes: of the storage."""
     if held is None:
         with jax.enable_x64(True):
-            held = jax.device_put(np.zeros(storage.nbytes(), np.uint8), device)
+            held = jax.device_put(np.zeros(nbytes, np.uint8), device)
     key = "write", place, held.shape, held.dtype, device.id
     call = _reads.get(key)
     if call is None:
@@ -134,7 +144,8 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
 
         call = compiled(written, [_aval(held, device), _aval(value, device)], device, EXACT)
         _reads.put(key, call)
-    storages.set_array(storage, call([held, value])[0])
+    (result,) = call([held, value])
+    return result
 
 
 def _aval(array: jax.Array, device: jax.Device) -> jax.ShapeDtypeStruct:

@@ -238,6 +238,7 @@ def register() -> None:
     """Give torch the device's kernels. For the life of the process."""
     own, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
     _libraries[:] = [own, others]  # a library's kernels go with it
+    private.count_as_own(own, others)
     for op, function in _OWN.items():
         own.impl(op, private.unseen(function), private.SPARE_KEY)
     for op in (*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)):

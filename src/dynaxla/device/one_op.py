@@ -133,11 +133,28 @@ def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
+def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    return hx.new_empty(hx.shape), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
+
+
+def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias: bool) -> tuple[torch.Tensor | None, ...]:
+    gates = [grad_hy.new_empty(grad_hy.shape[0], 3 * grad_hy.shape[1]) for _ in range(2)]
+    biases = [grad_hy.new_empty(3 * grad_hy.shape[1]) if has_bias else None for _ in range(2)]
+    return *gates, grad_hy.new_empty(grad_hy.shape), *biases
+
+
+# Results of ops that torch has no fake results of. Source: ATen native/cuda/RNN.cu
+_FAKES: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
+    torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+}
+
+
 def _predict(mode: FakeTensorMode, op: OpOverload, args: Any, kwargs: Any) -> Any:
     """What an op gives for fake tensors. Raises: ByTorch if it does not say."""
     try:
         with _untold(), _disable_current_modes(), torch.no_grad(), mode:
-            return op(*args, **kwargs)
+            return _FAKES.get(op, op)(*args, **kwargs)
     except Exception as error:  # torch's own kernel says what is wrong, if anything is
         raise ByTorch(f"torch does not know its result before it has run ({type(error).__name__})") from error
 

@@ -238,8 +238,10 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     if found.checks and (failure := late_checks.failure(int(np.asarray(results.pop())), found.checks)) is not None:
         raise failure
     metrics.add("device_ops")
-    for slot in found.written:
-        storages.set_array(call.storages[slot], results.pop(0))
+    if found.written:
+        changes = [(call.storages[slot], call.arrays[slot], results.pop(0)) for slot in found.written]
+        if not storages.replace_arrays(changes):
+            return run(form, args, kwargs, targets)
     made = [item and storages.make(item.shape, item.stride, item.dtype, call.device, results.pop(0)) for item in found.made]
     return tuple(made) if found.is_list else (made[0] if made else None)
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import sys
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,29 +16,64 @@ from .. import forks
 from ..buffers import device_kinds
 from ..errors import UnsupportedVersion
 from ..runtime import devices, private
-from . import in_storages, kernels, module, places, storage_methods, storages
+from . import in_storages, kernels, module, moves, places, storage_methods, storages
 
 _lock = forks.lock()
 _enabled: list[bool] = []
 
 
 class _Hooks(private.DeviceHooks):
-    def is_available(self) -> bool:
-        return True
+    """torch asks these where C++ allows no exception, and functions of Python's are where Ctrl-C is noticed: so they are none."""
 
-    def has_primary_context(self, device_index: int) -> bool:
-        return True
-
-    def is_built(self) -> bool:
-        return True
+    is_available = is_built = itertools.repeat(True).__next__
+    has_primary_context = range(1 << 8).__contains__  # of the index of a device
 
 
-def _in_this_thread(outputs: Any) -> contextlib.AbstractContextManager[Any]:
+# By thread: the exception that `_kinds` has met.
+_met: dict[int, BaseException | None] = {}
+
+
+def _kinds() -> Iterator[Any]:
+    """The kind of device that the guard is for, for ever.
+
+    torch's autograd asks for it where C++ allows no exception: while one of a hook's is on its way through, and as often as ever when
+    Ctrl-C comes. An exception then ends the process. So what it asks is a generator in `yield from`, where Python looks at no signals;
+    and a call inside of it, by which Python notices an exception that is on its way: it is kept here for `_in_this_thread`.
+    """
+    always = map(operator.itemgetter(0), itertools.repeat((private.SPARE_KIND,)))
+    while True:
+        try:
+            yield from always
+        except SystemError as error:  # a call "returned a result with an exception set", which is its cause
+            _met[threading.get_ident()] = error.__cause__
+
+
+def _guard() -> Any:
+    kinds = _kinds()
+    next(kinds)
+    guard = type("Guard", (private.DeviceGuard,), {})()
+    guard.type_ = kinds.__next__  # the object's own: Python finds it there also while an exception is on its way
+    return guard
+
+
+@contextlib.contextmanager
+def _in_this_thread(outputs: Any) -> Iterator[None]:
     """torch's autograd gives each device that it knew at the first backward pass a thread, and has none for ours. Where only the CPU and
-    this device take part, the calling thread does it all, as for the CPU alone."""
-    if any(isinstance(output, torch.Tensor) and output.device.type not in ("cpu", storages.NAME) for output in outputs):
-        return contextlib.nullcontext()
-    return torch.autograd.set_multithreading_enabled(False)
+    this device take part, the calling thread does it all, as for the CPU alone.
+
+    Raises: what `_kinds` has met on its way to the caller.
+    """
+    elsewhere = any(isinstance(output, torch.Tensor) and output.device.type not in ("cpu", storages.NAME) for output in outputs)
+    met = None
+    with contextlib.nullcontext() if elsewhere else torch.autograd.set_multithreading_enabled(False):
+        try:
+            yield
+        except SystemError:
+            met = _met.pop(threading.get_ident(), None)
+            if met is None:
+                raise
+    if met is not None:
+        raise met
 
 
 def enable_device() -> None:
@@ -56,8 +95,9 @@ def enable_device() -> None:
         if not private.SWAPS_MEMORY:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
         places.devices()
-        private.register_device(storages.NAME, sys.modules[module.__name__], _Hooks())
+        private.register_device(storages.NAME, sys.modules[module.__name__], _Hooks(), _guard())
         storage_methods.install()
+        moves.install()
         kernels.register()
         devices.register(storages.NAME, places.jax_device)
         device_kinds.register(storages.NAME, in_storages)

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import torch
 
+from .. import forks
 from ..lowering import dtypes
 from ..runtime import private, transfer
 from ..runtime.layout import storage_extent
@@ -126,8 +127,26 @@ def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) 
     setattr(storage, _ARRAY, array)
 
 
+_lock = forks.lock()
+
+
+def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | None, jax.Array]]) -> bool:
+    """Give storages the arrays that were computed from those in them. changes: storage; what was in it then; what is to be in it.
+
+    Gives False, and changes nothing, if another thread has written to one of them meanwhile: what it wrote would be lost.
+    """
+    with _lock:
+        if any(getattr(storage, _ARRAY) is not before for storage, before, _ in changes):
+            return False
+        for storage, _, after in changes:
+            set_array(storage, after)
+    return True
+
+
 def as_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
-    """A copy of a CPU tensor's value."""
+    """A copy of a CPU tensor's value. Raises: ForkError."""
+    if forks.is_cut_off():
+        raise forks.cut_off()
     with jax.enable_x64(True):
         return jax.device_put(_host_copy(tensor), device)
 

@@ -140,9 +140,18 @@ op_names: Callable[[], list[str]] = _needed("torch._C._dispatch_get_all_op_names
 _impls: Any = _find("torch.library._impls") or ()
 
 
+_own_libraries: list[torch.library.Library] = []
+
+
+def count_as_own(*libraries: torch.library.Library) -> None:
+    """What these register, now and later, is dynaxla's: its sources say what it does."""
+    _own_libraries.extend(libraries)
+
+
 def implemented_in_python() -> list[str]:
-    """Which kernels Python has registered, as op/key."""
-    return list(_impls)
+    """Which kernels others' Python has registered, as op/key."""
+    own = {name for library in _own_libraries for name in getattr(library, "_op_impls", ())}
+    return [name for name in list(_impls) if name not in own]
 
 
 # How many dispatch modes are active in this thread; tens of nanoseconds.
@@ -162,6 +171,8 @@ def below_autograd() -> Iterator[None]:
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 # The tensor that a view is a view of; None for others.
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
+# Exchange what two tensors are (data, gradient, whether one is required), but not the objects and their attributes.
+swap_values: Callable[[torch.Tensor, torch.Tensor], None] = _needed("torch._C._swap_tensor_impl")
 # What tells the tensor's storage from all others that are alive.
 storage_id: Callable[[torch.Tensor], int] = _find("torch._C._storage_id") or (lambda tensor: tensor.untyped_storage()._cdata)
 # Whether tensors on one storage share elements: the positions of those that do. None where torch does not say.
@@ -190,6 +201,9 @@ def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
 register_device: Callable[..., None] = _needed("torch.utils.backend_registration._setup_privateuseone_for_python_backend")
 # What its hooks derive from.
 DeviceHooks: Any = _find("torch._C._acc.PrivateUse1Hooks") or object
+# What its guard derives from, and what that says which kind of device it guards.
+DeviceGuard: Any = _find("torch._C._acc.DeviceGuard") or object
+SPARE_KIND: Any = _find("torch._C._autograd.DeviceType.PrivateUse1")
 # The name of torch's spare device: "privateuseone" for as long as nobody has named it.
 spare_device_name: Callable[[], str] = _needed("torch._C._get_privateuse1_backend_name")
 _storage_use_count: Callable[[int], int] = _needed("torch._C._storage_Use_Count")

@@ -1,0 +1,181 @@
+"""Unmodified models move to the device and give there what they give on the CPU: results, and the gradients of a training step."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import zoo
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import dynaxla
+from dynaxla.bench.agreement import compare, in_float64, moved
+from dynaxla.bench.suites import MODELS, _import, make_inputs, make_model
+from dynaxla.bench.training import Training
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+
+
+def _there(values: Any, device: str = "jax") -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), values)
+
+
+def _close(name: str, mine: torch.Tensor | None, theirs: torch.Tensor | None, scale: float = 0.0) -> None:
+    if theirs is None:
+        assert mine is None, name
+        return
+    assert mine is not None, name
+    assert (mine.device.type, mine.dtype, mine.shape) == ("jax", theirs.dtype, theirs.shape), name
+    mine, theirs = mine.detach().cpu(), theirs.detach()
+    if theirs.is_floating_point():
+        scale = max(scale, float(theirs.abs().max()) if theirs.numel() else 0.0, 1e-12)
+        assert bool(((mine - theirs).abs() <= 1e-5 * scale).all()), (name, float((mine - theirs).abs().max()), scale)
+    else:
+        assert torch.equal(mine, theirs), name
+
+
+def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] | None = None, *, trains: bool = False) -> None:
+    """Results, then gradients, running statistics and what is left in the buffers. trains: in training mode."""
+    keywords = keywords or {}
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    mine = copy.deepcopy(model).to("jax")
+    assert {parameter.device.type for parameter in mine.parameters()} == {"jax"}
+    with torch.no_grad():
+        results = _tensors(mine(*_there(inputs), **_there(keywords))), _tensors(model(*inputs, **keywords))
+    assert len(results[0]) == len(results[1]) > 0
+    for index, (one, other) in enumerate(zip(*results, strict=True)):
+        assert one.stride() == other.stride(), (index, one.stride(), other.stride())
+        _close(f"result {index}", one, other)
+    for network, given, named in ((mine, _there(inputs), _there(keywords)), (model, inputs, keywords)):
+        network.train(trains)
+        outputs = [output for output in _tensors(network(*given, **named)) if output.is_floating_point() and output.requires_grad]
+        torch.stack([output.square().mean() for output in outputs]).sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    scale = 1e-3 * max(float(gradient.abs().max()) for gradient in gradients)
+    for (name, one), (_, other) in zip(mine.named_parameters(), model.named_parameters(), strict=True):
+        _close(f"gradient of {name}", one.grad, other.grad, scale)
+    for (name, one), (_, other) in zip(mine.named_buffers(), model.named_buffers(), strict=True):
+        _close(name, one, other)
+
+
+def timm(name: str) -> None:
+    torch.manual_seed(0)
+    model, (inputs, _) = zoo.timm_model(name)
+    agrees(model.double(), _double(inputs), trains=True)
+
+
+def transformers(name: str) -> None:
+    torch.manual_seed(0)
+    model, (inputs, keywords) = zoo.transformers_model(name)
+    if name not in zoo.FLOAT32:
+        model, inputs, keywords = model.double(), _double(inputs), _double(keywords)
+    agrees(model, inputs, keywords)
+
+
+def _double(values: Any) -> Any:
+    return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor, values)
+
+
+def benchmarked(name: str) -> None:
+    """One of the benchmark's models in float32, inference and a step of training, as the benchmark compares."""
+    (case,) = [case for case in MODELS if case.name == name]
+    model = make_model(case, 0, torch.float32, torch.device("cpu"))
+    inputs = make_inputs(case, 1, torch.Generator().manual_seed(1), torch.float32, torch.device("cpu"))
+    for training in (False, True):
+        network: nn.Module = Training(copy.deepcopy(model), "sgd") if training else model
+        with torch.no_grad():
+            expected = network(*inputs)
+            variants = moved(network, inputs) if training else []
+            reference = in_float64(network, [inputs])
+            there: nn.Module = Training(copy.deepcopy(model).to("jax"), "sgd") if training else copy.deepcopy(model).to("jax")
+            mine = _there(there(*_there(inputs)), "cpu")
+        found = compare(mine, expected, reference[0] if reference else None, gradients=training, moved=variants)
+        assert found.agrees, (name, training, found)
+
+
+GPT2 = {
+    "vocab_size": 100, "n_layer": 2, "n_head": 2, "n_embd": 32, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
+}  # fmt: skip
+
+
+def generates(family: str, settings: dict[str, Any], ways: list[dict[str, Any]]) -> None:
+    """transformers' `generate` gives the CPU's tokens."""
+    kind = getattr(_import("transformers"), family)
+    torch.manual_seed(0)
+    model = kind(kind.config_class(**settings)).double().eval()
+    prompt = torch.randint(3, 90, (2, 5))
+    mask = torch.ones_like(prompt)
+    mask[0, :2] = 0
+    mine = copy.deepcopy(model).to("jax")
+    for way in ways:
+        way = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, **way}
+        expected = model.generate(prompt, attention_mask=mask, **way)
+        found = mine.generate(prompt.to("jax"), attention_mask=mask.to("jax"), **way)
+        assert found.device.type == "jax"
+        assert found.tolist() == expected.tolist(), (family, way)
+
+
+WAYS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False, "repetition_penalty": 1.2}]
+
+
+def check_a_vision_model() -> None:
+    timm("repghostnet_050")
+
+
+def check_a_language_model() -> None:
+    transformers("GraniteModel")
+
+
+def check_generate() -> None:
+    generates("GPT2LMHeadModel", GPT2, [{}])
+
+
+# By `make device-models`.
+WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
+    "ten": (benchmarked, [case.name for case in MODELS]),
+    "timm": (
+        timm,
+        ["beit_base_patch16_224", "cait_xxs24_224", "convnextv2_atto", "cspdarknet53", "davit_tiny", "dla34", "dpn48b",
+         "edgenext_xx_small", "efficientvit_b0", "fbnetv3_b", "ghostnetv2_100", "hrnet_w18_small", "mobilevit_xxs", "mvitv2_tiny",
+         "nf_resnet50", "poolformer_s12", "regnety_002", "repvgg_a0", "res2net50_26w_4s", "skresnet18", "twins_pcpvt_small",
+         "xcit_nano_12_p16_224"],
+    ),
+    "transformers": (
+        transformers,
+        ["BartModel", "BloomModel", "ConvNextModel", "DebertaV2Model", "Dinov2Model", "FalconModel", "FNetModel", "Gemma2Model",
+         "GraniteModel", "HubertModel", "MambaModel", "MixtralModel", "Qwen3MoeModel", "T5Model"],
+    ),
+    "generate": (
+        lambda name: generates(name, GPT2 if name.startswith("GPT2") else zoo.T5 if name.startswith("T5") else zoo.DECODER, WAYS),
+        ["GPT2LMHeadModel", "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "T5ForConditionalGeneration"],
+    ),
+}  # fmt: skip
+
+
+def main(kind: str, names: list[str]) -> int:
+    """How many of them differ from the CPU. Without names: all of a kind."""
+    dynaxla.enable_device()
+    judge, known = WHOLE[kind]
+    failed = 0
+    for name in names or known:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # of the model libraries, on import and construction
+                judge(name)
+            print(f"{name}: agrees", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"{name}: {type(error).__name__}: {str(error)[:600]}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2:]))

@@ -34,9 +34,9 @@ def _close(name: str, mine: torch.Tensor | None, theirs: torch.Tensor | None, sc
     assert mine is not None, name
     assert (mine.device.type, mine.dtype, mine.shape) == ("jax", theirs.dtype, theirs.shape), name
     mine, theirs = mine.detach().cpu(), theirs.detach()
-    if theirs.is_floating_point():
+    if theirs.is_floating_point():  # parts are computed in float32, whatever the model's dtype
         scale = max(scale, float(theirs.abs().max()) if theirs.numel() else 0.0, 1e-12)
-        assert bool(((mine - theirs).abs() <= 1e-5 * scale).all()), (name, float((mine - theirs).abs().max()), scale)
+        assert bool(((mine - theirs).abs() <= 1e-3 * scale).all()), (name, float((mine - theirs).abs().max()), scale)
     else:
         assert torch.equal(mine, theirs), name
 
@@ -47,6 +47,8 @@ def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] |
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
+        if isinstance(getattr(module, "drop_rate", None), float):  # of timm's models that call the function
+            module.drop_rate = 0.0
     mine = copy.deepcopy(model).to("jax")
     assert {parameter.device.type for parameter in mine.parameters()} == {"jax"}
     with torch.no_grad():

@@ -56,13 +56,13 @@ def test_the_device_jax(tmp_path: Path) -> None:
     run_script(_ON_THE_DEVICE, [str(tmp_path)])
     data = json.loads((tmp_path / "tiny-jax-batch2-float32.json").read_text())
     rows = {row["engine"]: row for row in data["models"][0]["rows"]}
-    assert list(rows) == ["eager", "dynamo", "dynamo_aot"]
+    assert list(rows) == ["eager", "lazy", "dynamo", "dynamo_aot"]
     assert all(row["good"] for row in rows.values())
     assert all(len(row["wall_samples"]) == len(row["amortized_samples"]) == 2 for row in rows.values())
     markdown = (tmp_path / "tiny-jax-batch2-float32.md").read_text()
     assert "| model | dynamo | dynamo, 10 calls for a wait | dynamo_aot | dynamo_aot, 10 calls for a wait |" in markdown
     trained = json.loads((tmp_path / "tiny-training-adamw-jax-batch4-float32.json").read_text())
-    assert [row["good"] for row in trained["models"][0]["rows"]] == [True]
+    assert [row["good"] for row in trained["models"][0]["rows"]] == [True, True]
 
 
 _ON_THE_DEVICE = """
@@ -71,14 +71,16 @@ from tiny_bench import TINY, invoke, wrapped
 from dynaxla.bench import engines, suites
 suites.SUITES["tiny"] = [TINY]
 for arguments, known in [
-    (("--engines", "inductor"), "no engine 'inductor' on the device jax; there are: eager, dynamo, dynamo_aot, dynaxla"),
+    (("--engines", "inductor"), "no engine 'inductor' on the device jax; there are: eager, lazy, dynamo, dynamo_aot, dynaxla"),
     (("--baseline", "torchscript"), "no engine 'torchscript' on the device jax"), (("--memory",), "--memory is for cpu and cuda"),
 ]:
     result = invoke("--suite", "tiny", "--device", "jax", *arguments)
     assert result.exit_code == 2 and known in result.output, result.output
 result = invoke("--suite", "tiny", "--device", "jax:99")
 assert result.exit_code == 2 and "no device 'jax:99'" in result.output, result.output
-for more in (["--engines", "eager,dynamo,dynamo_aot", "--batch", "2"], ["--training", "--optimizer", "adamw", "--engines", "eager"]):
+for more in (
+    ["--engines", "eager,lazy,dynamo,dynamo_aot", "--batch", "2"], ["--training", "--optimizer", "adamw", "--engines", "eager,lazy"],
+):
     result = invoke("--suite", "tiny", "--device", "jax", "--rounds", "2", "--output", sys.argv[1], *more)
     assert result.exit_code == 0, result.output
 engines.ENGINES["dynamo"] = wrapped("dynamo", lambda y: y.cpu())
@@ -93,9 +95,9 @@ assert result.exit_code == 1 and "NO: device cpu, the model is on jax:0" in resu
         (("--models", "resnet19"), "resnet18, resnet50"),
         (("--only", "resnet18,nothing", "--only", "none"), "'none', 'nothing'"),
         (("--suite", "every"), "models, small, functions, generation, breaks"),
-        (("--engines", "tensorrt"), "eager, inductor, torchscript"),
+        (("--engines", "tensorrt"), "eager, lazy, inductor, torchscript"),
         (("--engines", "torch_xla"), "torch_xla is not installed"),
-        (("--baseline", "speed"), "eager, inductor"),
+        (("--baseline", "speed"), "eager, lazy, inductor"),
         (("--dtype", "float8"), "float32, bfloat16, float16, float64"),
         (("--device", "abacus"), "cpu, cuda, cuda:N, jax"),
         (("--device", "meta"), "cpu, cuda"),

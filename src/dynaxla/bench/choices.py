@@ -14,7 +14,7 @@ MODELS = (
 )  # fmt: skip
 
 ENGINES = (
-    "eager", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_tuned", "dynaxla_frozen", "dynaxla_separate",
+    "eager", "lazy", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_tuned", "dynaxla_frozen", "dynaxla_separate",
     "dynaxla_step", "inductor_autotuned", "inductor_frozen", "dynaxla_retrace", "xla_vectors_128", "xla_vectors_256", "xla_old_emitters",
     "xla_concurrent", "xla_no_library", "xla_reassociated", "torchax", "torch_xla",
 )  # fmt: skip

@@ -1,6 +1,7 @@
 """The ways to run a model that are compared.
 
 eager            PyTorch as it is
+lazy             eager mode's Python on the device "jax", recorded at every call and run as one program
 inductor         torch.compile's own compiler, in its default mode
 torchscript      torch.jit.trace, not frozen
 dynamo           TorchDynamo alone: its guards around the captured graph, which runs as it is
@@ -40,6 +41,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
+from ..runtime import private
 from ..training import compile_step
 from .benchmark_error import BenchmarkError
 from .training import Training
@@ -115,6 +117,18 @@ def _frozen_inductor(model: nn.Module, inputs: Inputs) -> Call:
     with torch._inductor.config.patch(freezing=True):
         compiled(*inputs)
     return compiled
+
+
+def _lazy(model: nn.Module, _: Inputs) -> Call:
+    from ..device.modes import lazy
+
+    mine = copy.deepcopy(model)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        with lazy():
+            return mine(*inputs)
+
+    return call
 
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
@@ -199,6 +213,7 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
 
 _ALL = [
     Engine("eager", lambda model, _: model),
+    Engine("lazy", _lazy, lambda: "" if private.spare_device_name() == "jax" else "it is one for --device jax"),
     Engine("inductor", _compiled("inductor"), _no_cpp_compiler),
     Engine("torchscript", _torchscript),
     Engine("dynamo", _compiled(_graph_as_it_is)),
@@ -219,7 +234,7 @@ _ALL = [
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
 
 # They prepare the whole step, not its model.
-FOR_TRAINING = ("dynaxla_separate", "dynaxla_step")
+FOR_TRAINING = ("lazy", "dynaxla_separate", "dynaxla_step")
 
 # TorchScript follows the example's path and repeats it, so it cannot be right about models whose path depends on values.
 USUAL: Mapping[str, list[str]] = {
@@ -227,7 +242,7 @@ USUAL: Mapping[str, list[str]] = {
     "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
 }
 # Those that run tensors of the device "jax". There, eager mode runs each op as a program of XLA's, and what is right the CPU says.
-ON_THE_DEVICE_JAX = ("eager", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace")
+ON_THE_DEVICE_JAX = ("eager", "lazy", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace")
 QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
 TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace"]
 
@@ -235,9 +250,11 @@ TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step", 
 def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[str]:
     """Which engines a suite is measured with, if none are named. device: the kind of device that tensors are on."""
     if device == "jax":
-        names = ["eager", "dynaxla", "dynaxla_step", "dynaxla_retrace"] if training else ["eager", "dynaxla", "dynaxla_retrace"]
+        names = (
+            ["eager", "lazy", "dynaxla", "dynaxla_step", "dynaxla_retrace"] if training else ["eager", "lazy", "dynaxla", "dynaxla_retrace"]
+        )
         return names if training or quick else ["dynamo", "dynamo_aot", *names]
-    return TRAINING if training else QUICK if quick else USUAL.get(suite, list(ENGINES))
+    return TRAINING if training else QUICK if quick else USUAL.get(suite, [name for name in ENGINES if name != "lazy"])
 
 
 def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[Engine], list[str]]:

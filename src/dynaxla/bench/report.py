@@ -201,7 +201,7 @@ def _first_phases(report: Report) -> Grid:
 
 
 def _call_phases(report: Report) -> Grid:
-    names = ("trace", "lower", "lookup", "run")
+    names = ("trace", "lower", "lookup", "run", "execute")
     lines = []
     for model in report.models:
         once = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
@@ -236,6 +236,9 @@ def conclusions(report: Report) -> list[str]:
     mean = report.geometric_mean("dynaxla", "dynaxla_retrace")
     if mean is not None:
         found.append(f"Trace once over trace at every call: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
+    mean = report.geometric_mean("dynaxla", "lazy")
+    if mean is not None:
+        found.append(f"Trace once over lazy mode: {mean[0]:.3f} times as fast (geometric mean of {mean[1]} models).")
     if report.bad_rows:
         found.append(f"{len(report.bad_rows)} of {len(report.rows)} rows failed or disagree with eager.")
     elif report.rows:

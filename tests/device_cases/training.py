@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -312,3 +313,18 @@ def check_mixed_training_and_evaluation() -> None:
     assert found[-1] < 0.5 < found[0]
     model.train()
     assert not torch.equal(model(x), model(x))
+
+
+def check_exceptions_of_hooks_reach_the_caller() -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("mine")
+
+    for _ in range(3):
+        x = torch.ones(2, device="jax", requires_grad=True)
+        y = x * 2
+        y.register_hook(fail)
+        with pytest.raises(ValueError, match="mine"):
+            y.sum().backward()
+        (x * 3).sum().backward()
+        assert x.grad is not None
+        assert x.grad.tolist() == [3, 3]

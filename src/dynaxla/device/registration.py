@@ -51,9 +51,7 @@ def _kinds() -> Iterator[Any]:
 def _guard() -> Any:
     kinds = _kinds()
     next(kinds)
-    guard = type("Guard", (private.DeviceGuard,), {})()
-    guard.type_ = kinds.__next__  # the object's own: Python finds it there also while an exception is on its way
-    return guard
+    return type("Guard", (private.DeviceGuard,), {"type_": kinds.__next__})()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from pathlib import Path
 
@@ -45,6 +46,40 @@ def test_truncated_file(tmp_path: Path) -> None:
     content = (tmp_path / "key").read_bytes()
     (tmp_path / "key").write_bytes(content[:-1])
     assert store.get("key") is None
+
+
+def test_swapped_files(tmp_path: Path) -> None:
+    """Whole files, each under the other one's name."""
+    store = Store(tmp_path)
+    store.put("one", b"first")
+    store.put("other", b"second")
+    (tmp_path / "one").rename(tmp_path / "between")
+    (tmp_path / "other").rename(tmp_path / "one")
+    (tmp_path / "between").rename(tmp_path / "other")
+    assert store.get("one") is None
+    assert store.get("other") is None
+
+
+def test_what_killed_processes_leave_goes(tmp_path: Path) -> None:
+    """A file that somebody may still be writing stays."""
+    abandoned, busy = tmp_path / ".old.part", tmp_path / ".new.part"
+    abandoned.write_bytes(b"half")
+    busy.write_bytes(b"half")
+    os.utime(abandoned, (0, 0))
+    Store(tmp_path).put("key", b"data")
+    assert not abandoned.exists()
+    assert busy.exists()
+
+
+def test_a_folder_that_is_gone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The log says so once."""
+    store = Store(tmp_path / "folder")
+    store.put("key", b"data")
+    shutil.rmtree(store.folder)
+    for key in ("key", "other"):
+        store.put(key, b"data")
+        assert store.get(key) is None
+    assert caplog.text.count("nothing could be kept") == 1
 
 
 def test_makes_room(tmp_path: Path) -> None:
@@ -92,6 +127,8 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             patch.setattr(os, name, lambda *_, value=value: value)
             with pytest.raises(OptionError, match=message):
                 Store(folder)
+    with pytest.raises(OptionError, match="cannot be used: embedded null"):
+        Store(tmp_path / "a\0b")
     (tmp_path / "file").touch()
     with pytest.raises(OptionError, match="cannot be used: Not a directory"):
         Store(tmp_path / "file" / "below")

@@ -1,8 +1,8 @@
 """Files that outlive the process: executables, and measurements of forms.
 
 Each is one file, written aside and then renamed, so that readers (other threads and processes too) see it whole or not at all. A file
-begins with the hash of the rest; one that was damaged is treated as missing. Executables are machine code: a directory that another user
-can write is refused, and nothing is ever unpickled.
+begins with a hash of its key and of the rest; one that was damaged, or that has another one's name, is treated as missing. Executables are
+machine code: a directory that another user can write is refused, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import logging
 import os
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Protocol
 
 from ..errors import OptionError
 
@@ -23,6 +25,20 @@ log = logging.getLogger("dynaxla")
 _DIGEST_SIZE = 32
 # Beyond so many bytes in a folder, what was not used for the longest time is removed, down to half of it.
 _CAPACITY = 4 << 30
+# How often a process looks for that while it writes as much.
+_LOOKS = 16
+# The end of the name of a file that is being written, and after how many seconds nobody is at it any more.
+_PART, _ABANDONED = ".part", 3600.0
+
+
+class Keeper(Protocol):
+    """Byte strings by key."""
+
+    def get(self, key: str) -> bytes | None:
+        """What is kept under the key."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Keep data under the key, in place of what was there."""
 
 
 class Store:
@@ -34,11 +50,14 @@ class Store:
     def __init__(self, folder: Path, capacity: int = _CAPACITY) -> None:
         self.folder = folder
         self.capacity = capacity
+        self._unseen = 0  # bytes that are to be written before it is looked for room
+        self._has_failed = False
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = folder.stat()
-        except OSError as error:
-            raise OptionError(f"the cache directory {folder} cannot be used: {error.strerror}", hint=_HINT) from error
+        except (OSError, ValueError) as error:  # ValueError: no name of a file
+            reason = getattr(error, "strerror", None) or error
+            raise OptionError(f"the cache directory {folder} cannot be used: {reason}", hint=_HINT) from error
         if hasattr(os, "geteuid") and (state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
             raise OptionError(f"the cache directory {folder} can be written by other users: it may hold their code", hint=_HINT)
         if not os.access(folder, os.W_OK | os.X_OK):
@@ -52,26 +71,29 @@ class Store:
         except OSError:
             return None
         digest, data = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
-        if digest != hashlib.blake2b(data, digest_size=_DIGEST_SIZE).digest():
+        if digest != _digest(key, data):
             return None
         with contextlib.suppress(OSError):  # gone in the meantime; it was read all the same
             os.utime(path)
         return data
 
     def put(self, key: str, data: bytes) -> None:
-        """Keep data under the key, in place of what was there. Where that fails, as on a full disk, a warning is logged: the work that
-        was to be kept is done, and only a later process will have to do it again."""
+        """Keep data under the key, in place of what was there. Where that fails, as on a full disk, a warning is logged, once: the work
+        that was to be kept is done, and only a later process will have to do it again."""
         try:
             self._write(key, data)
-            self._make_room()
+            self._unseen -= len(data)
+            if self._unseen <= 0:
+                self._make_room()
         except OSError as error:
-            log.warning("nothing could be kept in %s: %s", self.folder, error)
+            log.log(logging.DEBUG if self._has_failed else logging.WARNING, "nothing could be kept in %s: %s", self.folder, error)
+            self._has_failed = True
 
     def _write(self, key: str, data: bytes) -> None:
-        handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=".part")
+        handle, name = tempfile.mkstemp(dir=self.folder, prefix=".", suffix=_PART)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.blake2b(data, digest_size=_DIGEST_SIZE).digest())
+                file.write(_digest(key, data))
                 file.write(data)
             os.replace(name, self._path(key))
         except BaseException:
@@ -94,6 +116,12 @@ class Store:
         return (path for path in self.folder.iterdir() if not path.name.startswith("."))
 
     def _make_room(self) -> None:
+        """Remove what is beyond the capacity, and what processes have left behind that were killed while they wrote."""
+        self._unseen = self.capacity // _LOOKS
+        for path in self.folder.glob(f".*{_PART}"):
+            with contextlib.suppress(OSError):  # its process has written it to the end
+                if time.time() - path.stat().st_mtime > _ABANDONED:
+                    path.unlink()
         found = []
         for path in self._files():
             with contextlib.suppress(OSError):  # another process removed it
@@ -107,6 +135,12 @@ class Store:
                 break
             path.unlink(missing_ok=True)
             total -= size
+
+
+def _digest(key: str, data: bytes) -> bytes:
+    found = hashlib.blake2b(key.encode() + b"\0", digest_size=_DIGEST_SIZE)
+    found.update(data)
+    return found.digest()
 
 
 _HINT = "options={'cache': DIR} or the variable DYNAXLA_CACHE names a directory of your own; an empty name means none"

@@ -27,14 +27,14 @@ _KNOWN_NAMESPACES = ("aten", "prims")
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
-def fingerprint(module: GraphModule, described: bool = True) -> str | None:
+def fingerprint(module: GraphModule) -> str | None:
     """The graph as text; None for one that has none.
 
-    described: with what AOTAutograd calls its inputs and outputs. Not in it: the names of nodes, and the lines that they came from.
+    Not in it: the names of nodes, and the lines that they came from.
     """
     try:
         with _disable_current_modes():
-            return "\n".join(_lines(module, described))
+            return "\n".join(_lines(module))
     except _Unknown:
         return None
 
@@ -106,7 +106,7 @@ class _Unknown(Exception):
     """Something whose content cannot be written down."""
 
 
-def _lines(module: GraphModule, described: bool) -> Iterator[str]:
+def _lines(module: GraphModule) -> Iterator[str]:
     numbers: dict[Node, int] = {}
     storages: dict[int, int] = {}
     for node in module.graph.nodes:
@@ -114,7 +114,7 @@ def _lines(module: GraphModule, described: bool) -> Iterator[str]:
         parts = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
         # An op says of itself when it stands for another: what torch's kernel refuses is asked of those that the user called.
         original = str(node.meta.get("original_aten") or node.target) == str(node.target)
-        description = repr(node.meta.get("desc")) if described else ""
+        description = repr(node.meta.get("desc"))
         parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {original}"]
         yield " | ".join(parts)
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .device import lazy as lazy
     from .device import set_mode as set_mode
     from .device import sync as sync
+    from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
     from .errors import CompilationError as CompilationError
     from .errors import DeviceMismatch as DeviceMismatch
@@ -43,8 +44,8 @@ _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_retrace"),
     "device": ("enable_device", "lazy", "set_mode", "sync"),
     "errors": (
-        "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError", "LoweringError",
-        "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
+        "ArtifactError", "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError",
+        "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
     ),
     "lowering": ("lowers",),
     "observe": ("metrics",),

@@ -30,12 +30,13 @@ from .capture.partition import WrittenInBothPasses, partition
 from .capture.regions import inline_writing_regions
 from .capture.wrapper import remade, writes_alone
 from .config import Options
+from .engine import artifact
 from .engine.compositions import engine_for
 from .engine.protocol import Runner
-from .errors import DynaxlaError, OptionError, UnsupportedTensor
+from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering.forms import check_forced
 from .observe import coverage, dump, metrics
-from .runtime import capture_lock, devices, guards
+from .runtime import capture_lock, devices, guards, machine
 
 _graph_numbers = itertools.count()
 
@@ -76,9 +77,10 @@ def _compile(
     module: GraphModule, example_inputs: Sequence[Any], options: Options, *, retrace: bool = False, collectives: bool = True
 ) -> Callable[..., Any]:
     """capture -> engine, which makes a function of the graph, and buffers for its tensors."""
+    pickled = False
     if getattr(torch._functorch.config, "force_autograd_cache", False):
-        what = "aot_compile, like force_autograd_cache, pickles what a backend makes, and dynaxla's programs are not pickled"
-        raise OptionError(what, hint="later processes read the cache directory (option cache, DYNAXLA_CACHE) of the compiled model")
+        _check_may_be_pickled(module, options, retrace)
+        pickled = torch._functorch.config.bundled_autograd_cache  # else torch looks for a result, but keeps none but Inductor's
     check_forced(options.forms)
     options.store("programs")  # a directory that cannot be used is refused now
     if options.dump is not None:
@@ -93,7 +95,7 @@ def _compile(
     if main_device.type == "cuda" and _names_current_gpu(module):
         guards.guard_current_gpu()
     if devices.is_in_xla(main_device):
-        _refuse(options)
+        _refuse(options, pickled)
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
     bare: list[Runner] = []
@@ -101,7 +103,7 @@ def _compile(
     engine = engine_for(options, retrace=retrace, collectives=collectives)
     with metrics.timed("capture"):
         wants_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-        store = None if main_device.type != "cpu" or overlapping or wants_gradients else options.store("graphs")
+        store = None if main_device.type != "cpu" or overlapping or wants_gradients or pickled else options.store("graphs")
         key = key_of(module, example_inputs, (options.facts, platform, retrace, collectives)) if store is not None else None
         if store is not None and key is not None and (kept := KeptGraph.find(store, key)) is not None:
             with capture_lock.capturing():
@@ -121,11 +123,11 @@ def _compile(
             made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
             graph = AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew)
             alone = None
-            if phase == "inference" and metadata is not None:
+            if phase == "inference" and metadata is not None and not pickled:
                 alone = writes_alone(metadata, aten_graph, module, example_inputs)
             # Before an engine changes the graph.
             kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
-            program = engine.runner(graph)
+            program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
             written, parameters = _written(metadata, example_inputs)
             if written and (overlapping | folded(example_inputs)) & written:
                 raise _Overlap
@@ -162,21 +164,50 @@ def _compile(
             return lambda *args: program(list(args))
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
         compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        if pickled:  # such a function has TorchDynamo's guards and this alone around it: an artifact looks at its inputs itself
+            return compiled
         return guarded(compiled, functools.partial(_by_torch, module, options), writing[-1]) if writing else compiled
     except _Overlap:
+        if pickled:
+            what = "it writes to an input that shares memory with another one or within itself"
+            raise UnsupportedTensor(f"a graph cannot be compiled ahead: {what}", hint="clone what is written to") from None
         return functools.partial(_by_torch, module, options)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise
 
 
-def _refuse(options: Options) -> None:
+def _refuse(options: Options, pickled: bool) -> None:
     """Raises: OptionError for what there is for torch's own memory alone."""
     if options.freeze:
         raise OptionError("option freeze for tensors on the device jax", hint="leave it out: there it is for torch's own tensors alone")
     if options.compile == "background":
         hint = "leave it out: torch's kernels, which would run the graph meanwhile, do not reach such tensors"
         raise OptionError("option compile='background' for tensors on the device jax", hint=hint)
+    if pickled:
+        raise OptionError("aot_compile for tensors on the device jax", hint="call what torch.compile gives: it compiles at the first call")
+
+
+def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) -> None:
+    """Where torch pickles what AOTAutograd gives: under aot_compile, and with force_autograd_cache.
+
+    What decides that, besides the graph, becomes part of the module, and so of torch's key.
+
+    Raises: UnsupportedVersion for a torch that pickles Inductor's results alone; OptionError.
+    """
+    if not artifact.IS_POSSIBLE:
+        raise UnsupportedVersion(
+            f"torch {torch.__version__} pickles no other backend's programs than Inductor's, which aot_compile asks for",
+            hint="take torch 2.13, or let later processes read the cache directory (option cache) of the compiled model",
+        )
+    if retrace:
+        raise OptionError("aot_compile with dynaxla_retrace, which traces at every call", hint="use the backend dynaxla")
+    if not torch._functorch.config.enable_autograd_cache:
+        raise OptionError(
+            "aot_compile without AOTAutograd's cache gives nothing to save",
+            hint="leave torch._functorch.config.enable_autograd_cache (TORCHINDUCTOR_AUTOGRAD_CACHE) as it is by default",
+        )
+    module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
 def _by_torch(module: GraphModule, options: Options, *args: Any) -> Any:

@@ -61,6 +61,10 @@ class UnsupportedVersion(DynaxlaError):
     """This torch, JAX or jaxlib lacks something that dynaxla needs and that has no public name."""
 
 
+class ArtifactError(DynaxlaError):
+    """A compiled artifact cannot be written, or cannot be used here: it is damaged, or was made elsewhere."""
+
+
 class ForkError(DynaxlaError):
     """XLA is needed in a process that was forked from one that had used it."""
 

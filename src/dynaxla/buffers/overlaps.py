@@ -92,6 +92,11 @@ class Overlaps:
         """Whether there is a tensor that is written to, and another one, or other strides."""
         return bool(self._written) and (len(self._positions) > 1 or not self._static)
 
+    @property
+    def are_apart(self) -> bool:
+        """Whether no tensor that is written to shared elements with another one, or within itself, when the graph was made."""
+        return self._relation == NOTHING
+
     def are_as_before(self, inputs: Sequence[Any]) -> bool:
         """Whether the graph is right for these inputs. What holds no numbers (fake tensors) overlaps as before."""
         tensors = self._choose(inputs)

@@ -22,7 +22,7 @@ from ..lowering import registry
 from ..lowering.forms import FORMS
 from ..runtime import affinity, machine
 from ..runtime.clients import is_own, threads_of
-from ..runtime.store import Store
+from ..runtime.store import Keeper
 
 Checks = Sequence[tuple[type[Exception], str]]
 
@@ -39,7 +39,7 @@ class Record:
     orders: Mapping[int, tuple[int, ...]]
     note: bytes
 
-    def put(self, store: Store, key: str) -> None:
+    def put(self, store: Keeper, key: str) -> None:
         """Keep it, if it can be written down."""
         if not all(type(number) in (bool, int, type(None)) for number in self.numbers):
             return
@@ -51,7 +51,7 @@ class Record:
         store.put(key, json.dumps(told).encode() + b"\n" + self.note)
 
     @staticmethod
-    def find(store: Store, key: str) -> Record | None:
+    def find(store: Keeper, key: str) -> Record | None:
         """What a store has under a key."""
         data = store.get(key)
         if data is None:

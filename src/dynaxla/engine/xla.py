@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
 from ..runtime import background, by_torch, devices, heap, private, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.store import Keeper
 from ..tuning import Tuner
 from . import early_checks, records
 from .blocks import in_parts
@@ -42,6 +43,9 @@ from .facts import Facts, Returned
 from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, with_tiles
 from .pending import Kernels, Pending
+
+# What keeps what later processes read, by folder; None for nothing.
+Stores = Callable[[str], Keeper | None]
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
@@ -55,9 +59,10 @@ class Xla:
 
     def __init__(self, options: Options, *, blocks: bool = True) -> None:
         self.options, self.blocks = options, blocks
+        self.store: Stores = options.store
 
     def runner(self, graph: AtenGraph) -> Program:
-        return Program(graph, self.options, blocks=self.blocks)
+        return Program(graph, self.options, blocks=self.blocks, store=self.store)
 
 
 @dataclass(frozen=True)
@@ -104,11 +109,12 @@ class Program:
     Raises: UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
 
-    def __init__(self, graph: AtenGraph, options: Options, *, blocks: bool = False) -> None:
+    def __init__(self, graph: AtenGraph, options: Options, *, blocks: bool = False, store: Stores | None = None) -> None:
         # On the instance, not the class: AOTAutograd wraps the backward with functools.wraps, which copies the instance's attributes only.
         self._boxed_call = True
         self.name = graph.name
         self.options = options
+        self.store = store or options.store
         self.phase = graph.phase
         # With gradients blocks hand on much besides their result: BERT's step takes 1.1 times as long in parts.
         self.has_blocks = blocks and graph.phase == "inference"
@@ -184,6 +190,13 @@ class Program:
                 self._waiting.move_to_end(key)
             background.want(self)
         return executable
+
+    def prepare(self) -> None:
+        """Compile for the inputs that the graph was made for, where it says how they lie in memory. Raises: as a call."""
+        if not self.sizes.is_static or self.phase == "backward" or forks.is_cut_off():
+            return
+        args = [_like(node.meta["val"]) for node in self.interpreter.placeholders]
+        self._built_for(self._key(args), args)
 
     def _key(self, args: Sequence[Any]) -> Any:
         """What tells apart inputs that need an executable each."""
@@ -353,7 +366,7 @@ class Program:
         avals: what its program takes. facts: what else the program, or the way in which it is called, depends on, as plain data.
         """
         seen = self.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
-        if self.platform != "cpu" or not self.sizes.is_static or seen or self.options.tune or self.options.store("records") is None:
+        if self.platform != "cpu" or not self.sizes.is_static or seen or self.options.tune or self.store("records") is None:
             return None
         taken = [(aval.shape, str(aval.dtype)) for aval in avals]
         known = self.options.facts, self.phase, self.choose.is_certain, *settings, function.default_dtype, taken, *facts
@@ -377,7 +390,7 @@ class Program:
 
     def recalled(self, key: str | None, *, only_stored: bool = False) -> tuple[programs.XlaProgram, records.Record] | None:
         """The program that a record tells of, with the record, if there is one. only_stored: unless XLA has to compile it once more."""
-        kept, store = self.options.store("records"), self.options.store("programs")
+        kept, store = self.store("records"), self.store("programs")
         if key is None or kept is None or store is None or (record := records.Record.find(kept, key)) is None:
             return None
         if only_stored and not programs.is_stored(record.note):
@@ -400,7 +413,7 @@ class Program:
         orders: Mapping[int, tuple[int, ...]],
     ) -> None:
         """Keep what tracing has told, if it can be kept."""
-        store, options = self.options.store("records"), self._xla_options(traced, settings)
+        store, options = self.store("records"), self._xla_options(traced, settings)
         if key is None or store is None or facts.kernels:
             return
         note = programs.note(lowered, self.jax_device, options)
@@ -497,7 +510,7 @@ class Program:
     ) -> programs.XlaProgram:
         """module: of a part of the graph. Raises: CompilationError; OutOfMemory."""
         options = self._xla_options(traced, settings)
-        store, heap_is_kept = self.options.store("programs"), self.options.heap == "keep"
+        store, heap_is_kept = self.store("programs"), self.options.heap == "keep"
 
         def compile() -> programs.XlaProgram:
             return with_tiles(lambda given: programs.compile_lowered(lowered, self.jax_device, given, store, heap_is_kept), options)

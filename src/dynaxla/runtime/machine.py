@@ -44,8 +44,13 @@ def machine_name(device: jax.Device) -> str:
     """What speed depends on: the device, its number of threads on a CPU, and the version of jaxlib."""
     if device.platform != "cpu":
         return f"{device.device_kind}, jaxlib {private.jaxlib_version()}"
+    return f"{processor_name()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"
+
+
+def processor_name() -> str:
+    """As the processor calls itself."""
     name = next((line.partition(":")[2].strip() for line in processor_facts().splitlines() if line.startswith("model name")), processor())
-    return f"{name or machine()}, {threads_of(device)} threads, jaxlib {private.jaxlib_version()}"
+    return name or machine()
 
 
 @functools.cache

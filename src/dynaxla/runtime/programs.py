@@ -18,7 +18,7 @@ from . import affinity, heap, private
 from .clients import is_own, threads_of
 from .machine import processor_facts
 from .private import Fast
-from .store import Store
+from .store import Keeper
 
 
 def below_caller() -> contextlib.AbstractContextManager[Any]:
@@ -55,7 +55,7 @@ class XlaProgram:
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Store | None = None, keep_heap: bool = True
+    lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Keeper | None = None, keep_heap: bool = True
 ) -> XlaProgram:
     """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`), unless the store has it compiled already.
 
@@ -121,7 +121,7 @@ def is_stored(data: bytes) -> bool:
     return data.startswith(_STORED)
 
 
-def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store: Store, keep_heap: bool = True) -> XlaProgram | None:
+def from_note(data: bytes, device: jax.Device, options: Mapping[str, Any], store: Keeper, keep_heap: bool = True) -> XlaProgram | None:
     """The program of a note; None where the store has lost it. Arguments: as of `compile_lowered`.
 
     Raises: jax.errors.JaxRuntimeError.

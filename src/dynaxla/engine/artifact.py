@@ -1,0 +1,183 @@
+"""What torch's compiled artifacts hold of ours: `torch.compile(...).aot_compile`, and whatever else has AOTAutograd's results pickled.
+
+torch pickles what AOTAutograd knows, and of a backend's result what its class says: here bytes, without a pickle in them. They are the
+graph as JSON, and what the stores would keep of its programs: records (JSON) and programs as XLA or StableHLO write them, each for the
+inputs for which it was compiled before the artifact was written. A hash stands in front. A process that loads them makes the runner anew;
+what it needs beyond that, such as programs that call torch's kernels, or those of a backward pass that never ran, it makes of the graph.
+
+Source: torch/_inductor/output_code.py (OutputCode), torch/_functorch/_aot_autograd/aot_autograd_result.py (BundledOutputCodeLoadable).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor.output_code import OutputCode
+
+from ..buffers.overlaps import Overlaps
+from ..capture.aten_graph import AtenGraph, written_inputs
+from ..capture.graph_json import Unwritable, decoded, encoded
+from ..config import Options
+from ..errors import ArtifactError, OptionError, UnsupportedTensor
+from ..runtime import machine
+from ..runtime.bundles import Bundle
+from .compositions import engine_for
+from .protocol import Runner
+from .xla import Program, Xla
+
+_RESULTS = "torch._functorch._aot_autograd.aot_autograd_result"
+# Whether this torch pickles other backends' results than Inductor's.
+IS_POSSIBLE = importlib.util.find_spec(_RESULTS) is not None and hasattr(importlib.import_module(_RESULTS), "BundledOutputCodeLoadable")
+_DIGEST_SIZE = 32
+# What a process that loads an artifact has of its own.
+_HERE = ("cache", "dump")
+
+
+class Artifact(OutputCode):
+    """A graph's runner that torch can pickle. graph: nothing else may run it, or change it.
+
+    Raises: ArtifactError for a graph that cannot be written down; as the engine does.
+    """
+
+    def __init__(self, graph: Mapping[str, Any], options: Options, bundle: Bundle) -> None:
+        super().__init__()
+        self._boxed_call = True
+        self._graph, self._options, self._bundle = graph, options, bundle
+        self._overlaps: Overlaps | None = None
+
+    @staticmethod
+    def of(graph: AtenGraph, options: Options) -> Artifact:
+        """A graph with its programs compiled for the sizes that it was made for, as far as they are known before a call."""
+        if options.tune:
+            raise OptionError("option tune beside aot_compile", hint="tune measures in the process that runs: leave it out here")
+        try:
+            nodes = encoded(graph.module)
+        except Unwritable as error:
+            raise ArtifactError(
+                f"{graph.name} cannot be written to a file: it has {error}",
+                hint="torch.compile(...) without aot_compile takes it, and later processes read the cache directory (option cache)",
+            ) from None
+        facts = {
+            "name": graph.name,
+            "phase": graph.phase,
+            "static": list(graph.static),
+            "remade": sorted(graph.remade),
+            "written": sorted(written_inputs(graph.module.graph).values()) if graph.phase != "backward" else [],
+            "nodes": nodes,
+        }
+        artifact = Artifact(facts, options, Bundle())
+        for program in artifact._made[1]:
+            program.prepare()
+        return artifact
+
+    @functools.cached_property
+    def _made(self) -> tuple[Runner, Sequence[Program]]:
+        """The runner, and the programs that it has so far."""
+        engine = _Gathering(self._options, self._bundle)
+        return engine_for(self._options, innermost=engine).runner(self._aten_graph()), engine.programs
+
+    def _aten_graph(self) -> AtenGraph:
+        facts = self._graph
+        try:
+            module = decoded(facts["nodes"])
+        except AttributeError as error:
+            raise ArtifactError(f"{facts['name']} calls an op that is not there: {error}", hint="import what registers it first") from error
+        return AtenGraph(facts["name"], module, tuple(facts["static"]), facts["phase"], remade=frozenset(facts["remade"]))
+
+    def __call__(self, inputs: list[Any]) -> Any:
+        """Raises: as a runner; UnsupportedTensor for an input that is written to and shares elements with another one."""
+        if self._graph["written"]:
+            self._check_overlaps(inputs)
+        return self._made[0](inputs)
+
+    def _check_overlaps(self, inputs: list[Any]) -> None:
+        overlaps = self._overlaps or Overlaps(inputs, self._graph["written"], self._graph["static"], static=True)
+        if not (overlaps.are_apart if self._overlaps is None else overlaps.are_as_before(inputs)):
+            raise UnsupportedTensor(
+                f"{self._graph['name']} writes to an input that shares memory with another one, or within itself",
+                hint="clone what is written to; torch.compile(...) without aot_compile takes such inputs",
+            )
+        self._overlaps = overlaps
+
+    # What torch asks of it.
+
+    def prepare_for_serialization(self) -> None:
+        """It always is: see `__reduce__`."""
+
+    def post_compile(self, *_: Any, **__: Any) -> None:
+        """After it was loaded: what is wrong with it is said now."""
+        _ = self._made
+
+    def set_triton_bundle(self, triton_bundle: Any) -> None:
+        """There are no such kernels."""
+
+    def __copy__(self) -> Artifact:
+        return self
+
+    def __deepcopy__(self, _: Any) -> Artifact:
+        return self
+
+    def __reduce__(self) -> tuple[Any, tuple[bytes]]:
+        return load, (self.content(),)
+
+    def content(self) -> bytes:
+        """What `load` reads: a hash, a line of JSON, and what the stores would keep."""
+        entries = sorted(self._bundle.entries.items())
+        facts = {
+            "made": _surroundings(),
+            "options": {name: value for name, value in dataclasses.asdict(self._options).items() if name not in _HERE},
+            "graph": self._graph,
+            "entries": [[*place, len(data)] for place, data in entries],
+        }
+        content = json.dumps(facts).encode() + b"\n" + b"".join(data for _, data in entries)
+        return hashlib.blake2b(content, digest_size=_DIGEST_SIZE).digest() + content
+
+
+def load(content: bytes) -> Artifact:
+    """What `Artifact.content` has written. Raises: ArtifactError for damaged bytes, and for what was made elsewhere."""
+    told = content[_DIGEST_SIZE:]
+    if content[:_DIGEST_SIZE] != hashlib.blake2b(told, digest_size=_DIGEST_SIZE).digest():
+        raise ArtifactError("a compiled artifact is damaged: its hash is another one", hint=_ANEW)
+    line, _, rest = told.partition(b"\n")
+    facts = json.loads(line)
+    made, here = facts["made"], _surroundings()
+    if made != here:
+        others = [f"{name} {made.get(name)}, and here it is {value}" for name, value in here.items() if made.get(name) != value]
+        raise ArtifactError(f"a compiled artifact was made with {'; '.join(others)}", hint=_ANEW)
+    entries, start = {}, 0
+    for folder, key, size in facts["entries"]:
+        entries[folder, key] = rest[start : start + size]
+        start += size
+    return Artifact(facts["graph"], Options(**facts["options"]), Bundle(entries))
+
+
+_ANEW = "compile and save it again, here"
+
+
+def _surroundings() -> dict[str, str]:
+    """What must be the same where an artifact is made and where it is loaded. torch compares Python's version itself."""
+    names = ("dynaxla", "torch", "jax", "jaxlib")
+    processor = hashlib.blake2b(machine.processor_facts().encode(), digest_size=8).hexdigest()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return {**dict(zip(names, machine.versions(), strict=True)), "the processor": f"{machine.processor_name()} ({capability}, {processor})"}
+
+
+class _Gathering(Xla):
+    """An engine that knows its programs, whose stores have a bundle in front of them."""
+
+    def __init__(self, options: Options, bundle: Bundle) -> None:
+        super().__init__(options)
+        self.store = lambda folder: bundle.before(folder, options.store(folder))
+        self.programs: list[Program] = []
+
+    def runner(self, graph: AtenGraph) -> Program:
+        program = super().runner(graph)
+        self.programs.append(program)
+        return program

@@ -1,0 +1,175 @@
+"""What `torch.compile(...).aot_compile` saves runs in a process that captures nothing, gives eager's results, and is refused elsewhere."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from artifact_cases import CASES, Case, compiled, gelus, made
+from newer import not_in_oldest
+from patience import PATIENCE
+
+from dynaxla import ArtifactError, OptionError, UnsupportedTensor
+from dynaxla.engine import artifact
+from dynaxla.engine.artifact import Artifact, load
+from dynaxla.observe import metrics
+
+pytestmark = not_in_oldest("aot_compile")
+x = torch.randn(8, 8)
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch writes what it pickles to Inductor's directory of caches, too."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "torch"))
+    metrics.reset()
+    yield
+    metrics.reset()
+
+
+@pytest.mark.usefixtures("quick_xla")
+def test_another_process_runs_what_this_one_has_compiled(tmp_path: Path) -> None:
+    for name, case in CASES.items():
+        owner = made(case)
+        function = compiled(case, owner)
+        if case.trains:  # programs of a backward pass are in the file once they have run
+            case.run(made(case), function)
+        function.save_compiled_function(str(tmp_path / name))
+    command = [sys.executable, "-c", f"import artifact_cases; artifact_cases.main({str(tmp_path)!r})"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert {name: found["wrong"] for name, found in report.items() if found["wrong"]} == {}
+    assert all(found["calls"] and not found["capture"] for found in report.values()), report
+    # Programs that call torch's kernels are traced anew, from the graph in the file.
+    assert {name for name, found in report.items() if found["trace"]} <= {"torch's kernel", "training with statistics", "frozen"}, report
+
+
+def saved(case: Case, path: Path) -> Any:
+    function = compiled(case, made(case))
+    function.save_compiled_function(str(path))
+    return function
+
+
+def loaded(path: Path) -> Any:
+    with path.open("rb") as file:
+        return torch.compiler.load_compiled_function(file, f_globals=globals())
+
+
+def test_what_was_made_elsewhere_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved(CASES["function"], tmp_path / "file")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tmp_path / "file")(x), gelus(x))
+    for module, name, message in (
+        (artifact.machine, "versions", "made with torch other, and here"),
+        (artifact.machine, "processor_facts", "made with the processor"),
+    ):
+        with monkeypatch.context() as patch:
+            told = ("0.1.0", "other", "1", "1") if name == "versions" else "other"
+            patch.setattr(module, name, lambda told=told: told)
+            content = Artifact({"nodes": []}, artifact.Options(), artifact.Bundle()).content()
+        with pytest.raises(ArtifactError, match=message):
+            load(content)
+
+
+def test_damaged_bytes_are_refused() -> None:
+    content = Artifact({"nodes": []}, artifact.Options(), artifact.Bundle({("programs", "a"): b"code"})).content()
+    assert load(content).content() == content
+    for damaged in (content[:-1], content[:-1] + b"f", b"", b"\0" + content[1:]):
+        with pytest.raises(ArtifactError, match="damaged"):
+            load(damaged)
+
+
+def test_nothing_of_ours_is_pickled() -> None:
+    """Of our classes a pickle names none but the function that reads the bytes."""
+    content = pickle.dumps(Artifact({"nodes": []}, artifact.Options(), artifact.Bundle()))
+    assert content.count(b"dynaxla.") == 1
+    assert b"dynaxla.engine.artifact\x94\x8c\x04load" in content
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "error", "message"),
+    [
+        (gelus, {"tune": True}, OptionError, "tune"),
+        (lambda x: x.nonzero(), {}, ArtifactError, "its sizes are not fixed"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), {}, ArtifactError, "cannot be written to a file"),
+    ],
+    ids=["tune", "nonzero", "cond"],
+)
+def test_what_is_refused_when_it_is_compiled(function: Any, options: dict[str, Any], error: Any, message: str) -> None:
+    with pytest.raises(error, match=message):
+        torch.compile(function, fullgraph=True, backend="dynaxla", options=options).aot_compile(((x,), {}))
+
+
+def test_dynamic_sizes_are_refused() -> None:
+    dynamic = torch.randn(5, 4)
+    torch._dynamo.mark_dynamic(dynamic, 0)
+    with pytest.raises(ArtifactError, match="its sizes are not fixed"):
+        torch.compile(torch.sin, fullgraph=True, backend="dynaxla").aot_compile(((dynamic,), {}))
+
+
+def test_retracing_and_switched_off_caches_are_refused() -> None:
+    with pytest.raises(OptionError, match="traces at every call"):
+        torch.compile(gelus, backend="dynaxla_retrace", fullgraph=True).aot_compile(((x,), {}))
+    with torch._functorch.config.patch(enable_autograd_cache=False), pytest.raises(OptionError, match="gives nothing to save"):
+        torch.compile(gelus, backend="dynaxla", fullgraph=True).aot_compile(((x,), {}))
+
+
+def shifted(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)
+    return x * y
+
+
+def test_inputs_that_come_to_overlap_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    """TorchDynamo's guards do not tell them apart from others, and eager mode would see the write in both."""
+    function = torch.compile(shifted, fullgraph=True, backend="dynaxla").aot_compile(((torch.ones(4), torch.ones(4)), {}))
+    function.save_compiled_function(str(tmp_path / "file"))
+    for run in (function, loaded(tmp_path / "file")):
+        whole = torch.arange(6.0)
+        for first in (True, False):
+            with pytest.raises((UnsupportedTensor, RuntimeError), match=r"shares memory|GuardManager"):
+                run(whole[:4], whole[2:])
+            assert whole.equal(torch.arange(6.0))
+            if first:
+                one, other = torch.ones(4), torch.full((4,), 2.0)
+                torch.testing.assert_close(run(one, other), torch.full((4,), 4.0))
+                assert one.equal(torch.full((4,), 2.0))
+
+
+def test_an_op_that_is_gone_is_named() -> None:
+    nodes = [["placeholder", "x", "x", None, ["tuple"], ["dict", [], []], None, None, None, ""]]
+    nodes.append(["call_function", "y", "nobody.twice.default", None, ["tuple", ["node", 0]], ["dict", [], []], None, None, None, ""])
+    content = Artifact(
+        {"name": "graph", "phase": "inference", "static": [], "remade": [], "nodes": nodes}, artifact.Options(), artifact.Bundle()
+    ).content()
+    with pytest.raises(ArtifactError, match=r"an op that is not there(.|\n)*import"):
+        load(content).post_compile()
+
+
+def test_torchs_own_cache_tells_options_and_backends_apart() -> None:
+    """With force_autograd_cache a graph that another backend, or other options, have compiled is another one."""
+
+    def run(backend: str, **options: Any) -> dict[str, int]:
+        torch._dynamo.reset()
+        metrics.reset()
+        torch._dynamo.utils.counters.clear()
+        arguments = {"options": options} if options else {}
+        torch.testing.assert_close(torch.compile(gelus, backend=backend, **arguments)(x), gelus(x))
+        found = dict(torch._dynamo.utils.counters["aot_autograd"])
+        return {name: found.get(f"autograd_cache_{name}", 0) for name in ("hit", "miss", "saved")}
+
+    new, again = {"hit": 0, "miss": 1, "saved": 1}, {"hit": 1, "miss": 0, "saved": 0}
+    with torch._functorch.config.patch(force_autograd_cache=True, bundled_autograd_cache=True), torch.no_grad():
+        assert run("aot_eager") == new
+        assert run("dynaxla") == new
+        assert run("dynaxla", exact_rng=True) == new
+        assert run("dynaxla") == again
+        assert metrics.snapshot().get("trace", 0) == 0
+        assert metrics.snapshot()["calls"] == 1

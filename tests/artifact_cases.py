@@ -81,6 +81,20 @@ class Layers(torch.nn.Module):
         return self.second(torch.nn.functional.gelu(self.first(x)))
 
 
+class Blocks(torch.nn.Module):
+    """Equal ones, which are compiled once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(16, 16) for _ in range(8))
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(16) for _ in range(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = x + norm(torch.nn.functional.gelu(layer(x)).softmax(-1) * 2)
+        return x
+
+
 def gelus(x: Tensor) -> Tensor:
     return torch.nn.functional.gelu(x @ x.t()).softmax(-1) + torch.tensor([1.5])
 
@@ -99,6 +113,7 @@ CASES = {
     "views": Case(lambda: views, lambda: (torch.randn(3, 4),)),
     "written input": Case(lambda: writes, lambda: (torch.randn(3, 4),)),
     "buffers": Case(lambda: Counting().eval(), lambda: (torch.randn(2, 4),)),
+    "equal blocks": Case(lambda: Blocks().eval(), lambda: (torch.randn(3, 16),)),
     "convolutions": Case(lambda: Convolutions().eval(), lambda: (torch.randn(2, 3, 8, 8),)),
     "frozen": Case(lambda: Convolutions().eval(), lambda: (torch.randn(2, 3, 8, 8),), {"freeze": True}),
     "background": Case(lambda: gelus, lambda: (torch.randn(7, 7),), {"compile": "background"}),

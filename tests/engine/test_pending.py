@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -356,3 +358,47 @@ def test_what_a_file_has_compiled_runs_at_once(gate: Gate, tmp_path: Path) -> No
     assert [run(convolution), run(convolution, **OPTIONS)] == [(0, 0, 1), (1, 0, 0)]
     gate.open()
     assert counts("recalls", "trace") == (1, 0)
+
+
+def test_a_copy_of_a_model_that_waits_is_a_model_of_its_own(gate: Gate) -> None:
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    compiled = torch.compile(model, backend="dynaxla", options=OPTIONS)
+    compiled(x).sum().backward()
+    copied = copy.deepcopy(compiled)
+    with torch.no_grad():
+        copied.weight.add_(1)
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), torch.nn.functional.linear(x, model.weight, model.bias))
+        torch.testing.assert_close(copied(x), torch.nn.functional.linear(x, model.weight + 1, model.bias))
+        gate.open()
+
+
+def test_a_reset_while_sizes_wait(gate: Gate) -> None:
+    """What waited is gone with its graph, and nothing is raised by it."""
+    compiled = torch.compile(lambda x: x.sin() @ x.t(), backend="dynaxla", dynamic=True, options=OPTIONS)
+    for _ in range(2):
+        for size in (2, 3, 4):
+            x = torch.randn(size, 5)
+            torch.testing.assert_close(compiled(x), x.sin() @ x.t())
+        torch.compiler.reset()
+    gate.open()
+    x = torch.randn(4, 5)
+    torch.testing.assert_close(compiled(x), x.sin() @ x.t())
+    dynaxla.finish_compilations()
+    torch.testing.assert_close(compiled(x), x.sin() @ x.t())
+
+
+def test_a_wait_that_is_interrupted_goes_on_in_the_background(gate: Gate) -> None:
+    """Ctrl-C ends the wait, not the compilation."""
+    runner = program(lambda x: [x.cos()], torch.ones(4))
+    runner([torch.ones(4)])
+    assert gate.started.wait(PATIENCE)
+    timer = threading.Timer(0.2, signal.pthread_kill, [threading.get_ident(), signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        dynaxla.finish_compilations()
+    timer.join()
+    gate.open()
+    assert counts("meanwhile", "compile") == (1, 1)
+    torch.testing.assert_close(runner([torch.ones(4)])[0], torch.ones(4).cos())
+    assert counts("meanwhile", "calls") == (0, 1)

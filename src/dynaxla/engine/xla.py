@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks
 from ..buffers.device_kinds import Request, Unlike, kind_of
@@ -195,8 +196,9 @@ class Program:
         """Compile for the inputs that the graph was made for, where it says how they lie in memory. Raises: as a call."""
         if not self.sizes.is_static or self.phase == "backward" or forks.is_cut_off():
             return
-        args = [_like(node.meta["val"]) for node in self.interpreter.placeholders]
-        self._built_for(self._key(args), args)
+        with _disable_current_modes():  # those of the capture that this is part of
+            args = [_like(node.meta["val"]) for node in self.interpreter.placeholders]
+            self._built_for(self._key(args), args)
 
     def _key(self, args: Sequence[Any]) -> Any:
         """What tells apart inputs that need an executable each."""

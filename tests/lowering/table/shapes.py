@@ -45,6 +45,9 @@ ROWS: list[Op] = [
     *alike(of(1), aten.unbind.int, aten.unbind_copy.int),
     *alike(either((), (1,)), aten.diagonal.default, aten.diagonal_copy.default),
     *alike(of(1, 2, 1), aten.unfold.default, aten.unfold_copy.default),
+    Op(aten.unfold_backward.default, lambda make, n: [
+        (make(2, n, 3, 2), [2, n + 1, 3], 1, 2, 1), (make(n, 2), [3 * n], 0, 2, 3),
+    ], without=["rank 0"]),  # torch's decomposition, which is its shape function, takes no such gradient
     # Gradients of views, and tensors of which what a view shows is replaced
     Op(aten.select_backward.default, lambda make, n: [(make(n), [n, 3], 1, 2)]),
     Op(aten.slice_backward.default, lambda make, n: [(make(n, 2), [n, 3], 1, 0, 3, 2)]),

@@ -12,6 +12,7 @@ from jax import Array, lax
 
 from ..context import Context
 from ..dimensions import clamp_slice, infer, move, slice_dim, wrap, wrap_all
+from ..dtypes import accumulator
 from ..promotion import convert, result_type
 from ..promotion import expand as broadcast_to
 from ..registry import lower_table, lowers
@@ -400,6 +401,37 @@ def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
         return lax.full((*x.shape[:dim], count, *x.shape[dim + 1 :], 0), 0, x.dtype)
     places = [slice_dim(x, dim, place, place + (count - 1) * step + 1, step) for place in range(size)]
     return lax.concatenate([lax.expand_dims(piece, [x.ndim]) for piece in places], x.ndim)
+
+
+@lowers(aten.unfold_backward.default)
+def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Array:
+    """The sums of what windows give for each place: the gradient of unfold, of whose result `grad` has the shape.
+
+    Shape:  `input_sizes`.
+    """
+    if not input_sizes:
+        return lax.reshape(slice_dim(grad, 0, 0, 1), ()) if size else lax.full((), 0, grad.dtype)
+    dim = wrap(dim, len(input_sizes))
+    count = grad.shape[dim]
+    zero = lax.full((), 0, grad.dtype)
+    if size == 0 or count == 0:
+        return lax.full(tuple(input_sizes), 0, grad.dtype)
+    wide = accumulator(grad.dtype)
+    # Windows cut into runs of `step` places: the n-th run of a window stands where the first one of the n-th window behind it does.
+    runs = -(-size // step)
+    windows = move(grad, dim, grad.ndim - 2)
+    outer = windows.shape[:-2]
+    around = [(0, 0, 0)] * len(outer)
+    windows = lax.reshape(lax.pad(windows, zero, [*around, (0, 0, 0), (0, runs * step - size, 0)]), (*outer, count, runs, step))
+    total = None
+    for run in range(runs):
+        part = lax.squeeze(slice_dim(windows, len(outer) + 1, run, run + 1), [len(outer) + 1])
+        part = lax.pad(convert(part, wide), convert(zero, wide), [*around, (run, runs - 1 - run, 0), (0, 0, 0)])
+        total = part if total is None else lax.add(total, part)
+    assert total is not None
+    places = (count + runs - 1) * step
+    flat = convert(lax.reshape(total, (*outer, places)), grad.dtype)
+    return move(lax.pad(flat, zero, [*around, (0, input_sizes[dim] - places, 0)]), len(outer), dim)
 
 
 @lowers(aten.pixel_shuffle.default)

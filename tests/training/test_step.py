@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
+from dynaxla.errors import OptionError
 from dynaxla.training.surroundings import walk
 
 
@@ -52,6 +53,11 @@ def test_fused_adam(maximize: bool, dtype: torch.dtype) -> None:
         eager(x.to(dtype), y.to(dtype))
         compiled(x.to(dtype), y.to(dtype))
     assert_same(one, other, second, first, 2e-2 if dtype == torch.bfloat16 else 1e-9)
+
+
+def test_sizes_in_buckets_are_refused() -> None:
+    with pytest.raises(OptionError, match=r"no sizes='buckets'(.|\n)*torch.compile the model"):
+        dynaxla.compile_step(lambda: None, options={"sizes": "buckets"})
 
 
 def test_one_program() -> None:

@@ -52,8 +52,8 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     """Compile a training step: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
 
     function: ordinary code; what it returns may be tensors (detached), Python values, and containers of both. fullgraph: refuse a step that
-    cannot be one program, instead of running it in parts. options: as for `torch.compile(..., backend="dynaxla", options=...)`. Without a
-    function it is a decorator: `@compile_step(options={...})`.
+    cannot be one program, instead of running it in parts. options: as for `torch.compile(..., backend="dynaxla", options=...)`, but for
+    `sizes="buckets"`. Without a function it is a decorator: `@compile_step(options={...})`.
 
     A step that does nothing but compute with tensors is recorded and becomes one program without Python: all that the function reads
     besides its arguments (modules, optimizers, closures, globals) is watched, and if anything but tensors' values and learning rates has
@@ -65,14 +65,18 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
 
-    Raises, when called: what the function raises; CaptureError, with fullgraph; ExecutionError. A program that fails has written nothing
-    (unless torch's own update in place after it fails, for want of memory); what parts before it did stays done.
+    Raises: OptionError. Raises, when called: what the function raises; CaptureError, with fullgraph; ExecutionError. A program that fails
+    has written nothing (unless torch's own update in place after it fails, for want of memory); what parts before it did stays done.
     """
     if function is None:
         return functools.partial(compile_step, fullgraph=fullgraph, options=options)
     if not callable(function):
         raise OptionError(f"compile_step takes a function, not {function!r}", hint="@dynaxla.compile_step, or compile_step(options={...})")
-    return CompiledStep(function, Options.parse(options, None), fullgraph)
+    parsed = Options.parse(options, None)
+    if parsed.sizes == "buckets":
+        hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
+        raise OptionError("compile_step records each size by itself: it has no sizes='buckets'", hint=hint)
+    return CompiledStep(function, parsed, fullgraph)
 
 
 class CompiledStep(Generic[P, R]):

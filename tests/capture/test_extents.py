@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import FloorDiv
+from torch.utils._sympy.functions import FloorDiv, Min
 
 from dynaxla.capture.extents import Extent, Unknown, _settled, broadcast, grows, joined, merged, quotient, reshaped
 
@@ -33,6 +33,13 @@ def test_what_a_reshape_takes_apart_is_unknown(before: tuple[object, ...], after
         reshaped(extents(*before), after, ROUNDED)
 
 
+def test_what_an_input_should_have_been_taken_for_is_told() -> None:
+    for fails in (lambda: reshaped(extents(2 * S, 4), (2, S, 4), ROUNDED), lambda: joined([Extent((2, S)), Extent((2 * S,))])):
+        with pytest.raises(Unknown) as raised:
+            fails()
+        assert raised.value.product == (2 * S, (2, S))
+
+
 def test_positions_of_different_kinds_do_not_meet() -> None:
     assert joined([Extent((B, S)), ONE, Extent((B * S,), uniform=True)]) == Extent((B, S))
     assert joined([ONE, Extent((S,), uniform=True)]).uniform
@@ -42,12 +49,13 @@ def test_positions_of_different_kinds_do_not_meet() -> None:
 
 
 def test_sizes_that_never_shrink_are_known() -> None:
-    assert all(map(grows, [3, S, S + 1, S - 1, 2 * S * B, B * (S + 2)]))
-    assert not any(map(grows, [-S, B - S, 5 - S, S % 4]))
+    assert all(map(grows, [3, S, S + 1, S - 1, 2 * S * B, B * (S + 2), B * S**2]))
+    assert not any(map(grows, [-S, B - S, 5 - S, S % 4, 2**S, (S - 3) ** 2]))
 
 
 def test_factors() -> None:
     assert (quotient(6 * S, 2 * S), quotient(S * B + B, B), quotient(S, B), quotient(5, 2)) == (3, S + 1, None, None)
+    assert quotient(S + 1, 2) is None
     assert merged([2, 3, S, 2, N, B], ROUNDED) == (6, S, 2 * N, B)
 
 
@@ -57,4 +65,5 @@ def test_sizes_that_are_left_and_sizes_of_one_form() -> None:
     assert not any(map(grows, [S - 2 * half, half - S, S - FloorDiv(B, 2), S - FloorDiv(S * S, 2)]))
     assert _settled(FloorDiv(S - 1, 2) + 1) == half
     assert _settled(S + 1) == S + 1
+    assert (_settled(FloorDiv(S * S, S)), _settled(Min(S, S - 1)), _settled(Min(S, B))) == (S, S - 1, Min(S, B))
     assert _settled(half + third + 1) == half + third + 1

@@ -50,7 +50,7 @@ def test_outputs() -> None:
     kinds = [type(output) for output in padded.outputs]
     assert kinds == [Given, Given, Computed, Number, Computed]
     assert padded.outputs[2] == padded.outputs[4]
-    assert len(padded.module.graph.output_node().args[0]) == 2
+    assert len(padded.module.graph.output_node().args[0]) == 1
 
 
 def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
@@ -65,11 +65,11 @@ def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
     ("function", "reason"),
     [
         (lambda x: [torch.rand_like(x) + x], "random numbers"),
-        (lambda x: [x.median(1).values], "aten.median"),
+        (lambda x: [x.mode(1).values], "aten.mode"),
         (lambda x: [x.half() * x.shape[0]], "a size used as a number"),
         (lambda x: [x.reshape(-1).argmax()], "several dimensions"),
         (lambda x: [torch.fft.fft(x)], "there is no rule for aten._fft"),
-        (lambda x: (lambda y: [y, y[1:]])(x + 1), "outputs that share memory"),
+        (lambda x: (lambda y: [y, y[1:].view(torch.int32)])(x + 1), "outputs that share memory"),
         (lambda x: [x.view(x.shape[1], x.shape[0])], "takes a rounded size apart"),
         (lambda x: [x.roll(1)], "dimension 0"),
         (lambda x: [x.flatten().flip(0)], "several dimensions"),

@@ -27,6 +27,9 @@ READS: Functions = [
     lambda x, y, n, t: x[:, -n[0] - 1],
     lambda x, y, n, t: x.index_select(1, n[1]),
     lambda x, y, n, t: F.one_hot(n, 7).sum(1),
+    lambda x, y, n, t: t.take(n),
+    lambda x, y, n, t: y.take(n[:, :4] * 6 + n[:, 1:5]),
+    lambda x, y, n, t: x.take(-n * 5 - 1),
     lambda x, y, n, t: (100 // (n + 1)).sum(),
     lambda x, y, n, t: F.nll_loss(y[:, :7].log_softmax(1), n[:, 0]),
     lambda x, y, n, t: F.cross_entropy(x.reshape(-1, 4), n.reshape(-1) % 4),
@@ -73,4 +76,22 @@ def test_heads_of_a_batch_are_no_prefix_in_a_backward_graph() -> None:
             x = torch.randn(*sizes, 4, dtype=torch.float64, requires_grad=True)
             torch._dynamo.mark_dynamic(x, [0, 1])
             assert_equal(*(torch.autograd.grad(each(x), x)[0] for each in (run, function)))
+    assert counts() == (before[0] + 2, before[1])
+
+
+def test_a_batch_and_a_length_made_one_are_no_prefix_in_a_backward_graph() -> None:
+    """Of the two only the length changes: the forward graph gives the backward one a dimension of 3 * length."""
+    inner, outer = torch.nn.Linear(4, 5).double(), torch.nn.Linear(5, 2).double()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return outer(inner(x).tanh()).exp().sum()
+
+    run, before = compiled(function, dynamic=None), counts()
+    with poisoned():
+        for _, length in SIZES[:2]:
+            x = torch.randn(3, length, 4, dtype=torch.float64)
+            torch._dynamo.mark_dynamic(x, 1)
+            parameters = [*inner.parameters(), *outer.parameters()]
+            for mine, theirs in zip(*(torch.autograd.grad(each(x), parameters) for each in (run, function)), strict=True):
+                assert_equal(mine, theirs)
     assert counts() == (before[0] + 2, before[1])

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from rounded_sizes import assert_one_program, features
+from compare import assert_equal
+from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 
 pytestmark = pytest.mark.usefixtures("quick_xla")
 
@@ -29,6 +30,13 @@ ORDERS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.cummin(0).values,
     lambda x, y, n, t: y.logcumsumexp(1),
     lambda x, y, n, t: torch.bucketize(y, torch.arange(3.0)),
+    lambda x, y, n, t: y.median(1).values,
+    lambda x, y, n, t: x.median(1, keepdim=True).indices,
+    lambda x, y, n, t: y.masked_fill(n == 3, NAN).median(0).indices,
+    lambda x, y, n, t: torch.stack([x.median(), y.masked_fill(n == 3, NAN).median()]),
+    lambda x, y, n, t: n.median() + n.median(1).values,
+    lambda x, y, n, t: y.masked_fill(n > 2, NAN).nanmedian(1).values,
+    lambda x, y, n, t: y.masked_fill(n > 2, NAN).nanmedian() + y.masked_fill(n > 3, torch.inf).nanmedian(0).values,
 ]
 
 TURNS: list[Callable[..., Any]] = [
@@ -41,6 +49,19 @@ TURNS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.chunk(2, 1)[1].sum(1),
     lambda x, y, n, t: y.unsqueeze(1).expand(-1, x.shape[1], -1).diagonal(0, 1, 2).cumsum(1),
     lambda x, y, n, t: (y.unsqueeze(1) + y.unsqueeze(2)).diagonal(2, 1, 2).sum(1),
+    lambda x, y, n, t: torch.diag_embed(y).sum(2),
+    lambda x, y, n, t: torch.diag_embed(x, -2, 0, 2).cumsum(0),
+    lambda x, y, n, t: y.diag_embed(1, 2, 0).amax(0),
+    lambda x, y, n, t: torch.stack([y.trace(), (y.t() @ y).trace()]),
+    lambda x, y, n, t: n.trace(),
+    lambda x, y, n, t: y.rot90().cumsum(0),
+    lambda x, y, n, t: x.rot90(2, (1, 2)).cumsum(1),
+    lambda x, y, n, t: x.rot90(-1, (2, 1)).cumsum(2),
+    lambda x, y, n, t: x.rot90(3, (0, 1)) - x.rot90(-1, (0, 1)),
+    lambda x, y, n, t: x.as_strided((x.shape[1] - 2, 1, x.shape[0]), (x.shape[2], 7, x.shape[1] * x.shape[2])).cumsum(0),
+    lambda x, y, n, t: y.t().contiguous().as_strided((y.shape[0], y.shape[1]), (1, y.shape[0])).cumsum(1),
+    lambda x, y, n, t: t[:1, :2].repeat(y.shape[0], y.shape[1]).cumsum(0),
+    lambda x, y, n, t: y[:, None].repeat(1, y.shape[0], 1).cumsum(1),
 ]
 
 
@@ -55,3 +76,19 @@ def test_what_does_not_count_is_behind_what_does() -> None:
 
 def test_turns_are_around_the_true_end() -> None:
     assert_one_program(own_values(TURNS), features)
+
+
+def test_gradients_of_what_lies_on_diagonals() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        square = y.t() @ y
+        ends = torch.diag_embed(y[:, 1:], 1).exp().sum() + (square.diagonal(-1).exp() * y[0, 1:]).sum()
+        return ends + x.rot90(1, (0, 1)).cumsum(0).exp().sum() + (x.median(1).values * y[:, :4]).sum() + y.median()
+
+    run, before = compiled(function), counts()
+    with poisoned():
+        for sizes in SIZES[:2]:
+            leaves = [item.double().requires_grad_() for item in features(*sizes)[:2]]
+            found, expected = (torch.autograd.grad(each(*leaves), leaves) for each in (run, function))
+            for mine, theirs in zip(found, expected, strict=True):
+                assert_equal(mine, theirs)
+    assert counts() == (before[0] + 2, before[1])

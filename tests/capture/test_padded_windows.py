@@ -27,6 +27,9 @@ WINDOWS: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.conv2d(y[:, None, :, None] + y[:, None, None, :], t[:4, :2].reshape(2, 1, 2, 2)).sum((2, 3)),
     lambda x, y, n, t: F.max_pool2d(y[:, None, :, None] - 9, (3, 1), (2, 1), (1, 0)).cumsum(2),
     lambda x, y, n, t: F.max_pool1d(y[:, None], 2, return_indices=True)[1],
+    lambda x, y, n, t: F.max_pool2d(y[:, None, :, None] * y[:, None, None, :], 3, 2, 1, return_indices=True)[1],
+    lambda x, y, n, t: F.pad(y, (-2, 1), value=3.0).cumsum(1) + F.pad(y, (2, -3)).cumsum(1),
+    lambda x, y, n, t: F.pad(x, (0, 0, -1, -2, -1, 2)).sum((0, 1)),
     lambda x, y, n, t: F.avg_pool1d(y[:, None], 3, 2, 1),
     lambda x, y, n, t: F.avg_pool1d(y[:, None], 2, count_include_pad=False).sum(2),
     lambda x, y, n, t: F.avg_pool2d(x[:, None], 2, divisor_override=3),
@@ -64,9 +67,19 @@ def _gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
     return torch.autograd.grad(function(*leaves), leaves)
 
 
-def test_positions_in_rows_of_a_rounded_size_need_exact_ones() -> None:
-    run, before = compiled(lambda x: F.max_pool2d(x, 2, return_indices=True)[1]), counts()
-    for size in (9, 11):
-        x = torch.randn(2, 1, 4, size)
-        assert_equal(run(x), F.max_pool2d(x, 2, return_indices=True)[1])
-    assert counts()[0] == before[0] + 2
+def test_gradients_of_windows_that_are_cut_or_overlap() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        images = y[:, None, :, None] * y[:, None, None, :]
+        causal = F.conv1d(F.pad(x.transpose(1, 2), (4, 0)), kernel(t), dilation=2)
+        chomped = F.conv1d(x.transpose(1, 2), kernel(t), padding=2)[:, :, :-2]
+        overlapping = y.unfold(1, 4, 2) * t[0]
+        apart = y.unfold(1, 2, 3).exp()
+        return sum(item.exp().sum() for item in (F.max_pool2d(images, 3, 2, 1), causal, chomped, overlapping, apart))
+
+    run, before = compiled(function), counts()
+    with poisoned():
+        for sizes in SIZES[:2]:
+            x, y, _, t = features(*sizes)
+            for found, expected in zip(*(_gradients(each, x, y, t) for each in (run, function)), strict=True):
+                assert_equal(found, expected)
+    assert counts() == (before[0] + 2, before[1])

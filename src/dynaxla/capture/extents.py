@@ -17,7 +17,14 @@ import torch
 
 
 class Unknown(Exception):
-    """What counts of a result cannot be said in these terms. Its text says why."""
+    """What counts of a result cannot be said in these terms. Its text says why.
+
+    Attributes: product (a size that an input has, and the factors that it should have been taken for); None if that would not help.
+    """
+
+    def __init__(self, why: str, product: tuple[Any, tuple[Any, ...]] | None = None) -> None:
+        super().__init__(why)
+        self.product = product
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,15 @@ def size_of(size: int | torch.SymInt) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _settled(size: Any) -> Any:
-    """One form for a // d + k and (a + k * d) // d: convolutions write the first, slices with a step the second."""
+    """One form for a // d + k and (a + k * d) // d: convolutions write the first, slices with a step the second. What divides without a
+    rest, and the least of sizes that differ by numbers, is written as that."""
+    kind = type(size).__name__  # of torch's own functions
+    if kind in ("FloorDiv", "CleanDiv"):
+        whole = quotient(*size.args)
+        return size if whole is None else whole
+    if kind == "Min":
+        least = min(size.args, key=lambda item: (item - size.args[0]).as_coeff_Add()[0])
+        return least if all((item - least).is_number for item in size.args) else size
     if not size.is_Add:
         return size
     whole, (*divisions,) = size.as_coeff_Add()[0], size.as_coeff_Add()[1].as_ordered_terms()
@@ -86,7 +101,9 @@ def joined(extents: Sequence[Extent]) -> Extent:
     """
     told = {extent for extent in extents if extent.factors and not extent.uniform}
     if len(told) > 1:
-        raise Unknown(f"positions of different kinds meet: {' and '.join(sorted(str(extent.factors) for extent in told))}")
+        one, *several = sorted((extent.factors for extent in told), key=len)
+        product = (one[0], several[-1]) if len(one) == 1 < len(several[-1]) else None
+        raise Unknown(f"positions of different kinds meet: {' and '.join(sorted(str(extent.factors) for extent in told))}", product)
     return told.pop() if told else max(extents, key=lambda extent: bool(extent.factors))
 
 
@@ -122,7 +139,8 @@ def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Exten
                 left.append(other)
                 rest = 1
             else:
-                raise Unknown("a reshape that takes a rounded size apart")
+                product = (factor, (rest, other)) if other is not None else None
+                raise Unknown("a reshape that takes a rounded size apart", product)
         found.append(Extent(merged(taken, symbols)))
     return tuple(found)
 
@@ -145,7 +163,7 @@ def quotient(size: Any, divisor: Any) -> Any:
         return 1
     if isinstance(size, int) and isinstance(divisor, int):
         return size // divisor if size % divisor == 0 else None
-    numerator, denominator = sympy.fraction(sympy.cancel(sympy.sympify(size) / divisor))
+    numerator, denominator = sympy.fraction(sympy.together(sympy.cancel(sympy.sympify(size) / divisor)))
     if denominator != 1:
         return None
     return int(numerator) if numerator.is_Integer else numerator
@@ -160,6 +178,8 @@ def grows(size: Any) -> bool:
         return all(map(grows, size.args)) or _rest_grows(size)
     if isinstance(size, sympy.Mul):
         return all(grows(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
+    if isinstance(size, sympy.Pow):
+        return bool(size.exp.is_Integer and size.exp > 0 and size.base.is_nonnegative) and grows(size.base)
     kind = type(size).__name__  # of torch's own functions
     if kind in ("FloorDiv", "CleanDiv"):
         return grows(size.args[0]) and bool(size.args[1].is_Integer) and bool(size.args[1] > 0)

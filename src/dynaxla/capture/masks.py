@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ class Masks:
         self.extents: dict[Node, Any] = {}
         self.sizes: list[Any] = []
         self.moved: set[int] = set()
+        self.given: dict[Node, torch.Tensor] = {}
         self.node: Node
         placeholders = self.graph.find_nodes(op="placeholder")
         self._mode = next(value.fake_mode for node in placeholders if isinstance(value := node.meta["val"], torch._subclasses.FakeTensor))
@@ -122,6 +124,15 @@ class Masks:
         node.meta["val"] = self.fake(shape, dtype, like.device)
         node.meta["stack_trace"] = self.node.meta.get("stack_trace")
         return node
+
+    def again(self, node: Node) -> list[Node]:
+        """The results of another node with the same op and arguments."""
+        with self.graph.inserting_before(self.node):
+            copy = self.graph.call_function(node.target, node.args, dict(node.kwargs))
+            results = [self.graph.call_function(operator.getitem, (copy, index)) for index in range(len(node.meta["val"]))]
+        for added, val in zip([copy, *results], [node.meta["val"], *node.meta["val"]], strict=True):
+            added.meta = {**node.meta, "val": val}
+        return results
 
     def number(self, tensor: Node, dim: int) -> Any:
         """The rounded size of a dimension."""

@@ -6,9 +6,8 @@ rules of `padded_rules.py` and `padded_layers.py` see to that, op by op.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..lowering.graphs import storage_of, user_line
+from ..lowering.graphs import storage_of, user_line, viewed
 from ..lowering.interpreter import draws_random, is_plain_python
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
 from .aten_graph import AtenGraph, graph_device
@@ -50,6 +49,14 @@ class Computed:
 
 
 @dataclass(frozen=True)
+class Viewed:
+    """An output in the memory of a value in which others lie, too. Attributes: base (that value); fake (what such a view is like)."""
+
+    base: Computed
+    fake: torch.Tensor
+
+
+@dataclass(frozen=True)
 class Number:
     """An output that is a number, or None. value: it, or what it is as an expression."""
 
@@ -60,14 +67,15 @@ class Number:
 class Padded:
     """Attributes: module (its inputs are the graph's, and a vector of true sizes behind them); sizes (these); inputs (what counts of the
     inputs that are padded, or whose strides depend on sizes, by position); numbers (inputs that are sizes, by position); outputs (the
-    graph's); rounding.
+    graph's); computed (the graph's nodes whose values the program gives, in its outputs' order); rounding.
     """
 
     module: GraphModule
     sizes: list[Any]
     inputs: dict[int, Extents]
     numbers: dict[int, Any]
-    outputs: list[Given | Computed | Number]
+    outputs: list[Given | Computed | Viewed | Number]
+    computed: list[Node]
     rounding: Rounding
 
 
@@ -77,18 +85,20 @@ def pad(graph: AtenGraph) -> Padded | str | None:
     rounded = {symbol for size in found for symbol in symbols_in(size)}
     if not rounded:
         return None
-    try:
-        return _pad(graph, rounded, are_products=False)
-    except Unknown as error:
-        if any(not isinstance(size, int) and size.is_Mul and size.args[0].is_Integer for size in found):
-            with contextlib.suppress(Unknown):
-                return _pad(graph, rounded, are_products=True)
-        return str(error)
+    products: dict[Any, tuple[Any, ...]] = {}
+    while True:
+        try:
+            return _pad(graph, rounded, products)
+        except Unknown as error:
+            if error.product is None or error.product[0] not in found or error.product[0] in products:
+                return str(error)
+            products[error.product[0]] = error.product[1]
 
 
-def _pad(graph: AtenGraph, rounded: Collection[Any], are_products: bool) -> Padded:
-    """are_products: whether a dimension of 4 * s that an input has is of s times 4 elements, as heads of a batch are; else it is a prefix,
-    as two tensors that stand one behind the other are. Raises: Unknown."""
+def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tuple[Any, ...]]) -> Padded:
+    """products: the factors of dimensions of inputs that are no prefixes, by their size: one of 4 * s is of s times 4 elements where heads
+    of a batch are meant, and of 4 times s where a forward graph has made one of a batch and a length; two tensors that stand one behind
+    the other are a prefix. Raises: Unknown."""
     module = copied(graph.module)
     placeholders = module.graph.find_nodes(op="placeholder")
     if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
@@ -97,7 +107,8 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], are_products: bool) -> Padd
     if not sources.keys() >= set(rounded):
         raise Unknown("a size is known as part of another one alone")
     environment = next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
-    outputs, returned = _outputs(graph)
+    originals = dict(zip(module.graph.nodes, graph.module.graph.nodes, strict=True))
+    outputs, returned = _outputs(graph, module)
     masks = Masks(module, rounded, graph_device(module))
     inputs: dict[int, Extents] = {}
     numbers: dict[int, Any] = {}
@@ -110,20 +121,21 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], are_products: bool) -> Padd
                     raise Unknown("a number that is made of sizes")
                 numbers[position] = size_of(value)
             continue
-        extents = tuple(_in_order(extent, orders, are_products) for extent in masks.prefixes(value))
+        extents = tuple(_in_order(extent, orders, products) for extent in masks.prefixes(value))
         masks.extents[node] = extents
         if any(map(masks.is_padded, extents)) or any(map(masks.is_rounded, value.stride())):
             inputs[position] = extents
+            masks.given[node] = value
             node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # row-major, whatever the inputs are
     for node in list(module.graph.nodes):
         if node.op in ("call_function", "get_attr"):
             _apply(masks, node)
         elif node.op not in ("placeholder", "output"):
             raise Unknown(f"a node of another kind, {node.op}")
-    found = _results(module, masks, outputs, returned)
+    found, computed = _results(module, masks, outputs, returned)
     masks.done()
     module.recompile()
-    return Padded(module, masks.sizes, inputs, numbers, found, Rounding(environment, rounded))
+    return Padded(module, masks.sizes, inputs, numbers, found, [originals[node] for node in computed], Rounding(environment, rounded))
 
 
 def _apply(masks: Masks, node: Node) -> None:
@@ -159,7 +171,7 @@ def _apply(masks: Masks, node: Node) -> None:
     try:
         extents = rule(masks, node)
     except Unknown as error:
-        raise Unknown(f"{op}: {error} ({user_line(node)})") from None
+        raise Unknown(f"{op}: {error} ({user_line(node)})", error.product) from None
     masks.extents[node] = extents
     if (node.target, node.args) != (op, before):
         masks.moved |= shared
@@ -217,35 +229,35 @@ def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int
     return found
 
 
-def _in_order(extent: Extent, orders: dict[Any, int], with_numbers: bool) -> Extent:
+def _in_order(extent: Extent, orders: dict[Any, int], products: Mapping[Any, tuple[Any, ...]]) -> Extent:
     """A dimension of a product of sizes has them as factors, as a forward graph gives it to the backward one; any order of them would be
     right, but others may meet it in one of their own."""
     (factor,) = extent.factors or (1,)
-    if (
-        isinstance(factor, int)
-        or not factor.is_Mul
-        or not all(item in orders or (with_numbers and item.is_Integer) for item in factor.args)
-    ):
+    if factor in products:
+        return Extent(products[factor])
+    if isinstance(factor, int) or not factor.is_Mul or not all(item in orders for item in factor.args):
         return extent
-    numbers = [int(item) for item in factor.args if item.is_Integer]
-    return Extent((*sorted((item for item in factor.args if item in orders), key=orders.__getitem__), *numbers))
+    return Extent(tuple(sorted(factor.args, key=orders.__getitem__)))
 
 
 # Outputs
 
 
-def _outputs(graph: AtenGraph) -> tuple[list[Any], list[int]]:
-    """The outputs that are inputs, views of them, or numbers (None stands for any other); and which are others, by index.
+def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int, Node]]:
+    """The outputs that are inputs, views of them, or numbers (None stands for any other); and for each of the others, by index, the node
+    that the program must compute for it: its own, or that in whose memory it and others lie, where that is seen outside of a backward
+    graph.
 
-    Raises: Unknown where two of the others share memory that is seen outside of a backward graph.
+    module: a copy of the graph's, whose nodes these are.
     """
-    placeholders = graph.module.graph.find_nodes(op="placeholder")
+    placeholders = module.graph.find_nodes(op="placeholder")
     positions = {node: position for position, node in enumerate(placeholders)}
     owners = {storage_of(node): node for node in reversed(placeholders) if isinstance(node.meta["val"], torch.Tensor)}
-    output = graph.module.graph.output_node()
+    output = module.graph.output_node()
     nodes: list[Any] = list(output.args[0])
     found: list[Any] = []
-    sharing: dict[int, set[Node]] = {}
+    returned: dict[int, Node] = {}
+    sharing: dict[int, list[int]] = {}
     symbolic: set[int] = set()
     for index, (node, description) in enumerate(zip(nodes, output.meta.get("desc") or [None] * len(nodes), strict=True)):
         val = node.meta.get("val") if isinstance(node, Node) else node
@@ -268,32 +280,49 @@ def _outputs(graph: AtenGraph) -> tuple[list[Any], list[int]]:
         if val.is_conj() or val.is_neg():
             raise Unknown("an output that is conjugate, or negative")
         if index not in graph.remade and "Saved" not in type(description).__name__:
-            sharing.setdefault(storage, set()).add(node)
+            sharing.setdefault(storage, []).append(index)
             if is_symbolic:
                 symbolic.add(storage)
         found.append(None)
-    if any(len(sharing[storage]) > 1 for storage in symbolic):
+        returned[index] = node
+    for storage in symbolic:
+        if len({nodes[index] for index in sharing[storage]}) > 1:
+            returned |= dict.fromkeys(sharing[storage], _shared([nodes[index] for index in sharing[storage]]))
+    return found, returned
+
+
+def _shared(nodes: list[Node]) -> Node:
+    """The node in whose memory the values of all of these lie. Raises: Unknown if they are not all of its dtype."""
+    origin = nodes[0]
+    while (source := viewed(origin)) is not None:
+        origin = source
+    if origin.op != "call_function" or any(node.meta["val"].dtype != origin.meta["val"].dtype for node in nodes):
         raise Unknown("outputs that share memory")
-    return found, [index for index, item in enumerate(found) if item is None]
+    return origin
 
 
-def _results(module: GraphModule, masks: Masks, outputs: list[Any], returned: list[int]) -> list[Given | Computed | Number]:
-    """Leaves the computed outputs alone, and says what all are."""
+def _results(
+    module: GraphModule, masks: Masks, outputs: list[Any], returned: dict[int, Node]
+) -> tuple[list[Given | Computed | Viewed | Number], list[Node]]:
+    """Leaves the computed outputs alone; says what all are, and which nodes give the computed ones."""
     output = module.graph.output_node()
-    nodes: list[Node] = [output.args[0][index] for index in returned]
-    fakes = {node: node.meta["val"] for node in nodes}
-    apart: list[Node] = []
-    found = list(outputs)
-    for index, node in zip(returned, nodes, strict=True):
+    nodes = list(dict.fromkeys(returned.values()))
+    bases: dict[Node, Computed] = {}
+    for index, node in enumerate(nodes):
         extents = tuple(extent.resolved for extent in masks.extents[node])
         if len(extents) != node.meta["val"].dim():
             raise Unknown("an output of which nothing is known")
-        found[index] = Computed(nodes.index(node), extents, fakes[node])
+        bases[node] = Computed(index, extents, node.meta["val"])
+    found = list(outputs)
+    for index, node in returned.items():
+        own = output.args[0][index]
+        found[index] = bases[node] if own is node else Viewed(bases[node], own.meta["val"])
+    for node in nodes:
         if storage_of(node) in masks.moved:
-            apart.append(node)
-    for node in apart:
-        node.meta["val"] = masks.fake(fakes[node].shape, fakes[node].dtype, fakes[node].device)
+            fake = node.meta["val"]
+            node.meta["val"] = masks.fake(fake.shape, fake.dtype, fake.device)
+    descriptions = output.meta.get("desc")
+    if descriptions is not None:
+        output.meta["desc"] = [descriptions[next(index for index, other in returned.items() if other is node)] for node in nodes]
     output.args = (tuple(nodes),)
-    if output.meta.get("desc") is not None:
-        output.meta["desc"] = [output.meta["desc"][index] for index in returned]
-    return found
+    return found, nodes

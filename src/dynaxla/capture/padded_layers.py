@@ -234,6 +234,29 @@ def _gather(masks: Masks, node: Node) -> Extents:
     return tuple(extent.resolved for extent in found)
 
 
+@rule(aten.take.default)
+def _take(masks: Masks, node: Node) -> Extents:
+    """A number for a position in the flattened table, taken apart into positions in its dimensions: of true sizes."""
+    table, index = node.args
+    assert isinstance(table, Node)
+    extents, found = masks.of(table), tuple(extent.resolved for extent in masks.of(index))
+    index = masks.masked(index, range(len(found)), 0)
+    if any(map(masks.is_padded, extents)):
+        for dim in range(len(extents)):
+            one_dimension(masks, table, [dim])
+        sizes = list(map(size_of, value(table).shape))
+        index = masks.within(index, math.prod(sizes), 0, from_end=True, is_index=True)
+        places: list[Node] = []
+        for size in reversed(sizes[1:]):
+            like, divisor = value(index), masks.product([size], value(index))
+            places.insert(0, masks.add(aten.remainder.Tensor, (index, divisor), like.shape, like))
+            index = masks.add(aten.floor_divide.default, (index, divisor), like.shape, like)
+        node.target, node.args = aten.index.Tensor, (table, [index, *places])
+        return found
+    node.update_arg(1, index)
+    return found
+
+
 @rule(aten.one_hot.default)
 def _one_hot(masks: Masks, node: Node) -> Extents:
     index = node.args[0]
@@ -287,7 +310,7 @@ def _ignored(masks: Masks, node: Node, scores: int, target: int) -> Extents:
 
 @rule(aten.constant_pad_nd.default)
 def _pad(masks: Masks, node: Node) -> Extents:
-    """What is added stands behind the true end: there and further on the dimension holds the same number."""
+    """What is added stands behind the true end: there and further on the dimension holds the same number. What is cut off ends there."""
     source, widths = node.args[:2]
     assert isinstance(source, Node)
     extents = masks.of(source)
@@ -298,9 +321,13 @@ def _pad(masks: Masks, node: Node) -> Extents:
         if width == 0:
             continue
         if masks.is_padded(extents[dim]):
-            if not isinstance(width, int) or width < 0 or extents[dim].resolved != Extent.of(size_of(value(source).shape[dim])):
-                raise Unknown("less of a dimension of a rounded size, or more of one that is several in one")
-            node.update_arg(0, masks.masked(node.args[0], [dim], argument(node, "value"), extents))
+            size = size_of(value(source).shape[dim])
+            if not isinstance(width, int) or extents[dim].resolved != Extent.of(size):
+                raise Unknown("more or less of a dimension that is several in one")
+            if width < 0:
+                masks.place(size + width)  # so much is there to be cut
+            else:
+                node.update_arg(0, masks.masked(node.args[0], [dim], argument(node, "value"), extents))
         result[dim] = Extent.of(size_of(value(node).shape[dim]))
     return tuple(result)
 
@@ -308,14 +335,14 @@ def _pad(masks: Masks, node: Node) -> Extents:
 @rule(aten.repeat.default)
 def _repeat(masks: Masks, node: Node) -> Extents:
     times = node.args[1]
-    masks.exact(times)
     extents = masks.of(node.args[0])
     extents = (Extent(()),) * (len(times) - len(extents)) + extents
     found = []
     for count, extent in zip(times, extents, strict=True):
-        if not isinstance(count, int) or count == 0:
-            raise Unknown("a repetition of nothing, or as often as a size says")
-        found.append(extent if count == 1 else Extent(merged((count, *extent.factors), masks.rounded)))
+        number = size_of(count.meta["val"] if isinstance(count, Node) else count)
+        if number == 0:
+            raise Unknown("a repetition of nothing")
+        found.append(extent if number == 1 else Extent(merged((number, *extent.factors), masks.rounded)))
     return tuple(found)
 
 

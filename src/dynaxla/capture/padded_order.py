@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Node
 
 from ..lowering.dimensions import wrap
-from .extents import Extent, Extents, Unknown, grows, replaced, size_of
+from .extents import Extent, Extents, Unknown, grows, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_rules import (
     argument,
@@ -126,6 +127,58 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
     return [replaced(before, dim, Extent.of(size)) for size in sizes]
 
 
+@rule(aten.as_strided.default)
+def _by_strides(masks: Masks, node: Node) -> Extents:
+    """A part of each dimension from its beginning on, the dimensions in any order: what else strides may say is of true sizes."""
+    source, sizes, steps = node.args[:3]
+    assert isinstance(source, Node)
+    laid_out, result = masks.given.get(source, value(source)), value(node)
+    begins = size_of(laid_out.storage_offset())
+    if node.args[3:] and node.args[3] is not None and size_of(_number(node.args[3])) != begins:
+        raise Unknown("a view that begins elsewhere")
+    whole = sizes_of(laid_out)
+    left = {size_of(step): dim for dim, step in enumerate(laid_out.stride()) if whole[dim] != 1}
+    extents, shape = list(masks.of(source)), list(value(source).shape)
+    if len(left) != sum(size != 1 for size in whole) or 0 in left:
+        raise Unknown("strides of memory")
+    order: list[int] = []
+    for size, step in zip(sizes, steps, strict=True):
+        count = size_of(_number(size))
+        if count == 1:
+            continue
+        dim = left.pop(size_of(_number(step)), None)
+        if dim is None:
+            raise Unknown("strides of memory")
+        order.append(dim)
+        if count != whole[dim]:
+            if not sympy.sympify(whole[dim] - count).is_nonnegative:
+                raise Unknown("a view of more than a dimension has")
+            one_dimension(masks, source, [dim])
+            shape[dim], extents[dim] = _number(size), Extent.of(count)
+            source = masks.add(aten.slice.Tensor, (source, dim, 0, size), shape, result)
+            masks.extents[source] = tuple(extents)
+    for dim in left.values():
+        one_dimension(masks, source, [dim])
+        shape[dim], extents[dim] = 1, Extent(())
+        source = masks.add(aten.slice.Tensor, (source, dim, 0, 1), shape, result)
+        masks.extents[source] = tuple(extents)
+    rest = [dim for dim in range(len(shape)) if dim not in order]
+    source = masks.add(aten.permute.default, (source, order + rest), [shape[dim] for dim in order + rest], result)
+    source = masks.add(aten.squeeze.dims, (source, list(range(len(order), len(shape)))), [shape[dim] for dim in order], result)
+    found, shape = [extents[dim] for dim in order], [shape[dim] for dim in order]
+    for dim, size in enumerate(sizes):
+        if size_of(_number(size)) == 1:
+            shape.insert(dim, 1)
+            found.insert(dim, Extent(()))
+            source = masks.add(aten.unsqueeze.default, (source, dim), shape, result)
+    become(node, source)
+    return tuple(found)
+
+
+def _number(item: Any) -> Any:
+    return item.meta["val"] if isinstance(item, Node) else item
+
+
 @rule(aten.bucketize.Tensor)
 def _bucketize(masks: Masks, node: Node) -> Extents:
     static(masks, [node.args[1]])
@@ -142,3 +195,121 @@ def _diagonal(masks: Masks, node: Node) -> Extents:
     for dim in dims:
         one_dimension(masks, source, [dim])
     return (*(extent for dim, extent in enumerate(extents) if dim not in dims), Extent.of(size_of(value(node).shape[-1])))
+
+
+# The position of what is not on a diagonal, or not on the true part of it, is never that of an element that counts: row and column tell.
+
+
+@rule(aten.diag_embed.default)
+def _on_diagonal(masks: Masks, node: Node) -> Extents:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    masks.exact(*others(node, "self"))
+    extents = masks.of(source)
+    one_dimension(masks, source, [len(extents) - 1])
+    dims = sorted(wrap(argument(node, name), len(extents) + 1) for name in ("dim1", "dim2"))
+    found = list(extents[:-1])
+    for dim in dims:
+        found.insert(dim, Extent.of(size_of(value(node).shape[dim])))
+    return tuple(found)
+
+
+@rule(aten.diagonal_backward.default)
+def _diagonal_backward(masks: Masks, node: Node) -> Extents:
+    grad = node.args[0]
+    assert isinstance(grad, Node)
+    masks.exact(*others(node, "grad_output", "input_sizes"))
+    extents, result = masks.of(grad), masks.prefixes(value(node))
+    one_dimension(masks, grad, [len(extents) - 1])
+    dims = [wrap(argument(node, name), len(result)) for name in ("dim1", "dim2")]
+    rest = iter(extents[:-1])
+    return tuple(own if dim in dims else next(rest) for dim, own in enumerate(result))
+
+
+@rule(aten.trace.default)
+def _trace(masks: Masks, node: Node) -> Extents:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    for dim in (0, 1):
+        one_dimension(masks, source, [dim])
+    size = torch.sym_min(*value(source).shape)
+    diagonal = masks.add(aten.diagonal.default, (source,), (size,), value(source))
+    masked = masks.masked(diagonal, [0], 0, (Extent.of(size_of(size)),))
+    become(node, masks.add(aten.sum.default, (masked,), (), value(source), dtype=value(node).dtype, gives=value(node).dtype))
+    return ()
+
+
+@rule(aten.rot90.default)
+def _quarter_turns(masks: Masks, node: Node) -> Extents:
+    """Some dimensions run backwards, then two are exchanged."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    turns, given = argument(node, "k"), argument(node, "dims")
+    masks.exact(turns, given)
+    extents = list(masks.of(source))
+    dims = [wrap(dim, len(extents)) for dim in given]
+    for dim in [[], dims[1:], dims, dims[:1]][turns % 4]:
+        one_dimension(masks, source, [dim])
+        extents[dim] = extents[dim].resolved
+        if masks.is_padded(extents[dim]):
+            source = masks.turned(source, dim, 0, backwards=True)
+        else:
+            source = masks.add(aten.flip.default, (source, [dim]), value(source).shape, value(source))
+        masks.extents[source] = tuple(extents)
+    if turns % 2:
+        first, second = dims
+        extents[first], extents[second] = extents[second], extents[first]
+        source = masks.add(aten.transpose.int, (source, first, second), value(node).shape, value(source))
+    become(node, source)
+    return tuple(extents)
+
+
+@rule(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
+def _median(masks: Masks, node: Node) -> Any:
+    """The element that stands, of those that count in their order, where the true size says."""
+    source, several = node.args[0], node.meta["val"]
+    assert isinstance(source, Node)
+    x, extents = value(source), masks.of(source)
+    dims = reduced_dims(node, len(extents))
+    masks.exact(*others(node, "self"))
+    result = without(extents, dims, node)
+    is_one = isinstance(several, (tuple, list))
+    if not any(masks.is_padded(extents[dim]) for dim in dims):
+        return [result, result] if is_one else result
+    if is_one:
+        one_dimension(masks, source, dims)
+    shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
+
+    def add(op: Any, *args: Any, shape: Any = shape, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Node:
+        return masks.add(op, args, shape, x, gives=dtype, **kwargs)
+
+    numbers = masks.masked(source, dims, 0)
+    nans = add(aten.sum.dim_IntList, add(aten.ne.Tensor, numbers, numbers, shape=x.shape, dtype=torch.bool), dims, True)
+    count = masks.product([factor for dim in dims for factor in extents[dim].factors], x)
+    if node.target in (aten.median.dim, aten.median.default):
+        middle = add(aten.floor_divide.Scalar, add(aten.sub.Tensor, count, 1, shape=()), 2, shape=())
+        has_nan = add(aten.gt.Scalar, nans, 0, dtype=torch.bool)
+        rank = add(aten.where.self, has_nan, add(aten.sub.Tensor, count, nans), middle)
+    else:
+        left = add(aten.sub.Tensor, add(aten.sub.Tensor, count, nans), 1)
+        rank = add(aten.clamp_min.default, add(aten.floor_divide.Scalar, left, 2), 0)
+    ordered = masks.masked(source, dims, math.nan if x.dtype.is_floating_point else highest(x.dtype))
+    dim = dims[0]
+    if not is_one:
+        # With NaN behind all others, the order of what stands in several dimensions is that of the one they make.
+        ordered = add(aten.view.default, ordered, [-1], shape=[x.numel()], dtype=x.dtype)
+        rank = add(aten.view.default, rank, [1], shape=[1])
+        dim = 0
+    places = add(aten.argsort.stable, ordered, shape=value(ordered).shape, stable=True, dim=dim)
+    shape = [1] if not is_one else shape
+    place = add(aten.gather.default, places, dim, rank, shape=shape)
+    chosen = add(aten.gather.default, ordered, dim, place, shape=shape, dtype=x.dtype)
+    found = [chosen, place]
+    if not is_one or not argument(node, "keepdim"):
+        after = several[0].shape if is_one else ()
+        found = [add(aten.squeeze.dims, item, [dim], shape=after, dtype=value(item).dtype) for item in found]
+    if is_one:
+        become_several(node, found)
+        return [result, result]
+    become(node, found[0])
+    return result

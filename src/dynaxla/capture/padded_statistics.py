@@ -197,28 +197,117 @@ def _batch_norm_backward(masks: Masks, node: Node) -> list[Extents]:
     return [item if is_asked else () for item, is_asked in zip(told, asked, strict=True)]
 
 
+# Norms over groups of channels and all places: an item of a batch has its statistics.
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Writes nodes for a batch of images whose channels are in groups: a dimension of groups, and one of channels in each.
+
+    images: with channels in one dimension; what counts of them.
+    """
+
+    masks: Masks
+    images: Node
+    extents: Extents
+    groups: int
+    wide: _Wide
+
+    @staticmethod
+    def of(masks: Masks, images: Node, extents: Extents, groups: int) -> _Groups:
+        x = value(images)
+        each = x.shape[1] // groups
+        grouped = (extents[0], Extent.of(groups), Extent.of(each), *extents[2:])
+        return _Groups(masks, images, extents, groups, _wide(masks, range(2, len(grouped)), grouped, x))
+
+    def apart(self, node: Node) -> Node:
+        """A tensor like the images, or (batch, groups) as their statistics are, with a dimension for groups."""
+        shape = [*value(node).shape]
+        sizes = [self.masks.number(node, dim) for dim in range(len(shape))]
+        if len(shape) == len(self.extents):
+            each = [self.groups, shape[1] // self.groups]
+            shape[1:2], sizes[1:2], extents = each, each, self.wide.extents
+        else:
+            ones = [1] * (len(self.extents) - 1)
+            shape, sizes = shape + ones, sizes + ones
+            extents = (*self.wide.extents[:2], *[Extent(())] * len(ones))
+        return self._view(node, sizes, shape, extents)
+
+    def together(self, node: Node) -> Node:
+        """Without it."""
+        shape = value(self.images).shape
+        return self._view(node, [self.masks.number(self.images, dim) for dim in range(len(shape))], shape, self.extents)
+
+    def _view(self, node: Node, sizes: Sequence[Any], shape: Sequence[Any], extents: Extents) -> Node:
+        found = self.masks.add(aten.view.default, (self.wide.convert(node), [*sizes]), shape, self.wide.like)
+        self.masks.extents[found] = extents
+        return found
+
+
+def _group_arguments(masks: Masks, tensors: Sequence[Node], weights: Sequence[Any], channels: Any, groups: Any) -> Extents:
+    """What counts of the first tensor, the images. Raises: Unknown."""
+    masks.exact(channels, groups)
+    static(masks, weights)
+    for tensor in tensors:
+        masks.unpadded(tensor, [1])
+    whole = broadcast([masks.of(tensor) for tensor in tensors if len(masks.of(tensor)) == len(masks.of(tensors[0]))])
+    return replaced(whole, 0, joined([masks.of(tensor)[0] for tensor in tensors]))
+
+
 @rule(aten.native_group_norm.default)
 def _group_norm(masks: Masks, node: Node) -> list[Extents]:
-    """Each item of a batch by itself."""
-    x, weight, bias, _, channels, places, groups, eps = node.args
-    masks.unpadded(x, range(1, len(masks.of(x))))
-    masks.exact(channels, places, groups, eps)
-    static(masks, [weight, bias])
-    batch = masks.of(x)[0]
-    return [masks.of(x), *[(batch, Extent.of(groups))] * 2]
+    x, weight, bias, _, channels, _, groups, eps = node.args
+    extents = _group_arguments(masks, [x], [weight, bias], channels, groups)
+    masks.exact(eps)
+    statistics = (extents[0], Extent.of(groups))
+    if any(map(masks.is_padded, extents[2:])):
+        several = _Groups.of(masks, x, extents, groups)
+        wide = several.wide
+        mean, squares, centered = wide.moments(several.apart(x))
+        inverse = wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, wide.add(aten.div.Tensor, squares, wide.count()), eps))
+        out = several.together(wide.add(aten.mul.Tensor, centered, inverse))
+        whole = _wide(masks, (), extents, value(x))
+        for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+            if parameter is not None:
+                out = whole.add(op, out, whole.along(parameter))
+        found = [out, wide.vector(mean), wide.vector(inverse)]
+        become_several(node, [wide.convert(item, own.dtype) for item, own in zip(found, node.meta["val"], strict=True)])
+    return [extents, statistics, statistics]
 
 
 @rule(aten.native_group_norm_backward.default)
 def _group_norm_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of weight and bias are sums over the batch."""
-    grad, x, mean, inverse, weight, _, channels, places, groups, _ = node.args
-    tensors = [grad, x, mean, inverse]
-    for tensor in tensors:
-        masks.unpadded(tensor, range(1, len(masks.of(tensor))))
-    masks.exact(channels, places, groups)
-    static(masks, [weight])
-    batch = joined([masks.of(tensor)[0] for tensor in tensors])
-    for index, tensor in enumerate(tensors):
-        node.update_arg(index, masks.masked(tensor, [0], 0, replaced(masks.of(tensor), 0, batch)))
-    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
-    return [replaced(masks.of(x), 0, batch) if results[0] else (), *results[1:]]
+    """Gradients of weight and bias are sums over the batch and all places."""
+    grad, x, mean, inverse, weight, _, channels, _, groups, _ = node.args
+    tensors = [x, grad, mean, inverse]
+    extents = _group_arguments(masks, tensors, [weight], channels, groups)
+    results = node.meta["val"]
+    if any(map(masks.is_padded, extents[2:])):
+        several, whole = _Groups.of(masks, x, extents, groups), _wide(masks, (), extents, value(x))
+        wide = several.wide
+        center, spread = several.apart(mean), several.apart(inverse)
+        normal = wide.add(aten.mul.Tensor, wide.add(aten.sub.Tensor, several.apart(x), center), spread)
+        scaled = whole.convert(grad)
+        if weight is not None:
+            scaled = whole.add(aten.mul.Tensor, scaled, whole.along(weight))
+        slopes = several.apart(scaled)
+        of_input = slopes
+        for share in (wide.total(slopes), wide.add(aten.mul.Tensor, normal, wide.total(wide.add(aten.mul.Tensor, slopes, normal)))):
+            of_input = wide.add(aten.sub.Tensor, of_input, wide.add(aten.div.Tensor, share, wide.count()))
+        by_channels = _wide(masks, [dim for dim in range(len(extents)) if dim != 1], extents, value(x))
+        wanted = by_channels.convert(grad)
+        of_weight = by_channels.total(by_channels.add(aten.mul.Tensor, wanted, several.together(normal)))
+        found = [
+            several.together(wide.add(aten.mul.Tensor, of_input, spread)),
+            by_channels.vector(of_weight),
+            by_channels.vector(by_channels.total(wanted)),
+        ]
+        become_several(
+            node,
+            [wide.convert(item, own.dtype) if isinstance(own, torch.Tensor) else None for item, own in zip(found, results, strict=True)],
+        )
+    else:
+        for index, tensor in zip((1, 0, 2, 3), tensors, strict=True):
+            node.update_arg(index, masks.masked(tensor, [0], 0, replaced(masks.of(tensor), 0, extents[0])))
+    told = [extents, *[(extents[1].resolved,)] * 2]
+    return [item if isinstance(own, torch.Tensor) else () for item, own in zip(told, results, strict=True)]

@@ -14,7 +14,7 @@ from torch.fx import Node
 from ..lowering.dimensions import wrap
 from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of
 from .masks import Masks
-from .padded_rules import lowest, one_dimension, rule, static, value
+from .padded_rules import become_several, lowest, one_dimension, rule, static, value
 
 aten = torch.ops.aten
 
@@ -79,16 +79,36 @@ def _max_pool(masks: Masks, node: Node) -> Any:
     assert isinstance(images, Node)
     masks.exact(*rest, *node.kwargs.values())
     dims = _images(masks, images)
-    _require_flat_places(masks, images)
     node.update_arg(0, masks.masked(images, dims, lowest(value(images).dtype)))
+    if _is_width_padded(masks, images) and any(user.args[1] == 1 for user in node.users):
+        out, positions = masks.again(node)
+        row, column = _row_and_column(masks, positions, masks.number(images, -1))
+        become_several(node, [out, _position(masks, row, masks.product([size_of(value(images).shape[-1])], value(row)), column)])
     return _result(masks, node, *masks.of(images)[:2])
 
 
-def _require_flat_places(masks: Masks, images: Node) -> None:
-    """Positions count along rows: a row must have its true length, unless there is but one. Raises: Unknown."""
-    height, width = value(images).shape[-2:]
-    if masks.is_padded(masks.of(images)[-1]) and not (isinstance(height, int) and height == 1):
-        raise Unknown(f"positions in rows of {width}, a rounded size")
+# Positions count along rows: with true sizes a row is shorter.
+
+
+def _is_width_padded(masks: Masks, images: Node) -> bool:
+    height = value(images).shape[-2]
+    return masks.is_padded(masks.of(images)[-1]) and not (isinstance(height, int) and height == 1)
+
+
+def _row_and_column(masks: Masks, position: Node, width: Any) -> tuple[Node, ...]:
+    """width: a number of the graph, or a tensor without dimensions."""
+    like = value(position)
+    is_tensor = isinstance(width, Node) and isinstance(value(width), torch.Tensor)
+    divide, remainder = (
+        (aten.floor_divide.default, aten.remainder.Tensor) if is_tensor else (aten.floor_divide.Scalar, aten.remainder.Scalar)
+    )
+    return tuple(masks.add(op, (position, width), like.shape, like) for op in (divide, remainder))
+
+
+def _position(masks: Masks, row: Node, width: Any, column: Node) -> Node:
+    """width: as above."""
+    like = value(row)
+    return masks.add(aten.add.Tensor, (masks.add(aten.mul.Tensor, (row, width), like.shape, like), column), like.shape, like)
 
 
 @rule(aten.max_pool2d_with_indices_backward.default)
@@ -99,11 +119,14 @@ def _max_pool_backward(masks: Masks, node: Node) -> Extents:
     assert isinstance(indices, Node)
     masks.exact(*rest)
     places = _images(masks, images)
-    _require_flat_places(masks, images)
     around = broadcast([masks.of(tensor)[:2] for tensor in (grad, images, indices)])
     for index, tensor in ((0, grad), (len(node.args) - 1, indices)):
         _images(masks, tensor)
         node.update_arg(index, masks.masked(tensor, [0, 1, *places], 0, (*around, *masks.of(tensor)[2:])))
+    if _is_width_padded(masks, images):
+        width = masks.product([size_of(value(images).shape[-1])], value(indices))
+        row, column = _row_and_column(masks, node.args[-1], width)
+        node.update_arg(len(node.args) - 1, _position(masks, row, masks.number(images, -1), column))
     return (*around, *masks.prefixes(value(node))[2:])
 
 
@@ -157,6 +180,22 @@ def _windows(masks: Masks, node: Node) -> Extents:
     dim = wrap(dim, len(extents))
     one_dimension(masks, source, [dim])
     return (*replaced(extents, dim, Extent.of(size_of(value(node).shape[dim]))), Extent.of(size))
+
+
+@rule(aten.unfold_backward.default)
+def _windows_backward(masks: Masks, node: Node) -> Extents:
+    """Windows that do not count give nothing: they reach back to places that count."""
+    grad, _, dim, size, step = node.args
+    assert isinstance(grad, Node)
+    masks.exact(dim, size, step)
+    extents, result = masks.of(grad), masks.prefixes(value(node))
+    if not result:
+        return ()
+    dim = wrap(dim, len(result))
+    one_dimension(masks, grad, [dim])
+    masks.unpadded(grad, [len(extents) - 1])
+    node.update_arg(0, masks.masked(grad, [dim], 0))
+    return replaced(extents[:-1], dim, result[dim])
 
 
 def _filled(node: Node) -> list[Any]:

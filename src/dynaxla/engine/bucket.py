@@ -15,7 +15,7 @@ import torch
 from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.extents import Extents
 from ..capture.inputs import Sizes
-from ..capture.padded_graph import Computed, Given, Number, Padded, pad
+from ..capture.padded_graph import Computed, Given, Number, Padded, Viewed, pad
 from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.interchange import is_interchangeable
@@ -72,7 +72,6 @@ class BucketProgram:
         self._device = graph_device(graph.module)
         self._calls: LeastRecentlyUsed[_Call | str] = LeastRecentlyUsed(64 * kept)
         self._run = engine.runner(dataclasses.replace(graph, module=padded.module, remade=frozenset()))
-        self._nodes: Sequence[Any] = graph.module.graph.output_node().args[0]
         if isinstance(self._run, Program):
             self._run.in_background &= is_interchangeable(graph.module)
 
@@ -123,12 +122,11 @@ class BucketProgram:
         metrics.add("meanwhile")
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
         with by_torch.kernels():
-            return call.exact(given, [values.get(node) for node in self._nodes], others)
+            return call.exact(given, [values[node] for node in self._padded.computed], others)
 
     @functools.cached_property
     def _kernels(self) -> Kernels:
-        computed = [node for node, output in zip(self._nodes, self._padded.outputs, strict=True) if isinstance(output, Computed)]
-        return Kernels(self._graph.module, list(dict.fromkeys(computed)))
+        return Kernels(self._graph.module, self._padded.computed)
 
     def executables(self) -> list[Executable]:
         exact = [self._exact] if "_exact" in vars(self) else []
@@ -217,16 +215,28 @@ class _Made:
 
 
 @dataclass(frozen=True)
+class _Seen:
+    """An output in the memory of what the program computes. Attributes: base (this); spec (the view's); start (where the base begins)."""
+
+    base: _Made
+    spec: TensorSpec
+    start: int
+
+
+@dataclass(frozen=True)
 class _Told:
     """An output that the inputs tell. Attributes: of (from the graph's inputs to the output)."""
 
     of: Callable[[Sequence[Any]], Any]
 
 
-def _output(output: Given | Computed | Number, true: SymbolValues, whole: SymbolValues) -> _Made | _Told:
+def _output(output: Given | Computed | Viewed | Number, true: SymbolValues, whole: SymbolValues) -> _Made | _Seen | _Told:
     """What a call does for an output."""
     if isinstance(output, Computed):
         return _Made(output.index, _Block.of(output.extents, true, whole), true.spec(output.fake))
+    if isinstance(output, Viewed):
+        base = _Made(output.base.index, _Block.of(output.base.extents, true, whole), true.spec(output.base.fake))
+        return _Seen(base, true.spec(output.fake), base.wanted.offset)
     if isinstance(output, Number):
         number = output.value if output.value is None or isinstance(output.value, (int, float, str)) else _value(output.value, true)
         return _Told(lambda given: number)
@@ -270,7 +280,7 @@ class _Call:
     """
 
     def __init__(
-        self, lengths: torch.Tensor, inputs: Mapping[int, _Block], numbers: Mapping[int, int], outputs: Sequence[_Made | _Told]
+        self, lengths: torch.Tensor, inputs: Mapping[int, _Block], numbers: Mapping[int, int], outputs: Sequence[_Made | _Seen | _Told]
     ) -> None:
         self._lengths, self._inputs, self._numbers, self._outputs = lengths, inputs, numbers, outputs
         self.is_ready = False
@@ -287,38 +297,37 @@ class _Call:
 
     def cut(self, given: Sequence[Any], results: Sequence[Any]) -> list[Any]:
         """The graph's outputs."""
-        return self._each(given, lambda place, output: output.of(results))
+        return self._each(given, lambda output: output.of(results))
 
     def exact(self, given: Sequence[Any], values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
         """The graph's outputs, each in memory of its own, if torch's kernels have computed the graph.
 
-        values: what they gave for each output that is computed. others: tensors in whose memory no output may lie.
+        values: what they gave for each of the program's outputs. others: tensors in whose memory no output may lie.
         Raises: RuntimeError for a value of another shape or dtype than the graph says.
         """
         used = {private.storage_id(tensor) for tensor in others}
 
-        def own(place: int, output: _Made) -> torch.Tensor:
-            value, wanted = values[place], output.wanted
+        def own(output: _Made) -> torch.Tensor:
+            value, wanted = values[output.index], output.wanted
             if (value.shape, value.dtype) != (wanted.shape, wanted.dtype):
                 raise RuntimeError(f"an op returned {value.dtype} of shape {list(value.shape)}, its fake (meta) implementation {wanted}")
             return _as_wanted(_alone(value, used), wanted)
 
         return self._each(given, own)
 
-    def _each(self, given: Sequence[Any], make: Callable[[int, _Made], torch.Tensor]) -> list[Any]:
-        """The graph's outputs: one that the program gives once may be several of the graph's, in the same memory.
-
-        make: from the place of an output, and what it is.
-        """
+    def _each(self, given: Sequence[Any], make: Callable[[_Made], torch.Tensor]) -> list[Any]:
+        """The graph's outputs: one that the program gives once may be several of the graph's, or have several in it, in the same memory."""
         made: dict[int, torch.Tensor] = {}
         found: list[Any] = []
-        for place, output in enumerate(self._outputs):
+        for output in self._outputs:
             if isinstance(output, _Told):
                 found.append(output.of(given))
-            elif output.index in made:
-                first = made[output.index]
-                found.append(torch.as_strided(first, first.shape, first.stride(), int(first.storage_offset())))
+                continue
+            base = output.base if isinstance(output, _Seen) else output
+            is_new = base.index not in made
+            first = made[base.index] = make(base) if is_new else made[base.index]
+            if isinstance(output, _Seen):
+                found.append(_view(first, output.spec, output.start))
             else:
-                made[output.index] = make(place, output)
-                found.append(made[output.index])
+                found.append(first if is_new else torch.as_strided(first, first.shape, first.stride(), int(first.storage_offset())))
         return found

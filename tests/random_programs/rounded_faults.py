@@ -9,15 +9,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
+import quick
 import rounded_sizes
 import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.capture import extents, masks, padded_layers, padded_rules, round_up
+from dynaxla.capture import extents, masks, padded_layers, padded_rules, padded_windows, round_up
 from dynaxla.capture.extents import Extent
 from dynaxla.capture.masks import Masks
-from dynaxla.engine import bucket
+from dynaxla.engine import bucket, xla
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
 
@@ -73,6 +74,9 @@ for _name, _ops in {
     "losses_count_padding": (aten.nll_loss_forward.default,),
     "gradients_of_kernels_are_not_masked": (aten.convolution_backward.default,),
     "padding_is_where_numbers_are_added": (aten.constant_pad_nd.default,),
+    "medians_are_not_masked": (aten.median.dim, aten.median.default),
+    "traces_are_not_masked": (aten.trace.default,),
+    "group_norms_are_not_masked": (aten.native_group_norm.default,),
 }.items():
     FAULTS[_name] = lambda ops=_ops: _unmasked(*ops)
 
@@ -154,6 +158,22 @@ def indices_from_the_end_count_padding() -> AbstractContextManager[Any]:
 
 
 @fault
+def positions_count_along_rounded_rows() -> AbstractContextManager[Any]:
+    return patch.object(padded_windows, "_is_width_padded", lambda given, images: False)
+
+
+@fault
+def quarter_turns_are_around_the_rounded_end() -> AbstractContextManager[Any]:
+    def turned(self: Masks, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
+        value = node.meta["val"]
+        added = self.add(aten.flip.default, (node, [dim]), value.shape, value)
+        self.extents[added] = self.of(node)
+        return added if backwards else node
+
+    return patch.object(masks.Masks, "turned", turned)
+
+
+@fault
 def columns_alone_are_masked() -> AbstractContextManager[Any]:
     right = masks.Masks.masked
     return patch.object(masks.Masks, "masked", lambda self, node, dims, *rest: right(self, node, list(dims)[-1:], *rest))
@@ -173,7 +193,7 @@ def results_are_not_cut_where_they_are_flat() -> AbstractContextManager[Any]:
 
 @fault
 def assumptions_are_forgotten() -> AbstractContextManager[Any]:
-    return patch.object(round_up.Rounding, "_holds", lambda self, guard, values: True)
+    return patch.object(round_up.Rounding, "_assumed", lambda self: [])
 
 
 def trials() -> Iterator[tuple[str, Callable[[], None]]]:
@@ -215,16 +235,17 @@ def find(planted: Fault) -> str | None:
             try:
                 trial()
             except Exception as error:
-                return f"{name}: {type(error).__name__}: {str(error).splitlines()[0][:60]}"
+                return f"{name}: {type(error).__name__}: {(str(error).splitlines() or ['another program'])[0][:60]}"
     return None
 
 
 def main(names: Sequence[str]) -> int:
     """Print for every fault what finds it."""
-    found = {}
-    for name in names or FAULTS:
-        found[name] = find(FAULTS[name])
-        print(f"{name:50} {found[name] or 'not found'}", flush=True)
+    found, options_for = {}, xla.options_for
+    with patch.object(xla, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}):
+        for name in names or FAULTS:
+            found[name] = find(FAULTS[name])
+            print(f"{name:50} {found[name] or 'not found'}", flush=True)
     missed = [name for name, how in found.items() if how is None]
     print(f"{len(found) - len(missed)} of {len(found)} faults found")
     return int(bool(missed))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 import pytest
+import torch
 from jax import lax
 
 from dynaxla.lowering.cpu import few_vectors, stretches
@@ -28,6 +29,30 @@ def test_product(dtype: str, rows: int, count: int) -> None:
     expected = np.einsum("brn,bcn->brc", *(np.asarray(array, np.float64) for array in (few, many)))
     assert np.isfinite(expected).sum() == 8 * rows
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+# Of fewer than a block, of several blocks and a shorter one, and several batches in a block. (Batches, rows, of the many, numbers.)
+BLOCKS = [(2, 3, 16, 64), (3, 2, 37, 48), (6, 4, 7, 320), (1, 3, 33, 64), (5, 2, 17, 64)]
+
+
+@pytest.mark.parametrize(("batch", "rows", "columns", "count"), BLOCKS)
+def test_product_in_blocks(batch: int, rows: int, columns: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stretches, "_BLOCK", 16)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    draw = np.random.default_rng(0)
+    x, y = (draw.standard_normal((batch, size, count), dtype=np.float32) for size in (rows, columns))
+    y[-1, -1] = np.nan
+    found = jax.jit(stretches.product)(x, y)
+    expected = np.einsum("brn,bcn->brc", x.astype(np.float64), y)
+    assert np.isnan(expected).sum() == rows
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-4)
+
+
+def test_blocks_take_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    x, y = (jax.ShapeDtypeStruct(shape, np.float32) for shape in ((1, 3, 64), (1, 1 << 16, 64)))
+    analysis = jax.jit(stretches.product).lower(x, y).compile().memory_analysis()
+    assert analysis.temp_size_in_bytes < y.size * 4 // 8
 
 
 SUITED = [

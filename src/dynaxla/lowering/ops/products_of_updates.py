@@ -19,6 +19,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import onednn
 from ..cpu.few_vectors import product, strided_product
+from ..cpu.in_memory import in_memory
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand
@@ -151,7 +152,8 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, oute
     else:
         slices, axis = _Slices.of(ctx, found), len(lead) + free.index(found.dims[0])
         before, after = times(x, old), times(x, slices.new)
-        out = lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before)
+        # A softmax reads it twice.
+        out = in_memory(lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before))
     own = [[dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.over + found.roles.batch]
     groups: list[Sequence[int | str | None]] = [*other.kept, *([row] for row in other.rows), *own]
     sizes.update(zip(free, (found.shape[dim] for dim in free), strict=True))

@@ -28,7 +28,7 @@ from .capture.inputs import Sizes, check_tensor
 from .capture.kept import KeptGraph, key_of
 from .capture.partition import WrittenInBothPasses, partition
 from .capture.regions import inline_writing_regions
-from .capture.wrapper import remade, writes_alone
+from .capture.wrapper import around, remade, writes_alone
 from .config import Options
 from .engine import artifact
 from .engine.compositions import engine_for
@@ -98,7 +98,7 @@ def _compile(
         _refuse(options, pickled)
     number = next(_graph_numbers)
     overlapping = overlooked(example_inputs)
-    bare: list[Runner] = []
+    unwrapped: list[Callable[..., Any]] = []
     writing: list[Overlaps] = []
     engine = engine_for(options, retrace=retrace, collectives=collectives)
     with metrics.timed("capture"):
@@ -137,8 +137,8 @@ def _compile(
                     writing.append(overlaps)
             if store is not None and key is not None and kept is not None:
                 store.put(key, kept.text())
-            if alone == ():
-                bare.append(program)
+            if alone is not None:
+                unwrapped.append(around(program, alone))
             return program
 
         return compile_graph
@@ -159,13 +159,10 @@ def _compile(
                 compiled = capture()
             except WrittenInBothPasses:
                 compiled = capture(keep_inference_input_mutations=True)
-        if bare:
-            (program,) = bare
-            return lambda *args: program(list(args))
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
-        compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
         if pickled:  # such a function has TorchDynamo's guards and this alone around it: an artifact looks at its inputs itself
-            return compiled
+            return getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        (compiled,) = unwrapped or [getattr(compiled, "_torchdynamo_orig_callable", compiled)]
         return guarded(compiled, functools.partial(_by_torch, module, options), writing[-1]) if writing else compiled
     except _Overlap:
         if pickled:

@@ -26,6 +26,7 @@ from ..runtime.store import Store
 from .aten_graph import AtenGraph, written_inputs
 from .fingerprint import captured_text, fingerprint
 from .graph_json import Unwritable, decoded, encoded
+from .wrapper import around
 
 _AUTOCAST = ("cpu", "cuda")
 # Bytes of a constant; a graph with larger ones is not kept.
@@ -119,14 +120,4 @@ class KeptGraph:
 
     def around(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
         """The program as TorchDynamo calls it, with what AOTAutograd's wrapper would do."""
-        written, count = self.written, len(self.written)
-        if not written:
-            return lambda *args: program(list(args))
-
-        def call(*args: Any) -> Sequence[Any]:
-            results = program(list(args))
-            for position, value in zip(written, results[:count], strict=True):
-                args[position].copy_(value)
-            return results[count:]
-
-        return call
+        return around(program, self.written)

@@ -6,7 +6,7 @@ for inference none of that is wanted, yet it takes two to three microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch._functorch._aot_autograd.schemas import MutationType, OutputType
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .aten_graph import written_inputs
 
 
 def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
@@ -36,7 +38,27 @@ def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, exam
         and not metadata.tokens
         and not metadata.is_rng_op_functionalized
     )
-    return tuple(position for position, info in enumerate(metadata.input_info) if info.mutates_data) if plain else None
+    written = tuple(position for position, info in enumerate(metadata.input_info) if info.mutates_data)
+    return written if plain and list(written_inputs(module.graph).items()) == list(enumerate(written)) else None
+
+
+def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]) -> Callable[..., Any]:
+    """A program as TorchDynamo calls it, with what the wrapper would do: write the first results to these inputs, where `writes_alone`.
+
+    A result that is the input itself has been written there.
+    """
+    if not written:
+        return lambda *args: program(list(args))
+    count = len(written)
+
+    def call(*args: Any) -> Sequence[Any]:
+        results = program(list(args))
+        for position, value in zip(written, results, strict=False):  # those behind are the graph's own
+            if value is not args[position]:
+                args[position].copy_(value)
+        return results[count:]
+
+    return call
 
 
 def remade(metadata: Any, module: GraphModule) -> frozenset[int]:

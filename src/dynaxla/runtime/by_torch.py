@@ -43,10 +43,14 @@ def run(module: GraphModule, args: list[Any]) -> list[Any]:
         return list(_call(module, args))
 
 
-@contextlib.contextmanager
-def kernels() -> Iterator[None]:
+def kernels() -> contextlib.AbstractContextManager[None]:
     """Inside, torch's ops run as kernels: below autograd, and behind a fork with one thread."""
-    with private.below_autograd(), _one_thread() if forks.is_cut_off() else contextlib.nullcontext():
+    return _kernels_behind_a_fork() if forks.is_cut_off() else private.below_autograd()
+
+
+@contextlib.contextmanager
+def _kernels_behind_a_fork() -> Iterator[None]:
+    with private.below_autograd(), _one_thread():
         yield
 
 

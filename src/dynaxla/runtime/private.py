@@ -158,11 +158,23 @@ def implemented_in_python() -> list[str]:
 mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
 
 
-@contextlib.contextmanager
-def below_autograd() -> Iterator[None]:
-    """Inside, torch's ops run as kernels: no autograd, no autocast, whatever this thread's caller had set."""
-    with _below_autograd_keys(), without_autocast(), without_torch_function():
-        yield
+class _BelowAutograd:
+    """No generator's context manager, since each call of a program with late writes has one: that takes twice as long."""
+
+    __slots__ = ("_contexts",)
+
+    def __enter__(self) -> None:
+        self._contexts = _below_autograd_keys(), without_autocast(), without_torch_function()
+        for context in self._contexts:
+            context.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        for context in reversed(self._contexts):
+            context.__exit__(*error)
+
+
+# Inside, torch's ops run as kernels: no autograd, no autocast, whatever this thread's caller had set.
+below_autograd: Callable[[], contextlib.AbstractContextManager[None]] = _BelowAutograd
 
 
 # Tensors and their storages.

@@ -21,6 +21,7 @@ SECTIONS = {
 NEEDS = {
     "transformers: Trainer": ("transformers", "accelerate"),
     "transformers: generate": ("transformers",),
+    "TorchDynamo's guards": ("torch",),
     "accelerate": ("accelerate",),
     "Lightning": ("lightning",),
     "torchtitan": ("torchtitan", "triton"),

@@ -55,6 +55,7 @@ def now() -> float:
 def ran(start: float, is_first: bool) -> None:
     """Count a program that has run. start: `now()` before it; is_first: whether it ran for the first time since it was compiled."""
     seconds = _clock() - start
+    _thread.inside = getattr(_thread, "inside", 0.0) + seconds
     with _lock:
         _counts["calls"] += 1
         if not is_first:

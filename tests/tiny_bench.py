@@ -40,7 +40,7 @@ def invoke(*args: str) -> Result:
     return CliRunner().invoke(app, list(args))
 
 
-def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0) -> Engine:
+def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0, native: bool = False) -> Engine:
     """Eager mode, with a change to its results from the given call on."""
 
     def prepare(model: nn.Module, _: Any) -> Any:
@@ -53,7 +53,7 @@ def wrapped(name: str, change: Callable[[torch.Tensor], Any], from_call: int = 0
 
         return call
 
-    return Engine(name, prepare)
+    return Engine(name, prepare, native=native)
 
 
 def fail(_: torch.Tensor) -> torch.Tensor:

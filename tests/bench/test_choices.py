@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dynaxla.bench import choices, cpu, engines, suites, training
+from dynaxla.bench import choices, cpu, device_jax, engines, suites, training
 
 
 def test_the_help_names_what_there_is() -> None:
@@ -13,4 +13,5 @@ def test_the_help_names_what_there_is() -> None:
     assert list(choices.ENGINES) == list(engines.ENGINES)
     assert list(choices.OPTIMIZERS) == list(training.OPTIMIZERS)
     assert list(choices.PARTS) == [*cpu.PARTS, choices.FIRST_CALL, choices.MEMORY, choices.LENGTHS]
+    assert list(choices.DEVICE_PARTS) == list(device_jax.PARTS)
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in choices.DTYPES)

@@ -12,7 +12,7 @@ from dynaxla.bench.runner import Placement
 from dynaxla.bench.training import Training
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "none"])
 def test_training(optimizer: str) -> None:
     """A call is a whole step; a gradient that is not eager's is noticed."""
     chosen = [engines.ENGINES["eager"], engines.ENGINES["dynaxla"], engines.ENGINES["dynaxla_separate"], engines.ENGINES["dynaxla_step"]]
@@ -31,6 +31,14 @@ def test_each_call_is_a_step_of_its_own() -> None:
     assert all(map(torch.equal, *results))
     assert training.model.training
     assert {int(state["step"]) for state in training.optimizer.state.values()} == {2}
+
+
+def test_without_an_optimizer_no_parameter_changes() -> None:
+    training = Training(torch.nn.Linear(3, 3), "none")
+    before = [parameter.clone() for parameter in training.parameters()]
+    results = [[loss, *(grad.clone() for grad in grads)] for loss, grads in (training(torch.ones(8, 3)) for _ in range(2))]
+    assert all(map(torch.equal, *results)), "gradients of an earlier call are in it"
+    assert all(map(torch.equal, training.parameters(), before))
 
 
 def test_steps_are_for_training() -> None:

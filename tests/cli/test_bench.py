@@ -56,13 +56,25 @@ def test_the_device_jax(tmp_path: Path) -> None:
     run_script(_ON_THE_DEVICE, [str(tmp_path)])
     data = json.loads((tmp_path / "tiny-jax-batch2-float32.json").read_text())
     rows = {row["engine"]: row for row in data["models"][0]["rows"]}
-    assert list(rows) == ["eager", "lazy", "dynamo", "dynamo_aot"]
-    assert all(row["good"] for row in rows.values())
+    assert list(rows) == ["eager", "lazy", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace", "eager_native", "dynaxla_native"]
+    assert all(row["good"] for row in rows.values()), rows
     assert all(len(row["wall_samples"]) == len(row["amortized_samples"]) == 2 for row in rows.values())
+    assert rows["lazy"]["speedup"] == 1.0, "the baseline"
+    assert rows["lazy"]["recorded_ops"] == 3, "two layers and what is between them"
+    assert {"record", "lookup", "execute", "wait"} <= rows["lazy"]["call_phases"].keys()
+    assert sum(rows["lazy"]["call_phases"].values()) <= max(rows["lazy"]["wall_samples"])
+    assert not any(row["recorded_ops"] for row in rows.values() if row["engine"] != "lazy")
+    assert [row["engine"] for row in rows.values() if row["traces"] or row["compilations"]] == ["dynaxla_retrace"]
     markdown = (tmp_path / "tiny-jax-batch2-float32.md").read_text()
     assert "| model | dynamo | dynamo, 10 calls for a wait | dynamo_aot | dynamo_aot, 10 calls for a wait |" in markdown
-    trained = json.loads((tmp_path / "tiny-training-adamw-jax-batch4-float32.json").read_text())
-    assert [row["good"] for row in trained["models"][0]["rows"]] == [True, True]
+    assert "**Trace once over lazy mode: " in markdown
+    assert re.search(r"^## Lazy mode: phases.*\n\n.*\n.*\n\| tiny \| 5 \|", markdown, re.MULTILINE)
+    for optimizer in ("adamw", "none"):
+        trained = json.loads((tmp_path / f"tiny-training-{optimizer}-jax-batch4-float32.json").read_text())
+        rows = {row["engine"]: row for row in trained["models"][0]["rows"]}
+        assert list(rows) == ["eager", "lazy", "dynaxla", "dynaxla_step", "dynaxla_retrace", "dynaxla_step_native"]
+        assert all(row["good"] for row in rows.values()), rows
+        assert not rows["lazy"]["compilations"], "in the steady state"
 
 
 _ON_THE_DEVICE = """
@@ -78,14 +90,21 @@ for arguments, known in [
     assert result.exit_code == 2 and known in result.output, result.output
 result = invoke("--suite", "tiny", "--device", "jax:99")
 assert result.exit_code == 2 and "no device 'jax:99'" in result.output, result.output
+inference = "eager,lazy,dynamo,dynamo_aot,dynaxla,dynaxla_retrace,eager_native,dynaxla_native"
+training = "eager,lazy,dynaxla,dynaxla_step,dynaxla_retrace,dynaxla_step_native"
 for more in (
-    ["--engines", "eager,lazy,dynamo,dynamo_aot", "--batch", "2"], ["--training", "--optimizer", "adamw", "--engines", "eager,lazy"],
+    ["--engines", inference, "--baseline", "lazy", "--batch", "2"],
+    *(["--training", "--optimizer", optimizer, "--engines", training] for optimizer in ("adamw", "none")),
 ):
     result = invoke("--suite", "tiny", "--device", "jax", "--rounds", "2", "--output", sys.argv[1], *more)
     assert result.exit_code == 0, result.output
-engines.ENGINES["dynamo"] = wrapped("dynamo", lambda y: y.cpu())
-result = invoke("--suite", "tiny", "--device", "jax", "--rounds", "1", "--engines", "dynamo")
-assert result.exit_code == 1 and "NO: device cpu, the model is on jax:0" in result.output, result.output
+for name, change in (("dynamo", lambda y: y.cpu()), ("dynaxla_native", lambda y: y.to("jax"))):
+    right = engines.ENGINES[name]
+    engines.ENGINES[name] = wrapped(name, change, native=right.native)
+    result = invoke("--suite", "tiny", "--device", "jax", "--rounds", "1", "--engines", name)
+    engines.ENGINES[name] = right
+    shown = "device jax:0, the model is on cpu" if right.native else "device cpu, the model is on jax:0"
+    assert result.exit_code == 1 and f"NO: {shown}" in result.output, result.output
 """
 
 
@@ -95,6 +114,8 @@ assert result.exit_code == 1 and "NO: device cpu, the model is on jax:0" in resu
         (("--models", "resnet19"), "resnet18, resnet50"),
         (("--only", "resnet18,nothing", "--only", "none"), "'none', 'nothing'"),
         (("--suite", "every"), "models, small, functions, generation, breaks"),
+        (("--engines", "lazy"), "the engine 'lazy' cannot be used here: it is one for --device jax"),
+        (("--engines", "dynaxla_native"), "it is one for --device jax"),
         (("--engines", "tensorrt"), "eager, lazy, inductor, torchscript"),
         (("--engines", "torch_xla"), "torch_xla is not installed"),
         (("--baseline", "speed"), "eager, lazy, inductor"),

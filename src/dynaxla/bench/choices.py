@@ -1,7 +1,7 @@
 """The names of what the benchmark knows, for the help of its commands: the tables themselves import torch and JAX.
 
 Tests compare them with the tables: SUITES with suites.SUITES, MODELS with the first of them, ENGINES with engines.ENGINES, OPTIMIZERS with
-training.OPTIMIZERS, PARTS with what cpu.py writes.
+training.OPTIMIZERS, PARTS with what cpu.py writes, DEVICE_PARTS with what device_jax.py writes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ MODELS = (
 
 ENGINES = (
     "eager", "lazy", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_tuned", "dynaxla_frozen", "dynaxla_separate",
-    "dynaxla_step", "inductor_autotuned", "inductor_frozen", "dynaxla_retrace", "xla_vectors_128", "xla_vectors_256", "xla_old_emitters",
-    "xla_concurrent", "xla_no_library", "xla_reassociated", "torchax", "torch_xla",
+    "dynaxla_step", "inductor_autotuned", "inductor_frozen", "dynaxla_retrace", "eager_native", "dynaxla_native", "dynaxla_step_native",
+    "xla_vectors_128", "xla_vectors_256", "xla_old_emitters", "xla_concurrent", "xla_no_library", "xla_reassociated", "torchax",
+    "torch_xla",
 )  # fmt: skip
 
-OPTIMIZERS = ("sgd", "adamw")
+OPTIMIZERS = ("sgd", "adamw", "none")
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 
@@ -31,3 +32,4 @@ PARTS = (
     "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
     FIRST_CALL, MEMORY, LENGTHS,
 )  # fmt: skip
+DEVICE_PARTS = ("inference", "forward-backward", "training-sgd")

@@ -14,6 +14,7 @@ dynaxla_step     dynaxla.compile_step: the whole training step as one program
 inductor_autotuned  Inductor in its mode max-autotune, which also uses CUDA graphs
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
+..._native       eager, dynaxla or dynaxla_step on the CPU's own tensors, beside tensors of the device "jax"
 xla_...          trace once, with another of XLA's options than dynaxla's choice (see XLA_OPTIONS)
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
 torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
@@ -41,6 +42,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
+from ..observe import metrics
 from ..runtime import private
 from ..training import compile_step
 from .benchmark_error import BenchmarkError
@@ -59,12 +61,14 @@ class Engine:
         prepare: from a model and example inputs to what is called; compiling may wait for the first call.
         obstacle: why the engine cannot be used here, or "". Cheap, and without importing anything that changes this process.
         isolated: must run in a process of its own.
+        native: runs a model and inputs of the CPU, where the other engines' are on the device "jax".
     """
 
     name: str
     prepare: Callable[[nn.Module, Inputs], Call]
     obstacle: Callable[[], str] = lambda: ""
     isolated: bool = False
+    native: bool = False
 
     def prepare_call(self, model: nn.Module, inputs: Inputs) -> Call:
         """What is called, also of a `Training`: there it is the training's model that the engine prepares."""
@@ -125,10 +129,14 @@ def _lazy(model: nn.Module, _: Inputs) -> Call:
     mine = copy.deepcopy(model)
 
     def call(*inputs: torch.Tensor) -> Any:
-        with lazy():
+        with lazy(), metrics.timed("record"):
             return mine(*inputs)
 
     return call
+
+
+def _no_device() -> str:
+    return "" if private.spare_device_name() == "jax" else "it is one for --device jax"
 
 
 def _torchscript(model: nn.Module, inputs: Inputs) -> Call:
@@ -213,7 +221,7 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
 
 _ALL = [
     Engine("eager", lambda model, _: model),
-    Engine("lazy", _lazy, lambda: "" if private.spare_device_name() == "jax" else "it is one for --device jax"),
+    Engine("lazy", _lazy, _no_device),
     Engine("inductor", _compiled("inductor"), _no_cpp_compiler),
     Engine("torchscript", _torchscript),
     Engine("dynamo", _compiled(_graph_as_it_is)),
@@ -226,6 +234,9 @@ _ALL = [
     Engine("inductor_autotuned", _autotuned_inductor, _no_cpp_compiler),
     Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
+    Engine("eager_native", lambda model, _: model, _no_device, native=True),
+    Engine("dynaxla_native", _compiled(dynaxla), _no_device, native=True),
+    Engine("dynaxla_step_native", _compiled_step, _no_device, native=True),
     *(Engine(name, _compiled(dynaxla, {"xla": options})) for name, options in XLA_OPTIONS.items()),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
     Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),
@@ -234,7 +245,7 @@ _ALL = [
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}
 
 # They prepare the whole step, not its model.
-FOR_TRAINING = ("lazy", "dynaxla_separate", "dynaxla_step")
+FOR_TRAINING = ("lazy", "dynaxla_separate", "dynaxla_step", "dynaxla_step_native")
 
 # TorchScript follows the example's path and repeats it, so it cannot be right about models whose path depends on values.
 USUAL: Mapping[str, list[str]] = {
@@ -242,7 +253,11 @@ USUAL: Mapping[str, list[str]] = {
     "breaks": ["eager", "inductor", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_retrace"],
 }
 # Those that run tensors of the device "jax". There, eager mode runs each op as a program of XLA's, and what is right the CPU says.
-ON_THE_DEVICE_JAX = ("eager", "lazy", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace")
+ON_THE_DEVICE_JAX = (
+    "eager", "lazy", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace", "eager_native",
+    "dynaxla_native", "dynaxla_step_native",
+)  # fmt: skip
+_FOR_THE_DEVICE_JAX = [engine.name for engine in _ALL if engine.obstacle is _no_device]
 QUICK = ["eager", "inductor", "dynaxla", "dynaxla_retrace"]
 TRAINING = ["eager", "inductor", "dynaxla", "dynaxla_separate", "dynaxla_step", "dynaxla_retrace"]
 
@@ -254,7 +269,7 @@ def usual_ones(suite: str, device: str, *, training: bool, quick: bool) -> list[
             ["eager", "lazy", "dynaxla", "dynaxla_step", "dynaxla_retrace"] if training else ["eager", "lazy", "dynaxla", "dynaxla_retrace"]
         )
         return names if training or quick else ["dynamo", "dynamo_aot", *names]
-    return TRAINING if training else QUICK if quick else USUAL.get(suite, [name for name in ENGINES if name != "lazy"])
+    return TRAINING if training else QUICK if quick else USUAL.get(suite, [name for name in ENGINES if name not in _FOR_THE_DEVICE_JAX])
 
 
 def choose(names: Iterable[str], usual: Sequence[str], device: str = "cpu") -> tuple[list[Engine], list[str]]:

@@ -79,15 +79,10 @@ def as_markdown(found: Mapping[str, Mapping[str, Any]]) -> str:
     for name, part in PARTS.items():
         if name in found:
             engines = {model: measured["engines"] for model, measured in found[name].items()}
-            lines += [f"## {part.title}", "", *_circumstances(found[name]), "", *tables.times(part.engines, part.ratios, engines), ""]
+            lines += [f"## {part.title}", "", *tables.all_circumstances(found[name].values()), ""]
+            lines += [*tables.times(part.engines, part.ratios, engines), ""]
             lines += [*_first_calls_and_peaks(part, engines), ""]
     return "\n".join(lines)
-
-
-def _circumstances(models: Mapping[str, Any]) -> list[str]:
-    """A line for each day and machine on which models were measured."""
-    found = [dict(measured["environment"]) for measured in models.values() if measured["environment"]]
-    return sorted({tables.circumstances({**environment, "date": environment["date"].partition(" ")[0]}) for environment in found})
 
 
 def _first_calls_and_peaks(part: Part, models: Mapping[str, Mapping[str, Any]]) -> list[str]:

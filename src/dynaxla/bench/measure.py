@@ -12,6 +12,7 @@ import os
 import statistics
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -78,7 +79,8 @@ class Row:
     """One engine on one model. What could not be measured is None; `failure` says why.
 
     Attributes: first_call_seconds; first_phases, seconds of dynaxla's phases in the first call; call_phases, milliseconds of them in one
-    timed call; traces, how often a graph was traced in all timed calls; wall and cpu, milliseconds per call, and their samples, one of
+    timed call; traces and compilations, how often a graph was traced and a program compiled in all timed calls; recorded_ops, the ops
+    that lazy mode recorded in one of them; wall and cpu, milliseconds per call, and their samples, one of
     each round; amortized, milliseconds per call where several share one wait, and its samples; speedup over the baseline; agreement with
     eager; memory.
     """
@@ -90,6 +92,8 @@ class Row:
     first_phases: dict[str, float] = field(default_factory=dict)
     call_phases: dict[str, float] = field(default_factory=dict)
     traces: int = 0
+    compilations: int = 0
+    recorded_ops: float = 0.0
     wall: Spread | None = None
     cpu: Spread | None = None
     wall_samples: list[float] = field(default_factory=list)
@@ -204,7 +208,7 @@ class _Measurement:
                 self.progress.step(f"{engine.name}: first call")
                 self._first_call(engine, rows[engine.name], runners)
             self._rounds(rows, runners)
-            self._check_second_input(rows, runners)
+            self._check_second_input(engines, rows, runners)
         finally:
             for runner in runners.values():
                 runner.close()
@@ -233,11 +237,11 @@ class _Measurement:
                 runner = Remote(engine.name, self.case, placement)
             before = metrics.seconds()
             start = time.perf_counter()
-            runner = runner or Local(engine, self.model, self.inputs[0], placement)
+            runner = runner or Local(engine, self.judge if engine.native else self.model, self.inputs[0], placement)
             result = runner.call(self.inputs[0])
             row.first_call_seconds = time.perf_counter() - start
             row.first_phases = _difference(metrics.seconds(), before)
-            row.agreement = self._agreement(result, 0)
+            row.agreement = self._agreement(engine, result, 0)
             # The calls after the first still differ: memory is seen for the second time, TorchScript specialises, sizes become dynamic.
             for _ in range(3):
                 runner.call(self._fresh() if self.settings.randomize_input else self.inputs[0])
@@ -281,23 +285,23 @@ class _Measurement:
                 row.wall, row.cpu = Spread.of(row.wall_samples), Spread.of(row.cpu_samples)
                 row.amortized = Spread.of(row.amortized_samples) if row.amortized_samples else None
                 row.call_phases = {phase: seconds / calls * 1e3 for phase, seconds in timings[name].seconds.items()}
-                row.traces = timings[name].traces
+                counted = timings[name].counts
+                row.traces, row.compilations, row.recorded_ops = counted["trace"], counted["compile"], counted["lazy_ops"] / calls
 
-    def _check_second_input(self, rows: dict[str, Row], runners: dict[str, Runner]) -> None:
-        for name, runner in runners.items():
-            row = rows[name]
-            if row.failure or row.agreement is None:
+    def _check_second_input(self, engines: Sequence[Engine], rows: dict[str, Row], runners: dict[str, Runner]) -> None:
+        for engine in engines:
+            row, runner = rows[engine.name], runners.get(engine.name)
+            if runner is None or row.failure or row.agreement is None:
                 continue
             with self._failure_in(row):
-                row.agreement = worst([row.agreement, self._agreement(runner.call(self.inputs[1]), 1)])
+                row.agreement = worst([row.agreement, self._agreement(engine, runner.call(self.inputs[1]), 1)])
 
-    def _agreement(self, result: Any, index: int) -> Agreement:
+    def _agreement(self, engine: Engine, result: Any, index: int) -> Agreement:
         if self.judge is not self.model:
-            stray = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {
-                str(self.settings.placement.device)
-            }
+            placement = self.settings.placement.judge if engine.native else self.settings.placement
+            stray = {str(leaf.device) for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)} - {str(placement.device)}
             if stray:
-                return Agreement(False, detail=f"device {', '.join(stray)}, the model is on {self.settings.placement.device}")
+                return Agreement(False, detail=f"device {', '.join(stray)}, the model is on {placement.device}")
             result = pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, result)
         reference = self.reference[index] if self.reference else None
         training = bool(self.settings.placement.training)
@@ -317,15 +321,15 @@ class _PhaseCounts:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self.traces = 0
+        self.counts: Counter[str] = Counter()
 
     def __enter__(self) -> None:
-        self._seconds, self._traces = metrics.seconds(), metrics.snapshot().get("trace", 0)
+        self._seconds, self._counts = metrics.seconds(), Counter(metrics.snapshot())
 
     def __exit__(self, *_: object) -> None:
         for phase, seconds in _difference(metrics.seconds(), self._seconds).items():
             self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
-        self.traces += metrics.snapshot().get("trace", 0) - self._traces
+        self.counts += Counter(metrics.snapshot()) - self._counts
 
 
 def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, float]:
@@ -335,11 +339,12 @@ def _difference(after: dict[str, float], before: dict[str, float]) -> dict[str, 
 def rehearse(engines: Sequence[Engine], placement: Placement) -> None:
     """Run something tiny in each engine of this process, so that what happens once per process (imports, compilers' own start) is not
     charged to the first model. Failures will show in the rows."""
-    model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(placement.device, placement.dtype).requires_grad_(False).eval()
-    model = Training(model, placement.training) if placement.training else model
-    inputs = (torch.ones(2, 4, device=placement.device, dtype=placement.dtype),)
     for engine in engines:
         if not engine.isolated:
+            device = placement.judge.device if engine.native else placement.device
+            model: nn.Module = nn.Sequential(nn.Linear(4, 4), nn.GELU()).to(device, placement.dtype).requires_grad_(False).eval()
+            model = Training(model, placement.training) if placement.training else model
+            inputs = (torch.ones(2, 4, device=device, dtype=placement.dtype),)
             with contextlib.suppress(Exception), torch.no_grad():
                 engine.prepare_call(model, inputs)(*inputs)
     torch._dynamo.reset()

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,7 +144,8 @@ class Grid:
 def grids(report: Report) -> list[Grid]:
     """Everything that is shown, in order."""
     found = [
-        _measurements(report), _speedups(report), _capture_alone(report), _first_phases(report), _call_phases(report), _captured(report),
+        _measurements(report), _speedups(report), _capture_alone(report), _first_phases(report), _call_phases(report), _lazy_phases(report),
+        _captured(report),
     ]  # fmt: skip
     return [grid for grid in found if grid is not None and grid.lines]
 
@@ -207,12 +208,34 @@ def _call_phases(report: Report) -> Grid:
         once = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
         beside = ["-"] * 2 if once is None else [_median(once.wall, "{:.3f}"), str(once.traces)]
         for row in model.rows:
-            if row.call_phases and row.wall is not None:
+            if row.call_phases and row.wall is not None and row.engine != "lazy":
                 phases = [f"{row.call_phases.get(name, 0.0):.3f}" for name in names]
                 ratio = row.wall.median / once.wall.median if once is not None and once.wall is not None else None
                 lines.append([row.model, row.engine, *phases, _median(row.wall, "{:.3f}"), *beside, _number(ratio, "{:.3f}")])
     headings = ["model", "engine", *names, "whole call (median)", "dynaxla (median)", "its traces", "dynaxla is faster by"]
     return Grid("Phases of a later call, mean milliseconds, beside dynaxla's whole call", headings, lines, 2)
+
+
+def _lazy_phases(report: Report) -> Grid | None:
+    """Of a later call in lazy mode: recording, finding the program, running it, waiting for it."""
+    lines = []
+    for model in report.models:
+        row = next((row for row in model.rows if row.engine == "lazy" and row.good), None)
+        if row is not None and row.wall is not None:
+            lines.append([model.model, *lazy_cells(row.call_phases, row.recorded_ops, row.compilations, row.wall.median)])
+    return Grid("Lazy mode: phases of a later call, mean milliseconds", ["model", *LAZY_HEADINGS], lines) if lines else None
+
+
+LAZY_HEADINGS = ("ops", "recording", "µs for an op", "lookup", "execute", "wait", "rest", "whole call (median)", "programs compiled")
+
+
+def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milliseconds: float) -> list[str]:
+    """phases, in milliseconds: record (Python's part of the call), lookup (of the program, by the recorded ops), execute (until XLA has
+    taken it), wait (until it is done). compilations: of all timed calls."""
+    shown = [phases.get(name, 0.0) for name in ("record", "lookup", "execute", "wait")]
+    recording, *others = [f"{value:.3f}" for value in shown]
+    each = f"{shown[0] / ops * 1e3:.1f}" if ops else "-"
+    return [f"{ops:.0f}", recording, each, *others, f"{milliseconds - sum(shown):.3f}", f"{milliseconds:.3f}", str(compilations)]
 
 
 def _captured(report: Report) -> Grid:

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from ..observe import metrics
 from ..runtime.devices import jax_device
 from . import engines
 from .suites import Case, make_inputs, make_model
@@ -53,7 +54,8 @@ class Placement:
 
     def synchronise(self) -> None:
         if self.device.type != "cpu":
-            torch.get_device_module(self.device).synchronize(self.device)
+            with metrics.timed("wait"):
+                torch.get_device_module(self.device).synchronize(self.device)
 
 
 @dataclass(frozen=True)
@@ -77,19 +79,23 @@ class Runner(Protocol):
 
 
 class Local:
-    """The engine in this process."""
+    """The engine in this process. model: one where the engine runs, which is the CPU for a native one; inputs may be elsewhere."""
 
     def __init__(self, engine: engines.Engine, model: nn.Module, inputs: Inputs, placement: Placement) -> None:
-        self._call = engine.prepare_call(model, inputs)
         self._placement = placement
+        self._native = engine.native
+        self._call = engine.prepare_call(model, self._own(inputs))
+
+    def _own(self, inputs: Inputs) -> Inputs:
+        return tuple(tensor.cpu() for tensor in inputs) if self._native else inputs
 
     def call(self, inputs: Inputs) -> Any:
-        result = self._call(*inputs)
+        result = self._call(*self._own(inputs))
         self._placement.synchronise()
         return result
 
     def time(self, batches: Sequence[Inputs]) -> Timing:
-        call = self._call
+        call, batches = self._call, list(map(self._own, batches))
         with _no_garbage_collection():
             self._placement.synchronise()
             cpu, wall = time.process_time(), time.perf_counter()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -11,6 +11,12 @@ def circumstances(environment: Mapping[str, str]) -> str:
     versions = ", ".join(f"{name} {environment[name]}" for name in ("python", "torch", "jax", "jaxlib") if name in environment)
     machine = "; ".join(environment[name] for name in ("gpu", "cpu") if name in environment)
     return f"{environment['date']}; {versions}; {machine}."
+
+
+def all_circumstances(measured: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line for each day and machine on which models were measured. measured: of each, `environment`."""
+    found = [dict(item["environment"]) for item in measured if item["environment"]]
+    return sorted({circumstances({**environment, "date": environment["date"].partition(" ")[0]}) for environment in found})
 
 
 def line(cells: Sequence[str]) -> str:
@@ -37,7 +43,7 @@ def times(engines: Sequence[str], ratios: Sequence[tuple[str, str]], models: Map
                 cells.append("-")
         lines.append(line([model, *cells]))
     blanks = [""] * len(engines)
-    lines.append(line(["**geometric mean**", *blanks, *[f"**{_mean(values):.2f}**" if values else "-" for values in collected]]))
+    lines.append(line(["**geometric mean**", *blanks, *[f"**{mean(values):.2f}**" if values else "-" for values in collected]]))
     lines.append(line(["**least**", *blanks, *[f"**{min(values):.2f}**" if values else "-" for values in collected]]))
     return lines
 
@@ -47,5 +53,5 @@ def absent(row: Mapping[str, Any] | None) -> str:
     return "not measured" if row is None else f"failed: {row['failure']}"
 
 
-def _mean(values: Sequence[float]) -> float:
+def mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values))

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+
+class NoOptimizer(torch.optim.Optimizer):
+    """For the forward and backward pass alone: its step does nothing."""
+
+    def __init__(self, parameters: Iterable[torch.Tensor], fused: bool = False) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
 # The learning rate changes next to nothing: however often an engine has been called, its results are those of the first call and can be
 # compared. It is not 0, by which Adam's step divides where torch compiles it: 0 / 0 for a parameter without a gradient.
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters, **options: torch.optim.SGD(parameters, lr=1e-12, **options),
     "adamw": lambda parameters, **options: torch.optim.AdamW(parameters, lr=1e-12, **options),
+    "none": NoOptimizer,
 }
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from .bench import bench, bench_cpu, bench_gpu, overhead
+from .bench import bench, bench_cpu, bench_device, bench_gpu, overhead
 from .examination import doctor
 from .ops import WithScript, ops
 from .tune import tune
@@ -16,6 +16,7 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.command("bench")(bench)
 app.command("bench-cpu")(bench_cpu)
 app.command("bench-gpu")(bench_gpu)
+app.command("bench-device")(bench_device)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
 app.command("ops", cls=WithScript)(ops)

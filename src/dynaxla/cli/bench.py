@@ -1,4 +1,4 @@
-"""`dynaxla bench`, `dynaxla bench-cpu`, `dynaxla bench-gpu`, `dynaxla overhead`: what they take. The measurements are in dynaxla.bench."""
+"""`dynaxla bench`, `bench-cpu`, `bench-gpu`, `bench-device` and `overhead`: what they take. The measurements are in dynaxla.bench."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def bench(
     suite: Annotated[str, typer.Option(help=f"Which models: {', '.join(known.SUITES)} (the last ones break graphs).")] = "models",
     engines: Annotated[list[str] | None, _ENGINES] = None,
     training: Annotated[bool, typer.Option("--training", help="Whole training steps instead of inference.")] = False,
-    optimizer: Annotated[str, typer.Option(help=f"With --training: {', '.join(known.OPTIMIZERS)}.")] = "sgd",
+    optimizer: Annotated[
+        str, typer.Option(help=f"With --training: {', '.join(known.OPTIMIZERS)} (the forward and backward pass alone).")
+    ] = "sgd",
     batch: Annotated[int | None, typer.Option(min=1, help="Batch size. Default: 1, with --training 4.", show_default=False)] = None,
     dtype: Dtype = "float32",
     device: Annotated[str, _DEVICE] = "cpu",
@@ -160,6 +162,31 @@ def bench_gpu(
     with bad_requests_shown():
         good = gpu.write(split(parts), output, split(models), seconds, minutes, device)
     Console().print((output / "gpu.md").read_text(), markup=False, highlight=False, soft_wrap=True)
+    if not good:
+        raise typer.Exit(1)
+
+
+_DEVICE_PARTS = typer.Argument(help=f"Of: {', '.join(known.DEVICE_PARTS)}. Default: all.", show_default=False)
+
+
+def bench_device(
+    parts: Annotated[list[str] | None, _DEVICE_PARTS] = None,
+    output: Annotated[Path, typer.Option(help="The directory of device.md and device.json. What is in them already is kept.")] = Path("."),
+    models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
+    seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 1.0,
+    minutes: Annotated[float, typer.Option(min=0.0, help="When no further model is begun. The same command goes on there.")] = 7.0,
+    device: Annotated[str, typer.Option(help="jax, or jax:N.")] = "jax",
+) -> None:
+    """Compare trace once with lazy and eager mode on the device "jax", and with tensors of the CPU, and write the tables as device.md.
+
+    The exit code is 1 if a model fails or disagrees with eager, or is still to be measured, 2 for a request that cannot be met.
+    """
+    from ..bench import device_jax
+    from ..bench.requests import split
+
+    with bad_requests_shown():
+        good = device_jax.write(split(parts), output, split(models), seconds, minutes, device)
+    Console().print((output / "device.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:
         raise typer.Exit(1)
 

@@ -91,10 +91,11 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
     metrics.add("lazy_ops", len(steps))
     if not wanted and not any(step.key[0].checks for step in steps):
         return []
-    settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
-    key = device.id, settings, tuple([step.key for step in steps])
-    known = _programs.get(key) or ()
-    program = _choose(known, tuple(wanted))
+    with metrics.timed("lookup"):
+        settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
+        key = device.id, settings, tuple([step.key for step in steps])
+        known = _programs.get(key) or ()
+        program = _choose(known, tuple(wanted))
     numbers = _numbers(steps)
     seeds = [step.seed for step in steps if step.seed is not None]
     given = [*arrays, *_brought([*numbers.values(), *([np.stack(seeds)] if seeds else [])], device)]

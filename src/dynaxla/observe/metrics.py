@@ -77,7 +77,7 @@ def snapshot() -> dict[str, int]:
     graphs: ATen graphs received; trace, lower, compile: how often each was done; loads: compilations that were found done, in the cache
     directory; kept_graphs: graphs that an earlier process had traced, and left there; recalls: programs that one had lowered;
     lookup: executables found again by their program's
-    hash (dynaxla_retrace); evictions: executables dropped from a full cache; calls: compiled programs run;
+    hash (dynaxla_retrace), and by recorded ops (lazy mode); evictions: executables dropped from a full cache; calls: compiled programs run;
     imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
     copied to be handed over; by_torch: graphs (or parts of them) that torch ran op by op, where XLA had no part; meanwhile: calls that
     torch's kernels ran because XLA had not compiled yet (option compile="background"); late_writes: calls behind which torch wrote to

@@ -226,16 +226,16 @@ def _lazy_phases(report: Report) -> Grid | None:
     return Grid("Lazy mode: phases of a later call, mean milliseconds", ["model", *LAZY_HEADINGS], lines) if lines else None
 
 
-LAZY_HEADINGS = ("ops", "recording", "µs for an op", "lookup", "execute", "wait", "rest", "whole call (median)", "programs compiled")
+LAZY_HEADINGS = ("ops", "recording", "µs for an op", "lookup", "execute", "wait", "whole call (median)", "programs compiled")
 
 
 def lazy_cells(phases: Mapping[str, float], ops: float, compilations: int, milliseconds: float) -> list[str]:
     """phases, in milliseconds: record (Python's part of the call), lookup (of the program, by the recorded ops), execute (until XLA has
-    taken it), wait (until it is done). compilations: of all timed calls."""
+    taken it, or done it), wait (until all is done). milliseconds: the whole call's median. compilations: of all timed calls."""
     shown = [phases.get(name, 0.0) for name in ("record", "lookup", "execute", "wait")]
     recording, *others = [f"{value:.3f}" for value in shown]
     each = f"{shown[0] / ops * 1e3:.1f}" if ops else "-"
-    return [f"{ops:.0f}", recording, each, *others, f"{milliseconds - sum(shown):.3f}", f"{milliseconds:.3f}", str(compilations)]
+    return [f"{ops:.0f}", recording, each, *others, f"{milliseconds:.3f}", str(compilations)]
 
 
 def _captured(report: Report) -> Grid:

@@ -231,3 +231,21 @@ def check_the_default_device() -> None:
     finally:
         torch.set_default_device(None)
     assert torch.zeros(1).device.type == "cpu"
+
+
+def check_synchronize_waits_for_results_that_nobody_holds() -> None:
+    x = torch.ones(600, 600, device="jax")
+
+    def work() -> None:
+        y = x
+        for _ in range(8):
+            y = y @ x
+
+    work()
+    torch.jax.synchronize()
+    started = time.process_time()
+    work()
+    torch.jax.synchronize()
+    during, started = time.process_time() - started, time.process_time()
+    time.sleep(2 * during)
+    assert time.process_time() - started < during / 4, "XLA was still computing"

@@ -9,12 +9,14 @@ from typing import Any
 import jax
 import torch
 
+from ..runtime import programs
 from . import places, recording, storages
 
 
 def wait(index: int) -> None:
     """Until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
     recording.run_all()
+    programs.wait_for(places.jax_device(index))
     jax.block_until_ready(_arrays(index))
 
 
@@ -93,7 +95,7 @@ class Event:
         self.device = (stream or Stream()).device
         self._before = _arrays(self.device.index or 0)
         if self.enable_timing:
-            self.synchronize()
+            wait(self.device.index or 0)
             self._seconds = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +158,16 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
 
     if executable is None or not hasattr(executable, "execute_sharded"):
         return XlaProgram(call, text, calls_back=calls_back, orders=orders)
-    run = _fast_call(executable)
+    device = executable.local_devices()[0]
+    under_way = _under_way.setdefault(device, deque(maxlen=_MOST_UNDER_WAY))
+    execute = functools.partial(executable.execute_sharded, with_tokens=True)
+
+    def results(done: Any) -> Sequence[jax.Array]:
+        under_way.append(done.consume_token())
+        return _results(done)
+
+    def run(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        return results(execute(arrays))
 
     def wait(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return jax.block_until_ready(run(arrays))
@@ -164,7 +175,27 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     # JAX's own client for the CPU runs a program in another thread; what a kernel of torch's raises there belongs to this call.
     if calls_back and is_cpu:
         return XlaProgram(wait, text, calls_back=calls_back, orders=orders)
-    return XlaProgram(run, text, calls_back=calls_back, orders=orders, execute=executable.execute_sharded, results=_results)
+    return XlaProgram(run, text, calls_back=calls_back, orders=orders, execute=execute, results=results)
+
+
+# By device, what tells of each of its last programs that it is done, also where nobody holds the results. XLA begins no more than 32
+# before the first of them is done (openxla/xla, max_inflight_computations).
+_under_way: dict[jax.Device, deque[Any]] = {}
+_MOST_UNDER_WAY = 64
+
+
+def wait_for(device: jax.Device) -> None:
+    """Until all programs that have been given to a device of JAX's own client are done, whether or not their results are held.
+
+    Raises: what a program has failed with.
+    """
+    under_way = _under_way.get(device, deque())
+    for token in list(under_way):
+        try:
+            token.block_until_ready()
+        finally:
+            with contextlib.suppress(ValueError):  # another thread has waited, too
+                under_way.remove(token)
 
 
 def _orders(formats: Any) -> Orders:

@@ -208,7 +208,7 @@ def _call_phases(report: Report) -> Grid:
         once = next((row for row in model.rows if row.engine == "dynaxla" and row.good), None)
         beside = ["-"] * 2 if once is None else [_median(once.wall, "{:.3f}"), str(once.traces)]
         for row in model.rows:
-            if row.call_phases and row.wall is not None and row.engine != "lazy":
+            if row.call_phases.keys() - {"execute"} and row.wall is not None and row.engine != "lazy":
                 phases = [f"{row.call_phases.get(name, 0.0):.3f}" for name in names]
                 ratio = row.wall.median / once.wall.median if once is not None and once.wall is not None else None
                 lines.append([row.model, row.engine, *phases, _median(row.wall, "{:.3f}"), *beside, _number(ratio, "{:.3f}")])

@@ -238,12 +238,11 @@ def before_backward(context: Callable[[Any], contextlib.AbstractContextManager[A
     if run is None or _find("torch.autograd._engine_run_backward") is not run:
         return False
 
-    @functools.wraps(run)
     def inside(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
         with context(t_outputs):
             return run(t_outputs, *args, **kwargs)
 
-    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = inside
+    torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = functools.wraps(run)(unseen(inside))
     return True
 
 

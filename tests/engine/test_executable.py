@@ -18,11 +18,11 @@ from dynaxla.runtime.programs import XlaProgram
 
 
 class Numbers:
-    """Buffers whose arrays are their tensors. donates: whether the program may write to them. memory: whether there may be more of it after
-    a call that had too little."""
+    """Buffers whose arrays are their tensors. lends: whether the program has them while it runs. memory: whether there may be more of it
+    after a call that had too little."""
 
-    def __init__(self, memory: bool = False, donates: bool = False) -> None:
-        self.memory, self.donates = memory, donates
+    def __init__(self, memory: bool = False, lends: bool = False) -> None:
+        self.memory, self.lends = memory, lends
         self.exported: list[Any] = []
         self.abandoned: list[bool] = []
 
@@ -148,7 +148,7 @@ def test_a_call_is_a_region_of_torchs_profiler() -> None:
 
 def test_results_of_a_program_that_writes_in_place_are_not_lost_to_an_interrupt() -> None:
     """Ctrl-C behind the program: the tensors have their new values before it goes on."""
-    binding = Numbers(donates=True)
+    binding = Numbers(lends=True)
 
     def interrupted(results: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:
         binding.export = exported
@@ -162,7 +162,7 @@ def test_results_of_a_program_that_writes_in_place_are_not_lost_to_an_interrupt(
 
 
 def test_a_program_that_writes_in_place_and_fails_is_abandoned() -> None:
-    binding = Numbers(memory=True, donates=True)
+    binding = Numbers(memory=True, lends=True)
 
     def fail(_: Sequence[Any]) -> Sequence[Any]:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: there is no more")

@@ -274,7 +274,7 @@ class NativeBinding:
     (see `AtenGraph`) and the program has checks.
     """
 
-    donates = False
+    lends = False
 
     def __init__(
         self,

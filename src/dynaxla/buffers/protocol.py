@@ -17,11 +17,11 @@ from ..runtime.layout import Layout
 class Binding(Protocol):
     """A compiled program's way to tensors and back, at each call. Thread-safe.
 
-    Attributes: donates (whether arrays are given to the program, so that either `export` or `abandon` must follow `arrays`).
+    Attributes: lends (whether what it takes is the program's until it has run, so that either `export` or `abandon` must follow `arrays`).
     """
 
     @property
-    def donates(self) -> bool: ...
+    def lends(self) -> bool: ...
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
         """The tensors that a call needs, of all the graph's inputs: those that the program reads, then those that only outputs alias.

@@ -98,15 +98,14 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     return True
 
 
-def packed(array: jax.Array, place: Place, device: jax.Device) -> jax.Array:
-    """The bytes of an array that a tensor fills, as the array that has the tensor's elements in their order in memory."""
-    key = "packed", place, array.shape, array.dtype, device.id
+def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
+    """The bytes of a storage's array as one of another shape and dtype."""
+    key = "packed", shape, dtype, array.shape, array.dtype, device.id
     call = _reads.get(key)
     if call is None:
-        plain = place._replace(conj=False, neg=False)
 
         def pack(held: jax.Array) -> list[jax.Array]:
-            return [place.layout.pack(memory.read(held, plain))]
+            return [memory.alike(held, shape, dtype)]
 
         call = compiled(pack, [_aval(array, device)], device, EXACT)
         _reads.put(key, call)

@@ -85,7 +85,8 @@ def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[in
     if array is None:
         with jax.enable_x64(True):
             array = jax.device_put(np.zeros(shape, dtypes.to_jax(dtype)), device)
-        storages.set_array(storage, array)
+        if not storages.replace_arrays([(storage, None, array)]):  # another thread has written to it
+            return _array_in(storage, dtype, shape, device)
     return array
 
 
@@ -293,7 +294,7 @@ class StorageBinding:
         draws_random: bool,
     ) -> None:
         self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
-        self.donates = donate and bool(slots)
+        self._donate, self.lends = donate, bool(slots)
         self._made, self.outputs = list(made), outputs
         self._place, self._draws_random = place, draws_random
         self._index = place.device.index or 0
@@ -360,8 +361,8 @@ class StorageBinding:
                 taken.arrays[index] = _array_in(storage, item.place.dtype, shape, self._place.jax_device)
             else:  # the same bytes, written through a view of another shape or dtype
                 metrics.add("input_copies")
-                taken.arrays[index] = array = copies.packed(array, item.place, self._place.jax_device)
-                storages.set_array(storage, array)
+                taken.arrays[index] = copies.packed(array, shape, dtype, self._place.jax_device)
+                storages.replace_arrays([(storage, array, taken.arrays[index])])
         self._known = [array.aval for array in taken.arrays]
 
     def _check_views(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
@@ -375,10 +376,12 @@ class StorageBinding:
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         taken = cast("_Taken", tensors)
         arrays = taken.arrays
-        if self.donates:
+        if self.lends:
+            slots = self._slots
             taken.lent = Lent()
-            for slot in self._slots:
-                taken.lent.lend(taken.storages[slot], arrays[slot])
+            while not taken.lent.lend([taken.storages[slot] for slot in slots], [arrays[slot] for slot in slots]):
+                self._take_again(taken)
+            for slot in slots if self._donate else ():
                 if sys.getrefcount(arrays[slot]) > _ALONE:  # XLA must not write to what somebody else refers to
                     metrics.add("undonated")
                     arrays[slot] = jax.device_put(arrays[slot], may_alias=False)
@@ -388,13 +391,23 @@ class StorageBinding:
         seed = [generators.seed(None, self._index, device)] if self._draws_random else []
         return [*seed, *arrays, *(_offset(tensors[index], device) for index in self._views)]
 
+    def _take_again(self, taken: _Taken) -> None:
+        """Another thread has written to a storage. Whatever view it wrote through, these are the same bytes."""
+        for index, storage in enumerate(taken.storages):
+            if storage is not None:
+                array = cast("jax.Array", storages.array_of(storage))
+                shape, dtype = self._expected[index]
+                if (array.shape, array.dtype) != (shape, dtype):
+                    taken.arrays[index] = copies.packed(array, shape, dtype, self._place.jax_device)
+                    storages.replace_arrays([(storage, array, taken.arrays[index])])
+                else:
+                    taken.arrays[index] = array
+
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Those of the results that are no storages' new arrays."""
         taken, count = cast("_Taken", tensors), len(self._slots)
-        for slot, array in zip(self._slots, results, strict=False):
-            storages.set_array(taken.storages[slot], array)
         if taken.lent is not None:
-            taken.lent.settle()
+            taken.lent.succeed((taken.storages[slot], array) for slot, array in zip(self._slots, results, strict=False))
             taken.lent = None
         device = self._place.device
         made = [storages.make(*item, device, array) for item, array in zip(self._made, results[count:], strict=False)]
@@ -403,7 +416,7 @@ class StorageBinding:
     def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         taken = cast("_Taken", tensors)
         if taken.lent is not None:
-            taken.lent.settle([(taken.storages[slot], tensors[slot]) for slot in self._slots])
+            taken.lent.fail([(taken.storages[slot], tensors[slot]) for slot in self._slots])
             taken.lent = None
         return False
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -178,6 +178,12 @@ def _indices(layout: Layout, place: Place) -> np.ndarray:
     return found
 
 
+def alike(array: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """The same bytes as elements of another dtype, in another shape."""
+    flat = lax.reshape(array, (array.size,))
+    return lax.reshape(flat if flat.dtype == dtype else _of_bytes(_bytes(flat), dtype), shape)
+
+
 def _elements(array: jax.Array, dtype: torch.dtype) -> jax.Array:
     """The storage's memory as elements of a dtype; a rest that is no whole element is left out."""
     wanted = dtypes.to_jax(dtype)
@@ -224,7 +230,7 @@ def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array
         return lax.reshape(memory, array.shape)
     old = _elements(array, torch.uint8)
     written = _elements(memory, torch.uint8)
-    return lax.reshape(_of_bytes(jnp.concatenate([written, old[written.size :]]), array.dtype), array.shape)
+    return alike(jnp.concatenate([written, old[written.size :]]), array.shape, array.dtype)
 
 
 def _stretch(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -78,8 +79,7 @@ class Waiting(storages.StandIn):
                     f"({type(self.outcome).__name__}: {self.outcome})",
                     hint="compute it again; what had a value before these ops has that value",
                 ) from self.outcome
-            if storages.held_by(storage) is self:
-                storages.set_array(storage, self.outcome)
+            storages.replace_arrays([(storage, self, self.outcome)])
             return self.outcome
 
     def fail(self, error: Exception) -> None:
@@ -160,21 +160,42 @@ def run_all() -> None:
 
 def record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor] = ()) -> Any:
     """What `op_by_op.run` does, later. Raises: as that one, for what is known of the operands; ByTorch."""
-    with _lock:
-        while True:
-            notes = _Notes(form, args, kwargs, targets)
-            known, taken = op_by_op.find(_ops, _known, notes.key(), notes.numbers, notes.is_unsure(), notes.problem)
-            if type(known) is Known:
-                step = notes.step(known, taken)
-                if notes.recording.is_over:  # a finalizer or a signal's handler has looked at something
-                    continue
-                notes.recording.steps.append(step)
-                return notes.results(known, step.first)
-            if isinstance(known, str):
-                raise ByTorch(known)
-            assert isinstance(known, Resized)
-            for target, item in zip(targets, known.made, strict=True):
+    while True:
+        with _lock:
+            found = _record(form, args, kwargs, targets)
+        if isinstance(found, Resized):
+            for target, item in zip(targets, found.made, strict=True):
                 op_by_op.resize_output(target, item.shape, item.stride)
+        elif isinstance(found, _Lent):  # nobody waits for a program with the lock, which its kernels of torch's may need
+            storages.array_of(found.storage)
+        else:
+            return found
+
+
+def _record(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> Any:
+    """The same; but what is to be done first, without the lock, is returned."""
+    while True:
+        notes = _Notes(form, args, kwargs, targets)
+        if notes.lent is not None:
+            return notes.lent
+        known, taken = op_by_op.find(_ops, _known, notes.key(), notes.numbers, notes.is_unsure(), notes.problem)
+        if isinstance(known, str):
+            raise ByTorch(known)
+        if isinstance(known, Resized):
+            return known
+        step = notes.step(known, taken)
+        if notes.recording.is_over:  # a finalizer or a signal's handler has looked at something
+            continue
+        notes.recording.steps.append(step)
+        if notes.write(known, step.first):
+            return notes.results(known, step.first)
+
+
+@dataclass(frozen=True)
+class _Lent:
+    """A storage whose array a compiled program has."""
+
+    storage: torch.UntypedStorage
 
 
 def _known(problem: Problem) -> Known | Resized:
@@ -190,7 +211,9 @@ class _Notes:
         self.parts: list[Any] = [form.op]
         self.storages: list[torch.UntypedStorage | None] = []
         self.slots: dict[int, int] = {}
+        self.held: list[Any] = []
         self.values: list[int | None] = []
+        self.lent: _Lent | None = None
         self.numbers: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
         self.generator: torch.Generator | None = None
@@ -248,16 +271,18 @@ class _Notes:
         else:
             held = storages.held_by(storage)
             if type(held) is Waiting and held.recording is self.recording:
-                self.values.append(held.value)
-                parts += storage.nbytes(), held.kind
-                held = _NOTHING
-            elif isinstance(held, storages.StandIn):
-                held = held.array(storage)
-            if held is not _NOTHING:
+                value, kind = held.value, held.kind
+            elif type(held) is storages.Lent:
+                self.lent = _Lent(storage)
+                value, kind = None, None
+            else:
+                if isinstance(held, storages.StandIn):
+                    held = held.array(storage)
                 value, kind = (None, None) if held is None else self.recording.value_of(held)
-                self.values.append(value)
-                parts += storage.nbytes(), kind
+            self.values.append(value)
+            parts += storage.nbytes(), kind
             self.storages.append(storage)
+            self.held.append(held)
         dtype = tensor.dtype
         self.dtypes.add(dtype)
         parts += dtype, tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.is_conj(), tensor.is_neg()
@@ -269,6 +294,7 @@ class _Notes:
         value, kind = self.recording.value_of(storages.as_array(tensor, self.recording.device))
         self.values.append(value)
         self.storages.append(None)
+        self.held.append(None)
         self.dtypes.add(tensor.dtype)
         self.parts += "host", kind, tensor.dtype
 
@@ -289,16 +315,28 @@ class _Notes:
         self.recording.values = first + len(known.kinds)
         return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed)
 
-    def results(self, known: Known, first: int) -> Any:
-        """What the op returns, and what it writes, when it is recorded."""
-        recording, kinds = self.recording, known.kinds
+    def write(self, known: Known, first: int) -> bool:
+        """Let the storages have what the op writes, when it is recorded.
+
+        Gives False, and does nothing, if a compiled program has written to one of them, or writes to it, since their values were noted.
+        """
+        recording, changes, own = self.recording, [], []
         for index, slot in enumerate(known.written):
-            storage = self.storages[slot]
-            held = storages.held_by(storage)
-            if type(held) is Waiting and held.recording is recording:
-                held.value, held.kind = first + index, kinds[index]
+            held, place, kind = self.held[slot], first + index, known.kinds[index]
+            if type(held) is Waiting:
+                changes.append((self.storages[slot], held, held))
+                own.append((held, place, kind))
             else:
-                storages.set_array(storage, recording.wait(first + index, kinds[index], held))
+                changes.append((self.storages[slot], held, recording.wait(place, kind, held)))
+        if changes and not storages.replace_arrays(changes):
+            return False
+        for held, place, kind in own:
+            held.value, held.kind = place, kind
+        return True
+
+    def results(self, known: Known, first: int) -> Any:
+        """What the op returns."""
+        recording, kinds = self.recording, known.kinds
         made: list[torch.Tensor | None] = []
         place = first + len(known.written)
         for item in known.made:

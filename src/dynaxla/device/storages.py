@@ -5,6 +5,7 @@ torch keeps a storage's Python object for as long as the storage lives, whoever 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Iterable, Sequence
@@ -94,32 +95,51 @@ class Lost(StandIn):
 
 
 class Lent(StandIn):
-    """Of storages whose arrays are given to a program that may write to them. Other threads wait until it has succeeded or failed."""
+    """Of storages whose arrays are given to a program that may write to them. Other threads wait until it has succeeded or failed.
+
+    Who waits for one holds no other, nor any lock that a thread may need which has one.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._lock.acquire()
         self._arrays: dict[int, jax.Array] = {}
 
-    def lend(self, storage: torch.UntypedStorage, array: jax.Array) -> None:
-        self._arrays[private.identity_of(storage)] = array
-        setattr(storage, _ARRAY, self)
+    def lend(self, storages: Sequence[torch.UntypedStorage], arrays: Sequence[jax.Array]) -> bool:
+        """Gives False, and lends nothing, unless all storages still hold these arrays."""
+        self._arrays = {private.identity_of(storage): array for storage, array in zip(storages, arrays, strict=True)}
+        return replace_arrays([(storage, array, self) for storage, array in zip(storages, arrays, strict=True)])
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
+        if forks.is_cut_off():  # the thread that has lent it does not live on
+            raise forks.cut_off()
         with self._lock:  # a signal's handler in the same thread does not wait
-            now = getattr(storage, _ARRAY)
-            return self._arrays.get(private.identity_of(storage)) if now is self else array_of(storage)
+            if getattr(storage, _ARRAY) is self:
+                return self._arrays.get(private.identity_of(storage))
+        return array_of(storage)
 
-    def settle(self, given: Iterable[tuple[torch.UntypedStorage, torch.Tensor]] = ()) -> None:
-        """The program has succeeded, and its storages have their new arrays; or it has failed, and was given these tensors: what it has not
-        written to is as it was."""
-        for storage, tensor in given:
-            array = self._arrays.get(private.identity_of(storage))
-            if array is not None and getattr(storage, _ARRAY) is self:
-                lost = Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
-                setattr(storage, _ARRAY, lost if array.is_deleted() else array)
+    def succeed(self, changes: Iterable[tuple[torch.UntypedStorage, jax.Array]]) -> None:
+        """The storages have these arrays, but for one that somebody has given another one meanwhile, without looking."""
+        with _lock:
+            for storage, array in changes:
+                if getattr(storage, _ARRAY) is self:
+                    set_array(storage, array)
+        self._settle()
+
+    def fail(self, given: Iterable[tuple[torch.UntypedStorage, torch.Tensor]]) -> None:
+        """What the program has not written to is as it was. given: the storages, and a tensor in each."""
+        with _lock:
+            for storage, tensor in given:
+                if getattr(storage, _ARRAY) is self:
+                    array = self._arrays[private.identity_of(storage)]
+                    lost = Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
+                    set_array(storage, lost if array.is_deleted() else array)
+        self._settle()
+
+    def _settle(self) -> None:
         self._arrays = {}
-        self._lock.release()
+        with contextlib.suppress(RuntimeError):  # Ctrl-C came between this and the caller's next step, so it is done again
+            self._lock.release()
 
 
 def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) -> None:
@@ -130,13 +150,13 @@ def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) 
 _lock = forks.lock()
 
 
-def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | None, jax.Array]]) -> bool:
-    """Give storages the arrays that were computed from those in them. changes: storage; what was in it then; what is to be in it.
+def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | StandIn | None, jax.Array | StandIn | None]]) -> bool:
+    """Give storages what was made of that in them. changes: storage; what was in it then; what is to be in it.
 
     Gives False, and changes nothing, if another thread has written to one of them meanwhile: what it wrote would be lost.
     """
     with _lock:
-        if any(getattr(storage, _ARRAY) is not before for storage, before, _ in changes):
+        if any(getattr(storage, _ARRAY, None) is not before for storage, before, _ in changes):
             return False
         for storage, _, after in changes:
             set_array(storage, after)

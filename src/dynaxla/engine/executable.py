@@ -66,7 +66,7 @@ class Executable:
         try:
             with programs.below_caller(), self._kernels():
                 start = metrics.now()
-                if binding.donates:
+                if binding.lends:
                     results = self._run_in_place(self._call, tensors)
                 else:
                     arrays = binding.arrays(tensors)

@@ -225,7 +225,7 @@ def read_at(array: jax.Array, place: Place, offset: jax.Array) -> jax.Array:
 def write_at(array: jax.Array, place: Place, offset: jax.Array, value: jax.Array) -> jax.Array:
     """`write` to a place that begins `offset` elements later. The array has its shape and its dtype afterwards."""
     memory = _elements(array, place.dtype)
-    memory = lax.dynamic_update_slice(memory, write(_stretch(array, place, offset), place, value), [offset])
+    memory = lax.dynamic_update_slice(memory, _flat(write(_stretch(array, place, offset), place, value)), [offset])
     if memory.dtype == array.dtype:
         return lax.reshape(memory, array.shape)
     old = _elements(array, torch.uint8)

@@ -458,7 +458,7 @@ def check_dropout_in_compiled_steps() -> None:
     assert len(set(runs[0])) == 3
 
 
-_DTYPES = (torch.bfloat16, torch.float16, torch.int8, torch.bool, torch.complex64, torch.float64, torch.int64, torch.uint8)
+_DTYPES = (torch.bfloat16, torch.int8, torch.bool, torch.complex64)
 
 
 def _made(dtype: torch.dtype) -> torch.Tensor:
@@ -470,7 +470,7 @@ def check_dtypes_and_views_in_each_mode() -> None:
     views: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda x: x, lambda x: x[3:40:2], lambda x: x[8:].view(5, 8).t(), lambda x: x.view(6, 8)[1:5, 2:7], lambda x: x[7],
         lambda x: x[5:5],
-        lambda x: x.view(2, 4, 6).permute(2, 0, 1)[::2], lambda x: x[1:25].view(4, 6).flip(0), lambda x: x.as_strided((3, 3), (9, 2), 4),
+        lambda x: x.view(2, 4, 6).permute(2, 0, 1)[::2], lambda x: x.as_strided((3, 3), (9, 2), 4),
     ]  # fmt: skip
     for dtype in _DTYPES:
 

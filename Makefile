@@ -25,7 +25,7 @@ test: install
 conformance: install
 	PYTHONPATH=tests $(VENV)/bin/python -m conformance $(ARGS)
 
-# The same in eager mode on the device "jax"; it goes on where it was stopped, e.g. make conformance-device ARGS="--db op_db --max-samples 2"
+# The same on the device "jax" in eager mode, with ARGS=--device=lazy in lazy mode; it goes on where it was stopped
 conformance-device: install
 	PYTHONPATH=tests $(VENV)/bin/python -m conformance --device $(ARGS)
 

@@ -5,7 +5,7 @@ calls.py     one call as source text and tensors, so that TorchDynamo compiles w
 judge.py     the comparison of two results; ambiguous.py: of results that are not unique
 trial.py     one call, or several compiled as one function: eager, compiled, judged; torch's own "aot_eager" is asked when they differ
 worker.py    a process that runs cases; pool.py: the processes, their time limits and crashes
-on_the_device.py, device_suite.py   the device "jax" in eager mode: the most telling calls, and the whole suite
+device_suite.py   the device "jax", in eager or lazy mode
 expected.py  the cases that are known to fail, with reasons
 report.py    the summary and docs/op_coverage.md
 """

@@ -18,7 +18,7 @@ from .expected import EXPECTED, ON_THE_DEVICE
 from .pool import run_all
 
 RESULTS = Path(".conformance/results.jsonl")
-DEVICE_RESULTS = Path(".conformance/device.jsonl")
+DEVICE_RESULTS = {"eager": Path(".conformance/device.jsonl"), "lazy": Path(".conformance/device_lazy.jsonl")}
 DEVICE_COMMAND = (sys.executable, "-m", "conformance.device_suite")
 PAGE = Path("docs/op_coverage.md")
 
@@ -26,7 +26,7 @@ PAGE = Path("docs/op_coverage.md")
 def main(argv: list[str] | None = None) -> int:
     options = parser().parse_args(argv)
     wanted = selected(options)
-    options.results = options.results or (DEVICE_RESULTS if options.device else RESULTS)
+    options.results = options.results or DEVICE_RESULTS.get(options.device, RESULTS)
     options.results.parent.mkdir(parents=True, exist_ok=True)
     if options.fresh:
         options.results.unlink(missing_ok=True)
@@ -79,7 +79,7 @@ def _run(remaining: list[Case], known: dict[str, report.Result], options: argpar
             together=options.together,
             silence_seconds=options.seconds,
             log=options.results,
-            command=DEVICE_COMMAND if options.device else None,
+            command=(*DEVICE_COMMAND, options.device) if options.device else None,
         )
 
 
@@ -129,8 +129,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--together", type=int, default=8, metavar="N", help=together)
     made.add_argument("--shards", type=int, default=1, help="processes")
     made.add_argument("--seconds", type=float, default=300.0, help="a call that takes longer fails")
-    made.add_argument("--device", action="store_true", help='in eager mode on the device "jax", instead of compiled')
-    made.add_argument("--results", type=Path, help=f"cases found there are not run again; {RESULTS} or {DEVICE_RESULTS} if not given")
+    modes = {"nargs": "?", "const": "eager", "choices": list(DEVICE_RESULTS), "metavar": "MODE"}
+    made.add_argument("--device", **modes, help='on the device "jax", not compiled: in "eager" mode (if none is given) or "lazy"')
+    places = ", ".join(map(str, (RESULTS, *DEVICE_RESULTS.values())))
+    made.add_argument("--results", type=Path, help=f"cases found there are not run again; one of {places} if not given")
     made.add_argument("--retry", action="store_true", help="run the cases that failed again")
     made.add_argument("--write-docs", action="store_true", help=f"write {PAGE}")
     made.add_argument("--fresh", action="store_true", help="forget the results there")

@@ -1,13 +1,16 @@
-"""The suite on the device "jax" in eager mode: each call there, compared with the CPU's. `python -m conformance --device` runs it.
+"""The suite on the device "jax", in eager or lazy mode: each call there, compared with the CPU's. `python -m conformance --device` runs it.
 
-As a program: the process that pool.py starts.
+As a program: the process that pool.py starts; its first argument is the mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
 import random
+import sys
 import warnings
 from typing import Any
 
@@ -20,8 +23,23 @@ from . import judge, report, worker
 from .calls import copy_tensors
 from .entries import Case, Trial, cases
 from .expected import ON_THE_DEVICE, by_case
-from .on_the_device import to_the_device
 from .trial import SEED, Outcome, Raised, Run, Runner, error_name, gradients_of, quiet, states_of
+
+
+def to_the_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that lie in memory as these do, and share it as they do."""
+    storages: dict[int, torch.UntypedStorage] = {}
+    found = []
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in storages:
+            storages[storage._cdata] = torch.UntypedStorage(storage.nbytes(), device="jax").copy_(storage)
+        moved = torch.empty(0, dtype=tensor.dtype, device="jax")
+        moved.set_(storages[storage._cdata], tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
+        moved = moved.conj() if tensor.is_conj() else moved
+        moved = torch._neg_view(moved) if tensor.is_neg() else moved
+        found.append(moved.requires_grad_(tensor.requires_grad))
+    return found
 
 
 class _FromTheDevice:
@@ -58,7 +76,9 @@ class _FromTheDevice:
 
 
 class DeviceRunner(Runner):
-    """Runs the trials of one case on the device, one by one."""
+    """Runs the trials of one case on the device, one by one. mode: "eager" or "lazy"."""
+
+    mode = "eager"
 
     def outcomes(self, trials: Any, together: int = 1) -> Any:
         return ((trial, self.run(trial)) for trial in trials)
@@ -77,12 +97,13 @@ class DeviceRunner(Runner):
             call.function = copy.deepcopy(call.function).to("jax")
         torch.manual_seed(seed)
         try:
-            tensors = to_the_device(copy_tensors(call.tensors))
-            with torch.set_grad_enabled(trial.differentiate), torch.device("jax"):  # where a call makes tensors of nothing
-                result = call.python_function()(*tensors)
-            states = states_of(call.function)
-            inputs = [*tensors, *states]
-            gradients = gradients_of((trial.process or _identity)(result), inputs) if trial.differentiate else None
+            with dynaxla.lazy() if self.mode == "lazy" else contextlib.nullcontext():  # what is recorded runs at its end
+                tensors = to_the_device(copy_tensors(call.tensors))
+                with torch.set_grad_enabled(trial.differentiate), torch.device("jax"):  # where a call makes tensors of nothing
+                    result = call.python_function()(*tensors)
+                states = states_of(call.function)
+                inputs = [*tensors, *states]
+                gradients = gradients_of((trial.process or _identity)(result), inputs) if trial.differentiate else None
         except Exception as error:
             raise Raised(error) from error
         host = _FromTheDevice()
@@ -106,14 +127,15 @@ def _identity(value: Any) -> Any:
     return value
 
 
-def runner_of(case: Case) -> DeviceRunner:
+def runner_of(case: Case, mode: str = "eager") -> DeviceRunner:
     runner = worker.runner_of(case, DeviceRunner)
+    runner.mode = mode
     # Graphs have no such op; here it gives memory as it finds it.
     runner.uninitialised |= case.name in ("resize_", "resize_as_") and case.kind == "zero_size"
     return runner
 
 
-def failures_of_a_sample(count: int, calls: int, seed: int) -> list[str]:
+def failures_of_a_sample(count: int, calls: int, seed: int, mode: str) -> list[str]:
     """Of the first calls of some cases, those that are expected to fail left out."""
     dynaxla.enable_device()
     known = by_case(ON_THE_DEVICE)
@@ -122,10 +144,10 @@ def failures_of_a_sample(count: int, calls: int, seed: int) -> list[str]:
     with warnings.catch_warnings():
         quiet()
         for case in chosen:
-            found += report.failure_lines(worker.run_case(case, calls, runner=runner_of(case)))
+            found += report.failure_lines(worker.run_case(case, calls, runner=runner_of(case, mode)))
     return found
 
 
 if __name__ == "__main__":
     dynaxla.enable_device()
-    worker.main(runner_of, cases_between=20)
+    worker.main(functools.partial(runner_of, mode=sys.argv[1]), cases_between=20)

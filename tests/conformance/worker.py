@@ -113,11 +113,11 @@ def clean() -> None:
 
 
 def main(runner: Callable[[Case], Runner] = runner_of, cases_between: int = 1) -> None:
-    """Read cases from descriptor 0, write to the descriptor named as argument: {"sample": i} before each call, then the result.
+    """Read cases from descriptor 0, write to the descriptor that the last argument names: {"sample": i} before each call, then the result.
 
     cases_between: how many cases there are from one cleaning to the next.
     """
-    answers = os.fdopen(int(sys.argv[1]), "w", buffering=1)
+    answers = os.fdopen(int(sys.argv[-1]), "w", buffering=1)
     prepare()
 
     def send(message: Result) -> None:

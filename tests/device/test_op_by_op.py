@@ -14,4 +14,6 @@ def test_ops() -> None:
 
 def test_sample_of_the_databases() -> None:
     """`make conformance-device` runs all of them."""
-    run_script("from conformance import device_suite; found = device_suite.failures_of_a_sample(40, 2, 7, 'eager'); assert not found, found")
+    run_script(
+        "from conformance import device_suite; found = device_suite.failures_of_a_sample(40, 2, 7, 'eager'); assert not found, found"
+    )

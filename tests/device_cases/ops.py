@@ -292,3 +292,41 @@ def check_autograd() -> None:
     for thread in threads:
         thread.join()
     assert [gradient.tolist() for gradient in found] == [[2, 2]] * 3
+
+
+def check_ops_that_write_to_lists_or_beside_their_result() -> None:
+    """Fused steps of optimizers, rrelu's slopes, and cholesky_solve are XLA's, and a learning rate is an input."""
+    before = metrics.snapshot().get("device_fallbacks", 0)
+    x = torch.randn(4, 5, device="jax", requires_grad=True)
+    y = nn.functional.rrelu(x, training=True)
+    y.sum().backward()
+    assert x.grad is not None
+    slopes = x.grad.cpu()
+    torch.testing.assert_close((y / x).detach().cpu(), slopes)
+    assert torch.equal(slopes == 1, x.detach().cpu() > 0)
+    assert float(slopes.min()) >= 0.125
+    in_place = x.detach().clone()
+    nn.functional.rrelu_(in_place, training=True)
+    assert torch.equal(in_place.cpu() == x.detach().cpu(), x.detach().cpu() > 0)
+    matrix = torch.randn(3, 3)
+    factor, b = torch.linalg.cholesky(matrix @ matrix.T + 3 * torch.eye(3)), torch.randn(3, 2)
+    torch.testing.assert_close(torch.cholesky_solve(b.to("jax"), factor.to("jax")).cpu(), torch.cholesky_solve(b, factor))
+    for make in (
+        lambda params: torch.optim.AdamW(params, lr=0.01, fused=True, amsgrad=True),
+        lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, fused=True),
+    ):
+        theirs = nn.Linear(4, 3)
+        mine = copy.deepcopy(theirs).to("jax")
+        optimizers = make(theirs.parameters()), make(mine.parameters())
+        for rate in (0.1, 0.07, 0.05):
+            batch = torch.randn(5, 4)
+            for model, optimizer, device in zip((theirs, mine), optimizers, ("cpu", "jax"), strict=True):
+                optimizer.param_groups[0]["lr"] = rate
+                optimizer.zero_grad()
+                model(batch.to(device)).square().sum().backward()
+                optimizer.step()
+        for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+            for name, value in optimizers[0].state[other].items():
+                torch.testing.assert_close(optimizers[1].state[one][name].cpu(), value)
+    assert metrics.snapshot().get("device_fallbacks", 0) == before

@@ -108,6 +108,9 @@ def test_asking_draws_nothing() -> None:
     torch.manual_seed(3)
     assert refusals.refusal(torch.ops.aten.bernoulli.default, (ones(3, dtype=torch.float64),), {}) == ""
     assert "not implemented" in refusals.refusal(torch.ops.aten.bernoulli.default, (ones(3, dtype=LONG),), {})
+    noise = ones(3), ones(3), 0.1, 0.3, True
+    for generator in ((), (None,)):
+        assert refusals.refusal(torch.ops.aten.rrelu_with_noise_functional.default, (*noise, *generator), {}) == ""
     assert torch.equal(torch.rand(3), expected)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from ..runtime import private
 from ..runtime.layout import row_major
+from ..training import fused_steps
 from . import autocasting, copies, op_by_op, places, storages
 from .memory import Place
 
@@ -176,6 +177,44 @@ def native_batch_norm_out(*args: Any, out: torch.Tensor, save_mean: torch.Tensor
     return targets
 
 
+def rrelu_with_noise(
+    x: torch.Tensor,
+    noise: torch.Tensor,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: torch.Generator | None = None,
+) -> torch.Tensor:
+    """It writes the slopes to `noise` and returns the result, which no op that writes nothing does in this order."""
+    op = aten.rrelu_with_noise_functional.default
+    result, slopes = op_by_op.run_or_fall_back(op, (x, noise, lower, upper, training, generator))
+    if training:
+        copy_from(slopes, noise)
+    return result
+
+
+def rrelu_with_noise_(x: torch.Tensor, noise: torch.Tensor, *args: Any) -> torch.Tensor:
+    return copy_from(rrelu_with_noise(x, noise, *args), x)
+
+
+def rrelu_with_noise_out(x: torch.Tensor, noise: torch.Tensor, *args: Any, out: torch.Tensor) -> torch.Tensor:
+    result = rrelu_with_noise(x, noise, *args)
+    op_by_op.resize_output(out, tuple(result.shape), tuple(result.stride()))
+    return copy_from(result, out)
+
+
+def fused_step(op: Any) -> Any:
+    """An optimizer's fused step as one program, whatever the learning rate is."""
+    step = fused_steps.fused_step(op)
+    assert step is not None
+
+    def kernel(*lists: Sequence[torch.Tensor], lr: torch.Tensor | float, **settings: Any) -> None:
+        rate = lr if isinstance(lr, torch.Tensor) else torch.tensor(lr, dtype=torch.float64, device="cpu")
+        step(*lists, lr=rate, **settings)
+
+    return kernel
+
+
 def check_and_unscale(gradients: Sequence[torch.Tensor], found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
     """What torch.amp.GradScaler does with gradients: found_inf becomes 1 if one is not finite, and they are multiplied by inv_scale."""
     for gradient in gradients:
@@ -197,6 +236,10 @@ def refuse(op: Any) -> Any:
     return kernel
 
 
+_FUSED_STEPS = (
+    aten._fused_adam_.default, aten._fused_adam_.tensor_lr, aten._fused_adamw_.default, aten._fused_adamw_.tensor_lr,
+    aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr,
+)  # fmt: skip
 _OWN: dict[Any, Any] = {
     aten.empty.memory_format: empty,
     aten.empty_strided.default: empty_strided,
@@ -211,6 +254,10 @@ _OWN: dict[Any, Any] = {
     aten.set_.default: set_nothing,
     aten.resize_.default: resize,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
+    aten.rrelu_with_noise.default: rrelu_with_noise,
+    aten.rrelu_with_noise.out: rrelu_with_noise_out,
+    aten.rrelu_with_noise_.default: rrelu_with_noise_,
+    **{op: fused_step(op) for op in _FUSED_STEPS},
     aten.native_batch_norm.default: native_batch_norm,
     aten.native_batch_norm.out: native_batch_norm_out,
     aten._native_batch_norm_legit.default: native_batch_norm,
@@ -227,6 +274,7 @@ _DIRECT = (
     aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, aten.mode.values, aten.masked_scatter.default, aten.rot90.default,
     aten.dist.default, aten.count_nonzero.default, aten._safe_softmax.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.linspace.default,
+    aten.cholesky_solve.default,
 )  # fmt: skip
 # The kernels that ATen has of an op for all devices where it has one for its result's shape: they ask for the operands' addresses.
 _ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"
@@ -236,13 +284,15 @@ _libraries: list[torch.library.Library] = []
 
 def register() -> None:
     """Give torch the device's kernels. For the life of the process."""
-    own, others = torch.library.Library("aten", "IMPL"), torch.library.Library("_", "IMPL")
-    _libraries[:] = [own, others]  # a library's kernels go with it
-    private.count_as_own(own, others)
+    own, ours, others = (torch.library.Library(name, "IMPL") for name in ("aten", "dynaxla", "_"))
+    _libraries[:] = [own, ours, others]  # a library's kernels go with it
+    private.count_as_own(own, ours, others)
     for op, function in _OWN.items():
         own.impl(op, private.unseen(function), private.SPARE_KEY)
     for op in (*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)):
         own.impl(op, _whole(op), private.SPARE_KEY)
+    for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default):
+        ours.impl(op, _whole(op), private.SPARE_KEY)
     for key in ("Conjugate", "Negative"):  # torch's way is to copy what has such a bit first, by this very op
         own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)
     own.impl(aten._pin_memory.default, private.unseen(pin_memory), "CPU")

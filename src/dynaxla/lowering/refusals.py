@@ -122,7 +122,8 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], trials:
     schema = {argument.name: argument for argument in op._schema.arguments}
     with _disable_current_modes(), private.below_autograd(), torch.no_grad():
         for size, content in trials:
-            small = [_small(argument, value, size, content) for argument, value in zip(op._schema.arguments, args, strict=False)]
+            given = [(argument, value) for argument, value in zip(op._schema.arguments, args, strict=False) if argument.name != "generator"]
+            small = [_small(argument, value, size, content) for argument, value in given]
             named = {name: _small(schema[name], value, size, content) for name, value in kwargs.items()}
             try:
                 if torch.Tag.nondeterministic_seeded in op.tags and (drawing := _with_generator(op)) is not None:

@@ -1,0 +1,33 @@
+"""Chains of views, and writes through them."""
+
+from __future__ import annotations
+
+from aliased_views import Program, generate
+from newer import not_in_oldest
+from scripts import run_script
+
+
+@not_in_oldest("storages that can be made without memory")
+def test_programs_agree_with_the_cpu() -> None:
+    """A sample; `python -m aliased_views 2000 0` runs more."""
+    run_script("import device_cases; device_cases.run('aliases')")
+
+
+def test_a_seed_makes_one_program() -> None:
+    assert generate(3) == generate(3)
+    assert generate(3) != generate(4)
+
+
+def test_programs_write_and_take_views_of_views() -> None:
+    programs = [generate(seed) for seed in range(40)]
+    assert all("" in program.names for program in programs)
+    assert sum(_longest_chain(program) > 1 for program in programs) > 30
+
+
+def _longest_chain(program: Program) -> int:
+    lengths = dict.fromkeys(program.base_names, 0)
+    for line, name in zip(program.lines, program.names, strict=True):
+        if name:
+            taken = line.partition(" = ")[2]
+            lengths[name] = 1 + max(length for known, length in lengths.items() if taken.startswith(known))
+    return max(lengths.values())

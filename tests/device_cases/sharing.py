@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
+import operator
 import os
 import random
 import signal
@@ -14,12 +16,14 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 import dynaxla
-from dynaxla.device import copies, op_by_op
+from dynaxla.device import copies, op_by_op, registration
+from dynaxla.runtime import private
 
 
 def _at_once(*jobs: Callable[[], Any]) -> list[Any]:
@@ -88,42 +92,76 @@ def check_threads_that_write_to_parts_of_one_storage() -> None:
 
 
 def check_interruptions() -> None:
-    """Ctrl-C anywhere: each op has written all or nothing, and what comes next is as ever."""
-    armed = [False]
+    """An interruption at any call of Python's: each op has written all or nothing, and what comes next is as ever.
 
-    def interrupt(*_: Any) -> None:
-        if armed[0]:
-            armed[0] = False
-            raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGALRM, interrupt)
+    Not at any time: `check_torch_notices_signals_where_it_asks_the_guard`.
+    """
     chance = random.Random(0)
     total, leaf = torch.zeros(32, device="jax"), torch.ones(8, device="jax", requires_grad=True)
+
+    def work(attempt: int) -> None:
+        total.add_(1)
+        (leaf * total[:8] + attempt).sum().backward()
+        total[attempt % 32 :].mul_(1.0)
+        torch.zeros(attempt + 1, device="jax").to("cpu")
+        torch.full((attempt + 2,), 1.0, device="jax").add_(1)  # compiled anew
+
+    def events(attempt: int, last: int) -> int:
+        seen = 0
+
+        def count(frame: Any, *_: Any) -> None:
+            nonlocal seen
+            if frame.f_code is not registration._kinds.__code__:
+                seen += 1
+                if seen == last:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        sys.setprofile(count)
+        try:
+            work(attempt)
+        finally:
+            sys.setprofile(None)
+        return seen
+
+    length = min(events(attempt, -1) for attempt in range(60, 62))
     stopped = 0
+    for attempt in range(60):
+        try:
+            events(attempt, chance.randrange(1, length))
+        except KeyboardInterrupt:
+            stopped += 1
+        values = total.tolist()
+        assert values == values[:1] * 32
+        assert (total + 1).tolist() == [values[0] + 1] * 32
+        torch.autograd.grad((leaf * 2).sum(), leaf)
+    assert stopped > 50  # callbacks of garbage collection lose some
+
+
+def check_torch_notices_signals_where_it_asks_the_guard() -> None:
+    """A known limit, not ours to mend: pybind11 calls PyObject_Str, which looks at signals, before it asks us anything. C++ allows no
+    exception in most places where it asks. Once this fails, torch is mended: docs/device.md, "Traps", is to be changed."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    reached: list[str] = []
+    guard = registration._guard()
+    before = signal.signal(signal.SIGALRM, interrupt)
+    asks = {"ours": guard.type_, "torch's": functools.partial(private.DeviceGuard.type_, guard)}
     try:
-        for attempt in range(40):
-            try:
-                armed[0] = True
-                signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-4, 4e-3))
-                for step in range(10_000):
-                    total.add_(1)
-                    (leaf * total[:8] + attempt).sum().backward()
-                    total[attempt % 32 :].mul_(1.0)
-                    torch.zeros(attempt + 1, device="jax").to("cpu")
-                    if step % 7 == 0:
-                        torch.full((attempt + 2,), 1.0, device="jax").add_(1)  # compiled anew
-            except (KeyboardInterrupt, TypeError):  # jaxlib's bindings may make the latter of it, while they look at arguments
-                stopped += 1
-            finally:
-                armed[0] = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
-            values = total.tolist()
-            assert values == values[:1] * 32
-            assert (total + 1).tolist() == [values[0] + 1] * 32
-            torch.autograd.grad((leaf * 2).sum(), leaf)
+        for name, ask in asks.items():
+            steps = [  # all in C, so nobody looks at signals between them
+                functools.partial(signal.setitimer, signal.ITIMER_REAL, 1e-4),
+                functools.partial(sum, range(1_000_000)),
+                ask,
+                functools.partial(reached.append, name),
+            ]
+            with pytest.raises(KeyboardInterrupt):
+                list(map(operator.methodcaller("__call__"), steps))
     finally:
         signal.signal(signal.SIGALRM, before)
-    assert stopped > 30
+    assert reached == ["ours"]
 
 
 class _Numbers(Dataset[torch.Tensor]):

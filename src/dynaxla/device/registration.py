@@ -36,9 +36,10 @@ _met: dict[int, BaseException | None] = {}
 def _kinds() -> Iterator[Any]:
     """The kind of device that the guard is for, for ever.
 
-    torch's autograd asks for it where C++ allows no exception: while one of a hook's is on its way through, and as often as ever when
-    Ctrl-C comes. An exception then ends the process. So what it asks is a generator in `yield from`, where Python looks at no signals;
-    and a call inside of it, by which Python notices an exception that is on its way: it is kept here for `_in_this_thread`.
+    torch's autograd asks for it where C++ allows no exception, also while one of a hook's is on its way through. An exception then ends
+    the process. So what it asks is a generator in `yield from`, where Python looks at no signals; and a call inside of it, by which Python
+    notices an exception that is on its way: it is kept here for `_in_this_thread`. pybind11 looks at signals before it asks, which nothing
+    here can prevent: docs/device.md, "Traps".
     """
     always = map(operator.itemgetter(0), itertools.repeat((private.SPARE_KIND,)))
     while True:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import statistics
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +16,7 @@ import torch
 from . import engines as engine_table
 from . import generation, lengths, report, suites, tables
 from .benchmark_error import BenchmarkError
-from .choices import FIRST_CALL, LENGTHS, MEMORY
+from .choices import FIRST_CALL, LENGTHS, MEMORY, STARTS
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .peak_memory import step_memory
@@ -83,6 +85,7 @@ PARTS = {
     "xla-options-small": Part("XLA's options, small models, batch 1, one thread", suite="small", engines=XLA_OPTIONS, calls=100),
 }
 MEMORY_BATCH, MEMORY_OPTIMIZER = 4, "adamw"
+SECOND_STARTS = 3
 MEMORY_ENGINES = ("eager", "dynaxla", "dynaxla_step")
 
 
@@ -91,7 +94,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
     Raises: BenchmarkError.
     """
-    known = [*PARTS, FIRST_CALL, MEMORY, LENGTHS]
+    known = [*PARTS, FIRST_CALL, STARTS, MEMORY, LENGTHS]
     unknown = [name for name in parts if name not in known]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
@@ -102,6 +105,8 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     for name in parts or known:
         if name == FIRST_CALL:
             found[name] = {"environment": report.environment(), **measure_first_calls(models)}
+        elif name == STARTS:
+            found[name] = {"environment": report.environment(), "starts": measure_starts(models)}
         elif name == MEMORY:
             found[name] = {"environment": report.environment(), **measure_memory(models)}
         elif name == LENGTHS:
@@ -141,11 +146,10 @@ def as_part(result: report.Report) -> dict[str, Any]:
 
 def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
     """CPU seconds of first calls by model: of Inductor and dynaxla with empty caches, of dynaxla again in another process, and of
-    capture alone. And "starts": CPU seconds of the whole first call in a fresh process, with empty caches and again."""
+    capture alone."""
     names = [case.name for case in suites.choose("models", models)]
-    starts: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as bytecode:
-        for engine in ENGINES:
+        for engine in ("inductor", "dynaxla"):
             with tempfile.TemporaryDirectory() as cache:
                 start(engine, names[0], cache, bytecode)  # so that each module's bytecode is there
         with tempfile.TemporaryDirectory() as cache:
@@ -153,11 +157,28 @@ def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
         for engine in ("dynamo_aot", "inductor"):
             with tempfile.TemporaryDirectory() as cache:
                 found[engine] = first_calls(engine, names, cache, bytecode)
-        for name in names if models else [*names, DECODER]:
-            for engine in ENGINES:
-                with tempfile.TemporaryDirectory() as cache:
-                    starts.setdefault(name, {})[engine] = [start(engine, name, cache, bytecode) for _ in range(2)]
-    return {"seconds": found, "starts": starts}
+    return {"seconds": found}
+
+
+def measure_starts(models: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+    """CPU seconds of the whole first call in a fresh process, by model and engine: with empty caches, and then `SECOND_STARTS` times
+    with what the first one has left, the engines in turn."""
+    others = [model for model in models if model != DECODER]
+    names = [case.name for case in suites.choose("models", others)] if others or not models else []
+    starts: dict[str, dict[str, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as bytecode:
+        for name in [*names, *([DECODER] if len(others) < len(models) or not models else [])]:
+            with contextlib.ExitStack() as stack:
+                caches = {engine: stack.enter_context(tempfile.TemporaryDirectory()) for engine in ENGINES}
+                if not starts:  # so that each module's bytecode is there
+                    for engine in ENGINES:
+                        with tempfile.TemporaryDirectory() as cache:
+                            start(engine, name, cache, bytecode)
+                starts[name] = {engine: [] for engine in ENGINES}
+                for _ in range(1 + SECOND_STARTS):
+                    for engine in ENGINES:
+                        starts[name][engine].append(start(engine, name, caches[engine], bytecode))
+    return starts
 
 
 def measure_memory(models: Sequence[str]) -> dict[str, Any]:
@@ -183,9 +204,9 @@ def as_markdown(found: dict[str, Any]) -> str:
             "",
             *_first_call_table(found[FIRST_CALL]["seconds"]),
             "",
-            *_starts_table(found[FIRST_CALL].get("starts", {})),
-            "",
         ]
+    if STARTS in found:
+        lines += ["## Starts", "", tables.circumstances(found[STARTS]["environment"]), "", *_starts_table(found[STARTS]["starts"]), ""]
     if MEMORY in found:
         title = f"Memory of a training step, {MEMORY_OPTIMIZER}, float32, batch {MEMORY_BATCH}, one thread"
         lines += [f"## {title}", "", tables.circumstances(found[MEMORY]["environment"]), "", *_memory_table(found[MEMORY]["bytes"]), ""]
@@ -223,22 +244,25 @@ def _first_call_table(seconds: dict[str, dict[str, dict[str, float]]]) -> list[s
 
 def _starts_table(starts: dict[str, dict[str, list[float]]]) -> list[str]:
     lines = [
-        "Second starts: CPU seconds of the whole first call in a fresh process that has imported torch and made the model. *Again*: in a",
-        "second process, with the first one's caches. Both find the bytecode of Python's modules, as those of installed packages have it.",
+        "CPU seconds, children included, of the whole first call in a fresh process that has imported torch and made the model: all else",
+        "that torch.compile and the engine import is counted. First with empty caches, *again* in further processes with the first one's",
+        f"caches (the median of {SECOND_STARTS}). *eager*: TorchDynamo alone, again. All find the bytecode of Python's modules, as those",
+        "of installed packages have it.",
         "",
     ]
-    heading = ["model", "inductor", "again", "dynaxla", "again", "dynaxla again / inductor again", "dynaxla again / dynaxla"]
+    heading = ["model", "inductor", "again", "dynaxla", "again", "eager", "dynaxla again / inductor again", "dynaxla again / dynaxla"]
     lines += [tables.line(heading), tables.line(["---", *["---:"] * (len(heading) - 1)])]
-    totals = [0.0] * 4
+    totals = [0.0] * 5
     for model, found in starts.items():
-        values = [seconds for engine in ENGINES for seconds in found[engine]]
+        first_and_again = [(first, statistics.median(again)) for first, *again in (found[engine] for engine in ENGINES)]
+        values = [seconds for both in first_and_again[:-1] for seconds in both] + [first_and_again[-1][1]]
         totals = [total + value for total, value in zip(totals, values, strict=True)]
         lines.append(tables.line([model, *_starts_cells(values)]))
-    return [*lines, tables.line(["**all**", *_starts_cells(totals)])] if starts else []
+    return [*lines, tables.line(["**all**", *_starts_cells(totals)])]
 
 
 def _starts_cells(values: Sequence[float]) -> list[str]:
-    *_, their_second, mine, my_second = values
+    _, their_second, mine, my_second, _ = values
     return [*(f"{value:.2f}" for value in values), f"{my_second / their_second:.2f}", f"{my_second / mine:.2f}"]
 
 

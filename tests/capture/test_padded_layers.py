@@ -56,6 +56,23 @@ PRODUCTS: Functions = [
     lambda x, y, n, t: F.max_pool2d(x[:, None, :4], 2),
 ]
 
+ENCODERS = [
+    torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True, norm_first=first).eval().requires_grad_(False) for first in (False, True)
+]
+ATTENTION = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval().requires_grad_(False)
+
+# torch's fused layers, in inference.
+FUSED: Functions = [
+    lambda x, y, n, t: ENCODERS[0](x),
+    lambda x, y, n, t: ENCODERS[1](x),
+    lambda x, y, n, t: ENCODERS[0](x, src_key_padding_mask=(n > 4) & (n[:1] > 1)),
+    lambda x, y, n, t: ENCODERS[1](x, src_mask=torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).triu(1)),
+    lambda x, y, n, t: ATTENTION(x, x, x)[0],
+    lambda x, y, n, t: ATTENTION(x, x, x)[1],
+    lambda x, y, n, t: ATTENTION(x, x, x, average_attn_weights=False)[1],
+    lambda x, y, n, t: ATTENTION(x[:, :3], x, x, need_weights=False)[0],
+]
+
 
 def test_indices_that_do_not_count_read_nothing() -> None:
     assert_one_program(READS, features)
@@ -94,4 +111,21 @@ def test_a_batch_and_a_length_made_one_are_no_prefix_in_a_backward_graph() -> No
             parameters = [*inner.parameters(), *outer.parameters()]
             for mine, theirs in zip(*(torch.autograd.grad(each(x), parameters) for each in (run, function)), strict=True):
                 assert_equal(mine, theirs)
+    assert counts() == (before[0] + 2, before[1])
+
+
+def test_fused_layers_attend_to_nothing_that_does_not_count() -> None:
+    assert_one_program(FUSED, features)
+
+
+def test_gradients_of_products_of_half_types_over_the_first_dimension() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.tensordot(x, x, ([0], [0]))
+
+    run, before = compiled(function), counts()
+    for sizes in ((5, 10), (6, 11)):
+        x = torch.randn(*sizes, 4, dtype=torch.bfloat16, requires_grad=True)
+        expected = function(x)
+        grad = torch.randn_like(expected)
+        assert_equal(*(torch.autograd.grad(each(x), x, grad)[0] for each in (run, function)))
     assert counts() == (before[0] + 2, before[1])

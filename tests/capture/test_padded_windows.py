@@ -19,6 +19,10 @@ def kernel(t: torch.Tensor) -> torch.Tensor:
     return t[:6].reshape(2, 4, 3)
 
 
+def image(y: torch.Tensor) -> torch.Tensor:
+    return y[:, None, :, None] * y[:, None, None, :]
+
+
 WINDOWS: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.conv1d(x.transpose(1, 2), kernel(t), t[0, :2], padding=1),
     lambda x, y, n, t: F.conv1d(x.transpose(1, 2), kernel(t), stride=2, padding=2, dilation=2).cumsum(2),
@@ -37,6 +41,28 @@ WINDOWS: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.adaptive_avg_pool1d(y[:, None], 1),
     lambda x, y, n, t: F.interpolate(y[:, None], scale_factor=2).cumsum(2),
     lambda x, y, n, t: y.unfold(1, 3, 2).sum(1),
+    lambda x, y, n, t: F.pad(y, (2, 3), mode="reflect").cumsum(1),
+    lambda x, y, n, t: F.pad(x, (1, 2, 3, -1), mode="reflect").cumsum(1),
+    lambda x, y, n, t: F.pad(y, (-1, 3), mode="replicate").cumsum(1),
+    lambda x, y, n, t: F.pad(x[:, None], (1, 1, 2, 0), mode="replicate").sum(2),
+]
+
+# Images at sizes that have nothing to do with their own.
+RESIZED: list[Callable[..., Any]] = [
+    lambda x, y, n, t: F.interpolate(image(y), size=(7, 5), mode="bilinear"),
+    lambda x, y, n, t: F.interpolate(image(y), size=(7, 5), mode="bilinear", align_corners=True),
+    lambda x, y, n, t: F.interpolate(image(y), size=(4, 9), mode="bicubic"),
+    lambda x, y, n, t: F.interpolate(y[:, None], size=6).cumsum(2),
+    lambda x, y, n, t: F.interpolate(y[:, None], scale_factor=2, mode="linear").cumsum(2),
+    lambda x, y, n, t: F.interpolate(y[:, None], size=x.shape[0] + 3, mode="linear").cumsum(2),
+]
+
+# Memory seen in another way.
+STRIDED: list[Callable[..., Any]] = [
+    lambda x, y, n, t: (y + 1).as_strided((y.shape[0], (y.shape[1] - 4) // 2 + 1, 4), (y.shape[1], 2, 1)).sum(1),
+    lambda x, y, n, t: (y + 1).as_strided((y.shape[0], 3, y.shape[1]), (y.shape[1], 0, 1)).sum((0, 2)),
+    lambda x, y, n, t: (y + 1).as_strided((y.shape[1], 1, y.shape[0]), (1, 7, y.shape[1])).cumsum(0),
+    lambda x, y, n, t: torch.view_as_real(torch.stft(y, 8, 2, window=torch.hann_window(8), return_complex=True)).sum(2),
 ]
 
 
@@ -75,6 +101,34 @@ def test_gradients_of_windows_that_are_cut_or_overlap() -> None:
         overlapping = y.unfold(1, 4, 2) * t[0]
         apart = y.unfold(1, 2, 3).exp()
         return sum(item.exp().sum() for item in (F.max_pool2d(images, 3, 2, 1), causal, chomped, overlapping, apart))
+
+    run, before = compiled(function), counts()
+    with poisoned():
+        for sizes in SIZES[:2]:
+            x, y, _, t = features(*sizes)
+            for found, expected in zip(*(_gradients(each, x, y, t) for each in (run, function)), strict=True):
+                assert_equal(found, expected)
+    assert counts() == (before[0] + 2, before[1])
+
+
+@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
+def test_images_are_resized_by_their_true_sizes() -> None:
+    assert_one_program(RESIZED, features)
+
+
+@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
+def test_memory_seen_as_windows_or_repeated() -> None:
+    assert_one_program(STRIDED, features)
+
+
+def test_gradients_of_images_that_are_resized_and_continued() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        found = [
+            F.interpolate(image(y), size=(7, 5), mode="bilinear"),
+            F.interpolate(y[:, None], size=6, mode="linear", align_corners=True),
+        ]
+        found += [F.pad(x, (1, 2, 3, -1), mode="reflect") * t[0, 0], F.pad(y, (-1, 3), mode="replicate")]
+        return sum(item.exp().sum() for item in found)
 
     run, before = compiled(function), counts()
     with poisoned():

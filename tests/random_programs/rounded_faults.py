@@ -77,6 +77,7 @@ for _name, _ops in {
     "medians_are_not_masked": (aten.median.dim, aten.median.default),
     "traces_are_not_masked": (aten.trace.default,),
     "group_norms_are_not_masked": (aten.native_group_norm.default,),
+    "fused_layers_attend_to_padding": (aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default),
 }.items():
     FAULTS[_name] = lambda ops=_ops: _unmasked(*ops)
 
@@ -160,6 +161,19 @@ def indices_from_the_end_count_padding() -> AbstractContextManager[Any]:
 @fault
 def positions_count_along_rounded_rows() -> AbstractContextManager[Any]:
     return patch.object(padded_windows, "_is_width_padded", lambda given, images: False)
+
+
+@fault
+def images_are_resized_by_rounded_sizes() -> AbstractContextManager[Any]:
+    return patch.object(padded_rules, "_true_number", lambda given, number, x: None)
+
+
+@fault
+def mirrors_stand_at_the_rounded_end() -> AbstractContextManager[Any]:
+    def mirrored(right: Any, x: Any, lengths: Any, dim: int, *rest: Any, ctx: Any) -> Any:
+        return right(x, lax.full(lengths.shape, x.shape[dim], lengths.dtype), dim, *rest, ctx=ctx)
+
+    return _lowered(masking.continued, mirrored)
 
 
 @fault

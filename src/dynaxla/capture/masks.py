@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
@@ -216,6 +217,22 @@ class Masks:
         self.extents[added] = self.of(index)
         return added
 
+    def real(self, number: Any, like: torch.Tensor) -> Node:
+        """A quotient of true sizes, or what else is made of such, as a tensor of float64 without dimensions. Raises: Unknown."""
+
+        def made(op: Any, *parts: Node) -> Node:
+            return self.add(op, parts, (), like, gives=torch.float64)
+
+        if isinstance(number, (int, float)) or number.is_number:
+            return self.add(aten.full.default, ([], float(number)), (), like, dtype=torch.float64, device=like.device, gives=torch.float64)
+        kind = type(number).__name__
+        if kind == "ToFloat" or (kind not in _OF_REALS and number.is_integer):
+            of = number.args[0] if kind == "ToFloat" else number
+            return made(torch.ops.prims.convert_element_type.default, self.product([of], like), torch.float64)
+        if kind not in _OF_REALS:
+            raise Unknown(f"a number of {number}")
+        return functools.reduce(functools.partial(made, _OF_REALS[kind]), [self.real(part, like) for part in number.args])
+
     def product(self, sizes: Sequence[Any], like: torch.Tensor) -> Node:
         """The product of true sizes, as a tensor without dimensions."""
         times, places = 1, []
@@ -225,6 +242,15 @@ class Masks:
             else:
                 places.append(self.place(size))
         return self.add(length, (self.lengths, places, times), (), like, gives=torch.int64)
+
+
+# What numbers are made of, by sympy's and torch's names.
+_OF_REALS = {
+    "Add": aten.add.Tensor,
+    "Mul": aten.mul.Tensor,
+    "IntTrueDiv": aten.div.Tensor,
+    "FloatTrueDiv": aten.div.Tensor,
+}
 
 
 def _shape(node: Node) -> str:

@@ -81,6 +81,7 @@ class Padded:
 
 def pad(graph: AtenGraph) -> Padded | str | None:
     """The graph for rounded sizes; else why it cannot be had. None if no size of it changes."""
+    _settle_widths(graph)
     found = [size for node in graph.module.graph.find_nodes(op="placeholder") if _is_tensor(node) for size in sizes_of(node.meta["val"])]
     rounded = {symbol for size in found for symbol in symbols_in(size)}
     if not rounded:
@@ -93,6 +94,13 @@ def pad(graph: AtenGraph) -> Padded | str | None:
             if error.product is None or error.product[0] not in found or error.product[0] in products:
                 return str(error)
             products[error.product[0]] = error.product[1]
+
+
+def _settle_widths(graph: AtenGraph) -> None:
+    """A fused layer has one width. torch's fake implementation does not say so of its input, whose width would be rounded: now it is
+    assumed, and TorchDynamo's guards look at it."""
+    for node in graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._transformer_encoder_layer_fwd.default):
+        bool(node.args[0].meta["val"].shape[2] == node.args[1])
 
 
 def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tuple[Any, ...]]) -> Padded:

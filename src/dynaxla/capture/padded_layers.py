@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -149,6 +150,58 @@ def _attention_backward(masks: Masks, node: Node) -> list[Extents]:
         at = len(extents) - 2
         change(node, "attn_mask", masks.masked(mask, [at], 0, replaced(extents, at, rows)))
     return [replaced(own[0], _ROWS, rows.resolved), *own[1:]]
+
+
+# Values of the argument `mask_type` of torch's fused layers.
+_PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
+
+
+def _attend_fused(masks: Masks, node: Node, inputs: Sequence[int]) -> tuple[Extent, Extent, Extent]:
+    """Rows of keys and values (batch, rows, size) that do not count are zero, and hidden. inputs: the positions of query, key and value.
+
+    Returns: what counts of the batch, the query's rows and the key's.
+    """
+    mask, kind = argument(node, "mask"), argument(node, "mask_type")
+    tensors = [node.args[index] for index in inputs]
+    static(masks, [item for index, item in enumerate(node.args) if index not in inputs and item is not mask])
+    masks.exact(*others(node, "mask"))
+    for tensor in tensors:
+        masks.unpadded(tensor, [2])
+    extents, of_mask = [masks.of(tensor) for tensor in tensors], masks.of(mask)
+    batch = joined([item[0] for item in extents] + ([of_mask[0]] if of_mask and kind != _PER_ROW_AND_COLUMN else []))
+    columns = joined([item[1] for item in extents[-2:]] + [*of_mask[-1:]])
+    rows = joined([extents[0][1], *(of_mask[-2:-1] if kind != _PER_BATCH_AND_COLUMN else [])])
+    if masks.is_padded(columns):
+        for index, tensor in zip(inputs, tensors, strict=True):
+            if tensor in tensors[-2:]:
+                node.update_arg(index, masks.masked(tensor, [1], 0, replaced(masks.of(tensor), 1, columns)))
+        if mask is None:
+            key = tensors[-1]
+            like, shape = value(key), [masks.number(key, 0), masks.number(key, 1)]
+            kinds = {"dtype": torch.bool, "device": like.device}
+            mask = masks.add(aten.full.default, (shape, False), like.shape[:2], like, gives=torch.bool, **kinds)
+            of_mask = (batch, columns)
+            change(node, "mask_type", _PER_BATCH_AND_COLUMN)
+        last = len(of_mask) - 1
+        if not of_mask[last].factors:
+            raise Unknown("an attention mask that is broadcast over keys")
+        change(node, "mask", masks.masked(mask, [last], True if value(mask).dtype == torch.bool else 1, replaced(of_mask, last, columns)))
+    return batch, rows.resolved, columns.resolved
+
+
+@rule(aten._transformer_encoder_layer_fwd.default)
+def _encoder_layer(masks: Masks, node: Node) -> Extents:
+    batch, rows, _ = _attend_fused(masks, node, [0])
+    return (batch, rows, masks.of(node.args[0])[2])
+
+
+@rule(aten._native_multi_head_attention.default)
+def _native_attention(masks: Masks, node: Node) -> list[Extents]:
+    """The weights are of no size where they are not wanted."""
+    batch, rows, columns = _attend_fused(masks, node, [0, 1, 2])
+    weights = node.meta["val"][1]
+    heads = [Extent.of(size_of(size)) for size in weights.shape[1:-2]]
+    return [(batch, rows, masks.of(node.args[0])[2]), (batch, *heads, rows, columns) if weights.dim() > 2 else masks.prefixes(weights)]
 
 
 # Tables and other reads by index

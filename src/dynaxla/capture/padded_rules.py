@@ -97,15 +97,48 @@ def pointwise(masks: Masks, node: Node) -> Any:
 def _look_up_number(masks: Masks, node: Node) -> None:
     """Where the second operand is a rounded size, the op gets the true one as a tensor without dimensions, if it computes the same of that:
     a number is no reason for another dtype, and is not rounded to half types."""
-    with_tensor = _WITH_NUMBER.get(node.target)
-    if with_tensor is None or len(node.args) != 2 or not masks.is_rounded(node.args[1]):
+    if node.target in _BOUNDS:
+        _look_up_bounds(masks, node)
         return
-    x = value(node.args[0])
-    is_half = x.dtype.is_floating_point and x.dtype.itemsize < 4
-    if not is_half and (x.dim() or x.dtype.is_floating_point or x.dtype == torch.int64):
-        size = node.args[1].meta["val"]
-        node.target, node.args = with_tensor, (node.args[0], masks.product([size_of(size)], x))
+    with_tensor = _WITH_NUMBER.get(node.target)
+    if with_tensor is not None and len(node.args) == 2 and masks.is_rounded(node.args[1]):
+        number = _true_number(masks, node.args[1], value(node.args[0]))
+        if number is not None:
+            node.target, node.args = with_tensor, (node.args[0], number)
 
+
+def _true_number(masks: Masks, number: Node, x: torch.Tensor) -> Node | None:
+    """The true value of a number that is made of sizes, as a tensor without dimensions; None where an op with x would give something else
+    for that."""
+    made = number.meta["val"]
+    if x.dtype.is_floating_point and x.dtype.itemsize < 4:
+        return None
+    if isinstance(made, torch.SymFloat):
+        return masks.real(made.node.expr, x) if x.dtype.is_floating_point else None
+    is_wide = x.dim() or x.dtype.is_floating_point or x.dtype == torch.int64
+    return masks.product([size_of(made)], x) if is_wide else None
+
+
+def _look_up_bounds(masks: Masks, node: Node) -> None:
+    """As above, for elements that are cut to bounds."""
+    x = value(node.args[0])
+    bounds = [argument(node, name) if name in _BOUNDS[node.target] else None for name in ("min", "max")]
+    if not any(map(masks.is_rounded, bounds)) or x.dtype != value(node).dtype:
+        return
+    found: list[Node | None] = []
+    for bound in bounds:
+        if masks.is_rounded(bound):
+            found.append(_true_number(masks, bound, x))
+            if found[-1] is None:
+                return
+        elif bound is not None:
+            found.append(masks.add(aten.full.default, ([], bound), (), x, dtype=x.dtype, device=x.device))
+        else:
+            found.append(None)
+    node.target, node.args, node.kwargs = aten.clamp.Tensor, (node.args[0], *found), {}
+
+
+_BOUNDS = {aten.clamp.default: ("min", "max"), aten.clamp_min.default: ("min",), aten.clamp_max.default: ("max",)}
 
 _WITH_NUMBER: dict[Any, torch._ops.OpOverload] = {
     overload: op.Tensor

@@ -6,15 +6,17 @@ and grows with it: those that count are a prefix.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.fx import Node
 
 from ..lowering.dimensions import wrap
-from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of
+from ..lowering.ops.masking import continued, continued_backward
+from .extents import Extent, Extents, Unknown, broadcast, joined, quotient, replaced, size_of, sizes_of
 from .masks import Masks
-from .padded_rules import become_several, lowest, one_dimension, rule, static, value
+from .padded_rules import argument, become_several, lowest, one_dimension, rule, static, value
 
 aten = torch.ops.aten
 
@@ -169,6 +171,60 @@ def _adaptive_pool(masks: Masks, node: Node) -> Any:
     return _result(masks, node, *masks.of(images)[:2])
 
 
+_MIRRORED = (aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
+_REPEATED = (aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
+_MIRRORED_BACKWARD = tuple(getattr(aten, f"reflection_pad{count}d_backward").default for count in (1, 2, 3))
+_REPEATED_BACKWARD = tuple(getattr(aten, f"replication_pad{count}d_backward").default for count in (1, 2, 3))
+
+
+def _ends(masks: Masks, x: Node, padding: Sequence[int]) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]], list[int]]:
+    """What is added before and behind each dimension, the same of rounded ones, and the padding without these. Raises: Unknown."""
+    masks.exact(padding)
+    rank = value(x).dim()
+    added = {rank - 1 - index: (padding[2 * index], padding[2 * index + 1]) for index in range(len(padding) // 2)}
+    added = {dim: widths for dim, widths in added.items() if any(widths)}
+    rounded = {dim: widths for dim, widths in added.items() if masks.is_padded(masks.of(x)[dim])}
+    for dim in rounded:
+        one_dimension(masks, x, [dim])
+    rest = [0 if rank - 1 - index // 2 in rounded else width for index, width in enumerate(padding)]
+    return added, rounded, rest
+
+
+@rule(*_MIRRORED, *_REPEATED)
+def _continue(masks: Masks, node: Node) -> Extents:
+    """Beyond the true end stands what stands before it."""
+    x, padding = node.args
+    assert isinstance(x, Node)
+    extents, result = masks.of(x), masks.prefixes(value(node))
+    added, rounded, rest = _ends(masks, x, padding)
+    shape = [*value(x).shape]
+    for dim, widths in rounded.items():
+        place = masks.place(size_of(shape[dim]))
+        shape[dim] = shape[dim] + sum(widths)
+        x = masks.add(continued, (x, masks.lengths, dim, place, widths[0], node.target in _MIRRORED), shape, value(node))
+    node.args = (x, rest)
+    return tuple(result[dim] if dim in added else extent for dim, extent in enumerate(extents))
+
+
+@rule(*_MIRRORED_BACKWARD, *_REPEATED_BACKWARD)
+def _continue_backward(masks: Masks, node: Node) -> Extents:
+    grad, x, padding = node.args
+    assert isinstance(grad, Node)
+    assert isinstance(x, Node)
+    extents, result = masks.of(grad), masks.prefixes(value(node))
+    added, rounded, rest = _ends(masks, x, padding)
+    shape = [*value(grad).shape]
+    for dim in rounded:
+        one_dimension(masks, grad, [dim])
+    for dim, widths in rounded.items():
+        size = value(x).shape[dim]
+        shape[dim] = size
+        arguments = masks.lengths, dim, masks.place(size_of(size)), widths[0], node.target in _MIRRORED_BACKWARD
+        grad = masks.add(continued_backward, (masks.masked(grad, [dim], 0, extents), *arguments), shape, value(node))
+    node.args = (grad, x, rest)
+    return tuple(result[dim] if dim in added else extent for dim, extent in enumerate(extents))
+
+
 @rule(aten.unfold.default)
 def _windows(masks: Masks, node: Node) -> Extents:
     source, dim, size, step = node.args
@@ -196,6 +252,85 @@ def _windows_backward(masks: Masks, node: Node) -> Extents:
     masks.unpadded(grad, [len(extents) - 1])
     node.update_arg(0, masks.masked(grad, [dim], 0))
     return replaced(extents[:-1], dim, result[dim])
+
+
+@rule(aten.as_strided.default, aten.as_strided_copy.default)
+def _as_strided(masks: Masks, node: Node) -> Extents:
+    """Dimensions of the source in another order, repeated, or as windows."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    x, result = masks.given.get(source, value(source)), value(node)
+    size, stride = ([size_of(_number(item)) for item in node.args[index]] for index in (1, 2))
+    offset = argument(node, "storage_offset")
+    if offset is not None and size_of(_number(offset)) != size_of(x.storage_offset()):
+        raise Unknown("memory from another place on")
+    steps = [size_of(step) for step in x.stride()]
+    own = [dim for dim, count in enumerate(sizes_of(x)) if count != 1 and steps[dim] != 0]
+    new = [dim for dim, (count, step) in enumerate(zip(size, stride, strict=True)) if count == 1 or step == 0]
+    left = [dim for dim in range(len(size)) if dim not in new]
+    order: dict[int, int] = {}  # by the result's dimension that of what it is made of
+    extents = list(masks.prefixes(result, uniform=True))
+    windows = []
+    for dim in own:
+        same = [item for item in left if (size[item], stride[item]) == (sizes_of(x)[dim], steps[dim])]
+        if same:
+            order[same[0]] = dim
+            extents[same[0]] = masks.of(source)[dim]
+            left.remove(same[0])
+        else:
+            windows.append(dim)
+    if len(windows) > 1 or len(left) != 2 * len(windows):
+        raise Unknown("memory seen in another way")
+    made = source
+    if windows:
+        (dim,), (outer, inner) = windows, sorted(left, key=lambda item: stride[item] == steps[dim])
+        hop, count = quotient(stride[outer], steps[dim]), size[inner]
+        if not isinstance(hop, int) or not isinstance(count, int) or stride[inner] != steps[dim]:
+            raise Unknown("memory seen in another way")
+        one_dimension(masks, source, [dim])
+        shape = [*x.shape[:dim], result.shape[outer], *x.shape[dim + 1 :], count]
+        if size_of(x.unfold(dim, count, hop).shape[dim]) != size[outer]:
+            raise Unknown("windows that end in another way than a dimension does")
+        made = masks.add(aten.unfold.default, (source, dim, count, hop), shape, result)
+        order |= {outer: dim, inner: x.dim()}
+        extents[outer], extents[inner] = Extent.of(size[outer]), Extent.of(count)
+    kept = sorted(order.values())
+    for dim in reversed([dim for dim in range(x.dim()) if dim not in kept]):
+        shape = [*value(made).shape[:dim], *value(made).shape[dim + 1 :]]
+        made = masks.add(aten.select.int, (made, dim, 0), shape, result)
+    shape = [result.shape[dim] for dim in sorted(order)]
+    made = masks.add(aten.permute.default, (made, [kept.index(order[dim]) for dim in sorted(order)]), shape, result)
+    for dim in new:
+        shape.insert(dim, 1)
+        made = masks.add(aten.unsqueeze.default, (made, dim), shape, result)
+    node.target, node.args, node.kwargs = aten.expand.default, (made, node.args[1]), {}
+    return tuple(extents)
+
+
+@rule(aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default)
+def _transform(masks: Masks, node: Node) -> Extents:
+    """Of windows that do not change."""
+    x, dims, *rest = node.args
+    assert isinstance(x, Node)
+    masks.exact(dims, rest)
+    extents, result = masks.of(x), masks.prefixes(value(node))
+    changed = {wrap(dim, len(extents)) for dim in dims}
+    masks.unpadded(x, changed)
+    return tuple(result[dim] if dim in changed else extent for dim, extent in enumerate(extents))
+
+
+@rule(aten.view_as_real.default)
+def _as_real(masks: Masks, node: Node) -> Extents:
+    return (*masks.of(node.args[0]), Extent.of(2))
+
+
+@rule(aten.view_as_complex.default)
+def _as_complex(masks: Masks, node: Node) -> Extents:
+    return masks.of(node.args[0])[:-1]
+
+
+def _number(item: Any) -> Any:
+    return item.meta["val"] if isinstance(item, Node) else item
 
 
 def _filled(node: Node) -> list[Any]:

@@ -11,7 +11,20 @@ import pytest
 import torch
 
 from dynaxla.lowering.context import Context
-from dynaxla.lowering.ops.masking import cat_parts, last_repeated, length, masked, part, put, put_into, together, turned, within
+from dynaxla.lowering.ops.masking import (
+    cat_parts,
+    continued,
+    continued_backward,
+    last_repeated,
+    length,
+    masked,
+    part,
+    put,
+    put_into,
+    together,
+    turned,
+    within,
+)
 from dynaxla.lowering.registry import registry
 
 LENGTHS = np.array([2, 3])
@@ -69,6 +82,26 @@ def test_positions_are_turned_around_the_true_end(shift: int, backwards: bool, t
 
 def test_the_last_true_element_is_repeated() -> None:
     np.testing.assert_array_equal(call(last_repeated, np.arange(10).reshape(2, 5), LENGTHS, 1, 0), [[0, 1, 1, 1, 1], [5, 6, 6, 6, 6]])
+
+
+@pytest.mark.parametrize("mode", ["reflect", "replicate"])
+@pytest.mark.parametrize(("before", "behind"), [(1, 2), (-1, 1), (2, -2)])
+def test_an_array_goes_on_beyond_its_true_ends(mode: str, before: int, behind: int) -> None:
+    class Given:
+        class output:
+            shape = (2, 6)
+
+    x = np.arange(10, dtype=np.float32).reshape(2, 5)
+    true = torch.from_numpy(x[:, :3].copy()).requires_grad_()
+    expected = torch.nn.functional.pad(true, (before, behind), mode=mode)
+    arguments = LENGTHS, 1, 1, before, mode == "reflect"
+    found = call(continued, x, *arguments, ctx=Given())[:, : expected.shape[1]]
+    np.testing.assert_array_equal(found, expected.detach())
+    grad = np.zeros((2, 6), np.float32)
+    grad[:, : expected.shape[1]] = np.arange(expected.numel()).reshape(expected.shape)
+    (wanted,) = torch.autograd.grad(expected, true, torch.from_numpy(grad[:, : expected.shape[1]]))
+    Given.output.shape = (2, 5)
+    np.testing.assert_array_equal(call(continued_backward, grad, *arguments, ctx=Given())[:, :3], wanted)
 
 
 def test_true_elements_are_put_into_another_array() -> None:

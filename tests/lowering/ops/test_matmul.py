@@ -85,6 +85,18 @@ def test_beta_zero_ignores_what_is_not_added() -> None:
     check(function, torch.full((3, 3), float("nan")), torch.randn(3, 3), torch.randn(2, 3, 3))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(24, 3, 24), (24, 24, 5)], ids=str)
+def test_what_was_transposed_before_other_ops(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    """XLA moves the transpose behind these ops, into the product."""
+    inner, rows, columns = shape
+
+    def function(x: torch.Tensor, y: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+        return torch.where(kept, x.t(), 0) @ y
+
+    check(function, make(dtype, inner, rows), make(dtype, inner, columns), torch.arange(inner) < inner - 1)
+
+
 def test_nothing_to_add_up() -> None:
     def function(x, y, bias, v):
         return x @ y, torch.addmm(bias, x, y), torch.mv(x, v), torch.dot(v, v), torch.bmm(x[None], y[None]), y.t() @ x.t(), x[:0] @ y

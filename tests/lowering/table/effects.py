@@ -31,8 +31,9 @@ ELSEWHERE: dict[str, str] = {
     "capture/test_checkpointing.py": "dynaxla.random_key.default",
     # Ops of programs for rounded sizes alone.
     "lowering/ops/test_masking.py": """
-        dynaxla.cat_parts.default dynaxla.last_repeated.default dynaxla.length.default dynaxla.masked.default dynaxla.part.default
-        dynaxla.put.default dynaxla.put_into.default dynaxla.together.default dynaxla.turned.default dynaxla.within.default""",
+        dynaxla.cat_parts.default dynaxla.continued.default dynaxla.continued_backward.default dynaxla.last_repeated.default
+        dynaxla.length.default dynaxla.masked.default dynaxla.part.default dynaxla.put.default dynaxla.put_into.default
+        dynaxla.together.default dynaxla.turned.default dynaxla.within.default""",
     # What it gives depends on the program's checks.
     "lowering/ops/test_held.py": "dynaxla.held.default",
     # They have no result, or one that says nothing.

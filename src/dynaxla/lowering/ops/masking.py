@@ -13,6 +13,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from .. import dtypes
 from ..context import Context
 from ..metadata import TensorSpec
 from ..promotion import convert, number
@@ -28,6 +29,8 @@ _library.define("length(Tensor lengths, int[] places, int times) -> Tensor")
 _library.define("together(Tensor?[] tensors) -> Tensor?[]")
 _library.define("turned(Tensor x, Tensor lengths, int dim, int place, int shift, bool backwards) -> Tensor")
 _library.define("last_repeated(Tensor x, Tensor lengths, int dim, int place) -> Tensor")
+_library.define("continued(Tensor x, Tensor lengths, int dim, int place, int before, bool mirrors) -> Tensor")
+_library.define("continued_backward(Tensor grad, Tensor lengths, int dim, int place, int before, bool mirrors) -> Tensor")
 _library.define("put_into(Tensor x, Tensor added, Tensor lengths, int dim, int place, int start, int count_place, int count) -> Tensor")
 
 masked = torch.ops.dynaxla.masked.default
@@ -39,6 +42,8 @@ length = torch.ops.dynaxla.length.default
 together = torch.ops.dynaxla.together.default
 turned = torch.ops.dynaxla.turned.default
 last_repeated = torch.ops.dynaxla.last_repeated.default
+continued = torch.ops.dynaxla.continued.default
+continued_backward = torch.ops.dynaxla.continued_backward.default
 put_into = torch.ops.dynaxla.put_into.default
 
 
@@ -140,6 +145,37 @@ def _last_repeated(x: Array, lengths: Array, dim: int, place: int) -> Array:
     """x with its last true element at all positions behind that one. Shape: that of x."""
     last = lax.sub(lengths[place], np.int64(1))
     return jnp.take(x, lax.min(lax.iota(np.int64, x.shape[dim]), last), axis=dim, mode="clip")
+
+
+def _sources(count: int, size: Array, before: int, mirrors: bool) -> Array:
+    """Which of `size` elements stand at `count` positions, of which `before` are in front of the first one: int64[count]."""
+    last, positions = lax.sub(size, np.int64(1)), lax.sub(lax.iota(np.int64, count), np.int64(before))
+    if mirrors:
+        positions = lax.sub(last, lax.abs(lax.sub(last, lax.abs(positions))))
+    return lax.clamp(np.int64(0), positions, last)
+
+
+@lowers(continued)
+def _continued(x: Array, lengths: Array, dim: int, place: int, before: int, mirrors: bool, *, ctx: Context) -> Array:
+    """x continued beyond the ends of what counts, as in mirrors that stand on the last elements, or by these. before: by how many in front;
+    where there is less than none, so many are left out.
+
+    Shape:  that of x, but for `dim`; what stands behind the true end is any element.
+    """
+    sources = _sources(cast(TensorSpec, ctx.output).shape[dim], lengths[place], before, mirrors)
+    return jnp.take(x, sources, axis=dim, mode="clip")
+
+
+@lowers(continued_backward)
+def _continued_backward(grad: Array, lengths: Array, dim: int, place: int, before: int, mirrors: bool, *, ctx: Context) -> Array:
+    """The gradient of x: each element gets what flowed to it and to its copies. What does not count of `grad` is zero.
+
+    Dtype:  that of grad; half types are added in float32.
+    """
+    sources = _sources(grad.shape[dim], lengths[place], before, mirrors)
+    wide = jnp.moveaxis(convert(grad, dtypes.accumulator(grad.dtype)), dim, 0)
+    zeros = lax.full((cast(TensorSpec, ctx.output).shape[dim], *wide.shape[1:]), number(0, wide.dtype))
+    return convert(jnp.moveaxis(zeros.at[sources].add(wide), 0, dim), grad.dtype)
 
 
 @lowers(put_into)

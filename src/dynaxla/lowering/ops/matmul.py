@@ -204,10 +204,11 @@ def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
 @CONTRACTION.form("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
     dtype = dtypes.accumulator(problem.out)
-    if problem.platform == "cpu" and dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2:
+    if problem.platform == "cpu" and dtypes.is_float(problem.dtype) and min(problem.rows, problem.columns) > 1:
         # XLA:CPU widens those of half types that none of its libraries takes. If it moves a transpose into a dot after that, it refuses to
         # run the program: "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
-        x, y = lax.optimization_barrier((x, y))
+        wide = dtypes.accumulator(problem.dtype)
+        x, y = convert(x, wide), convert(y, wide)
     out = lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
     return convert(out, problem.out)
 

@@ -127,8 +127,7 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
     return [replaced(before, dim, Extent.of(size)) for size in sizes]
 
 
-@rule(aten.as_strided.default)
-def _by_strides(masks: Masks, node: Node) -> Extents:
+def by_strides(masks: Masks, node: Node) -> Extents:
     """A part of each dimension from its beginning on, the dimensions in any order: what else strides may say is of true sizes."""
     source, sizes, steps = node.args[:3]
     assert isinstance(source, Node)

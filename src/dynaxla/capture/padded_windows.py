@@ -16,6 +16,7 @@ from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import continued, continued_backward
 from .extents import Extent, Extents, Unknown, broadcast, joined, quotient, replaced, size_of, sizes_of
 from .masks import Masks
+from .padded_order import by_strides
 from .padded_rules import argument, become_several, lowest, one_dimension, rule, static, value
 
 aten = torch.ops.aten
@@ -256,11 +257,14 @@ def _windows_backward(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)
 def _as_strided(masks: Masks, node: Node) -> Extents:
-    """Dimensions of the source in another order, repeated, or as windows."""
+    """Dimensions of the source in another order, repeated, or as windows; parts of them as `by_strides` says."""
     source = node.args[0]
     assert isinstance(source, Node)
     x, result = masks.given.get(source, value(source)), value(node)
     size, stride = ([size_of(_number(item)) for item in node.args[index]] for index in (1, 2))
+    repeats = any(step == 0 and count != 1 for count, step in zip(size, stride, strict=True))
+    if not repeats and sum(count != 1 for count in size) <= sum(count != 1 for count in sizes_of(x)):
+        return by_strides(masks, node)
     offset = argument(node, "storage_offset")
     if offset is not None and size_of(_number(offset)) != size_of(x.storage_offset()):
         raise Unknown("memory from another place on")

@@ -24,7 +24,7 @@ ELSEWHERE = {
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
     # Enabling the device is for a process's life: what it does is tested in processes that have it.
     "device/test_op_by_op.py": "device/one_op device/on_the_cpu device/kernels",
-    "device/test_recording.py": "device/recorded device/modes",
+    "device/test_recording.py": "device/recorded",
     "device/test_autocasting.py": "device/work_order",
     "device/test_registration.py": (
         "device/storages device/storage_methods device/copies device/places device/generators device/module device/beginnings"

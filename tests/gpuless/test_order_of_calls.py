@@ -280,7 +280,7 @@ def test_a_program_that_waits_raises_in_its_own_call(device: Device) -> None:
             device.go()
             return 0
 
-    program.binding.export = lambda results: [Code()]
+    program.binding.export = lambda results, tensors: [Code()]
     with pytest.raises(IndexError, match="out of range"):
         program([])
 

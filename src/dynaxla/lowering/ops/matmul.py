@@ -16,6 +16,7 @@ from ...runtime import machine
 from .. import dtypes
 from ..context import Context
 from ..cpu import few_vectors, onednn, torch_kernels
+from ..cpu.widening import widened
 from ..dtypes import DType
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
@@ -204,11 +205,7 @@ def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
 @CONTRACTION.form("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
     dtype = dtypes.accumulator(problem.out)
-    if problem.platform == "cpu" and dtypes.is_float(problem.dtype) and min(problem.rows, problem.columns) > 1:
-        # XLA:CPU widens those of half types that none of its libraries takes. If it moves a transpose into a dot after that, it refuses to
-        # run the program: "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
-        wide = dtypes.accumulator(problem.dtype)
-        x, y = convert(x, wide), convert(y, wide)
+    x, y = widened(x, y, problem.platform, min(problem.rows, problem.columns) <= 1)
     out = lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
     return convert(out, problem.out)
 

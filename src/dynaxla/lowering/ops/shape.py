@@ -413,6 +413,7 @@ def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int
         return lax.reshape(slice_dim(grad, 0, 0, 1), ()) if size else lax.full((), 0, grad.dtype)
     dim = wrap(dim, len(input_sizes))
     count = grad.shape[dim]
+    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # as torch's kernel does, for istft
     zero = lax.full((), 0, grad.dtype)
     if size == 0 or count == 0:
         return lax.full(tuple(input_sizes), 0, grad.dtype)

@@ -1,0 +1,74 @@
+"""Files of a cache directory that something has damaged."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+
+import dynaxla
+from dynaxla.observe import metrics
+
+
+def cut(files: list[Path]) -> None:
+    for path in files:
+        path.write_bytes(path.read_bytes()[:-1])
+
+
+def flipped(files: list[Path]) -> None:
+    for path in files:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+def swapped(files: list[Path]) -> None:
+    contents = [path.read_bytes() for path in files]
+    for path, content in zip(files, contents[1:] + contents[:1], strict=True):
+        path.write_bytes(content)
+
+
+def directories(files: list[Path]) -> None:
+    for path in files:
+        path.unlink()
+        path.mkdir()
+
+
+def gone(files: list[Path]) -> None:
+    for folder in {path.parent for path in files}:
+        shutil.rmtree(folder)
+
+
+# By name: what does it, and whether new files can stand in the place of what there is then.
+DAMAGES = {
+    "cut": (cut, True),
+    "flipped": (flipped, True),
+    "swapped": (swapped, True),
+    "directories": (directories, False),
+    "gone": (gone, False),
+}
+
+
+def check(damage: str, folder: str) -> None:
+    """After the damage, a start finds nothing and is right."""
+    assert dynaxla.dynaxla
+    cache, x = Path(folder), torch.randn(4, 4)
+    functions = (lambda x: x.tan() + 1, lambda x: x.tan() + 2)
+
+    def start() -> tuple[int, ...]:
+        metrics.reset()
+        for function in functions:
+            torch._dynamo.reset()
+            torch.testing.assert_close(torch.compile(function, backend="dynaxla", options={"cache": str(cache)})(x), function(x))
+        return tuple(metrics.snapshot().get(name, 0) for name in ("kept_graphs", "recalls", "loads"))
+
+    assert start() == (0, 0, 0)
+    assert start() == (2, 2, 2)
+    files = [path for path in cache.rglob("*") if path.is_file()]
+    assert len(files) == 6
+    damaged, makes_room = DAMAGES[damage]
+    damaged(sorted(files))
+    assert start() == (0, 0, 0)
+    if makes_room:
+        assert start() == (2, 2, 2)

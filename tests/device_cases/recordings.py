@@ -52,6 +52,18 @@ def check_what_runs_a_recording() -> None:
     assert x.tolist() == [2, 2]
 
 
+def check_ops_between_that_are_not_recorded() -> None:
+    """The same recorded ops, with operands of others among what they might read."""
+    for size in (0, 3, 5, 0):
+        a, other = torch.arange(3.0, device="jax"), torch.ones(size, device="jax")
+        with dynaxla.lazy():
+            b = a * 2
+            if size:
+                assert len(torch.nonzero(other)) == size
+            c = b + 1
+        assert c.tolist() == [1, 3, 5]
+
+
 def check_views_and_writes() -> None:
     def write(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x.t()[1].mul_(2)

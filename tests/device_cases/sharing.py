@@ -145,7 +145,7 @@ def check_interruptions() -> None:
         assert values == values[:1] * 32
         assert (total + 1).tolist() == [values[0] + 1] * 32
         torch.autograd.grad((leaf * 2).sum(), leaf)
-    assert stopped > 30, stopped  # callbacks of garbage collection and of weak references lose some
+    assert stopped > 30, stopped  # not all: how many calls an attempt makes depends on what is compiled by then
 
 
 def check_torch_notices_signals_where_it_asks_the_guard() -> None:

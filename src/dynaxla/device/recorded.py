@@ -93,7 +93,8 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
         return []
     with metrics.timed("lookup"):
         settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
-        key = device.id, settings, tuple([step.key for step in steps])
+        # An op that was not recorded after all has left its operands among the arrays.
+        key = device.id, settings, tuple([(array.shape, array.dtype) for array in arrays]), tuple([step.key for step in steps])
         known = _programs.get(key) or ()
         program = _choose(known, tuple(wanted))
     numbers = _numbers(steps)

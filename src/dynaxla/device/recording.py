@@ -130,8 +130,8 @@ class Recording:
                 try:
                     results = recorded.run(steps, arrays, [found.value for found in waiting], self.device)
                 except Exception as error:
-                    for found in waiting:
-                        if found.recording is self:
+                    for reference in self.waiting:  # those that a finalizer has added, too
+                        if (found := reference()) is not None and found.recording is self:
                             found.fail(error)
                     self._end()
                     raise

@@ -48,7 +48,8 @@ class Options:
             the variable DYNAXLA_CACHE, or dynaxla in the user's directory of caches.
         sizes: "exact": an executable for each combination of input sizes; "buckets": sizes that change are rounded up to powers of two and
             the numbers halfway between them, inputs are padded, and one executable serves all sizes of a bucket. Graphs with an op for
-            which dynaxla does not know how are compiled for exact sizes, and the log says so.
+            which dynaxla does not know how are compiled for exact sizes, and the log says so. "auto": the first four combinations that a
+            graph meets have exact executables, which are faster, and all others buckets. A training step (`compile_step`) has exact ones.
         heap: "keep": once a program needs much memory, glibc is told, for the whole process, to keep what is freed; see runtime/heap.py.
             "leave": glibc's settings stay as they are. Default: the variable DYNAXLA_HEAP, or "keep".
         xla: XLA's own options, by name, for every program, e.g. {"xla_cpu_prefer_vector_width": 256}.
@@ -64,7 +65,7 @@ class Options:
     donate: bool = True
     exact_rng: bool = False
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
-    sizes: str = "exact"
+    sizes: str = "auto"
     heap: str = field(default_factory=lambda: _heap(os.environ.get("DYNAXLA_HEAP", "keep")))
     xla: Mapping[str, bool | int | float | str] = field(default_factory=dict)
 
@@ -187,7 +188,7 @@ def _check(name: str, value: Any) -> None:
     elif name == "compile":
         good, wanted = value in ("now", "background"), "'now' or 'background'"
     elif name == "sizes":
-        good, wanted = value in ("exact", "buckets"), "'exact' or 'buckets'"
+        good, wanted = value in ("auto", "exact", "buckets"), "'auto', 'exact' or 'buckets'"
     elif name == "heap":
         good, wanted = value in ("keep", "leave"), "'keep' or 'leave'"
     elif name == "forms":

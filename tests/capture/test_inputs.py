@@ -38,7 +38,7 @@ def test_second_batch_size(net: nn.Module) -> None:
 def test_ten_batch_sizes_in_random_order(net: nn.Module) -> None:
     torch._dynamo.utils.counters.clear()
     metrics.reset()
-    compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True)
+    compiled = torch.compile(net, backend="dynaxla", fullgraph=True, dynamic=True, options={"sizes": "exact"})
     sizes = list(range(2, 12)) * 3
     random.Random(0).shuffle(sizes)
     with torch.no_grad():

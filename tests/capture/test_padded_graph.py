@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from compare import assert_equal
+from rounded_sizes import compiled, counts, poisoned
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.aten_graph import AtenGraph, Phase
@@ -66,10 +68,10 @@ def test_the_factors_of_a_saved_tensor_are_in_the_order_of_the_others() -> None:
     [
         (lambda x: [torch.rand_like(x) + x], "random numbers"),
         (lambda x: [x.mode(1).values], "aten.mode"),
-        (lambda x: [x.half() * x.shape[0]], "a size used as a number"),
+        (lambda x: [torch.full((3,), x.shape[0])], "a size used as a number"),
         (lambda x: [x.reshape(-1).argmax()], "several dimensions"),
         (lambda x: [torch.fft.fft(x)], "dimension 1 of"),
-        (lambda x: [x.put(torch.tensor([0]), x[0, :1])], "there is no rule for aten.put"),
+        (lambda x: [x.histc(4)], "there is no rule for aten.histc"),
         (lambda x: (lambda y: [y, y[1:].view(torch.int32)])(x + 1), "outputs that share memory"),
         (lambda x: [x.view(x.shape[1], x.shape[0])], "takes a rounded size apart"),
         (lambda x: [x.roll(1)], "dimension 0"),
@@ -88,3 +90,26 @@ def test_why_a_graph_needs_exact_sizes(function: Callable[..., Any], reason: str
 def test_memory_of_an_input_in_a_backward_graph() -> None:
     found = pad(graph(lambda x: [x[1:]], X, phase="backward"))
     assert found == "an output in an input's memory"
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_two_tensors_that_are_flattened_have_the_same_batch_and_length_as_long_as_they_do(shift: int) -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy((x @ w)[:, : x.shape[1] - shift].reshape(-1, 5), n[:, shift:].reshape(-1))
+
+    def check(batch: int, length: int) -> int:
+        leaves = [torch.randn(batch, length, 4, requires_grad=True), torch.randn(4, 5, requires_grad=True)]
+        n = torch.randint(0, 5, (batch, length))
+        found, expected = (torch.autograd.grad(each(*leaves, n), leaves) for each in (run, loss))
+        for mine, theirs in zip(found, expected, strict=True):
+            assert_equal(mine, theirs)
+        return counts()[0] - before[0]
+
+    # Without `dynamic=True` each size that changes is a symbol of its own.
+    run, before = compiled(loss, dynamic=None), counts()
+    with poisoned():
+        assert [check(*sizes) for sizes in ((4, 16), (3, 17), (5, 21), (6, 22), (5, 24))] == [2, 4, 6, 6, 6]
+        # As many elements in another shape are another graph, for exact sizes.
+        x, w, n = torch.randn(6, 4 + shift, 4), torch.randn(4, 5), torch.randint(0, 5, (3, 8 + shift))
+        assert_equal(run(x, w, n), loss(x, w, n))
+    assert counts()[1] == before[1]

@@ -30,6 +30,7 @@ ORDERS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.cummin(0).values,
     lambda x, y, n, t: y.logcumsumexp(1),
     lambda x, y, n, t: torch.bucketize(y, torch.arange(3.0)),
+    lambda x, y, n, t: torch.searchsorted(torch.arange(3.0), y, right=True),
     lambda x, y, n, t: y.median(1).values,
     lambda x, y, n, t: x.median(1, keepdim=True).indices,
     lambda x, y, n, t: y.masked_fill(n == 3, NAN).median(0).indices,
@@ -43,6 +44,7 @@ TURNS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.flip(1),
     lambda x, y, n, t: x.flip(0, 1, 2).cumsum(1),
     lambda x, y, n, t: n.roll(1, 1),
+    lambda x, y, n, t: y[1].roll(3),
     lambda x, y, n, t: x.roll((-2, 1, 17), (0, 2, 1)),
     lambda x, y, n, t: y.fliplr() - y.roll(-1, 1),
     lambda x, y, n, t: y.chunk(2, 1)[0].sum(1),
@@ -50,6 +52,8 @@ TURNS: list[Callable[..., Any]] = [
     lambda x, y, n, t: y.unsqueeze(1).expand(-1, x.shape[1], -1).diagonal(0, 1, 2).cumsum(1),
     lambda x, y, n, t: (y.unsqueeze(1) + y.unsqueeze(2)).diagonal(2, 1, 2).sum(1),
     lambda x, y, n, t: torch.diag_embed(y).sum(2),
+    lambda x, y, n, t: (y.unsqueeze(1) + y.unsqueeze(2)).diagonal_scatter(y[:, 1:], 1, 1, 2).cumsum(1),
+    lambda x, y, n, t: (y.t() @ y).diagonal_scatter(y[0, :-2] * 0, -2).cumsum(0),
     lambda x, y, n, t: torch.diag_embed(x, -2, 0, 2).cumsum(0),
     lambda x, y, n, t: y.diag_embed(1, 2, 0).amax(0),
     lambda x, y, n, t: torch.stack([y.trace(), (y.t() @ y).trace()]),
@@ -60,6 +64,9 @@ TURNS: list[Callable[..., Any]] = [
     lambda x, y, n, t: x.rot90(3, (0, 1)) - x.rot90(-1, (0, 1)),
     lambda x, y, n, t: x.as_strided((x.shape[1] - 2, 1, x.shape[0]), (x.shape[2], 7, x.shape[1] * x.shape[2])).cumsum(0),
     lambda x, y, n, t: y.t().contiguous().as_strided((y.shape[0], y.shape[1]), (1, y.shape[0])).cumsum(1),
+    lambda x, y, n, t: y.as_strided((y.shape[0] - 1, y.shape[1] - 3), (y.shape[1], 1), y.shape[1] + 3).cumsum(1),
+    lambda x, y, n, t: y.as_strided((y.shape[1],), (1,), (y.shape[0] - 1) * y.shape[1]).cumsum(0),
+    lambda x, y, n, t: x.as_strided((2, x.shape[0]), (1, x.shape[1] * x.shape[2]), x.shape[1] * x.shape[2] - 2).cumsum(1),
     lambda x, y, n, t: t[:1, :2].repeat(y.shape[0], y.shape[1]).cumsum(0),
     lambda x, y, n, t: y[:, None].repeat(1, y.shape[0], 1).cumsum(1),
 ]
@@ -92,3 +99,9 @@ def test_gradients_of_what_lies_on_diagonals() -> None:
             for mine, theirs in zip(found, expected, strict=True):
                 assert_equal(mine, theirs)
     assert counts() == (before[0] + 2, before[1])
+
+
+@pytest.mark.parametrize("median", [torch.median, torch.nanmedian])
+def test_a_median_of_nothing(median: Callable[..., Any]) -> None:
+    run, nothing = compiled(median), torch.empty(0, 5)
+    assert_equal(run(nothing), median(nothing))

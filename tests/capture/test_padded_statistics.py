@@ -42,6 +42,11 @@ VARIANCES: list[Callable[..., Any]] = [
     lambda x, y, n, t: F.group_norm((x + torch.zeros(4)).transpose(1, 2), 2, t[0], t[1]).cumsum(2),
     lambda x, y, n, t: F.group_norm((y[:, None, :, None] + y[:, None, None, :]) * torch.ones(4, 1, 1), 4, eps=0.1).exp().sum((2, 3)),
     lambda x, y, n, t: of_groups(x)[0],
+    lambda x, y, n, t: F.layer_norm(y, y.shape[1:], y[0], y[1], 0.1),
+    lambda x, y, n, t: F.layer_norm(x + 3, x.shape, eps=0.1).cumsum(1),
+    lambda x, y, n, t: F.layer_norm(x.half(), x.shape[1:]).sum(1),
+    lambda x, y, n, t: torch.native_layer_norm(x, x.shape[1:], None, None, 0.1)[1],
+    lambda x, y, n, t: torch.native_layer_norm(y, y.shape[1:], None, y[2], 0.1)[2],
     lambda x, y, n, t: of_groups(x.half())[1],
 ]
 
@@ -58,6 +63,8 @@ def test_gradients_of_norms_over_batches_and_places() -> None:
         turned = x.transpose(1, 2)
         results = [networks[0](turned), networks[1](turned), networks[2](turned[..., :3]).sum(-1, keepdim=True)]
         results += [networks[3](turned), networks[4](turned[:, :, None]).exp()[:, :, 0]]
+        results += [F.layer_norm(y, y.shape[1:], y[0], y[1])[:, None], F.layer_norm(y, y.shape)[:, None]]
+        results.append(F.layer_norm(turned, turned.shape[1:], None, turned[0]))
         return sum((result * y[:, None]).sum() + result.square().sum() for result in results)
 
     def gradients(run: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:

@@ -229,3 +229,31 @@ def test_under_fake_tensors_the_graph_itself_runs() -> None:
 def test_both_backends() -> None:
     run = torch.compile(lambda x: x.mean(0), backend=dynaxla.dynaxla_retrace, dynamic=True, options={"sizes": "buckets"})
     assert_equal(run(torch.arange(9.0)), torch.tensor(4.0))
+
+
+def test_the_first_four_sizes_are_exact_by_default_and_stay_so() -> None:
+    run = torch.compile(lambda x: torch.softmax(x, 1).cumsum(1), backend="dynaxla", fullgraph=True, dynamic=True)
+    before = counts()
+
+    def compiled_for(length: int) -> int:
+        x = torch.randn(3, length)
+        assert_equal(run(x), torch.softmax(x, 1).cumsum(1))
+        return counts()[0] - before[0]
+
+    assert [compiled_for(length) for length in (9, 10, 11, 10, 12)] == [1, 2, 3, 3, 4]
+    # 13 to 16 are one bucket, 17 to 24 are another. What came first keeps its own.
+    assert [compiled_for(length) for length in (13, 15, 10, 20, 24, 16, 9)] == [5, 5, 5, 6, 6, 6, 6]
+    assert counts()[1] == before[1]
+
+
+def test_results_that_overlap_themselves_have_exact_sizes() -> None:
+    """Eager mode gives some in their operand's overlapping strides: padding would lie where something counts."""
+
+    def scattered(x: torch.Tensor) -> torch.Tensor:
+        return x.mT.diagonal_scatter(x.new_full((3,), 7.0), -1)
+
+    run, before = compiled(scattered), counts()
+    for length in (5, 7):
+        x = torch.arange(length + 2.0).as_strided((3, length), (1, 1))
+        assert_equal(run(x), scattered(x))
+    assert counts() == (before[0] + 2, before[1] + 2)

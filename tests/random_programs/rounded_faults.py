@@ -15,7 +15,7 @@ import torch
 from jax import lax
 from torch.fx import Node
 
-from dynaxla.capture import extents, masks, padded_layers, padded_rules, padded_windows, round_up
+from dynaxla.capture import extents, masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up
 from dynaxla.capture.extents import Extent
 from dynaxla.capture.masks import Masks
 from dynaxla.engine import bucket, xla
@@ -76,6 +76,11 @@ for _name, _ops in {
     "padding_is_where_numbers_are_added": (aten.constant_pad_nd.default,),
     "medians_are_not_masked": (aten.median.dim, aten.median.default),
     "traces_are_not_masked": (aten.trace.default,),
+    "layer_norms_are_not_masked": (aten.native_layer_norm.default,),
+    "losses_of_chances_count_padding": (aten.binary_cross_entropy.default,),
+    "norms_of_vectors_are_not_masked": (aten.linalg_vector_norm.default,),
+    "sums_without_nan_are_not_masked": (aten.nansum.default,),
+    "numbers_are_put_anywhere": (aten.put.default,),
     "group_norms_are_not_masked": (aten.native_group_norm.default,),
     "fused_layers_attend_to_padding": (aten._transformer_encoder_layer_fwd.default, aten._native_multi_head_attention.default),
 }.items():
@@ -90,6 +95,16 @@ def least_elements_are_filled_with_zero() -> AbstractContextManager[Any]:
 @fault
 def products_of_elements_are_filled_with_zero() -> AbstractContextManager[Any]:
     return patch.dict(padded_rules._NEUTRAL, {aten.prod.dim_int: lambda _: 0})
+
+
+@fault
+def products_that_are_scattered_are_filled_with_zero() -> AbstractContextManager[Any]:
+    return patch.dict(padded_writes._NEUTRAL, {"prod": 0})
+
+
+@fault
+def views_begin_where_their_memory_does() -> AbstractContextManager[Any]:
+    return patch.object(padded_order, "_starts", lambda later, steps: dict.fromkeys(steps, 0))
 
 
 @fault

@@ -17,11 +17,14 @@ from typer.testing import CliRunner
 import dynaxla
 from dynaxla import tuning
 from dynaxla.cli import app
+from dynaxla.lowering import registry
 from dynaxla.lowering.forms import FORMS, Forms
 from dynaxla.lowering.ops.matmul import CONTRACTION
 from dynaxla.observe import metrics
 from dynaxla.runtime.store import Store
 from dynaxla.tuning import tuner
+
+registry.fill()  # FORMS has all of them now
 
 
 @pytest.fixture(autouse=True)

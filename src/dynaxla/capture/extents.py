@@ -19,12 +19,13 @@ import torch
 class Unknown(Exception):
     """What counts of a result cannot be said in these terms. Its text says why.
 
-    Attributes: product (a size that an input has, and the factors that it should have been taken for); None if that would not help.
+    Attributes: product (a size that an input has, and the factors that it should have been taken for); None if that would not help. same
+    (pairs of sizes; it can be said if the two of each pair are the same).
     """
 
-    def __init__(self, why: str, product: tuple[Any, tuple[Any, ...]] | None = None) -> None:
+    def __init__(self, why: str, product: tuple[Any, tuple[Any, ...]] | None = None, same: Sequence[tuple[Any, Any]] = ()) -> None:
         super().__init__(why)
-        self.product = product
+        self.product, self.same = product, same
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def size_of(size: int | torch.SymInt) -> Any:
 @functools.lru_cache(maxsize=4096)
 def _settled(size: Any) -> Any:
     """One form for a // d + k and (a + k * d) // d: convolutions write the first, slices with a step the second. What divides without a
-    rest, and the least of sizes that differ by numbers, is written as that."""
+    rest, and the least of sizes that differ by numbers, is written as that; the size of a flattened batch without last elements, s * t - s,
+    as s * (t - 1)."""
     kind = type(size).__name__  # of torch's own functions
     if kind in ("FloorDiv", "CleanDiv"):
         whole = quotient(*size.args)
@@ -74,6 +76,9 @@ def _settled(size: Any) -> Any:
         return least if all((item - least).is_number for item in size.args) else size
     if not size.is_Add:
         return size
+    product = sympy.factor_terms(size)
+    if product.is_Mul and any(item.is_Symbol for item in product.args):
+        return product
     whole, (*divisions,) = size.as_coeff_Add()[0], size.as_coeff_Add()[1].as_ordered_terms()
     if len(divisions) != 1 or type(divisions[0]).__name__ != "FloorDiv" or not whole:
         return size
@@ -103,7 +108,8 @@ def joined(extents: Sequence[Extent]) -> Extent:
     if len(told) > 1:
         one, *several = sorted((extent.factors for extent in told), key=len)
         product = (one[0], several[-1]) if len(one) == 1 < len(several[-1]) else None
-        raise Unknown(f"positions of different kinds meet: {' and '.join(sorted(str(extent.factors) for extent in told))}", product)
+        same = tuple(zip(one, *several, strict=True)) if [len(one)] == list(map(len, several)) else ()
+        raise Unknown(f"positions of different kinds meet: {' and '.join(sorted(str(extent.factors) for extent in told))}", product, same)
     return told.pop() if told else max(extents, key=lambda extent: bool(extent.factors))
 
 

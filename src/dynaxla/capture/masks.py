@@ -40,7 +40,6 @@ class Masks:
         with self.graph.inserting_after(placeholders[-1]):
             self.lengths = self.graph.placeholder("lengths")
         self.lengths.meta["val"] = self.fake((1,), torch.int64, device)
-        self._inputs = placeholders
         self._masked: dict[tuple[Node, int, tuple[Any, ...], Any], Node] = {}
 
     def fake(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
@@ -171,8 +170,10 @@ class Masks:
             return factor
         if count == 1:
             return self.number(node, dim)
-        for given in self._inputs:
-            value = given.meta["val"]
+        for given in self.graph.nodes:
+            if given is self.node:
+                break
+            value = given.meta.get("val")
             if isinstance(value, torch.SymInt) and size_of(value) == factor:
                 return given
             if isinstance(value, torch.Tensor) and factor in sizes_of(value):

@@ -7,16 +7,18 @@ rules of `padded_rules.py` and `padded_layers.py` see to that, op by op.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import ShapeEnv, free_unbacked_symbols
 
 from ..lowering.graphs import storage_of, user_line, viewed
 from ..lowering.interpreter import draws_random, is_plain_python
+from ..runtime import private
 from . import padded_layers, padded_order, padded_statistics, padded_windows, padded_writes
 from .aten_graph import AtenGraph, graph_device
 from .crossings import copied
@@ -82,18 +84,20 @@ class Padded:
 def pad(graph: AtenGraph) -> Padded | str | None:
     """The graph for rounded sizes; else why it cannot be had. None if no size of it changes."""
     _settle_widths(graph)
-    found = [size for node in graph.module.graph.find_nodes(op="placeholder") if _is_tensor(node) for size in sizes_of(node.meta["val"])]
-    rounded = {symbol for size in found for symbol in symbols_in(size)}
-    if not rounded:
-        return None
     products: dict[Any, tuple[Any, ...]] = {}
     while True:
+        placeholders = graph.module.graph.find_nodes(op="placeholder")
+        found = [size for node in placeholders if _is_tensor(node) for size in sizes_of(node.meta["val"])]
+        rounded = {symbol for size in found for symbol in symbols_in(size)}
+        if not rounded:
+            return None
         try:
             return _pad(graph, rounded, products)
         except Unknown as error:
-            if error.product is None or error.product[0] not in found or error.product[0] in products:
+            if error.product is not None and error.product[0] in found and error.product[0] not in products:
+                products[error.product[0]] = error.product[1]
+            elif not _assume_same(graph, placeholders, error.same):
                 return str(error)
-            products[error.product[0]] = error.product[1]
 
 
 def _settle_widths(graph: AtenGraph) -> None:
@@ -101,6 +105,37 @@ def _settle_widths(graph: AtenGraph) -> None:
     assumed, and TorchDynamo's guards look at it."""
     for node in graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._transformer_encoder_layer_fwd.default):
         bool(node.args[0].meta["val"].shape[2] == node.args[1])
+
+
+def _assume_same(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Whether the two sizes of each pair are the same, and from now on assumed to be so: TorchDynamo's guards look at it.
+
+    A size that has changed between calls has a symbol of its own in each tensor. Where scores and labels are flattened, torch assumes as
+    many elements of both: nothing says that they are of the same batch and length.
+    """
+    environment = _environment(placeholders)
+    # A backward graph comes when guards have been made.
+    if not pairs or graph.phase == "backward" or private.makes_no_guards(environment):
+        return False
+    asked = []
+    for first, second in pairs:
+        if first == second:
+            continue
+        if not symbols_in(first) or not symbols_in(second):
+            return False
+        question = sympy.Eq(first, second)
+        if not question.free_symbols:
+            return False  # never the same
+        same = environment.create_symboolnode(question)
+        if not same.node.has_hint() or not same.node.hint:
+            return False
+        asked.append(same)
+    return all(map(bool, asked)) and all(environment.replace(first) == environment.replace(second) for first, second in pairs)
+
+
+def _environment(placeholders: Sequence[Node]) -> ShapeEnv:
+    """That of the symbols of the inputs."""
+    return next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
 
 
 def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tuple[Any, ...]]) -> Padded:
@@ -114,7 +149,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
     sources = Sizes(placeholders).sources()
     if not sources.keys() >= set(rounded):
         raise Unknown("a size is known as part of another one alone")
-    environment = next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
+    environment = _environment(placeholders)
     originals = dict(zip(module.graph.nodes, graph.module.graph.nodes, strict=True))
     outputs, returned = _outputs(graph, module)
     masks = Masks(module, rounded, graph_device(module))
@@ -179,7 +214,7 @@ def _apply(masks: Masks, node: Node) -> None:
     try:
         extents = rule(masks, node)
     except Unknown as error:
-        raise Unknown(f"{op}: {error} ({user_line(node)})", error.product) from None
+        raise Unknown(f"{op}: {error} ({user_line(node)})", error.product, error.same) from None
     masks.extents[node] = extents
     if (node.target, node.args) != (op, before):
         masks.moved |= shared

@@ -1,4 +1,4 @@
-"""Rules as in `padded_rules.py` for what networks are made of: products, norms, attention, tables, losses."""
+"""Rules as in `padded_rules.py` for what networks are made of: products, attention, tables, losses."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import Node
 from ..lowering.dimensions import wrap
 from .extents import Extent, Extents, Unknown, broadcast, joined, merged, replaced, size_of
 from .masks import Masks
-from .padded_rules import argument, change, one_dimension, others, rule, static, value
+from .padded_rules import argument, become, change, converted, one_dimension, others, rule, static, value
 
 aten = torch.ops.aten
 
@@ -46,41 +46,15 @@ def _product_and_sum(masks: Masks, node: Node) -> Extents:
     return broadcast([masks.of(node.args[0]), _multiply(masks, node, 1, 2)])
 
 
-# Norms
-
-
-def _rows(masks: Masks, tensor: Any, shape: Any) -> Extents:
-    """What counts of the dimensions that are not normalized. Raises: Unknown if one that is normalized is of a rounded size."""
-    extents = masks.of(tensor)
-    masks.exact(shape)
-    count = len(extents) - len(shape)
-    masks.unpadded(tensor, range(count, len(extents)))
-    return extents[:count]
-
-
-@rule(aten.native_layer_norm.default, aten._fused_rms_norm.default)
-def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
-    x, shape, *rest = node.args
-    rows = _rows(masks, x, shape)
+@rule(aten._cdist_forward.default)
+def _distances(masks: Masks, node: Node) -> Extents:
+    first, second, *rest = node.args
     masks.exact(*rest)
-    static(masks, rest)
-    statistics = (*rows, *(Extent(()) for _ in shape))
-    return [masks.of(x), *(statistics for _ in node.meta["val"][1:])]
-
-
-@rule(aten.native_layer_norm_backward.default)
-def _norm_of_rows_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of weight and bias are sums over the rows."""
-    grad, x, shape, mean, rstd, weight, bias, _ = node.args
-    static(masks, [weight, bias])
-    tensors = [grad, x, mean, rstd]
-    rows = _rows(masks, x, shape)
-    rows = broadcast([rows, *(masks.of(tensor)[: len(rows)] for tensor in tensors)])
-    for index, tensor in zip((0, 1, 3, 4), tensors, strict=True):
-        by = (*rows, *masks.of(tensor)[len(rows) :])
-        node.update_arg(index, masks.masked(tensor, range(len(rows)), 0, by))
-    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
-    return [(*rows, *masks.of(x)[len(rows) :]), *results[1:]]
+    a, b = masks.of(first), masks.of(second)
+    for tensor, extents in ((first, a), (second, b)):
+        masks.unpadded(tensor, [len(extents) - 1])
+    batch = broadcast([a[:-2], b[:-2]]) if max(len(a), len(b)) > 2 else ()
+    return (*batch, a[-2], b[-2])
 
 
 # Attention
@@ -295,19 +269,32 @@ def _take(masks: Masks, node: Node) -> Extents:
     extents, found = masks.of(table), tuple(extent.resolved for extent in masks.of(index))
     index = masks.masked(index, range(len(found)), 0)
     if any(map(masks.is_padded, extents)):
-        for dim in range(len(extents)):
-            one_dimension(masks, table, [dim])
-        sizes = list(map(size_of, value(table).shape))
-        index = masks.within(index, math.prod(sizes), 0, from_end=True, is_index=True)
-        places: list[Node] = []
-        for size in reversed(sizes[1:]):
-            like, divisor = value(index), masks.product([size], value(index))
-            places.insert(0, masks.add(aten.remainder.Tensor, (index, divisor), like.shape, like))
-            index = masks.add(aten.floor_divide.default, (index, divisor), like.shape, like)
-        node.target, node.args = aten.index.Tensor, (table, [index, *places])
-        return found
-    node.update_arg(1, index)
+        node.target, node.args = aten.index.Tensor, (table, places_in(masks, table, index))
+    else:
+        node.update_arg(1, index)
     return found
+
+
+def places_in(masks: Masks, table: Node, index: Node) -> list[Node]:
+    """Positions in a flattened table, of which all are looked at, as positions in each of its dimensions."""
+    for dim in range(value(table).dim()):
+        one_dimension(masks, table, [dim])
+    sizes, extents = list(map(size_of, value(table).shape)), masks.of(index)
+    if not sizes or 0 in sizes:
+        raise Unknown("indices of a number, or of nothing")
+
+    def add(op: Any, *args: Node) -> Node:
+        found = masks.add(op, args, value(index).shape, value(index))
+        masks.extents[found] = extents
+        return found
+
+    rest = masks.within(index, math.prod(sizes), 0, from_end=True, is_index=True)
+    places: list[Node] = []
+    for size in reversed(sizes[1:]):
+        divisor = masks.product([size], value(index))
+        places.insert(0, add(aten.remainder.Tensor, rest, divisor))
+        rest = add(aten.floor_divide.default, rest, divisor)
+    return [rest, *places]
 
 
 @rule(aten.one_hot.default)
@@ -356,6 +343,32 @@ def _ignored(masks: Masks, node: Node, scores: int, target: int) -> Extents:
         index = masks.within(index, size_of(value(x).shape[classes]), classes, from_end=False, is_index=True, ignored=ignored)
     node.update_arg(target, index)
     return rows
+
+
+_MEAN, _SUM = 1, 2  # values of the argument `reduction`
+
+
+@rule(aten.binary_cross_entropy.default)
+def _loss_of_chances(masks: Masks, node: Node) -> Extents:
+    """The loss of a zero that is said to be one is zero."""
+    weight, reduction = argument(node, "weight"), argument(node, "reduction")
+    masks.exact(reduction)
+    operands = [item for item in (*node.args[:2], weight) if isinstance(item, Node)]
+    elements = broadcast([masks.of(item) for item in operands])
+    for name, item in zip(("self", "target", "weight"), operands, strict=False):
+        own = masks.of(item)
+        change(node, name, masks.masked(item, range(len(own)), 0, elements[len(elements) - len(own) :]))
+    if reduction not in (_MEAN, _SUM):
+        return elements
+    if reduction == _MEAN and any(map(masks.is_padded, elements)):
+        like = value(node)
+        wide = torch.float32 if like.dtype.itemsize < 4 else like.dtype
+        given = [converted(masks, item, wide) if isinstance(item, Node) else None for item in (*node.args[:2], argument(node, "weight"))]
+        total = masks.add(node.target, (*given, _SUM), (), like, gives=wide)
+        count = masks.product([factor for extent in elements for factor in extent.factors], like)
+        mean = masks.add(aten.div.Tensor, (total, converted(masks, count, wide)), (), like, gives=wide)
+        become(node, converted(masks, mean, like.dtype))
+    return ()
 
 
 # What else only moves elements

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import sympy
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..lowering.dimensions import wrap
-from .extents import Extent, Extents, Unknown, grows, replaced, size_of, sizes_of
+from .extents import Extent, Extents, Unknown, broadcast, grows, quotient, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_rules import (
     argument,
@@ -78,9 +80,13 @@ def _turn(masks: Masks, node: Node) -> Extents:
     given = argument(node, "dims")
     given = [given] if isinstance(given, int) else given
     dims = [wrap(dim, len(extents)) for dim in given]
-    if not dims:
-        if node.target is aten.roll.default:
+    if not dims and node.target is aten.roll.default:
+        # All elements one behind the other.
+        if len(extents) != 1:
             masks.unpadded(source, range(len(extents)))
+            return extents
+        dims = [0]
+    if not dims:
         return extents
     found = list(extents)
     for index, dim in enumerate(dims):
@@ -128,41 +134,43 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
 
 
 def by_strides(masks: Masks, node: Node) -> Extents:
-    """A part of each dimension from its beginning on, the dimensions in any order: what else strides may say is of true sizes."""
+    """A part of each dimension, the dimensions in any order: what else strides may say is of true sizes."""
     source, sizes, steps = node.args[:3]
     assert isinstance(source, Node)
     laid_out, result = masks.given.get(source, value(source)), value(node)
     begins = size_of(laid_out.storage_offset())
-    if node.args[3:] and node.args[3] is not None and size_of(_number(node.args[3])) != begins:
-        raise Unknown("a view that begins elsewhere")
+    offset = argument(node, "storage_offset")
+    later = 0 if offset is None else size_of(_number(offset)) - begins
     whole = sizes_of(laid_out)
     left = {size_of(step): dim for dim, step in enumerate(laid_out.stride()) if whole[dim] != 1}
     extents, shape = list(masks.of(source)), list(value(source).shape)
     if len(left) != sum(size != 1 for size in whole) or 0 in left:
         raise Unknown("strides of memory")
-    order: list[int] = []
+    by_dim = {dim: step for step, dim in left.items()}
+    order: dict[int, Any] = {}
     for size, step in zip(sizes, steps, strict=True):
-        count = size_of(_number(size))
-        if count == 1:
+        if size_of(_number(size)) == 1:
             continue
         dim = left.pop(size_of(_number(step)), None)
         if dim is None:
             raise Unknown("strides of memory")
-        order.append(dim)
-        if count != whole[dim]:
-            if not sympy.sympify(whole[dim] - count).is_nonnegative:
-                raise Unknown("a view of more than a dimension has")
-            one_dimension(masks, source, [dim])
-            shape[dim], extents[dim] = _number(size), Extent.of(count)
-            source = masks.add(aten.slice.Tensor, (source, dim, 0, size), shape, result)
-            masks.extents[source] = tuple(extents)
-    for dim in left.values():
+        order[dim] = _number(size)
+    starts = _starts(later, by_dim)
+    for dim, size in {**order, **dict.fromkeys(left.values(), 1)}.items():
+        count, start = size_of(size), starts[dim]
+        if count == whole[dim]:
+            if start != 0:
+                raise Unknown("a view that ends elsewhere")
+            continue
+        if not (_is_never_negative(laid_out, start) and _is_never_negative(laid_out, whole[dim] - count - start)):
+            raise Unknown("a view of more than a dimension has")
         one_dimension(masks, source, [dim])
-        shape[dim], extents[dim] = 1, Extent(())
-        source = masks.add(aten.slice.Tensor, (source, dim, 0, 1), shape, result)
+        shape[dim], extents[dim] = size, Extent.of(count)
+        source = masks.part(source, dim, start, shape)
         masks.extents[source] = tuple(extents)
     rest = [dim for dim in range(len(shape)) if dim not in order]
-    source = masks.add(aten.permute.default, (source, order + rest), [shape[dim] for dim in order + rest], result)
+    dims = [*order, *rest]
+    source = masks.add(aten.permute.default, (source, dims), [shape[dim] for dim in dims], result)
     source = masks.add(aten.squeeze.dims, (source, list(range(len(order), len(shape)))), [shape[dim] for dim in order], result)
     found, shape = [extents[dim] for dim in order], [shape[dim] for dim in order]
     for dim, size in enumerate(sizes):
@@ -174,6 +182,54 @@ def by_strides(masks: Masks, node: Node) -> Extents:
     return tuple(found)
 
 
+def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
+    """The position in each dimension of the element that stands so much later in memory than the first one. steps: of the dimensions.
+
+    Raises: Unknown.
+    """
+    found = dict.fromkeys(steps, 0)
+    rest = sympy.sympify(later)
+    if rest == 0:
+        return found
+    if not all(sympy.sympify(item).is_polynomial() for item in (rest, *steps.values())):
+        raise Unknown("a view that begins elsewhere")
+    # Of a matrix n * m elements make a dimension's step where m make another's: the first has more symbols.
+    for dim, step in sorted(steps.items(), key=lambda item: _degree(item[1]), reverse=True):
+        if rest == 0:
+            break
+        symbols = sorted(rest.free_symbols | sympy.sympify(step).free_symbols, key=str)
+        if symbols and _degree(step)[0] == 0:
+            times = quotient(rest, step)
+            if times is None:
+                raise Unknown("a view that begins elsewhere")
+            found[dim], rest = times, sympy.Integer(0)
+            continue
+        times, rest = sympy.div(rest, step, *symbols) if symbols else divmod(rest, step)
+        if rest.is_nonnegative is not True:
+            times, rest = times - 1, sympy.expand(rest + step)
+        found[dim] = int(times) if times.is_Integer else times
+    if rest != 0:
+        raise Unknown("a view that begins elsewhere")
+    return found
+
+
+def _degree(step: Any) -> tuple[int, int]:
+    """Orders the steps of dimensions: how many symbols are multiplied in one, and how often."""
+    step = sympy.sympify(step)
+    symbols = step.free_symbols
+    return (sympy.Poly(step, *symbols).total_degree() if symbols else 0, int(step.as_coeff_Mul()[0]))
+
+
+def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
+    """Whether that is known of a number that is made of sizes. tensor: with such sizes."""
+    if isinstance(number, int) or number.is_Integer:
+        return bool(number >= 0)
+    if number.is_nonnegative:
+        return True
+    environment = next(size for size in tensor.shape if isinstance(size, torch.SymInt)).node.shape_env
+    return statically_known_true(environment.create_symintnode(number, hint=None) >= 0)
+
+
 def _number(item: Any) -> Any:
     return item.meta["val"] if isinstance(item, Node) else item
 
@@ -182,6 +238,14 @@ def _number(item: Any) -> Any:
 def _bucketize(masks: Masks, node: Node) -> Extents:
     static(masks, [node.args[1]])
     return masks.of(node.args[0])
+
+
+@rule(aten.searchsorted.Tensor)
+def _searchsorted(masks: Masks, node: Node) -> Extents:
+    static(masks, [node.args[0], argument(node, "sorter")])
+    if value(node.args[0]).dim() != 1:
+        raise Unknown("several sequences to be searched")
+    return masks.of(node.args[1])
 
 
 @rule(aten.diagonal.default, aten.diagonal_copy.default)
@@ -223,6 +287,21 @@ def _diagonal_backward(masks: Masks, node: Node) -> Extents:
     dims = [wrap(argument(node, name), len(result)) for name in ("dim1", "dim2")]
     rest = iter(extents[:-1])
     return tuple(own if dim in dims else next(rest) for dim, own in enumerate(result))
+
+
+@rule(aten.diagonal_scatter.default)
+def _put_on_diagonal(masks: Masks, node: Node) -> Extents:
+    table, added = node.args[:2]
+    assert isinstance(table, Node)
+    assert isinstance(added, Node)
+    masks.exact(*others(node, "self", "src"))
+    extents, own = masks.of(table), masks.of(added)
+    dims = [wrap(argument(node, name), len(extents)) for name in ("dim1", "dim2")]
+    for dim in dims:
+        one_dimension(masks, table, [dim])
+    one_dimension(masks, added, [len(own) - 1])
+    around = iter(broadcast([tuple(extent for dim, extent in enumerate(extents) if dim not in dims), own[:-1]]))
+    return tuple(extent.resolved if dim in dims else next(around) for dim, extent in enumerate(extents))
 
 
 @rule(aten.trace.default)
@@ -277,6 +356,8 @@ def _median(masks: Masks, node: Node) -> Any:
         return [result, result] if is_one else result
     if is_one:
         one_dimension(masks, source, dims)
+    if 0 in [size_of(x.shape[dim]) for dim in dims]:
+        raise Unknown("a median of nothing")
     shape = [1 if dim in dims else size for dim, size in enumerate(x.shape)]
 
     def add(op: Any, *args: Any, shape: Any = shape, dtype: torch.dtype = torch.int64, **kwargs: Any) -> Node:

@@ -16,7 +16,7 @@ from torch.fx import Node
 
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import cat_parts, together
-from .extents import Extent, Extents, Unknown, broadcast, grows, joined, replaced, reshaped, size_of, sizes_of
+from .extents import Extent, Extents, Unknown, broadcast, grows, joined, quotient, replaced, reshaped, size_of, sizes_of
 from .masks import Masks
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -101,20 +101,40 @@ def _look_up_number(masks: Masks, node: Node) -> None:
         _look_up_bounds(masks, node)
         return
     with_tensor = _WITH_NUMBER.get(node.target)
-    if with_tensor is not None and len(node.args) == 2 and masks.is_rounded(node.args[1]):
-        number = _true_number(masks, node.args[1], value(node.args[0]))
-        if number is not None:
-            node.target, node.args = with_tensor, (node.args[0], number)
+    if with_tensor is None or len(node.args) != 2 or not masks.is_rounded(node.args[1]):
+        return
+    source = node.args[0]
+    assert isinstance(source, Node)
+    x = value(source)
+
+    def operands(x: Node, number: Node) -> tuple[Node, Node]:
+        return (number, x) if node.target is aten.rsub.Scalar else (x, number)
+
+    if _is_half(x) and value(node).dtype == x.dtype and not node.kwargs:
+        # torch's kernels compute in float32, and round once.
+        number = converted(masks, masks.real(node.args[1].meta["val"].node.expr, x), torch.float32)
+        given = operands(converted(masks, source, torch.float32), number)
+        result = masks.add(with_tensor, given, value(node).shape, x, gives=torch.float32)
+        masks.extents[result] = masks.of(source)
+        node.target, node.args, node.kwargs = prims.convert_element_type.default, (result, x.dtype), {}
+        return
+    true = _true_number(masks, node.args[1], x)
+    if true is not None:
+        node.target, node.args = with_tensor, operands(source, true)
+
+
+def _is_half(x: torch.Tensor) -> bool:
+    return x.dtype.is_floating_point and x.dtype.itemsize < 4
 
 
 def _true_number(masks: Masks, number: Node, x: torch.Tensor) -> Node | None:
     """The true value of a number that is made of sizes, as a tensor without dimensions; None where an op with x would give something else
     for that."""
     made = number.meta["val"]
-    if x.dtype.is_floating_point and x.dtype.itemsize < 4:
+    if _is_half(x):
         return None
     if isinstance(made, torch.SymFloat):
-        return masks.real(made.node.expr, x) if x.dtype.is_floating_point else None
+        return converted(masks, masks.real(made.node.expr, x), x.dtype) if x.dtype.is_floating_point else None
     is_wide = x.dim() or x.dtype.is_floating_point or x.dtype == torch.int64
     return masks.product([size_of(made)], x) if is_wide else None
 
@@ -144,6 +164,16 @@ _WITH_NUMBER: dict[Any, torch._ops.OpOverload] = {
     overload: op.Tensor
     for op in (aten.add, aten.sub, aten.mul, aten.div, aten.eq, aten.ne, aten.lt, aten.le, aten.gt, aten.ge)
     for overload in (op.Tensor, op.Scalar)
+} | {
+    aten.rsub.Scalar: aten.sub.Tensor,
+    aten.remainder.Tensor: aten.remainder.Tensor,
+    aten.remainder.Scalar: aten.remainder.Tensor,
+    aten.fmod.Tensor: aten.fmod.Tensor,
+    aten.fmod.Scalar: aten.fmod.Tensor,
+    aten.floor_divide.default: aten.floor_divide.default,
+    aten.floor_divide.Scalar: aten.floor_divide.default,
+    aten.div.Tensor_mode: aten.div.Tensor_mode,
+    aten.div.Scalar_mode: aten.div.Tensor_mode,
 }
 
 rule(
@@ -152,6 +182,7 @@ rule(
     aten.hardswish_backward.default, aten.hardsigmoid_backward.default, aten.hardtanh_backward.default, aten.elu_backward.default,
     aten.leaky_relu_backward.default, aten.softplus_backward.default, aten.mish_backward.default, aten.hardshrink_backward.default,
     aten.softshrink_backward.default, aten._prelu_kernel.default, aten._prelu_kernel_backward.default, aten.floor_divide.Scalar,
+    aten.complex.default, aten.polar.default, aten.masked_fill.Tensor,
 )(pointwise)  # fmt: skip
 
 
@@ -181,6 +212,11 @@ def _constant(masks: Masks, node: Node) -> Extents:
     return masks.prefixes(value(node), uniform=True)
 
 
+@rule(aten.eye.default, aten.eye.m)
+def _identity(masks: Masks, node: Node) -> Extents:
+    return masks.prefixes(value(node))
+
+
 @rule(aten.scalar_tensor.default)
 def _number(masks: Masks, node: Node) -> Extents:
     if masks.is_rounded(node.args[0]):
@@ -204,6 +240,23 @@ def _view(masks: Masks, node: Node) -> Extents:
     if sizes == sizes_of(value(node.args[0])):
         return before
     return reshaped(tuple(extent.resolved for extent in before), sizes, masks.rounded)
+
+
+@rule(aten.view.dtype)
+def _other_dtype(masks: Masks, node: Node) -> Extents:
+    """Of elements in the last dimension several are made of one, or one of several."""
+    source = node.args[0]
+    assert isinstance(source, Node)
+    extents, before, after = masks.of(source), value(source).dtype.itemsize, value(node).dtype.itemsize
+    if before == after or not extents:
+        return extents
+    *around, last = (*extents[:-1], extents[-1].resolved)
+    if not last.factors:
+        return (*around, Extent.of(size_of(value(node).shape[-1])))
+    final = quotient(last.factors[-1] * before, after)
+    if final is None:
+        raise Unknown("numbers that are made of others of a rounded size")
+    return (*around, Extent((*last.factors[:-1], final)))
 
 
 @rule(aten.expand.default)
@@ -300,9 +353,11 @@ def _cat(masks: Masks, node: Node) -> Extents:
     tensors = node.args[0]
     rank = value(node).dim()
     dim = wrap(argument(node, "dim"), rank)
-    if any(value(item).dim() != rank or value(item).dtype != value(node).dtype for item in tensors):
-        raise Unknown("tensors of several kinds in one")
+    if any(value(item).dim() != rank for item in tensors):
+        raise Unknown("a tensor of nothing among others")
     given = [masks.of(item) for item in tensors]
+    tensors = [converted(masks, item, value(node).dtype) for item in tensors]
+    node.update_arg(0, tensors)
     around = [joined([extents[d] for extents in given]) if d != dim else Extent.of(size_of(value(node).shape[d])) for d in range(rank)]
     sizes = [size_of(value(item).shape[dim]) for item in tensors]
     if any(extents[dim].resolved != Extent.of(size) for extents, size in zip(given, sizes, strict=True) if masks.is_padded(extents[dim])):
@@ -360,6 +415,16 @@ def _triangle(masks: Masks, node: Node) -> Extents:
     return (*found[:-2], found[-2].resolved, found[-1].resolved)
 
 
+def converted(masks: Masks, node: Node, dtype: torch.dtype) -> Node:
+    """The tensor in this dtype."""
+    x = value(node)
+    if x.dtype == dtype:
+        return node
+    found = masks.add(prims.convert_element_type.default, (node, dtype), x.shape, x, gives=dtype)
+    masks.extents[found] = masks.of(node)
+    return found
+
+
 def become(node: Node, other: Node) -> None:
     """Another node computes what this one did."""
     node.target, node.args, node.kwargs = aten.alias.default, (other,), {}
@@ -384,6 +449,7 @@ def highest(dtype: torch.dtype) -> Any:
 _NEUTRAL: dict[torch._ops.OpOverload, Callable[[torch.dtype], Any]] = {
     aten.sum.default: lambda _: 0,
     aten.sum.dim_IntList: lambda _: 0,
+    aten.nansum.default: lambda _: 0,
     aten.count_nonzero.default: lambda _: 0,
     aten.count_nonzero.dim_IntList: lambda _: 0,
     aten.prod.default: lambda _: 1,
@@ -433,7 +499,7 @@ def _reduction(masks: Masks, node: Node) -> Any:
     dims = reduced_dims(node, len(extents))
     if node.target in _POSITIONS:
         one_dimension(masks, source, dims)
-    if value(source).is_complex() and node.target not in (aten.sum.default, aten.sum.dim_IntList):
+    if value(source).is_complex() and node.target is aten.logsumexp.default:
         raise Unknown("complex numbers")
     node.update_arg(0, masks.masked(source, dims, _NEUTRAL[node.target](value(source).dtype)))
     found = without(extents, dims, node)
@@ -473,9 +539,8 @@ def _norm(masks: Masks, node: Node) -> Extents:
     masks.exact(*others(node, "self"))
     extents = masks.of(node.args[0])
     dims = reduced_dims(node, len(extents))
-    if not argument(node, "ord") > 0:
-        raise Unknown("a norm of an order that is not positive")
-    node.update_arg(0, masks.masked(node.args[0], dims, 0))
+    # Below zero the least number counts most, and infinity to the power of the order is zero.
+    node.update_arg(0, masks.masked(node.args[0], dims, 0 if argument(node, "ord") >= 0 else math.inf))
     return without(extents, dims, node)
 
 

@@ -1,6 +1,6 @@
-"""Rules as in `padded_rules.py` for variances, and for norms over a batch of a rounded size.
+"""Rules as in `padded_rules.py` for variances and norms.
 
-They are sums over what counts, divided by its true number.
+Over a rounded size they are sums over what counts, divided by its true number.
 """
 
 from __future__ import annotations
@@ -120,6 +120,95 @@ def _variance(masks: Masks, node: Node) -> Any:
         return [result, result]
     become(node, wide.convert(found[0], value(node).dtype))
     return result
+
+
+# Norms over the last dimensions: a row of elements has its statistics.
+
+
+def _rows(masks: Masks, tensor: Any, shape: Sequence[Any]) -> Extents:
+    """What counts of the dimensions that are not normalized."""
+    extents = masks.of(tensor)
+    return extents[: len(extents) - len(shape)]
+
+
+def _is_whole(masks: Masks, tensor: Any, shape: Sequence[Any]) -> bool:
+    """Whether what is normalized is of no rounded size."""
+    return not any(map(masks.is_padded, masks.of(tensor)[len(masks.of(tensor)) - len(shape) :]))
+
+
+@rule(aten.native_layer_norm.default, aten._fused_rms_norm.default)
+def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
+    x, shape, *rest = node.args
+    rows, extents = _rows(masks, x, shape), masks.of(x)
+    masks.exact(*rest)
+    statistics = (*rows, *(Extent(()) for _ in shape))
+    if _is_whole(masks, x, shape):
+        static(masks, rest)
+    elif node.target is aten.native_layer_norm.default:
+        extents = _norm_of_rounded_rows(masks, node, len(rows))
+    else:
+        raise Unknown("a root of mean squares of a rounded size")
+    return [extents, *(statistics for _ in node.meta["val"][1:])]
+
+
+def _norm_of_rounded_rows(masks: Masks, node: Node, rows: int) -> Extents:
+    """rows: how many dimensions are not normalized."""
+    x, _, weight, bias, eps = node.args
+    assert isinstance(x, Node)
+    extents = masks.of(x)
+    wide = _wide(masks, range(rows, len(extents)), extents, value(x))
+    mean, squares, centered = wide.moments(wide.convert(x))
+    inverse = wide.add(aten.rsqrt.default, wide.add(aten.add.Tensor, wide.add(aten.div.Tensor, squares, wide.count()), eps))
+    out = wide.add(aten.mul.Tensor, centered, inverse)
+    for op, parameter in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if parameter is not None:
+            extents = broadcast([extents, masks.of(parameter)])
+            out = wide.add(op, out, wide.convert(parameter))
+    become_several(node, [wide.convert(item, own.dtype) for item, own in zip((out, mean, inverse), node.meta["val"], strict=True)])
+    return extents
+
+
+@rule(aten.native_layer_norm_backward.default)
+def _norm_of_rows_backward(masks: Masks, node: Node) -> list[Extents]:
+    """Gradients of weight and bias are sums over the rows."""
+    grad, x, shape, mean, inverse, weight, bias, _ = node.args
+    tensors = [grad, x, mean, inverse]
+    rows = broadcast([_rows(masks, tensor, shape) for tensor in tensors])
+    if not all(_is_whole(masks, tensor, shape) for tensor in (grad, x)):
+        return _norm_of_rounded_rows_backward(masks, node, rows)
+    masks.exact(shape)
+    static(masks, [weight, bias])
+    for index, tensor in zip((0, 1, 3, 4), tensors, strict=True):
+        by = (*rows, *masks.of(tensor)[len(rows) :])
+        node.update_arg(index, masks.masked(tensor, range(len(rows)), 0, by))
+    results = [masks.prefixes(item) if isinstance(item, torch.Tensor) else () for item in node.meta["val"]]
+    return [(*rows, *masks.of(x)[len(rows) :]), *results[1:]]
+
+
+def _norm_of_rounded_rows_backward(masks: Masks, node: Node, rows: Extents) -> list[Extents]:
+    grad, x, _, mean, inverse, weight, _, _ = node.args
+    assert isinstance(grad, Node)
+    assert isinstance(x, Node)
+    normalized = broadcast([masks.of(grad)[len(rows) :], masks.of(x)[len(rows) :], masks.of(weight)])
+    extents = (*rows, *normalized)
+    wide = _wide(masks, range(len(rows), len(extents)), extents, value(x))
+    center, spread, slopes = (wide.convert(item) for item in (mean, inverse, grad))
+    normal = wide.add(aten.mul.Tensor, wide.add(aten.sub.Tensor, wide.convert(x), center), spread)
+    scaled = slopes if weight is None else wide.add(aten.mul.Tensor, slopes, wide.convert(weight))
+    of_input = scaled
+    for share in (wide.total(scaled), wide.add(aten.mul.Tensor, normal, wide.total(wide.add(aten.mul.Tensor, scaled, normal)))):
+        of_input = wide.add(aten.sub.Tensor, of_input, wide.add(aten.div.Tensor, share, wide.count()))
+    by_rows = _wide(masks, range(len(rows)), extents, value(x))
+    found = [wide.add(aten.mul.Tensor, of_input, spread), wide.add(aten.mul.Tensor, slopes, normal), slopes]
+    if rows:
+        found[1:] = [by_rows.vector(by_rows.total(item)) for item in found[1:]]
+    told = [wide.extents, *[wide.extents[len(rows) :]] * 2]
+    results = node.meta["val"]
+    asked = [isinstance(own, torch.Tensor) for own in results]
+    become_several(
+        node, [wide.convert(item, own.dtype) if is_asked else None for item, own, is_asked in zip(found, results, asked, strict=True)]
+    )
+    return [item if is_asked else () for item, is_asked in zip(told, asked, strict=True)]
 
 
 # Norms over the batch: channels are dimension 1, all others are reduced.

@@ -252,7 +252,10 @@ def _windows_backward(masks: Masks, node: Node) -> Extents:
     one_dimension(masks, grad, [dim])
     masks.unpadded(grad, [len(extents) - 1])
     node.update_arg(0, masks.masked(grad, [dim], 0))
-    return replaced(extents[:-1], dim, result[dim])
+    # A gradient of size 1 is that of all: it is spread over the result.
+    spread = masks.prefixes(value(node), uniform=True)
+    around = tuple(own if own.factors else new for own, new in zip(extents[:-1], spread, strict=True))
+    return replaced(around, dim, result[dim])
 
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)

@@ -13,9 +13,9 @@ from torch.fx import Node
 
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import put_into
-from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of
+from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of, sizes_of
 from .masks import Masks
-from .padded_layers import index_of
+from .padded_layers import index_of, places_in
 from .padded_rules import END, argument, become, one_dimension, rule, value
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -72,6 +72,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
 
 
 _BY_HOLDING = ("amax", "amin")
+_NEUTRAL = {"sum": 0, "prod": 1}
 
 
 @rule(aten.scatter.src, aten.scatter.value, aten.scatter_add.default, aten.scatter_reduce.two)
@@ -88,7 +89,7 @@ def _elements(masks: Masks, node: Node) -> Extents:
         if d != dim and own != other and (masks.is_padded(other) or not _is_prefix(own, table, d)):
             raise Unknown("positions of different kinds meet")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
-    if reduce not in ("set", "sum", *_BY_HOLDING):
+    if reduce not in ("set", *_NEUTRAL, *_BY_HOLDING):
         raise Unknown(f"scatter with {reduce}")
     source = node.args[3]
     if _is_tensor(source):
@@ -97,7 +98,7 @@ def _elements(masks: Masks, node: Node) -> Extents:
             is_read = d != dim and _is_prefix(own, source, d) and _is_prefix(other, index, d)
             if own != other and not is_read and (masks.is_padded(own) or masks.is_padded(other)):
                 raise Unknown("positions of different kinds meet")
-        held = masks.masked(source, [dim], 0, wanted) if reduce == "sum" else masks.held(source, [dim])
+        held = masks.masked(source, [dim], _NEUTRAL[reduce], wanted) if reduce in _NEUTRAL else masks.held(source, [dim])
         node.update_arg(3, held)
     else:
         masks.exact(source)
@@ -157,6 +158,21 @@ def _put(masks: Masks, node: Node) -> Extents:
         changed[dim] = index_of(masks, held, table, dim, from_end=True, held=not accumulate)
     node.update_arg(1, changed)
     return extents
+
+
+@rule(aten.put.default)
+def _put_flat(masks: Masks, node: Node) -> Extents:
+    """Positions in the flattened table, taken apart into positions in its dimensions: of true sizes."""
+    table, index, source, accumulate = node.args[0], node.args[1], node.args[2], argument(node, "accumulate")
+    assert isinstance(table, Node)
+    assert isinstance(index, Node)
+    assert isinstance(source, Node)
+    if sizes_of(value(index)) != sizes_of(value(source)):
+        raise Unknown("as many values as indices, in another shape")
+    index = masks.masked(index, range(value(index).dim()), 0)
+    masks.extents[index] = _resolved(masks.of(index))
+    node.target, node.args = aten.index_put.default, (table, places_in(masks, table, index), source, accumulate)
+    return _put(masks, node)
 
 
 def _is_one(size: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..buffers.overlaps import shares_with_itself
 from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.extents import Extents
 from ..capture.inputs import Sizes
@@ -28,7 +30,10 @@ from .pending import Kernels
 from .protocol import Engine, Runner
 from .xla import Program
 
-_EXACT = "exact"
+_EXACT, _FIRST = "exact", "first"
+# How many combinations of sizes have exact executables before others have buckets, with the option `sizes="auto"`. Who has few of them (a
+# last batch, another one for evaluation) pays for four compilations, and for no padding.
+FIRST = 4
 
 # Makes the tensor that an input is written to: of a shape, like another tensor.
 Filled = Callable[[Sequence[int], torch.Tensor], torch.Tensor]
@@ -39,7 +44,8 @@ def zeros(shape: Sequence[int], like: torch.Tensor) -> torch.Tensor:
 
 
 class Bucket:
-    """An engine for graphs with dynamic sizes (option `sizes="buckets"`): programs of another engine run them with rounded ones.
+    """An engine for graphs with dynamic sizes (options `sizes="buckets"` and "auto"): programs of another engine run them with rounded
+    ones.
 
     filled: what padding holds. No result depends on it, which tests show with NaN.
     """
@@ -50,30 +56,37 @@ class Bucket:
     def runner(self, graph: AtenGraph) -> Runner:
         padded = pad(graph)
         if isinstance(padded, str):
-            dump.log.warning("%s is compiled for each combination of sizes, not for buckets: %s", graph.name, padded)
+            level = logging.INFO if self._options.sizes == "auto" else logging.WARNING  # nobody asked for buckets
+            dump.log.log(level, "%s is compiled for each combination of sizes, not for buckets: %s", graph.name, padded)
         if not isinstance(padded, Padded):
             return self._inner.runner(graph)
-        return BucketProgram(self._inner, graph, padded, self._options.executables, self._filled)
+        first = FIRST if self._options.sizes == "auto" else 0
+        return BucketProgram(self._inner, graph, padded, self._options.executables, self._filled, first)
 
 
 class BucketProgram:
     """A graph of which one program serves all sizes that are rounded to the same ones. engine: of that program, and of the one for exact
     sizes, which runs where something that was assumed of sizes does not hold for the rounded ones. kept: how many combinations of true
-    sizes are remembered, with what a call does for each.
+    sizes are remembered, with what a call does for each. first: how many of them have exact executables, before others have buckets.
 
     While another thread compiles the program, torch's kernels run the graph itself, with its true sizes.
     """
 
-    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, kept: int, filled: Filled) -> None:
+    def __init__(self, engine: Engine, graph: AtenGraph, padded: Padded, kept: int, filled: Filled, first: int = 0) -> None:
         self._boxed_call = True
         self.name = graph.name
         self._engine, self._graph, self._padded, self._filled = engine, graph, padded, filled
         self._sizes = Sizes(graph.module.graph.find_nodes(op="placeholder"))
         self._device = graph_device(graph.module)
         self._calls: LeastRecentlyUsed[_Call | str] = LeastRecentlyUsed(64 * kept)
-        self._run = engine.runner(dataclasses.replace(graph, module=padded.module, remade=frozenset()))
-        if isinstance(self._run, Program):
-            self._run.in_background &= is_interchangeable(graph.module)
+        self._first = first
+
+    @functools.cached_property
+    def _run(self) -> Runner:
+        run = self._engine.runner(dataclasses.replace(self._graph, module=self._padded.module, remade=frozenset()))
+        if isinstance(run, Program):
+            run.in_background &= is_interchangeable(self._graph.module)
+        return run
 
     @functools.cached_property
     def _exact(self) -> Runner:
@@ -88,7 +101,8 @@ class BucketProgram:
             call = self._prepare(args)
             self._calls.put(key, call)
         if isinstance(call, str):
-            metrics.add("exact_sizes")
+            if call is _EXACT:
+                metrics.add("exact_sizes")
             return self._exact(args)
         given = args.copy()
         args.clear()
@@ -129,11 +143,14 @@ class BucketProgram:
         return Kernels(self._graph.module, self._padded.computed)
 
     def executables(self) -> list[Executable]:
-        exact = [self._exact] if "_exact" in vars(self) else []
-        return [executable for runner in (self._run, *exact) for executable in runner.executables()]
+        runners = [vars(self)[name] for name in ("_run", "_exact") if name in vars(self)]
+        return [executable for runner in runners for executable in runner.executables()]
 
     def _prepare(self, args: Sequence[Any]) -> _Call | str:
-        """What a call with sizes like these does; _EXACT where sizes cannot be rounded."""
+        """What a call with sizes like these does; _EXACT where sizes cannot be rounded, _FIRST where they need not be yet."""
+        if self._first > 0:
+            self._first -= 1
+            return _FIRST
         padded, true = self._padded, self._sizes.values(args)
         rounded = padded.rounding({symbol: size for symbol, size in true.values.items() if symbol.is_symbol})
         if rounded is None:
@@ -142,12 +159,21 @@ class BucketProgram:
         lengths = [_value(size, true) for size in padded.sizes]
         if not all(0 < length <= _value(size, whole) for length, size in zip(lengths, padded.sizes, strict=True)):
             return _EXACT
+        computed = [output.base if isinstance(output, Viewed) else output for output in padded.outputs]
+        if any(isinstance(output, Computed) and _overlaps(whole.spec(output.fake)) for output in computed):
+            return _EXACT  # what does not count would lie where something does
         return _Call(
             torch.tensor(lengths, dtype=torch.int64, device=self._device),
             {position: _Block.of(extents, true, whole) for position, extents in padded.inputs.items()},
             {position: _value(size, whole) for position, size in padded.numbers.items()},
             [_output(output, true, whole) for output in padded.outputs],
         )
+
+
+def _overlaps(spec: TensorSpec) -> bool:
+    """Whether elements share memory, but for those that are one, repeated."""
+    sizes = [1 if step == 0 else size for size, step in zip(spec.shape, spec.stride, strict=True)]
+    return shares_with_itself(torch.empty_strided(sizes, spec.stride, device="meta"))
 
 
 def _value(size: Any, symbols: SymbolValues) -> int:

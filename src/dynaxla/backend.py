@@ -21,6 +21,7 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .buffers.lost_writes import LostWrite, LostWrites, unwatched
 from .buffers.overlaps import Overlaps, folded, guarded, overlooked
 from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
@@ -34,6 +35,7 @@ from .engine import artifact
 from .engine.compositions import engine_for
 from .engine.protocol import Runner
 from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
+from .lowering import registry
 from .lowering.forms import check_forced
 from .observe import coverage, dump, metrics
 from .runtime import capture_lock, devices, guards, machine
@@ -111,9 +113,11 @@ def _compile(
             metrics.add("kept_graphs")
             overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
             run = kept.around(runner)
-            return guarded(run, functools.partial(_by_torch, module, options), overlaps) if overlaps.may_change else run
+            return guarded(run, functools.partial(_by_torch, module, options, _OVERLAP), overlaps) if overlaps.may_change else run
+        registry.fill()  # now, and not within what AOTAutograd has set
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
+        @unwatched()
         def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Runner:
             static = _static_inputs() if phase != "backward" else ()
             if options.freeze and phase != "inference":
@@ -130,7 +134,7 @@ def _compile(
             program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
             written, parameters = _written(metadata, example_inputs)
             if written and (overlapping | folded(example_inputs)) & written:
-                raise _Overlap
+                raise LostWrite(_OVERLAP)
             if phase != "backward":
                 overlaps = Overlaps(example_inputs, written, parameters, Sizes(aten_graph.graph.find_nodes(op="placeholder")).is_static)
                 if overlaps.may_change:
@@ -144,14 +148,15 @@ def _compile(
         return compile_graph
 
     def capture(**settings: Any) -> Callable[..., Any]:
-        return aot_autograd(
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            partition_fn=functools.partial(partition, platform=platform, exact_rng=options.exact_rng),
-            decompositions=decompositions(platform),
-            **settings,
-        )(module, example_inputs)
+        with LostWrites():
+            return aot_autograd(
+                fw_compiler=compiler("forward"),
+                bw_compiler=compiler("backward"),
+                inference_compiler=compiler("inference"),
+                partition_fn=functools.partial(partition, platform=platform, exact_rng=options.exact_rng),
+                decompositions=decompositions(platform),
+                **settings,
+            )(module, example_inputs)
 
     try:
         with capture_lock.capturing(), metrics.timed("capture"):
@@ -163,12 +168,11 @@ def _compile(
         if pickled:  # such a function has TorchDynamo's guards and this alone around it: an artifact looks at its inputs itself
             return getattr(compiled, "_torchdynamo_orig_callable", compiled)
         (compiled,) = unwrapped or [getattr(compiled, "_torchdynamo_orig_callable", compiled)]
-        return guarded(compiled, functools.partial(_by_torch, module, options), writing[-1]) if writing else compiled
-    except _Overlap:
+        return guarded(compiled, functools.partial(_by_torch, module, options, _OVERLAP), writing[-1]) if writing else compiled
+    except LostWrite as lost:
         if pickled:
-            what = "it writes to an input that shares memory with another one or within itself"
-            raise UnsupportedTensor(f"a graph cannot be compiled ahead: {what}", hint="clone what is written to") from None
-        return functools.partial(_by_torch, module, options)
+            raise UnsupportedTensor(f"a graph cannot be compiled ahead: {lost.what}", hint="clone what is written to") from None
+        return functools.partial(_by_torch, module, options, lost.what)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise
@@ -207,17 +211,16 @@ def _check_may_be_pickled(module: GraphModule, options: Options, retrace: bool) 
     module.dynaxla_facts = repr((options.facts, machine.versions(), machine.sources(), machine.processor_facts()))
 
 
-def _by_torch(module: GraphModule, options: Options, *args: Any) -> Any:
-    """TorchDynamo's graph, run by torch. Raises: UnsupportedTensor with options.fallback "error"."""
-    what = "it writes to an input that shares memory with another one or within itself, and AOTAutograd did not see that"
+# Why torch runs a graph whose inputs overlap.
+_OVERLAP = "it writes to an input that shares memory with another one or within itself, and AOTAutograd did not see that"
+
+
+def _by_torch(module: GraphModule, options: Options, what: str, *args: Any) -> Any:
+    """TorchDynamo's graph, run by torch. what: why. Raises: UnsupportedTensor with options.fallback "error"."""
     if options.fallback == "error":
         raise UnsupportedTensor(f"a graph would be run by torch: {what}", hint="clone what is written to, or allow the fallback")
     coverage.fell_back("a graph", what, "")
     return module(*args)
-
-
-class _Overlap(Exception):
-    """AOTAutograd has overlooked that an input which is written to shares memory with another one, or within itself."""
 
 
 def _written(metadata: Any, inputs: Sequence[Any]) -> tuple[set[int], set[int]]:

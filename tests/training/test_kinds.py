@@ -47,6 +47,15 @@ def test_what_an_op_writes_to() -> None:
         assert all(one is other for one, other in zip(found, wanted, strict=True)), op
 
 
+def test_running_statistics_are_written_to() -> None:
+    mean, variance = torch.zeros(3), torch.ones(3)
+    for op in (aten.native_batch_norm.default, aten.cudnn_batch_norm.default):
+        for training in (True, False):
+            found = written_by(op, (X, None, None, mean, variance, training, 0.1, 1e-5), {})
+            assert [id(tensor) for tensor in found] == ([id(mean), id(variance)] if training else [])
+    assert written_by(aten.native_batch_norm.default, (X, None, None, None, None, True, 0.1, 1e-5), {}) == []
+
+
 def test_dropping_in_attention() -> None:
     op = aten.scaled_dot_product_attention.default
     assert not drops(op, (X, X, X), {})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+import dynaxla
 from dynaxla.errors import CaptureError
 from dynaxla.training.recorder import Recorder
 from dynaxla.training.recordings import Computed, Known, Output, Recording, build, known_of, outputs_of
@@ -101,3 +103,23 @@ def test_which_recordings_are_one_program(index: int) -> None:
 
 def test_results_in_another_order_are_another_program() -> None:
     assert not recorded(lambda: [X * 2, X * 3]).is_like(recorded(lambda: [X * 2, X * 3][::-1]), {})
+
+
+def test_a_batch_around_the_step_changes_running_statistics_once() -> None:
+    """What is made beforehand is made without the ops that write to statistics, which their schemas do not say."""
+    theirs = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+    mine, batch = copy.deepcopy(theirs), torch.randn(5, 3)
+    found = []
+    for model in (mine, theirs):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+        def step(model: torch.nn.Module = model, optimizer: torch.optim.Optimizer = optimizer) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = (model(batch) ** 3).mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        take = dynaxla.compile_step(step, fullgraph=True) if model is mine else step
+        found.append([[take(), *(tensor.clone() for tensor in model.state_dict().values())] for _ in range(3)])
+    torch.testing.assert_close(*found)

@@ -37,6 +37,12 @@ class Kind(Enum):
     RECORD = 4
 
 
+# They write to the running statistics of a batch norm in training, which their schemas do not say.
+_WRITE_STATISTICS = {
+    aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default, aten.batch_norm_update_stats.default,
+    aten.batch_norm_gather_stats.default, aten.batch_norm_gather_stats_with_counts.default,
+}  # fmt: skip
+
 _kinds: dict[Any, Kind] = {}
 
 
@@ -87,13 +93,22 @@ def functional_of(op: Any) -> Any:
 
 def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors that an op writes to."""
+    return [tensor for value in written_arguments(op, args, kwargs).values() for tensor in tensors_in(value)]
+
+
+def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments that an op writes to, by name, whatever stands for tensors in them."""
+    arguments = op._schema.arguments
+    if op in _WRITE_STATISTICS:
+        given = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+        return {name: given.get(name) for name in ("running_mean", "running_var")} if given.get("training", True) else {}
     if not op._schema.is_mutable:
-        return []
-    found: list[torch.Tensor] = []
-    for position, argument in enumerate(op._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_in(args[position] if position < len(args) else kwargs.get(argument.name))
-    return found
+        return {}
+    return {
+        argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
 
 
 def tensors_in(values: Any) -> Iterator[torch.Tensor]:

@@ -263,8 +263,7 @@ class Session(TorchDispatchMode):
         self._node = child
         self._version += len(child.free)
         self._numbers += [numbers[position] for position in sorted(child.free)]
-        if op._schema.is_mutable:
-            self._written.update(self._slots[private.storage_id(tensor)] for tensor in written_by(op, args, kwargs))
+        self._written.update(self._slots[private.storage_id(tensor)] for tensor in written_by(op, args, kwargs))
         return self._results(child.result, tensors)
 
     def _check_overlap(

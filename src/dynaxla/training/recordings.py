@@ -205,9 +205,9 @@ class Recording:
 def _is_pure(node: Node) -> bool:
     """Whether a node gives the same each time, and does nothing else."""
     op = node.target
-    if not isinstance(op, torch._ops.OpOverload):
-        return not written(node)
-    return not op._schema.is_mutable and torch.Tag.nondeterministic_seeded not in op.tags
+    if written(node):
+        return False
+    return not isinstance(op, torch._ops.OpOverload) or not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from torch.fx.node import map_arg
 
 from ..runtime import devices
 from .fused_steps import Fused
+from .kinds import written_arguments
 from .scalars import is_number
 from .surroundings import storage_of
 
@@ -93,13 +94,12 @@ class Update:
 def written(node: Node) -> list[Node]:
     """The nodes whose memory a node writes to."""
     op = _op(node)
-    if not isinstance(op, torch._ops.OpOverload) or not op._schema.is_mutable:
+    if not isinstance(op, torch._ops.OpOverload):
         return []
     found = []
-    for position, argument in enumerate(op._schema.arguments):
-        value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-        untouched = isinstance(node.target, Fused) and argument.name == "grads" and node.kwargs.get("grad_scale") is None
-        if argument.alias_info is not None and argument.alias_info.is_write and not untouched:
+    for name, value in written_arguments(op, node.args, node.kwargs).items():
+        untouched = isinstance(node.target, Fused) and name == "grads" and node.kwargs.get("grad_scale") is None
+        if not untouched:
             found += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(item, Node)]
     return found
 

@@ -1,0 +1,169 @@
+"""Finds programs whose writes to views AOTAutograd would get wrong, and raises before there is a graph of them.
+
+AOTAutograd makes of a write to a view a new value of the tensor that it is a view of, and takes each view of it again. Eager mode
+writes through views that do not survive this, in torch's own compiled graphs either:
+
+- `unfold` with gaps between its windows: what lies in the gaps would become zero.
+- Views that repeat elements (`expand`, and `as_strided` or `unfold` with windows that overlap): what is written to one element several
+  times would be added up, or one of the writes would be lost.
+- `as_strided` counts places in memory. The new value of a tensor may lie there in another order, or without the tensor's gaps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..runtime import private
+from .overlaps import shares_with_itself
+
+aten = torch.ops.aten
+
+# Why a view is what a write does not survive; None if it survives.
+Reason = Callable[[], str | None]
+
+
+class LostWrite(Exception):
+    """The graph would lose a write, or give a wrong value for it.
+
+    Attributes: what (what the program does: "it ..."; torch adds to the exception's own text on its way).
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
+
+
+class LostWrites(TorchDispatchMode):
+    """Looks at ops on their way to functionalization. Raises: LostWrite, out of the trace."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Tensors by id, which are kept so that no id is used again: views that may be such, and what `as_strided` was taken of.
+        self._views: dict[int, tuple[torch.Tensor, tuple[Reason, ...]]] = {}
+        self._strided: dict[int, FunctionalTensor] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """TorchDynamo compiles under this mode as without it."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if any(kind not in (FunctionalTensor, FakeTensor) for kind in types):
+            return NotImplemented  # what a subclass makes of it comes here, too
+        if not isinstance(func, OpOverload):
+            return func(*args, **kwargs)
+        if _is_composite(func):  # in inference mode
+            with self:
+                return func.decompose(*args, **kwargs)
+        written = _written(func)
+        if written and self._views:
+            for tensor in pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in written]):
+                self._check(func, tensor)
+        result = func(*args, **kwargs)
+        if _is_view(func) and isinstance(args[0], FunctionalTensor):
+            self._follow(func, args, result)
+        if written:
+            for tensor in self._strided.values():
+                _check_place(tensor)
+        return result
+
+    def _check(self, func: OpOverload, tensor: Any) -> None:
+        """Raises: LostWrite if a tensor that is written is such a view."""
+        for reason in self._views[id(tensor)][1] if id(tensor) in self._views else ():
+            if text := reason():
+                raise LostWrite(f"it writes with {func} to a view that {text}")
+
+    def _follow(self, func: OpOverload, args: Sequence[Any], result: Any) -> None:
+        """Note of a view what it was made by."""
+        source = args[0]
+        reasons = self._views[id(source)][1] if id(source) in self._views else ()
+        if func is aten.as_strided.default:
+            self._strided[id(source)] = source
+            _check_place(source)
+        if func in _REASONS:
+            reasons = (*reasons, functools.partial(_REASONS[func], source, result, *args[1:]))
+        if reasons:
+            for view in pytree.tree_leaves(result):
+                self._views[id(view)] = view, reasons
+
+
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """Inside, ops are none of the program's, but a compiler's own."""
+    if isinstance(private.innermost_mode(), LostWrites):
+        with private.without_innermost_mode():
+            yield
+    else:
+        yield
+
+
+@functools.cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether an op is made of others, for lack of a kernel, and does more than to ask for a tensor's facts."""
+    return func not in FunctionalTensor.metadata_fns and private.is_composite(func)
+
+
+@functools.cache
+def _written(func: OpOverload) -> tuple[tuple[int, str], ...]:
+    """The places and names of arguments that an op writes to."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((place, item.name) for place, item in arguments if item.alias_info is not None and item.alias_info.is_write)
+
+
+@functools.cache
+def _is_view(func: OpOverload) -> bool:
+    return any(item.alias_info is not None and not item.alias_info.is_write for item in func._schema.returns)
+
+
+def _check_place(tensor: FunctionalTensor) -> None:
+    """Raises: LostWrite if the value of a tensor, of which `as_strided` was taken, does not lie in memory as eager mode's does."""
+    with disable_functional_mode():
+        value = private.functional_value(tensor)
+    steps = [(size, *pair) for size, *pair in zip(tensor.shape, value.stride(), tensor.stride(), strict=True)]
+    same = all(statically_known_true(size == 1) or statically_known_true(mine == theirs) for size, mine, theirs in steps)
+    if not same or not statically_known_true(value.storage_offset() == tensor.storage_offset()):
+        raise LostWrite("it takes aten.as_strided of a tensor that is written to and that lies in memory in an order of its own")
+
+
+def _of_windows(source: torch.Tensor, view: torch.Tensor, dim: int, size: int, step: int) -> str | None:
+    """Windows that are not the pieces of the whole, one after the other. torch refuses a single one that would overlap a next one."""
+    length, count = (source.shape[dim], view.shape[dim]) if source.dim() else (1, 1)
+    if guard_or_false(size * count == length) and guard_or_false(size <= step):
+        return None
+    return f"aten.unfold made, of windows of {size} every {step} places"
+
+
+def _of_growth(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
+    """A dimension that gets longer."""
+    before = (*[1] * (view.dim() - source.dim()), *source.shape)
+    if all(guard_or_false(old == new) for old, new in zip(before, view.shape, strict=True)):
+        return None
+    return f"aten.expand made, {tuple(view.shape)} of {tuple(source.shape)}"
+
+
+def _of_places(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
+    """Elements that share a place."""
+    if not free_unbacked_symbols((*view.shape, *view.stride())) and not shares_with_itself(view):
+        return None
+    return f"aten.as_strided made, in which elements share memory: {tuple(view.shape)}, strides {view.stride()}"
+
+
+_REASONS: dict[OpOverload, Callable[..., str | None]] = {
+    aten.as_strided.default: _of_places,
+    aten.expand.default: _of_growth,
+    aten.unfold.default: _of_windows,
+}

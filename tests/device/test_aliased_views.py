@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from aliased_views import Program, generate
-from newer import not_in_oldest
-from scripts import run_script
+from on_device import NEEDS_DEVICE, run_checks
 
 
-@not_in_oldest("storages that can be made without memory")
+@NEEDS_DEVICE
 def test_programs_agree_with_the_cpu() -> None:
     """A sample; `python -m aliased_views 2000 0` runs more."""
-    run_script("import device_cases; device_cases.run('aliases')")
+    run_checks("aliases")
 
 
 def test_a_seed_makes_one_program() -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from newer import not_in_oldest
-from scripts import run_script
+from on_device import NEEDS_DEVICE, run_checks
 
-pytestmark = not_in_oldest("storages that can be made without memory")
+pytestmark = NEEDS_DEVICE
 
 
 def test_training_scripts() -> None:
-    run_script("import device_cases; device_cases.run('trainers')")
+    run_checks("trainers")
 
 
 def test_what_is_refused() -> None:
-    run_script("import device_cases; device_cases.run('refused')")
+    run_checks("refused")

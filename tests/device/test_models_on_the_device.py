@@ -5,23 +5,23 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from newer import not_in_oldest
+from on_device import NEEDS_DEVICE, run_checks
 from scripts import run_script
 
-pytestmark = not_in_oldest("storages that can be made without memory")
+pytestmark = NEEDS_DEVICE
 
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers, of the extra `bench`")
 def test_models() -> None:
-    run_script("import device_cases; device_cases.run('models')")
+    run_checks("models")
 
 
 def test_training_scripts() -> None:
-    run_script("import device_cases; device_cases.run('training')")
+    run_checks("training")
 
 
 def test_eight_devices() -> None:
-    run_script("import device_cases; device_cases.run('eight')", XLA_FLAGS="--xla_force_host_platform_device_count=8", own=True)
+    run_checks("eight", XLA_FLAGS="--xla_force_host_platform_device_count=8", own=True)
 
 
 @pytest.mark.slow

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from newer import not_in_oldest
-from scripts import run_script
+from on_device import NEEDS_DEVICE, run_checks
 
-pytestmark = not_in_oldest("storages that can be made without memory")
+pytestmark = NEEDS_DEVICE
 
 
 def test_together() -> None:
-    run_script("import device_cases; device_cases.run('together')")
+    run_checks("together")

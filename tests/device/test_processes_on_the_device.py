@@ -4,37 +4,52 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from newer import not_in_oldest
+import pytest
+from exits import BEGINNING, ENDS
+from on_device import NEEDS_DEVICE, run_checks
 from scripts import completed, run_script
 
-pytestmark = not_in_oldest("storages that can be made without memory")
+pytestmark = NEEDS_DEVICE
 
 
 def test_threads_children_and_interruptions() -> None:
-    run_script("import device_cases; device_cases.run('sharing')")
+    run_checks("sharing")
 
 
-def test_exits() -> None:
-    """With tensors in globals and in cycles, and work under way: silently, and with the script's own status."""
-    for end, status in (("", 0), ("sys.exit(3)", 3), ("raise ValueError('mine')", 1)):
-        done = completed(
-            f"""
-import sys, torch, dynaxla
-dynaxla.enable_device()
-large = torch.randn(600, 600).to("jax")
-kept = torch.nn.Linear(4, 4).to("jax")
-loss = kept(torch.ones(2, 4, device="jax")).sum()
-loss.backward(retain_graph=True)
-cycle = [large]
-cycle.append(cycle)
-for _ in range(20):
-    large = large @ large * 1e-2
-{end}
+def test_loops_do_not_grow_memory() -> None:
+    """`python -m device_cases.growth 100000` runs longer ones."""
+    run_checks("growth")
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_exits(name: str) -> None:
+    """With the program's own status, and without a crash; silently, where nothing of its own goes wrong."""
+    end, status, error, printed = ENDS[name]
+    done = completed(BEGINNING + end)
+    assert done.returncode == status, done.stderr[-2000:]
+    assert done.stderr.strip().rpartition("\n")[2] == error, done.stderr[-2000:]
+    assert done.stdout.strip() == printed
+
+
+def test_a_finalizer_at_the_exit() -> None:
+    """What it does with a tensor is done, or refused by an exception that Python prints and ignores: the process ends as it would."""
+    done = completed(
+        BEGINNING
+        + """
+class Last:
+    def __init__(self):
+        self.x = x * 2
+
+    def __del__(self):
+        print("looks", flush=True)
+        self.x.add_(1).tolist()
+
+last = Last()
+sys.exit(3)
 """,
-            own=True,
-        )
-        assert done.returncode == status, done.stderr[-2000:]
-        assert done.stderr.strip().rpartition("\n")[2] == ("ValueError: mine" if status == 1 else ""), done.stderr[-2000:]
+        own=True,  # the fork server's children keep their globals to the end
+    )
+    assert (done.returncode, done.stdout) == (3, "looks\n"), done.stderr[-2000:]
 
 
 def test_what_others_did_before_and_do_after() -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from newer import not_in_oldest
+from on_device import NEEDS_DEVICE, SAMPLE, run_checks
 from scripts import run_script
 
-pytestmark = not_in_oldest("storages that can be made without memory")
+pytestmark = NEEDS_DEVICE
 
 
 def test_recordings() -> None:
-    run_script("import device_cases; device_cases.run('recordings')")
+    run_checks("recordings")
 
 
 def test_storages() -> None:
     """All that reaches for a storage finds what is recorded."""
-    run_script("import dynaxla; dynaxla.set_mode('lazy'); import device_cases; device_cases.run('storages')")
+    run_checks("storages", before="import dynaxla; dynaxla.set_mode('lazy')")
 
 
 _FORK = """
@@ -41,9 +41,9 @@ def test_a_child_refuses_what_is_recorded() -> None:
 
 @pytest.mark.slow
 def test_ten_models() -> None:
-    run_script("import device_cases; device_cases.run('recorded_models')")
+    run_checks("recorded_models")
 
 
 def test_sample_of_the_databases() -> None:
     """`make conformance-device ARGS=--device=lazy` runs all of them."""
-    run_script("from conformance import device_suite; found = device_suite.failures_of_a_sample(40, 2, 7, 'lazy'); assert not found, found")
+    run_script(SAMPLE, ["lazy"])

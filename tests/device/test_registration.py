@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from newer import not_in_oldest
+from on_device import NEEDS_DEVICE, run_checks
 from scripts import completed, run_script
 
 import dynaxla
-
-_HOLLOW = not_in_oldest("storages that can be made without memory")
 
 
 def test_nothing_is_registered_unless_asked() -> None:
@@ -19,12 +17,12 @@ def test_nothing_is_registered_unless_asked() -> None:
     assert "enable_device" in dir(dynaxla)
 
 
-@_HOLLOW
+@NEEDS_DEVICE
 def test_storages() -> None:
-    run_script("import device_cases; device_cases.run('storages')")
+    run_checks("storages")
 
 
-@_HOLLOW
+@NEEDS_DEVICE
 def test_files_where_there_is_no_device(tmp_path: Path) -> None:
     """In a process that has not enabled it, torch says which device is missing; map_location leads to another one."""
     path = tmp_path / "file.pt"
@@ -35,12 +33,10 @@ def test_files_where_there_is_no_device(tmp_path: Path) -> None:
     run_script(f"import torch; assert torch.load({str(path)!r}, map_location='cpu').tolist() == [0, 1, 2]")
 
 
-@_HOLLOW
+@NEEDS_DEVICE
 def test_several_devices() -> None:
     backward = "import torch; x = torch.ones(1, requires_grad=True); (x * x).backward()"
-    run_script(
-        f"{backward}; import device_cases; device_cases.run('several')", XLA_FLAGS="--xla_force_host_platform_device_count=4", own=True
-    )
+    run_checks("several", backward, XLA_FLAGS="--xla_force_host_platform_device_count=4", own=True)
 
 
 def test_another_librarys_device() -> None:

@@ -11,17 +11,26 @@ import warnings
 
 import quick
 import torch
+from speed import skip_guard_profile
 
 import dynaxla
 from dynaxla.device import one_op
+from dynaxla.engine import xla
+
+
+def compile_quickly() -> None:
+    """From now on, ops, what is recorded, and graphs: the subject here is what XLA is given, and what becomes of its results."""
+    options_for, quickly = one_op.options_for, quick.options()
+    for module in (one_op, xla):
+        module.options_for = lambda *problem: {**options_for(*problem), **quickly}
+    skip_guard_profile()
 
 
 def run(name: str) -> None:
     """Run all of a module's checks on a fresh device. Exits with 1 if one fails, and names it."""
     faulthandler.enable()
     dynaxla.enable_device()
-    options_for, quickly = one_op.options_for, quick.options()
-    one_op.options_for = lambda *problem: {**options_for(*problem), **quickly}
+    compile_quickly()
     module = importlib.import_module(f"device_cases.{name}")
     failed = 0
     for title, check in sorted(vars(module).items()):

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import pytest
 import torch
 from compare import assert_equal
@@ -16,24 +15,14 @@ from torch.utils import _pytree as pytree
 
 import dynaxla
 from dynaxla.bench import suites
-from dynaxla.device import storages
 from dynaxla.engine import xla
 from dynaxla.observe import metrics
+
+from .running import array_of, compile_anew
 
 
 def _to(device: str, value: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.clone().to(device), value)
-
-
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    torch._dynamo.reset()
-    return torch.compile(function, backend="dynaxla", options=options)
-
-
-def _array(tensor: torch.Tensor) -> jax.Array:
-    array = storages.array_of(tensor.untyped_storage())
-    assert array is not None
-    return array
 
 
 def _agrees(function: Callable[..., Any], *args: Any, backend: str = "dynaxla", dynamic: bool | None = None, **options: Any) -> None:
@@ -60,13 +49,13 @@ def check_results() -> None:
     _agrees(lambda x, s: (x * s, torch.tensor(3.0), x.sum().cpu(), x.shape[0]), x, 2.5)
     _agrees(lambda x: x[x > 0] * 2, x)
     _agrees(lambda x: torch.view_as_complex(x.view(-1, 2)).conj() * 2, x)
-    scaled = _compiled(lambda x, s: x * s)
+    scaled = compile_anew(lambda x, s: x * s)
     assert_equal(scaled(x.to("jax"), torch.tensor(3.0)).cpu(), x * 3)
 
 
 def check_sizes() -> None:
     for sizes in ("exact", "buckets"):
-        compiled = _compiled(lambda x: torch.softmax(x, 0).sum(1), sizes=sizes)
+        compiled = compile_anew(lambda x: torch.softmax(x, 0).sum(1), sizes=sizes)
         for count in (3, 5, 9, 12):
             x = torch.randn(count, 6)
             assert_equal(compiled(x.to("jax")).cpu(), torch.softmax(x, 0).sum(1))
@@ -76,9 +65,9 @@ def check_refusals() -> None:
     x = torch.randn(3).to("jax")
     for options in ({"freeze": True}, {"compile": "background"}):
         with pytest.raises(dynaxla.OptionError, match=next(iter(options))):
-            _compiled(lambda x: x + 1, **options)(x)
+            compile_anew(lambda x: x + 1, **options)(x)
     with pytest.raises(RuntimeError, match="same device"):
-        _compiled(lambda x, y: torch.cat([x, y]))(x, torch.randn(3))
+        compile_anew(lambda x, y: torch.cat([x, y]))(x, torch.randn(3))
 
 
 def check_views_are_read_where_they_lie() -> None:
@@ -86,7 +75,7 @@ def check_views_are_read_where_they_lie() -> None:
         return a * 2 + b
 
     big = torch.randn(10, 12)
-    there, compiled = big.to("jax"), _compiled(function)
+    there, compiled = big.to("jax"), compile_anew(function)
     metrics.reset()
     pairs: list[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = [
         lambda t: (t[::2, :6], t[1::2, 6:]),
@@ -98,7 +87,7 @@ def check_views_are_read_where_they_lie() -> None:
     for pair in pairs:
         assert_equal(compiled(*pair(there)).cpu(), function(*pair(big)))
     assert not _count("input_copies")
-    compiled = _compiled(lambda x: x.sum(1))
+    compiled = compile_anew(lambda x: x.sum(1))
     batches = [there[index : index + 2] for index in (0, 4, 8)]
     compiled(batches[0])
     before = _count("trace")
@@ -109,7 +98,7 @@ def check_views_are_read_where_they_lie() -> None:
 
 def check_storages_written_through_other_views() -> None:
     x = torch.zeros(3, 4, device="jax")
-    compiled = _compiled(lambda x: x + 1)
+    compiled = compile_anew(lambda x: x + 1)
     compiled(x)
     x.view(-1).copy_(torch.arange(12.0))
     x.view(torch.int32)[0, 0] = 0
@@ -147,7 +136,7 @@ def check_writes() -> None:
         for function in (swap, both, take):
             _agrees(function, torch.randn(3), torch.randn(3), backend=backend)
     x = torch.zeros(3).to("jax")
-    compiled = _compiled(add)
+    compiled = compile_anew(add)
     for count in range(3):
         assert x._version == count
         compiled(x)
@@ -160,7 +149,7 @@ def check_writes_to_views_of_one_storage() -> None:
         return a.sum() + b.sum()
 
     flat = torch.randn(10)
-    there, compiled = flat.to("jax"), _compiled(function)
+    there, compiled = flat.to("jax"), compile_anew(function)
     pairs: list[Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = [
         lambda t: (t[:4], t[4:]),
         lambda t: (t[6:], t[:6]),
@@ -182,7 +171,7 @@ def check_aliases() -> None:
         return a, a[1:], a.view(-1), b.t(), c, c[0]
 
     host = torch.randn(4, 6), torch.randn(3, 2)
-    there, compiled = _to("jax", host), _compiled(function)
+    there, compiled = _to("jax", host), compile_anew(function)
     wanted, got = function(*host), compiled(*there)
     for outputs, inputs in ((wanted, host), (got, there)):
         outputs[1].zero_()
@@ -199,15 +188,15 @@ def check_what_is_written_is_donated_unless_others_refer_to_it() -> None:
         return x * 2
 
     x = torch.zeros(100, 100).to("jax")
-    compiled = _compiled(function)
+    compiled = compile_anew(function)
     compiled(x)  # the first array is NumPy's memory
-    place = _array(x).unsafe_buffer_pointer()
+    place = array_of(x).unsafe_buffer_pointer()
     metrics.reset()
     for _ in range(3):
         compiled(x)
-        assert _array(x).unsafe_buffer_pointer() == place
+        assert array_of(x).unsafe_buffer_pointer() == place
     assert not _count("undonated")
-    held = _array(x)
+    held = array_of(x)
     compiled(x)
     assert not held.is_deleted()
     assert float(held[0, 0]) == 4
@@ -217,8 +206,8 @@ def check_what_is_written_is_donated_unless_others_refer_to_it() -> None:
     compiled(x)
     assert _count("undonated") == 2
     assert (x[0, 0].item(), [value[0, 0].item() for value in (other, again, saved)]) == (6, [5, 5, 5])
-    kept = _compiled(function, donate=False)
-    held = _array(x)
+    kept = compile_anew(function, donate=False)
+    held = array_of(x)
     kept(x)
     assert not held.is_deleted()
     assert x[0, 0].item() == 7
@@ -241,7 +230,7 @@ def check_failures() -> None:
     for donate in (True, False):
         fails[0] = False
         x, y = torch.ones(300, 300).to("jax"), torch.ones(300, 300).to("jax")
-        compiled = _compiled(function, donate=donate)
+        compiled = compile_anew(function, donate=donate)
         compiled(x, y)
         fails[0] = True
         version = x._version
@@ -261,7 +250,7 @@ def check_checks_precede_writes() -> None:
         count.add_(1)
         return torch.nn.functional.embedding(index, table)
 
-    compiled = _compiled(function)
+    compiled = compile_anew(function)
     table, count = torch.randn(5, 3).to("jax"), torch.zeros(2).to("jax")
     compiled(table, count, torch.tensor([4]).to("jax"))
     with pytest.raises(IndexError, match="out of range"):
@@ -279,16 +268,16 @@ def check_a_row_of_a_cache_is_written_in_place() -> None:
         x.add_(1)
         return torch.nn.functional.embedding((x @ x).sum().long() + index, x)
 
-    compiled, cache = _compiled(function), torch.zeros(2, 100, 8).to("jax")
+    compiled, cache = compile_anew(function), torch.zeros(2, 100, 8).to("jax")
     value = torch.ones(2, 1, 8).to("jax")
     compiled(cache, value, torch.tensor([1]).to("jax"))
-    place = _array(cache).unsafe_buffer_pointer()
+    place = array_of(cache).unsafe_buffer_pointer()
     assert compiled(cache, value, torch.tensor([7]).to("jax")).item() == 16
     with pytest.raises(IndexError):
         compiled(cache, value, torch.tensor([100]).to("jax"))
-    assert _array(cache).unsafe_buffer_pointer() == place
+    assert array_of(cache).unsafe_buffer_pointer() == place
     assert cache.sum().item() == 32
-    compiled, x = _compiled(last), torch.full((2, 2), -1.0).to("jax")
+    compiled, x = compile_anew(last), torch.full((2, 2), -1.0).to("jax")
     compiled(x, torch.tensor([1]).to("jax"))
     with pytest.raises(IndexError):
         compiled(x, torch.tensor([1]).to("jax"))
@@ -296,7 +285,7 @@ def check_a_row_of_a_cache_is_written_in_place() -> None:
 
 
 def check_random_numbers() -> None:
-    compiled = _compiled(lambda x: torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x))
+    compiled = compile_anew(lambda x: torch.nn.functional.dropout(x, 0.5) + torch.rand_like(x))
     x = torch.ones(64).to("jax")
 
     def draw() -> list[list[float]]:
@@ -317,7 +306,7 @@ def _model() -> torch.nn.Module:
 def check_training() -> None:
     host = _model()
     there = copy.deepcopy(host).to("jax")
-    compiled = _compiled(there)
+    compiled = compile_anew(there)
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (host, there)]
     for _ in range(3):
         x = torch.randn(4, 3, 8, 8)
@@ -345,7 +334,7 @@ def check_models() -> None:
         ]
         for host, x in models:
             there = copy.deepcopy(host).to("jax")
-            compiled, results = _compiled(there, fallback="error"), []
+            compiled, results = compile_anew(there, fallback="error"), []
             for model, given in ((host, x), (compiled, x.to("jax"))):
                 result = pytree.tree_leaves(model(given))[0]
                 result.square().sum().backward()
@@ -367,7 +356,7 @@ def check_saved_tensors_that_are_written_to() -> None:
         state.add_(x.detach())
         return (x * state.clone()).sum()
 
-    compiled = _compiled(function)
+    compiled = compile_anew(function)
     losses = [compiled(there, state) for _ in range(2)]
     losses[0].backward()
     losses[1].backward()
@@ -467,7 +456,7 @@ def check_other_threads_wait_for_what_is_written() -> None:
         return (x @ x @ x).sum()
 
     x = torch.zeros(400, 400).to("jax")
-    compiled = _compiled(function)
+    compiled = compile_anew(function)
     compiled(x)
     failed: list[BaseException] = []
     is_over = threading.Event()
@@ -497,6 +486,6 @@ def check_python_behind_a_break_of_a_graph() -> None:
         torch._dynamo.graph_break()
         return x[x > 0] * 2
 
-    compiled = _compiled(function)
+    compiled = compile_anew(function)
     x = torch.randn(5, 6)
     assert_equal(compiled(x.to("jax")).cpu(), function(x))

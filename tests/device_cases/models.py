@@ -12,6 +12,7 @@ import torch
 import zoo
 from torch import nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
 from dynaxla.bench.agreement import compare, in_float64, moved
@@ -27,22 +28,38 @@ def _there(values: Any, device: str = "jax") -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), values)
 
 
-def _close(name: str, mine: torch.Tensor | None, theirs: torch.Tensor | None, scale: float = 0.0) -> None:
+class _Narrow(TorchDispatchMode):
+    """Sees whether ops inside give float32. Attributes: found."""
+
+    found = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.found |= any(tensor.dtype == torch.float32 for tensor in _tensors(result))
+        return result
+
+
+def _close(name: str, mine: torch.Tensor | None, theirs: torch.Tensor | None, tolerance: float, scale: float = 0.0) -> None:
+    """tolerance: of the largest number of theirs, or of the scale if that is larger."""
     if theirs is None:
         assert mine is None, name
         return
     assert mine is not None, name
     assert (mine.device.type, mine.dtype, mine.shape) == ("jax", theirs.dtype, theirs.shape), name
     mine, theirs = mine.detach().cpu(), theirs.detach()
-    if theirs.is_floating_point():  # parts are computed in float32, whatever the model's dtype
+    if theirs.is_floating_point():
         scale = max(scale, float(theirs.abs().max()) if theirs.numel() else 0.0, 1e-12)
-        assert bool(((mine - theirs).abs() <= 1e-3 * scale).all()), (name, float((mine - theirs).abs().max()), scale)
+        assert bool(((mine - theirs).abs() <= tolerance * scale).all()), (name, float((mine - theirs).abs().max()), scale, tolerance)
     else:
         assert torch.equal(mine, theirs), name
 
 
 def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] | None = None, *, trains: bool = False) -> None:
-    """Results, then gradients, running statistics and what is left in the buffers. trains: in training mode."""
+    """Results, then gradients, running statistics and what is left in the buffers. trains: in training mode.
+
+    Where all is computed in float64, only the order of sums differs. Norms, rotations and routers of many of transformers' models compute
+    in float32 whatever the model's dtype, and XLA's and torch's float32 round in ways of their own.
+    """
     keywords = keywords or {}
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -51,22 +68,32 @@ def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] |
             module.drop_rate = 0.0
     mine = copy.deepcopy(model).to("jax")
     assert {parameter.device.type for parameter in mine.parameters()} == {"jax"}
+    with torch.no_grad(), _Narrow() as narrow:
+        expected = _tensors(model(*inputs, **keywords))
+    tolerance = 1e-5 if narrow.found else 1e-8
     with torch.no_grad():
-        results = _tensors(mine(*_there(inputs), **_there(keywords))), _tensors(model(*inputs, **keywords))
+        results = _tensors(mine(*_there(inputs), **_there(keywords))), expected
     assert len(results[0]) == len(results[1]) > 0
     for index, (one, other) in enumerate(zip(*results, strict=True)):
         assert one.stride() == other.stride(), (index, one.stride(), other.stride())
-        _close(f"result {index}", one, other)
+        _close(f"result {index}", one, other, tolerance)
     for network, given, named in ((mine, _there(inputs), _there(keywords)), (model, inputs, keywords)):
         network.train(trains)
         outputs = [output for output in _tensors(network(*given, **named)) if output.is_floating_point() and output.requires_grad]
-        torch.stack([output.square().mean() for output in outputs]).sum().backward()
+        torch.stack([_loss(output) for output in outputs]).sum().backward()
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
-    scale = 1e-3 * max(float(gradient.abs().max()) for gradient in gradients)
+    # Gradients that are zero in mathematics are rounding alone.
+    scale = 1e-2 * max(float(gradient.abs().max()) for gradient in gradients)
     for (name, one), (_, other) in zip(mine.named_parameters(), model.named_parameters(), strict=True):
-        _close(f"gradient of {name}", one.grad, other.grad, scale)
+        _close(f"gradient of {name}", one.grad, other.grad, tolerance, scale)
     for (name, one), (_, other) in zip(mine.named_buffers(), model.named_buffers(), strict=True):
-        _close(name, one, other)
+        _close(name, one, other, tolerance)
+
+
+def _loss(output: torch.Tensor) -> torch.Tensor:
+    """Another weight for each element: behind a norm, the mean of squares is the same whatever went in, and its gradient nothing but
+    rounding."""
+    return (output * torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(output.device, output.dtype)).sum()
 
 
 def timm(name: str) -> None:

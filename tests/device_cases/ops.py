@@ -160,6 +160,40 @@ def check_what_xla_does_not_compute() -> None:
     assert written.tolist() == [[5, 1], [5, 1]]
 
 
+def check_histograms_of_integers() -> None:
+    """As on GPUs, and as transformers' experts count their tokens wherever a device is not the CPU, whose kernel refuses integers."""
+    x = torch.tensor([0, 3, 1, 1, 2, 7, 3, 0, 5, 4, 100], dtype=torch.int8)
+    for bins, low, high in ((4, 0, 3), (3, 0, 9), (4, 0, 0), (2, 1.9, 5.9)):
+        first, last = (int(x.min()), int(x.max())) if low == high else (int(low), int(high))
+        expected = [0] * bins
+        for value in x.tolist():
+            if first <= value <= last:
+                expected[min((value - first) * bins // (last - first), bins - 1)] += 1
+        found = torch.histc(x.to("jax"), bins, low, high)
+        assert (found.dtype, found.tolist()) == (torch.int8, expected), (bins, low, high)
+    for refused in (x, x.to("jax").bool()):
+        with pytest.raises(NotImplementedError, match="not implemented for"):
+            torch.histc(refused, 4)
+    with pytest.raises(RuntimeError, match="max must be larger than min"):
+        torch.histc(x.to("jax"), 4, 5, 2)
+
+
+def check_grouped_products() -> None:
+    """In XLA, float32 too. torch's own kernel for whatever is no GPU asks for addresses."""
+    before = metrics.snapshot().get("device_fallbacks", 0)
+    for shapes, last in (([(6, 8), (3, 5, 8)], 6), ([(3, 5, 8), (6, 8)], 6), ([(5, 8), (6, 8)], 8), ([(3, 5, 8), (3, 5, 8)], None)):
+        x, y = (torch.randn(shape) for shape in shapes)
+        ends = None if last is None else torch.tensor([1, 1, last], dtype=torch.int32)
+        for dtype in (torch.float32, torch.bfloat16):
+            found = []
+            for place in ("jax", "cpu"):
+                left, right = (tensor.to(place, dtype) for tensor in (x, y))
+                found.append(torch._grouped_mm(left, right.mT, offs=None if ends is None else ends.to(place)))
+            assert found[0].stride() == found[1].stride(), (shapes, found[0].stride(), found[1].stride())
+            torch.testing.assert_close(found[0].cpu(), found[1], **({} if dtype == torch.float32 else {"rtol": 2e-2, "atol": 1e-1}))
+    assert metrics.snapshot().get("device_fallbacks", 0) == before
+
+
 def check_ops_are_found_again() -> None:
     x = torch.ones(7, 3, device="jax")
     (x * x).sum()

@@ -10,9 +10,7 @@ import os
 import random
 import signal
 import sys
-import threading
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,27 +23,7 @@ import dynaxla
 from dynaxla.device import copies, op_by_op, registration
 from dynaxla.runtime import private
 
-
-def _at_once(*jobs: Callable[[], Any]) -> list[Any]:
-    results: dict[int, Any] = {}
-    failed: list[BaseException] = []
-    start = threading.Barrier(len(jobs))
-
-    def work(index: int, job: Callable[[], Any]) -> None:
-        try:
-            start.wait()
-            results[index] = job()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=work, args=item) for item in enumerate(jobs)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failed:
-        raise failed[0]
-    return [results[index] for index in range(len(jobs))]
+from .running import at_once, quick_switches
 
 
 def check_threads_that_train() -> None:
@@ -64,7 +42,7 @@ def check_threads_that_train() -> None:
         return [parameter.detach().cpu().flatten().tolist() for parameter in mine.parameters()]
 
     expected = train("cpu")
-    for found in _at_once(*[lambda: train("jax")] * 6):
+    for found in at_once(*[lambda: train("jax")] * 3):
         for mine, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, theirs, rtol=1e-8, atol=1e-10)
 
@@ -73,8 +51,6 @@ def check_threads_that_write_to_parts_of_one_storage() -> None:
     """No write is lost: not of ops, not of copies from the CPU, not of torch's kernels."""
     shared = torch.zeros(6, 4).to("jax")
     host = torch.ones(4)
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
 
     def by_ops(row: int) -> None:
         for _ in range(150):
@@ -84,10 +60,8 @@ def check_threads_that_write_to_parts_of_one_storage() -> None:
         for step in range(150):
             shared[row].copy_(host * (step + 1))
 
-    try:
-        _at_once(*[lambda row=row: (by_copies if row % 3 == 2 else by_ops)(row) for row in range(6)])
-    finally:
-        sys.setswitchinterval(interval)
+    with quick_switches():
+        at_once(*[lambda row=row: (by_copies if row % 3 == 2 else by_ops)(row) for row in range(6)])
     assert shared.tolist() == [[150] * 4] * 6
 
 

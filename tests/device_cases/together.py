@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import io
-import sys
 import threading
 import warnings
 from collections.abc import Callable
@@ -21,37 +21,13 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import dynaxla
-from dynaxla.device import storages
 
-from .sharing import _at_once
-
-_MODES: dict[str, Callable[[], Any]] = {"eager": contextlib.nullcontext, "lazy": dynaxla.lazy}
-
-
-def _compiled(function: Any, **options: Any) -> Any:
-    torch._dynamo.reset()
-    return torch.compile(function, backend="dynaxla", options=options)
-
-
-def _array(tensor: torch.Tensor) -> jax.Array:
-    array = storages.array_of(tensor.untyped_storage())
-    assert array is not None
-    return array
+from .running import MODES, array_of, at_once, compile_anew, quick_switches
 
 
 def _model() -> nn.Module:
     torch.manual_seed(3)
     return nn.Sequential(nn.Linear(6, 8, bias=False), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double()
-
-
-@contextlib.contextmanager
-def _quick_switches() -> Any:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(1e-5)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(interval)
 
 
 def check_no_write_is_lost_between_modes() -> None:
@@ -70,9 +46,9 @@ def check_no_write_is_lost_between_modes() -> None:
             y[2:].add_(1)
 
     for donate in (True, False):
-        compiled = _compiled(add, donate=donate)
+        compiled = compile_anew(add, donate=donate)
         compiled(x, y)
-        for mode in _MODES.values():
+        for mode in MODES.values():
             x.zero_()
             y.zero_()
 
@@ -80,8 +56,8 @@ def check_no_write_is_lost_between_modes() -> None:
                 for _ in range(60):
                     compiled(one, other)
 
-            with _quick_switches(), mode():
-                _at_once(lambda many=many: many(x, y), lambda many=many: many(y, x), eager)
+            with quick_switches(), mode():
+                at_once(lambda many=many: many(x, y), lambda many=many: many(y, x), eager)
             assert x.tolist() == [180] * 8
             assert y.tolist() == [120] * 2 + [180] * 6
 
@@ -92,7 +68,7 @@ def check_compiled_calls_among_recorded_ops() -> None:
 
     def train(place: str, compile_it: bool, mode: Callable[[], Any]) -> list[torch.Tensor]:
         model = _model().to(place)
-        forward = _compiled(model) if compile_it else model
+        forward = compile_anew(model) if compile_it else model
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         found = []
         for x, y in zip(data.to(place), target.to(place), strict=True):
@@ -107,7 +83,7 @@ def check_compiled_calls_among_recorded_ops() -> None:
         return [tensor.detach().cpu() for tensor in [*found, *model.state_dict().values()]]
 
     expected = train("cpu", False, contextlib.nullcontext)
-    for mode in _MODES.values():
+    for mode in MODES.values():
         assert_equal(train("jax", True, mode), expected)
 
 
@@ -120,7 +96,7 @@ def check_breaks_of_graphs_in_lazy_mode() -> None:
             y = y + state
         return y[y > 0]
 
-    compiled = _compiled(function)
+    compiled = compile_anew(function)
     for value in (1.0, -1.0, 1.0):
         x, state = torch.full((3,), value), torch.zeros(3)
         there, kept = x.to("jax"), state.to("jax")
@@ -157,7 +133,7 @@ def check_steps_in_lazy_mode() -> None:
         return [tensor.detach().cpu() for tensor in [*losses, *model.state_dict().values()]]
 
     expected = train("cpu", False, contextlib.nullcontext)
-    for mode in _MODES.values():
+    for mode in MODES.values():
         assert_equal(train("jax", True, mode), expected)
 
 
@@ -167,7 +143,7 @@ def check_what_is_recorded_reads_what_was_there() -> None:
     def add(x: torch.Tensor) -> None:
         x.add_(1)
 
-    compiled = _compiled(add)
+    compiled = compile_anew(add)
     x = torch.arange(3.0, device="jax")
     compiled(x)
     for _ in range(3):
@@ -190,13 +166,13 @@ def check_who_holds_a_value_keeps_it() -> None:
 
     holders: list[Callable[[torch.Tensor], Any]] = [
         lambda x: x.clone(), lambda x: torch.empty_like(x).copy_(x), copy.deepcopy, lambda x: x.to("jax", copy=True),
-        lambda x: _array(x), lambda x: np.asarray(_array(x)), lambda x: np.asarray(_array(x))[1:],
-        lambda x: torch.from_dlpack(_array(x)), lambda x: np.from_dlpack(_array(x)),
-        lambda x: jax.device_put(_array(x)), lambda x: _array(x).addressable_shards[0].data, lambda x: jax.numpy.asarray(_array(x)),
+        lambda x: array_of(x), lambda x: np.asarray(array_of(x)), lambda x: np.asarray(array_of(x))[1:],
+        lambda x: torch.from_dlpack(array_of(x)), lambda x: np.from_dlpack(array_of(x)),
+        lambda x: jax.device_put(array_of(x)), lambda x: array_of(x).addressable_shards[0].data, lambda x: jax.numpy.asarray(array_of(x)),
         lambda x: x.cpu(), lambda x: copy.copy(nn.ParameterList([x.clone()]).state_dict()), lambda x: x * 1,
-        lambda x: jax.jit(lambda array: array)(_array(x)), lambda x: list(x.clone().split(2)),
+        lambda x: jax.jit(lambda array: array)(array_of(x)), lambda x: list(x.clone().split(2)),
     ]  # fmt: skip
-    compiled = _compiled(add)
+    compiled = compile_anew(add)
 
     def values(held: Any) -> Any:
         if isinstance(held, dict):
@@ -205,7 +181,7 @@ def check_who_holds_a_value_keeps_it() -> None:
             return [value for part in held for value in values(part)]
         return held.tolist()
 
-    for mode in _MODES.values():
+    for mode in MODES.values():
         x = torch.arange(300.0).to("jax")
         for hold in holders:
             with mode():
@@ -259,13 +235,13 @@ def check_snapshots_between_steps() -> None:
 
     expected = train("cpu", lambda step: step, contextlib.nullcontext)
     for make in (dynaxla.compile_step, lambda step: step):
-        for mode in _MODES.values():
+        for mode in MODES.values():
             assert_equal(train("jax", make, mode), expected)
 
 
 def check_readers_of_a_model_that_trains() -> None:
     """One thread trains by a compiled step; others read parameters, evaluate, and take snapshots, in either mode."""
-    for mode in _MODES.values():
+    for mode in MODES.values():
         model = nn.Linear(16, 16, bias=False).to("jax")
         with torch.no_grad():
             model.weight.fill_(1.0)
@@ -304,8 +280,8 @@ def check_readers_of_a_model_that_trains() -> None:
                 assert values == values[:1] * 16
                 assert len({*copy.deepcopy(model.state_dict())["weight"].flatten().tolist()}) == 1
 
-        with _quick_switches(), mode():
-            _at_once(train, read, evaluate)
+        with quick_switches(), mode():
+            at_once(train, read, evaluate)
         assert model.weight.tolist() == [[62.0] * 16] * 16
 
 
@@ -326,7 +302,7 @@ def check_a_program_whose_kernel_reads_the_device_does_not_block_who_records() -
         x.add_(1)
         return slow(y)
 
-    compiled, x, y = _compiled(function), torch.zeros(2, device="jax"), torch.ones(2, device="jax")
+    compiled, x, y = compile_anew(function), torch.zeros(2, device="jax"), torch.ones(2, device="jax")
     compiled(x, y)
     inside.clear()
 
@@ -336,7 +312,7 @@ def check_a_program_whose_kernel_reads_the_device_does_not_block_who_records() -
         recorded.set()
 
     with dynaxla.lazy():
-        results = _at_once(lambda: compiled(x, y), record)
+        results = at_once(lambda: compiled(x, y), record)
     assert results[0].tolist() == [4, 4]
     assert x.tolist() == [6, 6]
 
@@ -349,8 +325,8 @@ def check_failures_leave_what_was_there() -> None:
         return table.index_select(0, index)
 
     for donate in (True, False):
-        compiled = _compiled(function, donate=donate)
-        for mode in _MODES.values():
+        compiled = compile_anew(function, donate=donate)
+        for mode in MODES.values():
             table, count = torch.arange(4.0, device="jax"), torch.zeros(2, device="jax")
             good, bad = torch.tensor([1, 3], device="jax"), torch.tensor([1, 7], device="jax")
             with mode():
@@ -376,7 +352,7 @@ def check_hooks_that_raise_in_lazy_backward() -> None:
         raise Stop
 
     model, x = _model().to("jax"), torch.randn(5, 6).double().to("jax")
-    forward = _compiled(model)
+    forward = compile_anew(model)
     for call in (model, forward):
         with dynaxla.lazy():
             for parameter in model.parameters():
@@ -390,6 +366,69 @@ def check_hooks_that_raise_in_lazy_backward() -> None:
         own = _model()
         own(x.cpu()).square().sum().backward()
         assert_equal(model[0].weight.grad.cpu(), own[0].weight.grad)
+
+
+def _double(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight.mul_(2)
+
+
+def _double_data(weight: torch.Tensor) -> None:
+    weight.data.mul_(2)
+
+
+def check_writes_to_saved_tensors_are_noticed() -> None:
+    """Behind a write, autograd refuses a backward pass that would read what it has saved, whoever writes, and by how much ever the version
+    rises. It also rises when a graph writes through `.data`, with every compiler, and not when fused optimizers of the CPU write."""
+
+    def outcome(place: str, mode: Callable[[], Any], make: Callable[[torch.Tensor], Callable[[], Any]]) -> Any:
+        """The gradient, if there is one; the weight; what is wrong."""
+        weight = nn.Parameter(torch.arange(1.0, 4.0).to(place))
+        write = make(weight)
+        for _ in range(3):
+            weight.grad = torch.ones_like(weight)
+            gradient, wrong = None, ""
+            with mode():
+                loss = (weight.sin() * weight).sum()
+                write()
+                try:
+                    (gradient,) = torch.autograd.grad(loss, weight)
+                except RuntimeError as error:
+                    wrong = str(error)
+        return gradient if gradient is None else gradient.cpu(), weight.detach().cpu(), wrong
+
+    def step_of(weight: torch.Tensor, wrap: Callable[[Any], Any], **settings: Any) -> Callable[[], Any]:
+        optimizer = torch.optim.AdamW([weight], lr=0.1, **settings)
+
+        def step() -> torch.Tensor:
+            loss = (weight * 3).sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return wrap(step)
+
+    def plain(function: Any) -> Any:
+        return function
+
+    def by(function: Callable[[torch.Tensor], Any], wrap: Callable[[Any], Any]) -> Any:
+        return lambda weight: functools.partial(wrap(function), weight)
+
+    writers: list[tuple[Any, Any, bool]] = [
+        (functools.partial(step_of, wrap=plain, **settings), functools.partial(step_of, wrap=wrap, **settings), True)
+        for settings in ({"foreach": True}, {"foreach": False}, {"fused": True}) for wrap in (plain, dynaxla.compile_step)
+    ]  # fmt: skip
+    writers += [(by(_double, plain), by(_double, wrap), True) for wrap in (plain, compile_anew)]
+    writers += [(by(_double_data, plain), by(_double_data, wrap), wrap is compile_anew) for wrap in (plain, compile_anew)]
+    for theirs, mine, is_refused in writers:
+        gradient, after, _ = outcome("cpu", contextlib.nullcontext, theirs)
+        for mode in MODES.values():
+            found, values, wrong = outcome("jax", mode, mine)
+            assert ("inplace operation" in wrong) == is_refused, wrong
+            torch.testing.assert_close(values, after)
+            if not is_refused:
+                torch.testing.assert_close(found, gradient)
 
 
 def check_random_numbers_in_each_mode() -> None:
@@ -410,8 +449,8 @@ def check_random_numbers_in_each_mode() -> None:
         y.sum().backward()
         return [*found, y.detach(), model[0].weight.grad.clone()]
 
-    for call in (model, recomputed, _compiled(model), _compiled(recomputed)):
-        for mode in _MODES.values():
+    for call in (model, recomputed, compile_anew(model), compile_anew(recomputed)):
+        for mode in MODES.values():
             runs = []
             for _ in range(2):
                 torch.manual_seed(5)
@@ -422,8 +461,8 @@ def check_random_numbers_in_each_mode() -> None:
             assert runs[0][1].tolist() == runs[0][2].tolist()
     weight = torch.ones(64, 64, requires_grad=True, device="jax")
     for call in (lambda w: F.dropout(w, 0.5), lambda w: checkpoint(lambda v: F.dropout(v, 0.5), w, use_reentrant=False)):
-        for function in (call, _compiled(call)):
-            for mode in _MODES.values():
+        for function in (call, compile_anew(call)):
+            for mode in MODES.values():
                 with mode():
                     y = function(weight)
                     (gradient,) = torch.autograd.grad(y.sum(), weight)
@@ -446,7 +485,7 @@ def check_dropout_in_compiled_steps() -> None:
 
     runs = []
     step(x)
-    for mode in (*_MODES.values(), contextlib.nullcontext):
+    for mode in (*MODES.values(), contextlib.nullcontext):
         model.load_state_dict(first)
         torch.manual_seed(7)
         with mode():
@@ -483,7 +522,7 @@ def check_dtypes_and_views_in_each_mode() -> None:
             wanted = [*write(view(host)), host]
             for call, mode in ((write, "eager"), (write, "lazy"), (compiled, "eager"), (compiled, "lazy")):
                 there = _made(dtype).to("jax")
-                with _MODES[mode]():
+                with MODES[mode]():
                     if mode == "lazy":
                         there.copy_(there.clone())
                     found = [*call(view(there)), there]
@@ -498,11 +537,11 @@ def check_views_of_other_dtypes() -> None:
         x.view(torch.int32).bitwise_xor_(1 << 31)
         return x.view(torch.int16)[1:] + 1
 
-    compiled = _compiled(write)
+    compiled = compile_anew(write)
     host = torch.randn(8)
     wanted = write(host.clone()), (host * -1)
     for call in (write, compiled):
-        for mode in _MODES.values():
+        for mode in MODES.values():
             there = host.to("jax")
             with mode():
                 found = call(there)
@@ -518,7 +557,7 @@ def check_sizes_that_change() -> None:
     for options, dynamic in (({}, True), ({}, None), ({"sizes": "buckets"}, None)):
         torch._dynamo.reset()
         compiled = torch.compile(function, backend="dynaxla", dynamic=dynamic, options=options)
-        for mode in _MODES.values():
+        for mode in MODES.values():
             host, there = torch.zeros(()), torch.zeros((), device="jax")
             for size in (3, 5, 9, 4, 17):
                 x = torch.randn(size)
@@ -537,7 +576,7 @@ def check_autocast_and_scaled_gradients() -> None:
     def train(compile_it: bool, mode: Callable[[], Any]) -> Any:
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 1)).to("jax")
-        forward = _compiled(model) if compile_it else model
+        forward = compile_anew(model) if compile_it else model
         optimizer, scaler = torch.optim.SGD(model.parameters(), lr=0.05), torch.amp.GradScaler("jax", init_scale=2.0**20, growth_interval=2)
         found = []
         for index, x in enumerate(data.to("jax")):
@@ -555,7 +594,7 @@ def check_autocast_and_scaled_gradients() -> None:
 
     (pairs, expected) = train(False, contextlib.nullcontext)
     for compile_it, mode in ((True, "eager"), (True, "lazy"), (False, "lazy")):
-        own, found = train(compile_it, _MODES[mode])
+        own, found = train(compile_it, MODES[mode])
         assert [scale for _, scale in own] == [scale for _, scale in pairs]
         torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
 
@@ -591,24 +630,24 @@ def check_functions_of_functions() -> None:
         lambda weight, x: checkpoint(lambda w: (x @ w).tanh(), weight, use_reentrant=False),
     ]
     for function in functions:
-        compiled = _compiled(function)
+        compiled = compile_anew(function)
         wanted = function(weight, x)
         for call in (function, compiled):
-            for mode in _MODES.values():
+            for mode in MODES.values():
                 with mode():
                     found = call(weight.to("jax"), x.to("jax"))
                 assert_equal(torch.utils._pytree.tree_map(torch.Tensor.cpu, found), wanted)
     for function in functions[-2:]:
-        compiled = _compiled(function)
+        compiled = compile_anew(function)
         own = weight.clone().requires_grad_()
         (wanted,) = torch.autograd.grad(function(own, x).sum(), own)
         for call in (function, compiled):
-            for mode in _MODES.values():
+            for mode in MODES.values():
                 there = weight.to("jax").requires_grad_()
                 with mode():
                     (found,) = torch.autograd.grad(call(there, x.to("jax")).sum(), there)
                 assert_equal(found.cpu(), wanted)
-    compiled = _compiled(loss)
+    compiled = compile_anew(loss)
     wanted = torch.func.grad(loss)(weight, x)
     with dynaxla.lazy():
         assert_equal(torch.func.grad(compiled)(weight.to("jax"), x.to("jax")).cpu(), wanted)

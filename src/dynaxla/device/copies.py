@@ -64,11 +64,14 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
     array = storages.array_of(tensor.untyped_storage())
     device = storages.device_of(tensor)
     if array is None:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             return jax.device_put(np.zeros(place.shape, dtypes.to_jax(place.dtype)), device)
     plain = place.layout.is_row_major and not (place.offset or place.conj or place.neg)
     if plain and array.shape == place.shape and array.dtype == dtypes.to_jax(place.dtype):
         return array
+    if storages.any_tracer((array,)):
+        with jax.enable_x64(True):
+            return memory.read(array, place)
     key = "read", place, array.shape, array.dtype, device.id
     call = _reads.get(key)
     if call is None:
@@ -100,6 +103,9 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
 
 def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Device) -> jax.Array:
     """The bytes of a storage's array as one of another shape and dtype."""
+    if storages.any_tracer((array,)):
+        with jax.enable_x64(True):
+            return memory.alike(array, shape, dtype)
     key = "packed", shape, dtype, array.shape, array.dtype, device.id
     call = _reads.get(key)
     if call is None:
@@ -132,8 +138,11 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
 def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Array, device: jax.Device) -> jax.Array:
     """A storage's array after a tensor in it has been written to. nbytes: of the storage."""
     if held is None:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             held = jax.device_put(np.zeros(nbytes, np.uint8), device)
+    if storages.any_tracer((held, value)):
+        with jax.enable_x64(True):
+            return memory.write(held, place, value)
     key = "write", place, held.shape, held.dtype, device.id
     call = _reads.get(key)
     if call is None:

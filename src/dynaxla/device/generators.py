@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 import torch
 
 from .. import forks
+from ..engine.executable import drawing_under_trace
 
 _lock = forks.lock()
 _generators: dict[int, torch.Generator] = {}
+_thread = threading.local()  # refuses: whether nothing may be drawn
 _seed = [torch.initial_seed()]
 
 
@@ -33,8 +39,21 @@ def manual_seed_all(seed: int) -> None:
             generator.manual_seed(seed)
 
 
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Inside, in this thread, what draws random numbers raises UnsupportedOp."""
+    before = getattr(_thread, "refuses", False)
+    _thread.refuses = True
+    try:
+        yield
+    finally:
+        _thread.refuses = before
+
+
 def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
     """uint32[2], another one at every call: what a program's key is made of. given: a generator that a user has passed."""
+    if getattr(_thread, "refuses", False):
+        raise drawing_under_trace("a torch function under JAX")
     found = torch.empty(2, dtype=torch.int32).random_(-(2**31), 2**31, generator=given or generator_of(index))
     return found.numpy().view(np.uint32)
 

@@ -68,6 +68,16 @@ def signature(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(found)
 
 
+def are_traced(args: Sequence[Any]) -> bool:
+    """See `device_kinds.Kind`."""
+    return storages.hold_tracers(args)
+
+
+def outlived(error: Exception) -> Exception:
+    """See `device_kinds.Kind`."""
+    return storages.outlived(error)
+
+
 def _held(tensor: torch.Tensor, position: int, first: dict[int, int]) -> Held | None:
     """first: by storage, the position of the first input that does not fill it."""
     if not storages.is_ours(tensor) or not tensor.numel():
@@ -83,7 +93,7 @@ def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[in
     """The storage's array; zeros, from now on, if nobody has written to it. dtype, shape: of these."""
     array = storages.array_of(storage)
     if array is None:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             array = jax.device_put(np.zeros(shape, dtypes.to_jax(dtype)), device)
         if not storages.replace_arrays([(storage, None, array)]):  # another thread has written to it
             return _array_in(storage, dtype, shape, device)
@@ -430,7 +440,7 @@ def _offset(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
     key = int(tensor.storage_offset()), device.id
     array = _offsets.get(key)
     if array is None:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             array = jax.device_put(np.int64(key[0]), device)
         _offsets.put(key, array)
     return array

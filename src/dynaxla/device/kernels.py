@@ -274,7 +274,7 @@ _DIRECT = (
     aten.kthvalue.default, aten.median.dim, aten.nanmedian.dim, aten.mode.values, aten.masked_scatter.default, aten.rot90.default,
     aten.dist.default, aten.count_nonzero.default, aten._safe_softmax.default, aten.index_fill.int_Scalar, aten.index_fill.int_Tensor,
     aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.linspace.default,
-    aten.cholesky_solve.default,
+    aten.cholesky_solve.default, aten._grouped_mm.default,
 )  # fmt: skip
 # The kernels that ATen has of an op for all devices where it has one for its result's shape: they ask for the operands' addresses.
 _ASKS_FOR_ADDRESSES = "CompositeExplicitAutogradNonFunctional"

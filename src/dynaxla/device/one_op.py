@@ -143,10 +143,31 @@ def _gru_cell_backward(grad_hy: torch.Tensor, workspace: torch.Tensor, has_bias:
     return *gates, grad_hy.new_empty(grad_hy.shape), *biases
 
 
-# Results of ops that torch has no fake results of. Source: ATen native/cuda/RNN.cu
+def _histc(x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Of integers, too, as on GPUs: transformers' experts count their tokens so on whatever is no CPU."""
+    is_integer = not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
+    return torch.ops.aten.histc.default(x.double() if is_integer else x, *args, **kwargs).to(x.dtype)
+
+
+def _grouped_mm(x: torch.Tensor, y: torch.Tensor, *args: Any, out_dtype: torch.dtype | None = None, **kwargs: Any) -> torch.Tensor:
+    """Of every dtype that torch's kernel for CPUs takes: fake tensors are asked about bfloat16 alone. Rows are multiples of 16 bytes.
+
+    Source: ATen native/GroupedMMUtils.h, create_grouped_gemm_output_tensor
+    """
+    if x.dtype != y.dtype or x.dtype not in (torch.float32, torch.float16, torch.bfloat16) or out_dtype not in (None, x.dtype):
+        return torch.ops.aten._grouped_mm.default(x, y, *args, out_dtype=out_dtype, **kwargs)
+    *outer, columns = torch.ops.aten._grouped_mm.default(x.bfloat16(), y.bfloat16(), *args, **kwargs).shape
+    row = -(-columns * x.itemsize // 16) * 16 // x.itemsize
+    strides = [row * math.prod(outer[place + 1 :]) for place in range(len(outer))]
+    return x.new_empty_strided((*outer, columns), (*strides, 1))
+
+
+# Results of ops that torch has no fake results of on a CPU. Source: ATen native/cuda/RNN.cu
 _FAKES: dict[OpOverload, Callable[..., Any]] = {
     torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
     torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
+    torch.ops.aten.histc.default: _histc,
+    torch.ops.aten._grouped_mm.default: _grouped_mm,
 }
 
 

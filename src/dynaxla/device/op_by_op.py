@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
+import jax.extend
 import numpy as np
 import torch
 from torch._ops import OpOverload
+from torch.utils._pytree import tree_leaves
 
 from .. import forks
-from ..engine.executable import execution_error
+from ..engine.executable import drawing_under_trace, execution_error
 from ..lowering import dtypes
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
@@ -28,13 +30,15 @@ from . import generators, places, storages
 from .counterparts import Form, for_numbers, form_of
 from .memory import Place
 from .on_the_cpu import run_on_the_cpu
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, doubtful
+from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, doubtful, traced_op
 
 aten = torch.ops.aten
 
 # Compiled ops; and why others are torch's.
 CAPACITY = 4096
 _programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
+# The same, not compiled: they become part of what JAX traces.
+_traced_programs: LeastRecentlyUsed[Any] = LeastRecentlyUsed(CAPACITY)
 # Stands where each number has a program of its own.
 CLOSED = object()
 _NUMBERS = (int, float, bool, complex)
@@ -198,7 +202,8 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
 
     Raises: ByTorch; and as `kernel` does.
     """
-    if _instead is not None:
+    is_traced = storages.hold_tracers(tree_leaves((args, kwargs, list(targets)))) if storages.tracers_exist() else False
+    if _instead is not None and not is_traced:
         return _instead(form, args, kwargs, targets)
     call = _Call(form.op)
     noted: Any
@@ -219,8 +224,9 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     )  # fmt: skip
     unsure = bool(call.numbers) and doubtful(form.name, call.numbers, call.dtypes)
     found, taken = find(
-        _programs, build, key, call.numbers, unsure, lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers))
-    )
+        _traced_programs if is_traced else _programs, traced_op if is_traced else build, key, call.numbers, unsure,
+        lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers)),
+    )  # fmt: skip
     if isinstance(found, str):
         raise ByTorch(found)
     if isinstance(found, Resized):
@@ -228,14 +234,18 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
             resize_output(target, item.shape, item.stride)
         return run(form, args, kwargs, targets)
     arrays = [call.arrays[slot] for slot in found.given]
+    if is_traced and found.draws:
+        raise drawing_under_trace(str(form.op))
     if found.draws:
         arrays.append(generators.seed(call.generator, call.device.index, device))
     arrays += [_number(value, dtype, device) for value, dtype in taken]
     try:
-        results = list(found.call(arrays))
+        results = _inlined(found.traced, arrays) if is_traced else list(found.call(arrays))
     except jax.errors.JaxRuntimeError as error:
         raise execution_error(str(form.op), error) from error
-    if found.checks and (failure := late_checks.failure(int(np.asarray(results.pop())), found.checks)) is not None:
+    if is_traced and found.checks:
+        results.pop()  # nobody can look at it
+    elif found.checks and (failure := late_checks.failure(int(np.asarray(results.pop())), found.checks)) is not None:
         raise failure
     metrics.add("device_ops")
     if found.written:
@@ -244,6 +254,15 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
             return run(form, args, kwargs, targets)
     made = [item and storages.make(item.shape, item.stride, item.dtype, call.device, results.pop(0)) for item in found.made]
     return tuple(made) if found.is_list else (made[0] if made else None)
+
+
+def _inlined(traced: jax.stages.Traced, arrays: Sequence[Any]) -> list[Any]:
+    """What a program gives, as part of what JAX traces."""
+    try:
+        with jax.enable_x64(True):
+            return list(jax.extend.core.jaxpr_as_fun(traced.jaxpr)(*arrays))
+    except jax.errors.UnexpectedTracerError as error:
+        raise storages.outlived(error) from error
 
 
 def run_or_fall_back(op: OpOverload, args: Sequence[Any], targets: Sequence[torch.Tensor] = ()) -> Any:
@@ -311,7 +330,7 @@ def _number(value: Any, dtype: np.dtype, device: jax.Device) -> jax.Array:
     key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, device.id
     array = _numbers.get(key)
     if array is None:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             array = jax.device_put(number(value, dtype), device)
         _numbers.put(key, array)
     return array

@@ -67,20 +67,21 @@ def _sized(item: Made) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dty
 
 class Step(NamedTuple):
     """A recorded op: key (Known, the number of its first result, the numbers of the values that it takes); first; numbers (with the dtypes
-    that it takes them in); seed (uint32[2], if it draws)."""
+    that it takes them in); seed (uint32[2], if it draws); where (the user's line, if the op has checks)."""
 
     key: tuple[Any, ...]
     first: int
     numbers: Sequence[tuple[Any, np.dtype]]
     seed: np.ndarray | None
+    where: str
 
 
 class _Program(NamedTuple):
-    """Attributes: wanted (the values that it gives); call; checks (by the op that has them)."""
+    """Attributes: wanted (the values that it gives); call; checks (by the step that has them)."""
 
     wanted: tuple[int, ...]
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
-    checks: tuple[tuple[str, type[Exception], str], ...]
+    checks: tuple[tuple[int, type[Exception], str], ...]
 
 
 def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int], device: jax.Device) -> Sequence[jax.Array]:
@@ -112,10 +113,10 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
             raise execution_error("recorded ops", error) from error
         code = int(np.asarray(results.pop())) if program.checks else 0
     if code < len(program.checks):
-        name, kind, message = program.checks[code]
+        index, kind, message = program.checks[code]
         failure = late_checks.failure(0, [(kind, message)])
         assert failure is not None
-        failure.add_note(f"{name} found this. It was recorded (lazy mode), and has run only now.")
+        failure.add_note(f"{steps[index].key[0].name} found this. It was recorded (lazy mode){steps[index].where}, and has run only now.")
         raise failure
     if len(results) == len(wanted):
         return results
@@ -160,9 +161,7 @@ def _compile(
 ) -> _Program:  # fmt: skip
     """count: of arrays that were there before; given: these, the numbers by dtype, and the seeds."""
     needed = _needed(steps, wanted)
-    checks = tuple(
-        (step.key[0].name, *check) for step, is_needed in zip(steps, needed, strict=True) if is_needed for check in step.key[0].checks
-    )
+    checks = tuple((index, *check) for index, step in enumerate(steps) if needed[index] for check in step.key[0].checks)
     taken = [[dtype for _, dtype in step.numbers] for step in steps]
     draws = [step.seed is not None for step in steps]
     keys = [step.key for step in steps]

@@ -8,9 +8,12 @@ program depends on, but for which values are still wanted when it runs, and are 
 
 from __future__ import annotations
 
+import os
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import jax
@@ -313,7 +316,7 @@ class _Notes:
         seed = generators.drawn(self.generator, self.device.index) if known.draws else None
         first = self.recording.values
         self.recording.values = first + len(known.kinds)
-        return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed)
+        return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, _where() if known.checks else "")
 
     def write(self, known: Known, first: int) -> bool:
         """Let the storages have what the op writes, when it is recorded.
@@ -393,6 +396,21 @@ class _Described:
                 kind = held.shape, held.dtype
             self._slots.append(Held(storage.nbytes(), *kind))
         return Operand(slot, Place.of(tensor))
+
+
+# Frames of these files are not the user's.
+_OTHERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+
+
+def _where() -> str:
+    """The innermost line of the user's that is being run, as a part of a sentence."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OTHERS):
+            return f" at {code.co_filename}:{frame.f_lineno}, in {code.co_name}"
+        frame = frame.f_back
+    return ""
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:

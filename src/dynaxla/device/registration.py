@@ -15,6 +15,7 @@ import torch
 from .. import forks
 from ..buffers import device_kinds
 from ..errors import UnsupportedVersion
+from ..lowering import registry
 from ..runtime import devices, private
 from . import in_storages, kernels, module, moves, places, storage_methods, storages
 
@@ -94,6 +95,7 @@ def enable_device() -> None:
         if not private.SWAPS_MEMORY:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
         places.devices()
+        registry.fill()  # now, and not while an op runs
         private.register_device(storages.NAME, sys.modules[module.__name__], _Hooks(), _guard())
         storage_methods.install()
         moves.install()

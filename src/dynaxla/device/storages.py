@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from .. import forks
+from ..errors import UnsupportedTensor
 from ..lowering import dtypes
 from ..runtime import private, transfer
 from ..runtime.layout import storage_extent
@@ -133,7 +134,7 @@ class Lent(StandIn):
                 if getattr(storage, _ARRAY) is self:
                     array = self._arrays[private.identity_of(storage)]
                     lost = Lost(f"{tensor.dtype}{list(tensor.shape)} on {tensor.device}")
-                    set_array(storage, lost if array.is_deleted() else array)
+                    set_array(storage, lost if not any_tracer((array,)) and array.is_deleted() else array)
         self._settle()
 
     def _settle(self) -> None:
@@ -145,6 +146,39 @@ class Lent(StandIn):
 def set_array(storage: torch.UntypedStorage, array: jax.Array | StandIn | None) -> None:
     """array: its elements are the storage's bytes."""
     setattr(storage, _ARRAY, array)
+
+
+_traced: list[bool] = []
+
+
+def may_hold_tracers() -> None:
+    """From now on storages may hold what JAX traces in arrays' places: whoever runs a program asks."""
+    _traced[:] = [True]
+
+
+def tracers_exist() -> bool:
+    """Whether there may be any."""
+    return bool(_traced)
+
+
+def any_tracer(arrays: Iterable[Any]) -> bool:
+    """Whether one of them stands for an array in a function that JAX traces."""
+    return bool(_traced) and any(isinstance(array, jax.core.Tracer) for array in arrays)
+
+
+def hold_tracers(tensors: Iterable[Any]) -> bool:
+    """Whether one of these, of what kind they may be, is a tensor of the device that holds one."""
+    return bool(_traced) and any_tracer(held_by(tensor.untyped_storage()) for tensor in tensors if is_ours(tensor))
+
+
+def outlived(error: Exception) -> UnsupportedTensor:
+    """What is raised where a tensor's tracer is used and its function's trace has ended."""
+    lines = str(error).splitlines()
+    return UnsupportedTensor(
+        "a tensor was used outside of the JAX function (under jax.jit, jax.grad, jax.vmap) whose tracer it holds: it was kept, or written "
+        f"to, while JAX traced that function. JAX says: {lines[0] if lines else type(error).__name__}",
+        hint="return it from the JAX function, with dynaxla.as_jax, instead of keeping it; state goes in and out as argument and result",
+    )
 
 
 _lock = forks.lock()
@@ -167,7 +201,7 @@ def as_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
     """A copy of a CPU tensor's value. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
         return jax.device_put(_host_copy(tensor), device)
 
 
@@ -181,7 +215,16 @@ def _host_copy(tensor: torch.Tensor) -> np.ndarray:
 
 
 def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
-    """A copy of an array's value, as a contiguous tensor of the CPU. dtype: torch's name for the array's."""
+    """A copy of an array's value, as a contiguous tensor of the CPU. dtype: torch's name for the array's.
+
+    Raises: UnsupportedTensor for what JAX traces.
+    """
+    if any_tracer((array,)):
+        raise UnsupportedTensor(
+            f"a tensor {dtype}{list(array.shape)} has no value that Python or the CPU could look at: it holds a tracer, which stands for "
+            "an argument in a function that JAX traces (or has traced)",
+            hint="inside, use it only with ops that XLA computes (no item(), if, print); outside, use what the JAX function returned",
+        )
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
     if array.device.platform == "cpu":

@@ -13,8 +13,8 @@ import dynaxla
 ROOT = Path(dynaxla.__file__).parent
 # Lowest first. A module imports its own layer and those before it.
 LAYERS = [
-    "errors", "forks", "observe", "runtime", "config", "lowering", "capture", "buffers", "tuning", "engine", "backend", "training",
-    "device", "doctor", "bench", "cli",
+    "errors", "forks", "exported", "observe", "runtime", "config", "lowering", "capture", "buffers", "tuning", "engine", "backend",
+    "training", "device", "interop", "doctor", "bench", "cli",
 ]  # fmt: skip
 
 

@@ -6,7 +6,18 @@ They derive from TorchDynamo's `ShortenTraceback` so that `torch.compile` passes
 
 from __future__ import annotations
 
-from torch._dynamo.exc import ShortenTraceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch._dynamo.exc import ShortenTraceback
+else:
+    try:
+        from torch._dynamo.exc import ShortenTraceback
+    except ImportError:  # a process without torch, which calls exported programs
+
+        class ShortenTraceback(RuntimeError):
+            def __init__(self, message: str, *, first_useful_frame: None) -> None:
+                super().__init__(message)
 
 
 class DynaxlaError(ShortenTraceback):
@@ -29,8 +40,12 @@ class OptionError(DynaxlaError):
     """An option or mode given to `torch.compile` is unknown or has a wrong value."""
 
 
+class ArgumentError(DynaxlaError):
+    """A function of `dynaxla.to_jax` is called with what it cannot take: another tree of parameters, no random key, a torch tensor."""
+
+
 class CaptureError(DynaxlaError):
-    """A training step cannot be recorded as one program: it looks at a tensor's value, or changes Python values at each step."""
+    """A training step cannot be recorded as one program, or a function cannot be one of JAX's: it looks at a tensor's value, say."""
 
 
 class UnsupportedOp(DynaxlaError):

@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from scripts import run_script
 from torch.fx import Graph, GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -341,3 +342,25 @@ def test_an_error_names_the_line_that_it_did_before(starts: Callable[..., Any]) 
         exec(compile(code, "model.py", "exec"), names)
         keys.append(key(names["f"]))
     assert keys[0] != keys[1]
+
+
+def test_a_process_that_finds_all_compiled_imports_no_lowerings(tmp_path: Path) -> None:
+    """The first one does, and so does one that finds no records. Two graphs: imports do not change the name of the second."""
+    script = """
+import sys, torch
+from dynaxla.observe import metrics
+def function(x):
+    y = torch.tanh(x @ x) + 1
+    torch._dynamo.graph_break()
+    return y.sin().sum(0)
+x = torch.arange(16.0).reshape(4, 4) / 16
+found = torch.compile(function, backend="dynaxla", options={"cache": sys.argv[1]})(x)
+torch.testing.assert_close(found, function(x))
+counts = metrics.snapshot()
+print(counts.get("kept_graphs", 0), counts.get("recalls", 0), "dynaxla.lowering.ops.elementwise" in sys.modules)
+"""
+    starts = [run_script(script, [str(tmp_path)]).split() for _ in range(2)]
+    for record in (tmp_path / "records").iterdir():
+        record.unlink()
+    starts.append(run_script(script, [str(tmp_path)]).split())
+    assert starts == [["0", "0", "True"], ["2", "2", "False"], ["2", "0", "True"]]

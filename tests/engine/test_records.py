@@ -202,6 +202,10 @@ def test_other_threads_and_others_lowerings(options: Options, monkeypatch: pytes
     with monkeypatch.context() as patched:
         patched.setattr(registry, "places", lambda: None)
         assert key(options) is None
+    usual = FORMS["contraction"].forms
     form = Form("mine", lambda: None, (), lambda problem: True, lambda problem: False)
-    monkeypatch.setattr(FORMS["contraction"], "forms", {**FORMS["contraction"].forms, "mine": form})
+    monkeypatch.setattr(FORMS["contraction"], "forms", {**usual, "mine": form})
     assert key(options) is None, "a form of the user's"
+    last = list(usual.values())[-1]
+    monkeypatch.setattr(FORMS["contraction"], "forms", {"mine": dataclasses.replace(last, by="theirs"), **usual})
+    assert key(options) not in (plain, None), "one of dynaxla's that a user has put in front"

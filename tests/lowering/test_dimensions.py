@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax import export
 
-from dynaxla.lowering.dimensions import clamp_slice, infer, move, reduced, slice_dim, wrap
+from dynaxla.lowering.dimensions import all_known, clamp_slice, infer, move, reduced, slice_dim, surely, wrap
 
 
 def test_dimensions_are_counted_from_the_front() -> None:
@@ -51,3 +52,38 @@ def test_slicing_and_moving_one_dimension() -> None:
     assert move(array, 1, 1) is array
     for source, destination in itertools.permutations(range(3), 2):
         np.testing.assert_array_equal(move(array, source, destination), np.moveaxis(x, source, destination))
+
+
+@pytest.fixture
+def sizes() -> tuple[int, int]:
+    """Two symbolic ones, as in a program for export."""
+    return export.symbolic_shape("batch, length")
+
+
+def test_comparisons_without_an_outcome_are_not_sure(sizes: tuple[int, int]) -> None:
+    batch, length = sizes
+    assert surely(lambda: 2 < 3)
+    assert not surely(lambda: 3 < 2)
+    assert surely(lambda: batch >= 1)
+    assert not surely(lambda: batch > 1)
+    assert not surely(lambda: batch <= length)
+    assert all_known((2, 0))
+    assert not all_known((2, batch))
+
+
+@pytest.mark.parametrize("bounds", [(0, None), (None, 9223372036854775807), (1, -1), (-2, None), (3, 2), (0, 4), (-5, 7)], ids=str)
+def test_slices_of_symbolic_sizes_are_pythons(bounds: tuple[int | None, int | None], sizes: tuple[int, int]) -> None:
+    def evaluated(value: int, size: int) -> int:
+        return value if isinstance(value, int) else value._evaluate({"length": size})
+
+    found = clamp_slice(sizes[1], *bounds)
+    for size in (1, 2, 6, 9):
+        first, last, count = (evaluated(value, size) for value in found)
+        assert list(range(size))[first:last] == list(range(size))[slice(*bounds)]
+        assert count == len(range(size)[slice(*bounds)])
+        assert first <= last
+
+
+def test_a_whole_symbolic_dimension_needs_no_slice(sizes: tuple[int, int]) -> None:
+    assert clamp_slice(sizes[0], 0, 9223372036854775807)[:2] == (0, sizes[0])
+    assert clamp_slice(8, 0, sizes[0])[0] == 0

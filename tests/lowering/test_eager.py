@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from platform import machine
 from typing import Any
 
@@ -12,19 +13,19 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering import Interpreter
-from dynaxla.lowering.eager import eager_on
-from dynaxla.lowering.forms import expected
+from dynaxla.lowering.eager import PORTABLE, eager_on
+from dynaxla.lowering.forms import Choice, expected, generic
 from dynaxla.lowering.function import Function
 
 aten = torch.ops.aten
 X86 = machine().lower() in ("x86_64", "amd64")
 
 
-def traced(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], platform: str) -> str:
+def traced(function: Callable[..., torch.Tensor], inputs: tuple[torch.Tensor, ...], platform: str, choose: Choice = expected) -> str:
     """The program for a platform, which need not be here."""
     module = make_fx(lambda *tensors: (function(*tensors),), tracing_mode="fake")(*inputs)
     module.graph.eliminate_dead_code()
-    program = Function(Interpreter(module, platform), choose=expected)
+    program = Function(Interpreter(module, platform), choose=choose)
     with jax.enable_x64(True):
         return str(jax.make_jaxpr(program)([jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in program.specs.values()]))
 
@@ -63,3 +64,24 @@ def test_names_of_platforms() -> None:
     assert eager_on("cuda") == eager_on("rocm") == eager_on("tpu")
     assert eager_on("cpu").refuses_zero_divisors != eager_on("cuda").refuses_zero_divisors
     assert eager_on("cpu").widens_small_scales != eager_on("cuda").widens_small_scales
+
+
+def test_portable_programs_round_as_on_the_cpu_on_every_machine() -> None:
+    portable = eager_on(PORTABLE)
+    assert portable == replace(eager_on("cpu"), divides_exactly=False, casts_like_x86=False)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [
+        pytest.param(torch.nn.functional.conv2d, (torch.ones(1, 8, 64, 64), torch.ones(8, 8, 3, 3)), id="convolution"),
+        pytest.param(torch.mm, (torch.ones(512, 512), torch.ones(512, 512)), id="product"),
+        pytest.param(lambda x: torch.nn.functional.layer_norm(x, [512]), (torch.ones(512, 512),), id="layer norm"),
+    ],
+)
+def test_portable_programs_call_no_library(function: Callable[..., Any], inputs: tuple[torch.Tensor, ...]) -> None:
+    """On the CPU, such problems are given to oneDNN or to torch's kernels."""
+    calls = ("ffi_call", "callback", "custom_call")
+    program = traced(function, inputs, PORTABLE, generic)
+    assert not [call for call in calls if call in program]
+    assert any(call in traced(function, inputs, "cpu") for call in calls)

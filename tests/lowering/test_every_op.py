@@ -21,6 +21,7 @@ from single_op import Call, run_ops
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils import _pytree as pytree
 
+from dynaxla import interop as interop  # which has a lowering, too
 from dynaxla.lowering import registry
 from dynaxla.runtime import by_torch
 

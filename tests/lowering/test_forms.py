@@ -16,10 +16,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
+from dynaxla.lowering import registry
 from dynaxla.lowering.cpu import onednn
 from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 
+registry.fill()  # FORMS has all of them now
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
 
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
@@ -132,7 +134,11 @@ def test_convolution(forms: tuple[str, str], dtype: torch.dtype, space: int, gro
             return function(*tensors, **settings)
 
         result, expected = compiled(run, chosen)(*mine), run(*theirs)
-        assert_equal(result, expected, tolerance=TOLERANCE[dtype])
+        assert_equal(result, expected, values=False)
+        # Some processors' kernels add up transposed convolutions in bfloat16: eager mode's are 0.18 off there.
+        exact = run(*(tensor.detach().double() for tensor in theirs))
+        off = float((expected.detach() - exact).abs().max())
+        torch.testing.assert_close(result.detach().double(), exact, rtol=TOLERANCE[dtype][0], atol=TOLERANCE[dtype][1] + off)
         upstream = torch.randn_like(expected)
         result.backward(upstream)
         expected.backward(upstream)

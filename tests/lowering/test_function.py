@@ -114,6 +114,19 @@ CHECKS = """
         assert (good.outputs[1] == bad.outputs[1]).all()
         assert (good.outputs[1] != run(x, jnp.asarray([2, 0]), jax.random.key(1)).outputs[1]).any()
 """
+PORTABLE = """
+    from dynaxla.errors import UnsupportedOp
+    with jax.enable_x64(True):
+        graph = make_fx(lambda x: [torch.ops.aten.exp(x)], tracing_mode="fake")(torch.ones(3))
+        assert Function.portable(graph)([jnp.zeros(3, jnp.float32)]).outputs[0].tolist() == [1, 1, 1]
+        graph = make_fx(lambda x: [torch.ops.aten.linalg_eig(x)[0]], tracing_mode="fake")(torch.ones(3, 3))
+        try:
+            Function.portable(graph)
+        except UnsupportedOp as error:
+            assert "linalg_eig" in str(error)
+        else:
+            raise AssertionError("only torch's kernel can compute linalg_eig for all platforms")
+"""
 
 END = """
     loaded = [name for name in sys.modules if name.startswith(("dynaxla.buffers", "dynaxla.engine", "dynaxla.backend"))]
@@ -123,4 +136,4 @@ END = """
 
 
 def test_under_jaxs_transforms() -> None:
-    assert run_script(SETUP + RESNET + BERT + CHECKS + END) == "done\n"
+    assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END) == "done\n"

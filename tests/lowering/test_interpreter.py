@@ -162,3 +162,35 @@ def test_which_nodes_are_plain_python() -> None:
     assert is_plain_python(build.call(operator.add, 1, 2, value=3))
     assert is_plain_python(build.call(operator.getitem, x, 0))
     assert not is_plain_python(build.call(operator.add, x, x))
+
+
+def test_where_all_ops_are_known_to_have_lowerings_none_is_looked_up_before_it_is_evaluated() -> None:
+    """What acts, and what is needed, is the same as if they were."""
+    build = Builder()
+    x = build.input(3)
+    checked = build.call(aten._assert_async.msg, x, "no")
+    node = build.call(aten.relu.default, x)
+    build.call(aten.neg.default, x)
+    module, looked_for = build.module(node), []
+
+    class Looking(Registry):
+        def find(self, op: Any, platform: str | None = None) -> Any:
+            looked_for.append(op)
+            return super().find(op, platform)
+
+    def of(is_lowered: bool) -> Interpreter:
+        found = Looking()
+        for op in (aten.relu.default, aten.neg.default, aten._assert_async.msg):
+            found.register(op, lambda *args: args[0] * 2)
+        return Interpreter(module, "cpu", found, is_lowered=is_lowered)
+
+    later = of(is_lowered=True)
+    needed = later.needed([node])
+    assert later.acts
+    assert not looked_for
+    at_once = of(is_lowered=False)
+    assert looked_for
+    assert at_once.acts
+    assert needed == at_once.needed([node]) == {x, checked, node}
+    (value,) = later.run([jnp.full(3, -1.0)], Context("cpu"), [node])
+    assert (value == -2).all()

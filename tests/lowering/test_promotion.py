@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import platform
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from compare import assert_equal, check
+from jax import export
 
-from dynaxla.lowering.promotion import convert
+from dynaxla.lowering.promotion import broadcast_shapes, convert, number
 
 X86 = platform.machine().lower() in ("x86_64", "amd64")
 pytestmark = pytest.mark.skipif(not X86, reason="other processors give other integers, in eager mode too")
@@ -56,3 +58,17 @@ def test_casts_inside_control_flow_and_behind_it() -> None:
 
 def test_a_complex_number_is_true_by_either_part() -> None:
     assert convert(jnp.array([0, 1, 1j]), np.dtype(np.bool_)).tolist() == [False, True, True]
+
+
+def test_symbolic_sizes_broadcast_as_others() -> None:
+    batch, length = export.symbolic_shape("batch, length")
+    assert broadcast_shapes([(batch, 1, 3), (length, 1)]) == (batch, length, 3)
+    assert broadcast_shapes([(1,), (batch,)]) == (batch,)
+    assert broadcast_shapes([(2, 1), (3,)]) == (2, 3)
+
+
+def test_a_symbolic_size_is_a_number_of_the_program() -> None:
+    made = export.export(jax.jit(lambda x: x * number(x.shape[0], x.dtype)))(
+        jax.ShapeDtypeStruct(export.symbolic_shape("batch"), np.float32)
+    )
+    assert made.call(np.ones(3, np.float32)).tolist() == [3, 3, 3]

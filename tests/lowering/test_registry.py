@@ -154,3 +154,82 @@ def test_tables_and_promotion(monkeypatch: pytest.MonkeyPatch) -> None:
     assert registry.find(aten.sin.default).function is jnp.sin
     with pytest.raises(TypeError, match="promotion needs the op's schema"):
         dynaxla.lowers("dynaxla_registry_test::single", promote=Promotion.DEFAULT)(lambda x: x)
+
+
+def unchanged(x: Any) -> Any:
+    return x
+
+
+def filled_later() -> tuple[Registry, list[str]]:
+    """A registry that has one lowering to load, and what tells how often it did."""
+    loads: list[str] = []
+
+    def load() -> None:
+        loads.append("loaded")
+        assert registry.find(ops.several.number) is None, "what is loaded may look for lowerings"
+        registry.register(ops.single.default, unchanged, by="dynaxla.lowering.ops.mine")
+
+    registry = Registry(load)
+    return registry, loads
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda registry: registry.find(ops.several.default),
+        lambda registry: registry.ops(),
+        len,
+        lambda registry: registry.register(ops.several.number, several),
+        lambda registry: registry.register_name("dynaxla_registry_test::several", several),
+    ],
+    ids=["find", "ops", "count", "register", "register_name"],
+)
+def test_own_lowerings_are_loaded_once_when_one_is_looked_for_or_others_come(look: Any) -> None:
+    registry, loads = filled_later()
+    registry.register(ops.several.tensor, lambda x, by: x, by="dynaxla.lowering.ops.others")
+    assert registry.places() == []
+    assert not loads
+    look(registry)
+    look(Registry())
+    assert registry.find(ops.single.default) is not None
+    assert loads == ["loaded"]
+
+
+def test_a_second_lowering_for_an_op_that_is_not_loaded_yet_is_refused() -> None:
+    registry, _ = filled_later()
+    with pytest.raises(ValueError, match="two lowerings"):
+        registry.register(ops.single.default, unchanged)
+
+
+def test_what_failed_to_load_is_loaded_again() -> None:
+    failing = [ImportError("interrupted")]
+
+    def load() -> None:
+        if failing:
+            raise failing.pop()
+
+    registry = Registry(load)
+    with pytest.raises(ImportError):
+        registry.fill()
+    registry.fill()
+    assert registry.find(ops.single.default) is None
+
+
+def test_places_are_those_of_others_lowerings_loaded_or_not() -> None:
+    """A name of a kept program is the same before and after dynaxla's own are there, and another one as soon as others are."""
+    registry, _ = filled_later()
+    before = registry.places()
+    registry.fill()
+    assert registry.places() == before == []
+    registry.register(ops.several.number, lax.add)
+    (place,) = registry.places() or []
+    assert place.startswith("dynaxla_registry_test.several.number None jax."), "a function of JAX's, but for an op that others chose"
+    registry.register(ops.several.tensor, lambda x, by: x)
+    assert registry.places() is None
+
+
+def test_what_a_node_only_names_is_held() -> None:
+    registry, graph = Registry(), torch.fx.Graph()
+    nodes = [graph.call_function(op, (graph.placeholder("x"),)) for op in (torch.ops.aten.sin.default, torch.ops.aten.cos.default)]
+    registry.hold(torch.ops.aten.sin.default, lambda node: str(node.args[0]))
+    assert [registry.held(node) for node in nodes] == ["x", None]

@@ -104,3 +104,17 @@ threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
 print(failed)
 """)
     assert printed == "[]\n"
+
+
+def test_a_thread_knows_that_it_captures() -> None:
+    seen = []
+    assert not capture_lock.is_capturing()
+    with capture_lock.capturing():
+        thread = threading.Thread(target=lambda: seen.append(capture_lock.is_capturing()))
+        thread.start()
+        thread.join()
+        with capture_lock.capturing():
+            pass
+        assert capture_lock.is_capturing()
+    assert not capture_lock.is_capturing()
+    assert seen == [False]

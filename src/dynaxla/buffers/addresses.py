@@ -93,3 +93,9 @@ def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[in
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
     return transfer.import_tensor(view, device)
+
+
+def lies_in_one_of(array: jax.Array, others: Iterable[jax.Array]) -> bool:
+    """Whether an array of one device begins where one of these does, so that it is the same memory. Empty ones have none."""
+    known = {other.unsafe_buffer_pointer() for other in others if other.size}
+    return bool(array.size) and array.unsafe_buffer_pointer() in known

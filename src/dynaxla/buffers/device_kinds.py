@@ -40,6 +40,12 @@ class Kind(Protocol):
 
     def buffers(self, request: Request) -> Buffers: ...
 
+    def are_traced(self, args: Sequence[Any]) -> bool:
+        """Whether arrays of a call are tracers, since JAX traces what calls the graph: then JAX traces that, and no program is called."""
+
+    def outlived(self, error: Exception) -> Exception:
+        """What to raise for JAX's exception where a tracer's function has ended."""
+
     def signature(self, args: Sequence[Any]) -> Any:
         """Hashable: how a call's inputs lie in their storages. Inputs of which a binding says that they are `Unlike` have another one."""
 

@@ -36,7 +36,8 @@ class AtenGraph:
     Attributes: name; module (functional ATen ops); static (the positions of parameters and buffers among its inputs); phase (what a forward
     program gives to a backward program alone may have other strides than in the graph); waits (whether a call waits for the program's
     checks on a GPU, too: what is written after it depends on other programs as well); loose; remade (outputs, by index, that whoever calls
-    the graph makes anew from an input, and looks at for their sizes and strides alone).
+    the graph makes anew from an input, and looks at for their sizes and strides alone); is_lowered (whether it is known that each op has a
+    lowering).
     """
 
     name: str
@@ -46,6 +47,7 @@ class AtenGraph:
     waits: bool = False
     loose: Loose = field(default_factory=Loose)
     remade: frozenset[int] = frozenset()
+    is_lowered: bool = False
 
 
 def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:

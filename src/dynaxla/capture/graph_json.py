@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._functorch._aot_autograd import descriptors
 from torch._guards import TracingContext
+from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma, which graphs may have
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes

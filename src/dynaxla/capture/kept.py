@@ -21,6 +21,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
 from ..lowering import registry
+from ..lowering.interpreter import find_rule, is_plain_python
 from ..runtime import machine, private
 from ..runtime.store import Store
 from .aten_graph import AtenGraph, written_inputs
@@ -73,23 +74,27 @@ def _may_change_traces(kernel: str) -> bool:
 class KeptGraph:
     """A graph for inference, and what is wanted around its program.
 
-    Attributes: nodes (JSON); static (as of an `AtenGraph`); written (the positions of the inputs that the first results are written to).
+    Attributes: nodes (JSON); static (as of an `AtenGraph`); written (the positions of the inputs that the first results are written to);
+    is_lowered (whether each op has a lowering).
     """
 
     nodes: list[Any]
     static: tuple[int, ...]
     written: tuple[int, ...]
+    is_lowered: bool = False
 
     @staticmethod
     def of(graph: AtenGraph, written: Sequence[int]) -> KeptGraph | None:
-        """None for a graph that JSON would not give back as it is."""
+        """None for a graph that JSON would not give back as it is, on the CPU."""
         text = fingerprint(graph.module)
         if text is None or graph.remade or graph.phase != "inference" or graph.waits:
             return None
         if list(written_inputs(graph.module.graph).items()) != list(enumerate(written)):
             return None
         try:
-            kept = KeptGraph(encoded(graph.module, _MOST), graph.static, tuple(written))
+            called = [node for node in graph.module.graph.nodes if node.op == "call_function"]
+            is_lowered = all(is_plain_python(node) or find_rule(node, "cpu") is not None for node in called)
+            kept = KeptGraph(encoded(graph.module, _MOST), graph.static, tuple(written), is_lowered)
         except Unwritable:
             return None
         again = KeptGraph.read(kept.text())
@@ -97,12 +102,12 @@ class KeptGraph:
 
     def text(self) -> bytes:
         """What `read` reads."""
-        return json.dumps({"static": self.static, "written": self.written, "nodes": self.nodes}, separators=(",", ":")).encode()
+        return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @staticmethod
     def read(text: bytes) -> KeptGraph:
         found = json.loads(text)
-        return KeptGraph(found["nodes"], tuple(found["static"]), tuple(found["written"]))
+        return KeptGraph(found["nodes"], tuple(found["static"]), tuple(found["written"]), found["is_lowered"])
 
     @staticmethod
     def find(store: Store, key: str) -> KeptGraph | None:
@@ -112,7 +117,7 @@ class KeptGraph:
 
     def graph(self, name: str) -> AtenGraph:
         """As AOTAutograd would give it."""
-        return AtenGraph(name, self.module(), self.static)
+        return AtenGraph(name, self.module(), self.static, is_lowered=self.is_lowered)
 
     def module(self) -> GraphModule:
         """The graph, with fake tensors of the present capture's."""

@@ -26,6 +26,7 @@ from ..capture.aten_graph import AtenGraph, written_inputs
 from ..capture.graph_json import Unwritable, decoded, encoded
 from ..config import Options
 from ..errors import ArtifactError, OptionError, UnsupportedTensor
+from ..lowering import registry
 from ..runtime import machine
 from ..runtime.bundles import Bundle
 from .compositions import engine_for
@@ -85,6 +86,7 @@ class Artifact(OutputCode):
 
     def _aten_graph(self) -> AtenGraph:
         facts = self._graph
+        registry.fill()  # some lowerings have ops of dynaxla's own beside them
         try:
             module = decoded(facts["nodes"])
         except AttributeError as error:

@@ -149,7 +149,8 @@ class _Parts:
     def _part(self, stretch: Stretch, outputs: Sequence[int], inputs: dict[Node, Layout]) -> _Part:
         program, symbols = self._program, self._symbols
         module = stretch.part([stretch.nodes[place] for place in outputs])
-        interpreter = Interpreter(module, program.platform, kernels=program.interpreter.kernels)
+        whole = program.interpreter
+        interpreter = Interpreter(module, program.platform, kernels=whole.kernels, is_lowered=whole.is_lowered)
         specs = {place: symbols.spec(source.meta["val"]) for place, source in enumerate(stretch.inputs) if _is_tensor(source)}
         numbers = {place: self._number(source) for place, source in enumerate(stretch.inputs) if place not in specs}
         function = Function(

@@ -49,7 +49,7 @@ def engine_for(options: Options, *, retrace: bool = False, collectives: bool = T
     """The engine that options ask for. retrace: trace at every call. collectives: see `Split`; a training step's graph may have none,
     and is not cut into equal blocks. innermost: what makes programs, if not an engine for these options."""
     engine = innermost or (Retrace(options) if retrace else Xla(options, blocks=collectives))
-    engine = Split(Bucket(engine, options) if options.sizes == "buckets" else engine, options, collectives=collectives)
+    engine = Split(engine if options.sizes == "exact" else Bucket(engine, options), options, collectives=collectives)
     return Late(Count(Freeze(engine, options) if options.freeze else engine))
 
 

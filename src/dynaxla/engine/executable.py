@@ -10,7 +10,7 @@ import jax
 import torch
 
 from ..buffers.protocol import Binding
-from ..errors import CompilationError, ExecutionError, OutOfMemory
+from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedOp
 from ..observe import metrics
 from ..runtime import affinity, callbacks, heap, private, programs
 
@@ -145,4 +145,12 @@ def compilation_error(name: str, error: Exception) -> CompilationError:
     return CompilationError(
         f"XLA could not compile {name}: {error}",
         hint="options={'dump': DIR} writes the program; check options={'xla': ...} if you gave any",
+    )
+
+
+def drawing_under_trace(name: str) -> UnsupportedOp:
+    """What a caller gets for random numbers under jax.jit, where each call would draw those of the first."""
+    return UnsupportedOp(
+        f"{name} draws random numbers from torch's generator inside a function that JAX traces: all calls would have the same ones",
+        hint="switch it off (model.eval()), or draw with jax.random and give the numbers as an argument",
     )

@@ -18,8 +18,7 @@ from typing import Any
 import jax
 import torch
 
-from ..lowering import registry
-from ..lowering.forms import FORMS
+from ..lowering import forms, registry
 from ..runtime import affinity, machine
 from ..runtime.clients import is_own, threads_of
 from ..runtime.store import Keeper
@@ -75,11 +74,8 @@ def key_of(text: str | None, device: jax.Device, facts: Sequence[Any]) -> str | 
 
     text: the graph's (see `fingerprint`). facts: what the caller knows, as plain data.
     """
-    sources, lowerings = machine.sources(), registry.places()
-    if text is None or sources is None or lowerings is None or not is_own(device):
-        return None
-    forms = [(op, form.name, form.run.__module__, form.run.__qualname__) for op, known in FORMS.items() for form in known.forms.values()]
-    if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in forms):
+    sources, lowerings, ways = machine.sources(), registry.places(), forms.places()
+    if text is None or sources is None or lowerings is None or ways is None or not is_own(device):
         return None
     # As this thread has them: some have a context manager, too.
     settings = [(name, repr(getattr(jax.config, name, value))) for name, value in sorted(jax.config.values.items())]
@@ -87,5 +83,5 @@ def key_of(text: str | None, device: jax.Device, facts: Sequence[Any]) -> str | 
         machine.processor_facts(), torch.backends.cpu.get_cpu_capability(), threads_of(device), torch.get_num_threads(),
         affinity.processors(), os.environ.get("XLA_FLAGS", ""), settings,
     )  # fmt: skip
-    told = text, tuple(facts), machine.versions(), sources, lowerings, forms, surroundings
+    told = text, tuple(facts), machine.versions(), sources, lowerings, ways, surroundings
     return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()

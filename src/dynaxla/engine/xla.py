@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks
-from ..buffers.device_kinds import Request, Unlike, kind_of
+from ..buffers.device_kinds import Kind, Request, Unlike, kind_of
 from ..buffers.native import NativeBuffers, Place
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
@@ -26,7 +26,7 @@ from ..capture.fingerprint import fingerprint
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
 from ..errors import CompilationError
-from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes
+from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes, registry
 from ..lowering.cpu.halves import with_few_roundings
 from ..lowering.cpu.transposes import Orders, without_transposes
 from ..lowering.forms import Choices
@@ -39,7 +39,7 @@ from ..runtime.store import Keeper
 from ..tuning import Tuner
 from . import early_checks, records
 from .blocks import in_parts
-from .executable import Executable, compilation_error, execution_error, is_exhausted
+from .executable import Executable, compilation_error, drawing_under_trace, execution_error, is_exhausted
 from .facts import Facts, Returned
 from .layouts import check_closed, opens_layouts, with_open_layouts
 from .options import default_options, options_for, with_tiles
@@ -122,7 +122,7 @@ class Program:
         self.waits = graph.waits
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
-        self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel")
+        self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
         self.static_inputs = frozenset(graph.static)
         self._kind = kind_of(self.device.type)
         self._remade = graph.remade
@@ -150,6 +150,8 @@ class Program:
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at():
             return self.run_by_torch(args)
+        if self._kind is not None and self._kind.are_traced(args):
+            return self._inlined(self._kind, args)
         key = self._key(args)
         executable: Executable | Pending | None = self._executables.get(key)
         if executable is None:
@@ -162,6 +164,32 @@ class Program:
             executable = self._alike(key, args)
             taken = executable.take(args)
         return executable(taken)
+
+    def _inlined(self, kind: Kind, args: list[Any]) -> list[Any]:
+        """A call inside a function that JAX traces: the graph becomes part of that. What it would check of values, nobody can look at.
+
+        Raises: UnsupportedOp for random numbers; UnsupportedTensor for a tracer whose function has ended.
+        """
+        interpreter, symbols, settings = self.interpreter, self.sizes.values(args), Settings.current(self.platform)
+        if interpreter.draws_random:
+            raise drawing_under_trace(self.name)
+        place, given = Place(self.device, self.jax_device), {index: args[index] for index in self.sizes.numbers}
+        buffers = kind.buffers(Request(interpreter, symbols, args, self.phase, place, self._storages, self._remade, donate=False))
+        function = Function(interpreter, symbols, given, buffers.nodes, buffers.numbers, settings=settings)
+        binding = buffers.bind(self.numbers(buffers, symbols, given))
+        tensors = binding.take(args)
+        arrays = binding.arrays(tensors)
+        try:
+            with jax.enable_x64(True):
+                inputs, key = buffers.unpack(arrays)
+                results = buffers.pack(function(inputs, key).outputs)
+        except jax.errors.UnexpectedTracerError as error:
+            binding.abandon(False, tensors)
+            raise kind.outlived(error) from error
+        except BaseException:
+            binding.abandon(False, tensors)
+            raise
+        return binding.outputs(binding.export(results, tensors), tensors)
 
     def _alike(self, key: Any, args: Sequence[Any]) -> Executable:
         """The executable for inputs that lie in their storages as these do. It is tried first from now on."""
@@ -491,6 +519,7 @@ class Program:
         donated: Sequence[int] = (),
     ) -> tuple[jax.stages.Traced, Orders]:
         """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. donated: see `Buffers`."""
+        registry.fill()  # not under jax tracing
         run.__name__ = name
         orders: Orders = {}
         with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):

@@ -1,7 +1,6 @@
 """ATen graphs to JAX: the registry of lowerings, and the interpreter that walks a graph under jax tracing."""
 
 from ..runtime import quiet_jax as quiet_jax  # before anything else imports JAX
-from . import ops as ops
 from .checks import Check as Check
 from .context import Context as Context
 from .interpreter import Interpreter as Interpreter

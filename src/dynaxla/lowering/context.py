@@ -22,10 +22,10 @@ from .settings import EXACT, Settings
 class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu"); eager (what eager mode does there); settings; choose (the form for a problem: see
-    forms.py); sum (over dimensions, which disappear); node (the FX node being lowered); values (of the nodes so far); checks (what the
-    program verifies while it runs); claims (later nodes that are computed already); kernels (what it calls of torch's: node and arguments
-    that are no tensors); turn (what the next kernel with an effect waits for).
+    Attributes: platform ("cpu", "cuda", "rocm", "tpu", or PORTABLE: see eager.py); eager (what eager mode does there); settings; choose
+    (the form for a problem: see forms.py); sum (over dimensions, which disappear); node (the FX node being lowered); values (of the nodes
+    so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it calls of
+    torch's: node and arguments that are no tensors); turn (what the next kernel with an effect waits for).
     """
 
     def __init__(

@@ -1,12 +1,29 @@
-"""ATen's ways of naming dimensions and sizes, as plain non-negative ints."""
+"""ATen's ways of naming dimensions and sizes, as plain non-negative ints.
+
+In a program for export a size may be symbolic: JAX's expression of dynamic dimensions, of which some comparisons have no outcome.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 import jax
-from jax import lax
+from jax import core, export, lax
+
+
+def surely(comparison: Callable[[], bool]) -> bool:
+    """The outcome of a comparison of sizes; False where it depends on the values of symbolic ones. For what only costs time or memory."""
+    try:
+        return comparison()
+    except jax.errors.InconclusiveDimensionOperation:
+        return False
+
+
+def all_known(shape: Iterable[int]) -> bool:
+    """Whether no size is symbolic."""
+    return not any(export.is_symbolic_dim(size) for size in shape)
 
 
 def wrap(dim: int, rank: int) -> int:
@@ -40,9 +57,22 @@ def infer(sizes: Sequence[int], count: int) -> tuple[int, ...]:
 
 def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) -> tuple[int, int, int]:
     """A Python slice over a dimension of `size`, as (start, end, number of elements) with start <= end."""
+    if not all_known(value for value in (size, start, end) if value is not None):
+        first, last = _clamped(size, 0 if start is None else start), _clamped(size, size if end is None else end)
+        last = core.max_dim(first, last)
+        return first, last, -(-(last - first) // step)
     first, last, _ = slice(start, end).indices(size)
     last = max(first, last)
     return first, last, -(-(last - first) // step)
+
+
+def _clamped(size: int, place: int) -> int:
+    """A place in a dimension of symbolic size, which counts from the end if it is negative."""
+    if isinstance(place, int) and place >= sys.maxsize:
+        return size
+    if isinstance(place, int) and place == 0:
+        return 0
+    return core.min_dim(core.max_dim(place + size if place < 0 else place, 0), size)
 
 
 def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> jax.Array:

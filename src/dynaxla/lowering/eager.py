@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import platform as machine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+# In the place of a platform's name, for a function that runs on every platform and that JAX may differentiate, batch and shard: of nothing
+# but JAX's own operations, with no form, lowering or order of dimensions that is there for one platform alone.
+PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,10 @@ _CPU = Eager(
     centers_first=False,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
+# As on the CPU, whatever machine this is, and without what only costs time: a barrier that keeps a quotient's last bit.
+_PORTABLE = replace(_CPU, divides_exactly=False, casts_like_x86=False)
 
 
 def eager_on(platform: str) -> Eager:
-    """platform: JAX's name."""
-    return _CPU if platform == "cpu" else _OTHER
+    """platform: JAX's name, or PORTABLE."""
+    return {"cpu": _CPU, PORTABLE: _PORTABLE}.get(platform, _OTHER)

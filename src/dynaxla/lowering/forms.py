@@ -12,12 +12,14 @@ instead (see dynaxla.tuning). A form that calls what a machine may lack says tha
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from ..errors import OptionError
 from .dtypes import DType
+from .registry import registry
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ class Form(Generic[Problem]):
 
     Attributes: name; run (the problem and the operands to the result); platforms (where it exists; empty means everywhere); fits (whether
     it can solve a problem at all, on those); suits (whether it is expected to be the fastest, among the forms behind it); epilogues (what
-    it can compute besides: see epilogue.py); is_refusable (whether a machine may lack what it calls, which XLA says when it compiles).
+    it can compute besides: see epilogue.py); is_refusable (whether a machine may lack what it calls, which XLA says when it compiles); by
+    (the module that registered it).
     """
 
     name: str
@@ -69,6 +72,7 @@ class Form(Generic[Problem]):
     suits: Callable[[Problem], bool]
     epilogues: frozenset[str] = frozenset()
     is_refusable: bool = False
+    by: str = ""
 
     def solves(self, problem: Problem) -> bool:
         """Whether it exists on the problem's platform, and fits."""
@@ -94,9 +98,10 @@ class Forms(Generic[Problem]):
         is_refusable: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register a function as a form."""
+        by = str(sys._getframe(1).f_globals.get("__name__"))
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.forms[name] = Form(name, run, tuple(platforms), fits, suits, frozenset(epilogues), is_refusable)
+            self.forms[name] = Form(name, run, tuple(platforms), fits, suits, frozenset(epilogues), is_refusable, by)
             return run
 
         return decorate
@@ -118,7 +123,16 @@ class Forms(Generic[Problem]):
         return next(form for form in self.forms.values() if not form.is_refusable and form.solves(problem) and form.suits(problem))
 
 
+# By op, as far as the lowerings have been imported (`Registry.fill`).
 FORMS: dict[str, Forms[Any]] = {}
+
+
+def places() -> list[tuple[str, str, str, str]] | None:
+    """The forms that others have registered: op, name, module and function. None if one is not of dynaxla's."""
+    forms = [(op, form) for op, known in FORMS.items() for form in known.forms.values() if not form.by.startswith("dynaxla.lowering.")]
+    found = [(op, form.name, form.run.__module__, form.run.__qualname__) for op, form in forms]
+    return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in found) else sorted(found)
+
 
 Choice = Callable[[Forms[Any], Any], Form[Any]]
 
@@ -156,6 +170,8 @@ class Choices:
 
 def check_forced(forced: Mapping[str, str]) -> None:
     """Raises: OptionError for an op without forms, or a form that it does not have."""
+    if forced:
+        registry.fill()
     for op, name in forced.items():
         if op not in FORMS:
             close = difflib.get_close_matches(op, FORMS, n=1)

@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import torch
-from torch.fx import Node
+from torch.fx import GraphModule, Node
 
 from . import dtypes
 from .checks import Check
 from .context import Context
+from .eager import PORTABLE
 from .forms import Choice, generic
 from .interpreter import Interpreter
 from .metadata import SymbolValues, TensorSpec
@@ -45,8 +46,18 @@ class Function:
     Attributes: default_dtype (torch's, as it was when this was made); draws_random (whether it needs a key); specs (what each tensor among
     the inputs is like, by position); read (those of these positions that something is computed from).
 
-    Without `choose` the forms are generic ones, so that JAX can differentiate the function and batch it.
+    Without `choose` the forms are generic ones, so that JAX can batch the function. The derivative that JAX makes of it is not always
+    torch's (`detach`, maxima of equal numbers), which is a graph of its own.
     """
+
+    @staticmethod
+    def portable(module: GraphModule) -> Function:
+        """A graph without symbols as a function for all platforms: no kernel of torch's, no call of a library, no callback.
+
+        Trace it under `jax.enable_x64(True)`. What it draws and what it checks are the caller's (`draws_random`, `Results.checks`).
+        Raises: UnsupportedOp for an op that only torch's kernel can compute.
+        """
+        return Function(Interpreter(module, PORTABLE, kernels=False))
 
     def __init__(
         self,

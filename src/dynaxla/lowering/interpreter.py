@@ -30,6 +30,7 @@ from .ops.control_flow import CONTROL_FLOW, Subgraph
 from .promotion import casting_as
 from .registry import Registry, Rule
 from .registry import registry as default_registry
+from .symbolic_numbers import FUNCTIONS
 
 with_effects = torch.ops.higher_order.with_effects
 
@@ -69,9 +70,21 @@ class Interpreter:
     Raises: UnsupportedOp, naming the ops without a lowering, where torch's kernels must not or cannot stand in.
     """
 
-    def __init__(self, module: torch.fx.GraphModule, platform: str, registry: Registry = default_registry, *, kernels: bool = True) -> None:
-        """kernels: whether an op without a lowering is computed by torch's kernel, or else refused."""
+    def __init__(
+        self,
+        module: torch.fx.GraphModule,
+        platform: str,
+        registry: Registry = default_registry,
+        *,
+        kernels: bool = True,
+        is_lowered: bool = False,
+    ) -> None:
+        """kernels: whether an op without a lowering is computed by torch's kernel, or else refused. is_lowered: whether each op is known to
+        have a lowering. Then they are looked up when the graph is evaluated.
+        """
         self.module = module
+        self.is_lowered = is_lowered
+        self._registry = registry
         self.platform = platform
         self.kernels = kernels and platform in fallback.PLATFORMS
         self.placeholders = module.graph.find_nodes(op="placeholder")
@@ -80,32 +93,47 @@ class Interpreter:
         self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
         self._shared = shared_values(module.graph, platform)
-        self._steps: list[_Step] = []
+        self._held = [held for node in module.graph.nodes if (held := registry.held(node)) is not None]
+        if not is_lowered:
+            _ = self._steps
+
+    @functools.cached_property
+    def _steps(self) -> list[_Step]:
+        found: list[_Step] = []
         missing: list[Node] = []
-        for node in module.graph.nodes:
+        for node in self.module.graph.nodes:
             if node.op == "get_attr":
-                self._steps.append(_constant_step(module, node))
+                found.append(_constant_step(self.module, node))
             elif node.op == "call_function":
-                rule = find_rule(node, platform, registry)
+                rule = find_rule(node, self.platform, self._registry)
                 if node.target in CONTROL_FLOW:
-                    self._steps.append(self._control_flow_step(node, registry))
+                    found.append(self._control_flow_step(node, self._registry))
                 elif rule is not None and (refusal := refusals.reason(node)):
-                    self._steps.append(self._refused_step(node, refusal))
+                    found.append(self._refused_step(node, refusal))
                 elif node.target is keyed:
-                    self._steps.append(self._keyed_step(node, registry))
+                    found.append(self._keyed_step(node, self._registry))
                 elif rule is not None or is_plain_python(node):
-                    self._steps.append(_step(node, rule, self.kernels))
+                    found.append(_step(node, rule, self.kernels))
                 elif self.kernels:
-                    self._steps.append(_Step(node, None, list(node.args), dict(node.kwargs), reason="it has no lowering"))
+                    found.append(_Step(node, None, list(node.args), dict(node.kwargs), reason="it has no lowering"))
                 else:
                     missing.append(node)
         if missing:
             raise _unsupported(missing)
+        return found
+
+    @functools.cached_property
+    def _acting(self) -> set[Node]:
+        """The nodes that do more than give their results."""
+        if not self.is_lowered:
+            return {step.node for step in self._steps if step.acts}
+        called = [node for node in self.module.graph.nodes if node.op == "call_function"]
+        return {node for node in called if _acts(node) or (node.target not in CONTROL_FLOW and refusals.reason(node))}
 
     @property
     def acts(self) -> bool:
         """Whether the graph does anything besides computing its outputs: checks, or ops that are called for their effect."""
-        return any(step.acts for step in self._steps)
+        return bool(self._acting)
 
     def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         """Evaluate the graph.
@@ -140,18 +168,17 @@ class Interpreter:
 
     def count_lowered(self, wanted: Sequence[Node]) -> None:
         """Count what `run` would, for a graph of which no op is computed by torch's kernel."""
-        needed = self.needed(wanted)
-        for step in self._steps:
-            if step.node in needed and isinstance(step.node.target, torch._ops.OpOverload):
-                coverage.lowered(str(step.node.target))
+        for node in self.needed(wanted):
+            if isinstance(node.target, torch._ops.OpOverload):
+                coverage.lowered(str(node.target))
 
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
         """The nodes that the wanted ones are computed from, and those that act; without views of inputs that only outputs need."""
         needed = set(wanted)
-        for step in reversed(self._steps):
-            if step.node in needed or step.acts:
-                needed.add(step.node)
-                needed.update(step.node.all_input_nodes)
+        for node in reversed(self.module.graph.nodes):
+            if node.op in ("call_function", "get_attr") and (node in needed or node in self._acting):
+                needed.add(node)
+                needed.update(node.all_input_nodes)
         return needed
 
     def _control_flow_step(self, node: Node, registry: Registry) -> _Step:
@@ -201,7 +228,7 @@ class Interpreter:
             if not self.kernels or not fallback.can_stand_in(node.target):
                 raise _located(error, node) from None
             return _by_kernel(node, values, ctx, error.message)
-        except DynaxlaError:
+        except (DynaxlaError, jax.errors.UnexpectedTracerError):  # the latter says that a value outlived its trace
             raise
         except Exception as error:
             raise LoweringError(
@@ -290,7 +317,7 @@ def _is_tensor(value: Any) -> bool:
 def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
     if rule is None:
         assert callable(node.target)
-        function = node.target
+        function = FUNCTIONS.get(node.target, node.target)
         if function in (operator.add, operator.mul) and len(node.args) > 2:
             # PyTorch writes sums and products of several sizes as one node, though Python's operators take two.
             function = functools.partial(_reduce, function)

@@ -15,13 +15,14 @@ from typing import Any
 import jax
 import numpy as np
 import torch
-from jax import lax
+from jax import export, lax
 
 from ..errors import UnsupportedOp
 from . import dtypes
 from .dtypes import DType
 from .eager import Eager
 from .open_numbers import is_open
+from .symbolic_numbers import as_array, is_symbolic
 
 
 class Promotion(enum.Enum):
@@ -50,7 +51,7 @@ def _combine(higher: torch.dtype | None, lower: torch.dtype | None) -> torch.dty
 def _number_dtype(number: Any) -> torch.dtype:
     if isinstance(number, (bool, np.bool_)):
         return torch.bool
-    if isinstance(number, (int, np.integer)):
+    if isinstance(number, (int, np.integer)) or export.is_symbolic_dim(number):
         return torch.int64
     if isinstance(number, (float, np.floating)):
         return dtypes.default()
@@ -161,10 +162,13 @@ def number(value: Any, dtype: DType) -> Any:
     """A Python number as a NumPy scalar of `dtype`, as ATen casts them: integers wrap, floats overflow to infinity.
 
     JAX's elementwise primitives take it beside an array of that dtype and broadcast it. An open number is an array of rank 0, which they
-    take as well.
+    take as well, and so is one that follows from symbolic sizes.
     """
     if is_open(value):
         return value.cast(dtype)
+    if is_symbolic(value):
+        array = as_array(value)
+        return convert(convert(array, np.dtype(np.float32)) if np.dtype(dtype).itemsize < 4 and dtypes.is_float(dtype) else array, dtype)
     if isinstance(value, complex) and not dtypes.is_complex(dtype):
         value = value.real
     with np.errstate(over="ignore", invalid="ignore"):
@@ -179,9 +183,19 @@ def full_like(array: jax.Array, value: Any, dtype: DType | None = None) -> jax.A
     return lax.broadcast_in_dim(number(value, dtype or array.dtype), array.shape, ())
 
 
+def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The common shape. Raises: ValueError if there is none."""
+    if not any(export.is_symbolic_dim(size) for shape in shapes for size in shape):
+        return np.broadcast_shapes(*map(tuple, shapes))
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    # torch has compared these sizes: a symbolic one is not 1, and equal to others beside it that are not.
+    return tuple(next((size for size in column if export.is_symbolic_dim(size) or size != 1), 1) for column in columns)
+
+
 def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """All arrays at their common shape (NumPy's rules, which are ATen's)."""
-    shape = np.broadcast_shapes(*[array.shape for array in arrays])
+    shape = broadcast_shapes([array.shape for array in arrays])
     return [expand(array, shape) for array in arrays]
 
 

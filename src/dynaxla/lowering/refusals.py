@@ -27,10 +27,11 @@ from . import dtypes
 # Words of messages about dtypes. Other messages are about shapes or values: those of the trial, not of the program.
 _ABOUT_DTYPES = re.compile(r"not implemented for|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b")
 
-# Ops that may trust their arguments, as only ATen's own code calls them; and those whose kernels want more than sizes of one.
+# Ops that may trust their arguments, as only ATen's own code calls them; those whose kernels want more than sizes of one; and histc, of
+# which torch's fake kernels know: CUDA's takes integers.
 _UNASKED = re.compile(
     "backward|flash|efficient|cudnn|miopen|mkldnn|fused|foreach|nested|jagged|embedding_bag|rnn|lstm|gru|int_mm|int4|int8|mixed_dtypes"
-    "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|empty|as_strided|resize|set_|item|equal|unsafe_view"
+    "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|histc|empty|as_strided|resize|set_|item|equal|unsafe_view"
 )
 
 # Numbers that sizes follow from, or have to fit, and what they are for small tensors. (Kernels that resize only copy what has the right

@@ -11,14 +11,18 @@ than its default is an `UnsupportedOp`. A parameter named `ctx` receives the `Co
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
 from torch._ops import OpOverload
+from torch.fx import Node
 
+from .. import forks
 from ..errors import UnsupportedOp
 from . import dtypes
 from .promotion import Promotion, elementwise
@@ -34,7 +38,8 @@ STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format"
 class Rule:
     """One registered lowering.
 
-    Attributes: op; function; platforms (JAX's names: "cpu", "cuda", "rocm", "tpu"; empty means all); takes_context; where (its place).
+    Attributes: op; function; platforms (JAX's names: "cpu", "cuda", "rocm", "tpu"; empty means all); takes_context; where (its place); by
+    (the module that registered it).
     """
 
     op: OpOverload
@@ -42,6 +47,7 @@ class Rule:
     platforms: tuple[str, ...]
     takes_context: bool
     where: str
+    by: str
     _positional: int = field(repr=False, default=0)
     _keywords: frozenset[str] = field(repr=False, default=frozenset())
 
@@ -104,39 +110,85 @@ def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str]
 
 @dataclass(frozen=True)
 class _Named:
-    """A lowering of an op that is known by its name alone. Attributes: function; platforms (as in `Rule`); where."""
+    """A lowering of an op that is known by its name alone. Attributes: function; platforms, where, by (as in `Rule`)."""
 
     function: Lowering
     platforms: tuple[str, ...]
     where: str
+    by: str
+
+
+# Modules whose lowerings are known by the hash of dynaxla's sources.
+_OWN = "dynaxla."
 
 
 class Registry:
-    """Lowerings by overload and platform. A platform's own lowering goes before the general one, an overload's before its name's."""
+    """Lowerings by overload and platform. A platform's own lowering goes before the general one, an overload's before its name's.
 
-    def __init__(self) -> None:
+    load: what registers dynaxla's own lowerings. It is called when a lowering is looked for, or one of others is registered: importing
+    them takes longer than all else that a later process needs for a program that it finds compiled.
+    """
+
+    def __init__(self, load: Callable[[], object] | None = None) -> None:
+        self._load = load
+        self._is_loading = False
+        self._lock = forks.lock()
         self._rules: dict[tuple[OpOverload, str | None], Rule] = {}
         self._named: dict[tuple[str, str | None], _Named] = {}
         self._bound: dict[tuple[OpOverload, _Named], Rule | None] = {}
+        self._holding: dict[OpOverload, Callable[[Node], Any]] = {}
 
-    def register(self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None) -> None:
-        """Add a lowering for one overload.
+    def fill(self) -> None:
+        """Have all lowerings of dynaxla's own."""
+        if self._load is None:
+            return
+        with self._lock:
+            if self._load is None or self._is_loading:  # what is imported looks for lowerings, too
+                return
+            self._is_loading = True
+            try:
+                self._load()
+                self._load = None
+            finally:
+                self._is_loading = False
+
+    def register(
+        self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None, by: str | None = None
+    ) -> None:
+        """Add a lowering for one overload. source: the function whose place is told, if not this one. by: the module that registers it, if
+        not the caller.
 
         Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema.
         """
-        platforms = tuple(platforms)
-        rule = _rule(op, function, platforms, _place(source or function))
+        platforms, by = tuple(platforms), by or _caller()
+        if not by.startswith(_OWN):
+            self.fill()
+        rule = _rule(op, function, platforms, _place(source or function), by)
         for platform in platforms or (None,):
             if earlier := self._rules.get((op, platform)):
                 raise ValueError(f"{op} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {rule.where}")
             self._rules[op, platform] = rule
 
-    def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = ()) -> None:
+    def hold(self, op: OpOverload, find: Callable[[Node], Any]) -> None:
+        """What a node of this op only names in its arguments: whoever keeps the graph keeps it alive. find: gives it."""
+        self._holding[op] = find
+
+    def held(self, node: Node) -> Any:
+        """What is to be kept alive for a node; None for most."""
+        find = self._holding.get(node.target) if isinstance(node.target, OpOverload) else None
+        return None if find is None else find(node)
+
+    def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = (), by: str | None = None) -> None:
         """For an op of another library, which may not exist yet, as "namespace::name": for all its overloads whose schema it fits.
+
+        by: as of `register`.
 
         Raises: ValueError if the name has such a lowering already.
         """
-        named = _Named(function, tuple(platforms), _place(function))
+        by = by or _caller()
+        if not by.startswith(_OWN):
+            self.fill()
+        named = _Named(function, tuple(platforms), _place(function), by)
         for platform in named.platforms or (None,):
             if earlier := self._named.get((name, platform)):
                 raise ValueError(f"{name} has two lowerings for {platform or 'all platforms'}: at {earlier.where} and at {named.where}")
@@ -147,6 +199,7 @@ class Registry:
 
         Raises: TypeError if the op has a lowering by its name, which fits none of its overloads.
         """
+        self.fill()
         if rule := self._rules.get((op, platform)) or self._rules.get((op, None)):
             return rule
         for place in (platform, None):
@@ -166,30 +219,36 @@ class Registry:
         return self._bound[key]
 
     def places(self) -> list[str] | None:
-        """Which op has its lowering from where. None if one is from elsewhere than dynaxla and JAX, whose versions say what it does."""
-        rules = [(str(op), platform, rule.where) for (op, platform), rule in list(self._rules.items())]
-        rules += [(name, platform, lowering.where) for (name, platform), lowering in list(self._named.items())]
-        if any(where.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, where in rules):
+        """Which op has from where a lowering that others have registered: dynaxla's sources say which it registers itself.
+
+        None if one of them is from elsewhere than dynaxla and JAX, whose versions say what it does.
+        """
+        found = [(str(op), platform, rule.where, rule.by) for (op, platform), rule in list(self._rules.items())]
+        found += [(name, platform, lowering.where, lowering.by) for (name, platform), lowering in list(self._named.items())]
+        others = [(op, platform, where) for op, platform, where, by in found if not by.startswith(_OWN)]
+        if any(where.partition(":")[0].partition(".")[0] not in ("dynaxla", "jax") for _, _, where in others):
             return None
-        return sorted(f"{op} {platform} {where}" for op, platform, where in rules)
+        return sorted(f"{op} {platform} {where}" for op, platform, where in others)
 
     def __len__(self) -> int:
+        self.fill()
         return len(self._rules) + len(self._named)
 
     def ops(self) -> set[OpOverload]:
         """Every overload that has a lowering on some platform, of those ops that exist."""
+        self.fill()
         named = {op for (name, _), lowering in list(self._named.items()) for op in _existing(name) if self._bind(op, lowering) is not None}
         return {op for op, _ in list(self._rules)} | named
 
 
-def _rule(op: OpOverload, function: Lowering, platforms: tuple[str, ...], where: str) -> Rule:
+def _rule(op: OpOverload, function: Lowering, platforms: tuple[str, ...], where: str, by: str) -> Rule:
     positional, keywords, takes_context = _parameters(op, function)
-    return Rule(op, function, platforms, takes_context, where, positional, keywords)
+    return Rule(op, function, platforms, takes_context, where, by, positional, keywords)
 
 
 def _try_rule(op: OpOverload, named: _Named) -> tuple[Rule | None, TypeError | None]:
     try:
-        return _rule(op, named.function, named.platforms, named.where), None
+        return _rule(op, named.function, named.platforms, named.where, named.by), None
     except TypeError as error:
         return None, error
 
@@ -198,6 +257,11 @@ def _place(function: Lowering) -> str:
     """Where a function is written, as module:line."""
     code = inspect.unwrap(function)
     return f"{getattr(inspect.getmodule(code), '__name__', '?')}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"
+
+
+def _caller() -> str:
+    """The module that has called the function that calls this one."""
+    return str(sys._getframe(2).f_globals.get("__name__"))
 
 
 def _overloads(op: OpOverload) -> list[OpOverload]:
@@ -212,7 +276,11 @@ def _existing(name: str) -> list[OpOverload]:
     return [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
 
 
-registry = Registry()
+def _load() -> None:
+    importlib.import_module(".ops", __package__).load()
+
+
+registry = Registry(_load)
 
 
 def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Function], Function]:
@@ -224,14 +292,16 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
     broadcasting), and its result is cast to the promoted result dtype.
     """
 
+    by = _caller()
+
     def decorate(function: Function) -> Function:
         for op in ops:
             if isinstance(op, str):
                 if promote:
                     raise TypeError(f"{op}: promotion needs the op's schema, so give the overload instead of its name")
-                registry.register_name(op, function, platforms)
+                registry.register_name(op, function, platforms, by)
                 continue
-            registry.register(op, _promoting(function, promote) if promote else function, platforms, source=function)
+            registry.register(op, _promoting(function, promote) if promote else function, platforms, function, by)
         return function
 
     return decorate
@@ -239,8 +309,9 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
 
 def lower_table(table: Mapping[OpOverload, Lowering], promote: Promotion | None = None) -> None:
     """Register one-line lowerings: a table from overloads to functions. `promote`: as of `lowers`."""
+    by = _caller()
     for op, function in table.items():
-        registry.register(op, _promoting(function, promote) if promote else function, source=function)
+        registry.register(op, _promoting(function, promote) if promote else function, source=function, by=by)
 
 
 def _promoting(function: Lowering, kind: Promotion) -> Lowering:

@@ -6,6 +6,7 @@ The lock is TorchDynamo's own: graphs that TorchDynamo captures and others exclu
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,14 @@ from . import private
 def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
     """Inside, no other thread records or captures a graph."""
     return private.capture_lock
+
+
+_thread = threading.local()  # depth: how many `capturing` this thread is in
+
+
+def is_capturing() -> bool:
+    """Whether this thread is inside of `capturing`: whoever traces now, the graph is for dynaxla."""
+    return getattr(_thread, "depth", 0) > 0
 
 
 @contextlib.contextmanager
@@ -27,7 +36,9 @@ def capturing() -> Iterator[None]:
     with private.capture_lock, private.checks_have_an_effect():
         before = private.compiling_flag()
         private.set_compiling_flag(True)
+        _thread.depth = getattr(_thread, "depth", 0) + 1
         try:
             yield
         finally:
+            _thread.depth -= 1
             private.set_compiling_flag(before)

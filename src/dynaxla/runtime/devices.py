@@ -26,6 +26,11 @@ def is_in_xla(device: torch.device) -> bool:
     return device.type in _in_xla
 
 
+def drives(kind: str) -> bool:
+    """Whether there are tensors on such a torch device, by its type, and they are arrays."""
+    return kind in _in_xla
+
+
 def platform_of(device: torch.device) -> str:
     """JAX's name for the platform of a torch device.
 
@@ -90,6 +95,19 @@ def jax_device(device: torch.device) -> jax.Device:
         return _in_xla[device.type](device.index or 0)
     platform = platform_of(device)
     return clients.cpu_device() if platform == "cpu" else _accelerator(platform, with_index(device))
+
+
+@functools.cache
+def users_cpu_device() -> jax.Device:
+    """The CPU of JAX's own client, where a user's arrays are; `clients.cpu_device` is another one.
+
+    Raises: UnsupportedTensor if JAX was told to do without it.
+    """
+    try:
+        return _without_preallocation(lambda: jax.local_devices(backend="cpu"))[0]
+    except RuntimeError as error:
+        hint = "let the variable JAX_PLATFORMS name the CPU, too, e.g. cuda,cpu"
+        raise UnsupportedTensor(f"JAX has no CPU here: {error}", hint=hint) from error
 
 
 @functools.cache

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch._dynamo import source as _source
 from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
 from torch._guards import TracingContext
 
@@ -53,12 +53,22 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (type(tensor), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
 
 
+# Whether this torch's guards can call a function (see below).
+CAN_ASK = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
+
+
+def guard_answer(module: str, attributes: Sequence[str]) -> None:
+    """Let TorchDynamo compile anew what it captures now when a function without arguments, found in a module by these names, gives
+    something else. Outside of its captures nothing happens. Only where CAN_ASK."""
+    if TracingContext.try_get() is not None:
+        found: Any = _source.ImportSource(module)
+        for name in attributes:
+            found = _source.AttrSource(found, name)
+        install_guard(_source.CallFunctionNoArgsSource(found).make_guard(GuardBuilder.EQUALS_MATCH))
+
+
 def guard_current_gpu() -> None:
     """Let TorchDynamo compile anew what it captures now when torch has another current GPU: of itself it does not ask. Outside of its
     captures, and with a torch that has no such guard, nothing happens."""
-    with contextlib.suppress(ImportError):
-        from torch._dynamo.source import AttrSource, CallFunctionNoArgsSource, ImportSource
-
-        if TracingContext.try_get() is not None:
-            current = CallFunctionNoArgsSource(AttrSource(AttrSource(ImportSource("torch"), "cuda"), "current_device"))
-            install_guard(current.make_guard(GuardBuilder.EQUALS_MATCH))
+    if CAN_ASK:
+        guard_answer("torch", ("cuda", "current_device"))

@@ -22,7 +22,9 @@ from typing import Any
 import jax
 import torch
 from torch._library.effects import EffectType
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack, _pop_mode_temporarily
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
 
 from .. import forks
 from ..errors import UnsupportedVersion
@@ -152,6 +154,35 @@ def implemented_in_python() -> list[str]:
     """Which kernels others' Python has registered, as op/key."""
     own = {name for library in _own_libraries for name in getattr(library, "_op_impls", ())}
     return [name for name in list(_impls) if name not in own]
+
+
+# The dispatch mode that sees ops first, or None; and the context without it.
+innermost_mode: Callable[[], Any] = _get_current_dispatch_mode
+without_innermost_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _pop_mode_temporarily
+
+
+# How torch computes expressions of sizes: a class whose methods are their operations, and what walks an expression with such a class.
+SizeArithmetic: Any = PythonReferenceAnalysis
+evaluate_size: Callable[..., Any] = sympy_interp
+
+
+def makes_no_guards(environment: Any) -> bool:
+    """Whether what is assumed of sizes now becomes no guard. environment: torch's, of symbolic sizes."""
+    return bool(environment.frozen or environment._suppress_guards_tls())
+
+
+def is_composite(op: Any) -> bool:
+    """Whether an op is made of others, for lack of a kernel."""
+    name = op.name()
+    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key
+    return bool(torch._C._dispatch_has_kernel(name) and has_kernel_for(name, "CompositeImplicitAutograd"))
+
+
+def functional_value(tensor: Any) -> torch.Tensor:
+    """What a functional tensor wraps, with all writes. Outside of functionalization's mode."""
+    torch._sync(tensor)
+    value: torch.Tensor = torch._from_functional_tensor(tensor.elem)
+    return value
 
 
 # How many dispatch modes are active in this thread; tens of nanoseconds.
@@ -459,3 +490,22 @@ def host_callbacks(lowered: jax.stages.Lowered) -> Any:
         return lowered._lowering.compile_args["host_callbacks"]
     except (AttributeError, KeyError):
         raise _unsupported("jax.stages.Lowered._lowering.compile_args['host_callbacks']") from None
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The axes of a mesh along which what has this type differs, inside of `jax.shard_map`. JAX has changed the name more than once."""
+    for name in ("manual_axis_type", "mat"):
+        if (kind := getattr(aval, name, None)) is not None:
+            return frozenset(kind.varying)
+    return frozenset(getattr(aval, "vma", ()))
+
+
+def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
+    """What `torch.compile` was given, if it made this module; else the module."""
+    found: torch.nn.Module = getattr(module, "_orig_mod", module)
+    return found
+
+
+def has_hooks(tensor: torch.Tensor) -> bool:
+    """Whether autograd calls something of the user's (`register_hook`) with this tensor's gradient, or after it has been added."""
+    return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import jax
 import numpy as np
+import pytest
 import torch
 
+from dynaxla.lowering.cpu.exponential import exp as exp_of_arrays
 from dynaxla.lowering.cpu.exponential import exp_nonpositive
 
 # The largest float32 whose exponential is finite, and the least whose is not denormal.
@@ -41,3 +44,11 @@ def test_nonpositive() -> None:
     expected = np.exp(x[:-7].astype(np.float64))
     assert np.max(np.abs(actual[:-7] - expected) / expected) < np.finfo(np.float32).eps
     np.testing.assert_array_equal(actual[-7:], np.float32([1, 1, 0, 0, 0, 0, math.nan]))
+
+
+@pytest.mark.parametrize("function", [exp_of_arrays, exp_nonpositive])
+def test_derivatives(function: Callable[[jax.Array], jax.Array]) -> None:
+    """JAX's own derivative of arithmetic on bits is zero."""
+    x = np.float32([-3, -0.5, 0])
+    for derivative in (jax.grad(function), jax.grad(jax.grad(function)), lambda x: jax.jvp(function, (x,), (np.float32(1),))[1]):
+        np.testing.assert_allclose(jax.jit(jax.vmap(derivative))(x), np.exp(x), rtol=1e-6)

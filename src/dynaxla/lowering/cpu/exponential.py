@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 from jax import Array, lax
 
@@ -25,12 +26,29 @@ _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-
 
 def exp(x: Array) -> Array:
     """e to the power of x, elementwise."""
-    return lax.platform_dependent(x, cpu=_exp, default=lax.exp) if x.dtype == np.float32 else lax.exp(x)
+    return _exp_anywhere(x) if x.dtype == np.float32 else lax.exp(x)
 
 
 def exp_nonpositive(x: Array) -> Array:
     """e to the power of x, elementwise, with fewer instructions than `exp`: NaN for NaN, and any number where x is above 0."""
-    return lax.platform_dependent(x, cpu=_exp_nonpositive, default=lax.exp) if x.dtype == np.float32 else lax.exp(x)
+    return _exp_nonpositive_anywhere(x) if x.dtype == np.float32 else lax.exp(x)
+
+
+# JAX would take the derivative of arithmetic on bits for zero.
+
+
+@jax.custom_jvp
+def _exp_anywhere(x: Array) -> Array:
+    return lax.platform_dependent(x, cpu=_exp, default=lax.exp)
+
+
+@jax.custom_jvp
+def _exp_nonpositive_anywhere(x: Array) -> Array:
+    return lax.platform_dependent(x, cpu=_exp_nonpositive, default=lax.exp)
+
+
+_exp_anywhere.defjvps(lambda tangent, result, x: lax.mul(tangent, result))
+_exp_nonpositive_anywhere.defjvps(lambda tangent, result, x: lax.mul(tangent, result))
 
 
 def _exp(x: Array) -> Array:

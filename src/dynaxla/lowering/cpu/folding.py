@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from jax import Array, lax
 
 from .. import dtypes
+from ..dimensions import all_known
 from ..promotion import number
 from .in_memory import in_memory
 
@@ -67,6 +68,8 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     XLA:CPU adds windows of 32 by 32 where several neighbouring dimensions disappear, each number's neighbours in memory last: that takes up
     to 12 times as long as it could. It does so for a single one too, if that has been made of several.
     """
+    if not all_known(x.shape):
+        return lax.reduce_sum(x, dims)
     large = [dim for dim in dims if x.shape[dim] > 1]
     first, last = min(large, default=0), max(large, default=0)
     apart = len(large) <= last - first
@@ -88,6 +91,8 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
 def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[Array, Array], Array], identity: float) -> Array:
     dims = tuple(dims)
     outer = x.ndim - len(dims)
+    if not all_known(x.shape):
+        return plain(x, dims)
     count = math.prod(x.shape[outer:])
     # A float8 may lack infinities.
     foldable = dtypes.is_float(x.dtype) and x.dtype.itemsize > 1
@@ -120,7 +125,8 @@ def is_foldable(x: Array, dims: Sequence[int]) -> bool:
     """Whether a sum over dims is one for `sum_rows`: neighbours, in front of others."""
     first, last = min(dims, default=0), max(dims, default=0)
     return (
-        dtypes.is_float(x.dtype)
+        all_known(x.shape)
+        and dtypes.is_float(x.dtype)
         and x.dtype.itemsize >= 4
         and len(dims) == last - first + 1
         and math.prod(x.shape[last + 1 :]) > 1

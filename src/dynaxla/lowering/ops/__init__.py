@@ -1,7 +1,10 @@
-"""The lowerings, one module per kind of op. Importing this package fills the registry."""
+"""The lowerings, one module per kind of op. Importing a module registers its lowerings."""
 
 from importlib import import_module
 from pkgutil import iter_modules
 
-for _module in iter_modules(__path__):
-    import_module(f"{__name__}.{_module.name}")
+
+def load() -> None:
+    """Import all modules."""
+    for module in iter_modules(__path__):
+        import_module(f"{__name__}.{module.name}")

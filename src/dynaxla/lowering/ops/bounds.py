@@ -12,7 +12,7 @@ from jax import Array, lax
 from torch.fx import Node
 
 from ..context import Context
-from ..dimensions import wrap
+from ..dimensions import surely, wrap
 from ..promotion import number
 
 aten = torch.ops.aten
@@ -29,13 +29,13 @@ def require_index(
     """
     low, high = -size if from_end else 0, size - 1
     known = interval(ctx, source)
-    if index.size == 0 or (known is not None and low <= known[0] and known[1] <= high):
+    if index.size == 0 or (known is not None and surely(lambda: low <= known[0] and known[1] <= high)):
         return
     limits = np.iinfo(index.dtype)
     good = lax.full(index.shape, True)
-    if low > limits.min:
+    if not surely(lambda: low <= limits.min):
         good = lax.ge(index, number(low, index.dtype))
-    if high < limits.max:
+    if not surely(lambda: high >= limits.max):
         good = lax.bitwise_and(good, lax.le(index, number(high, index.dtype)))
     ctx.require(good, error, message)
 

@@ -10,6 +10,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from ..context import Context
+from ..promotion import broadcast_shapes
 from ..registry import lowers
 from .indexing import take_along
 from .reductions import linalg_vector_norm
@@ -20,7 +21,7 @@ aten = torch.ops.aten
 
 def _pairs(x: Array, other: Array) -> Array:
     """[..., P, M] and [..., R, M] to the differences [..., P, R, M]."""
-    batch = np.broadcast_shapes(x.shape[:-2], other.shape[:-2])
+    batch = broadcast_shapes([x.shape[:-2], other.shape[:-2]])
     shape = (*batch, x.shape[-2], other.shape[-2], x.shape[-1])
     rank, first, second = len(shape), x.ndim - 2, other.ndim - 2
     x = lax.reshape(x, (*(1,) * (len(batch) - first), *x.shape[:-1], 1, x.shape[-1]))

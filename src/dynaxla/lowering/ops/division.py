@@ -13,9 +13,11 @@ from jax import numpy as jnp
 
 from .. import dtypes
 from ..context import Context
+from ..dimensions import surely
 from ..open_numbers import is_open
-from ..promotion import Promotion, elementwise, full_like, number, result_type
+from ..promotion import Promotion, broadcast_shapes, elementwise, full_like, number, result_type
 from ..registry import lowers
+from ..symbolic_numbers import as_array, is_symbolic
 from .bounds import refuse_unless
 from .rounding import rounded, truncate
 
@@ -36,8 +38,8 @@ def div(x: Any, y: Any, ctx: Context) -> Array:
 def _is_broadcast(x: Any, y: Any) -> bool:
     """Whether elements of x share an element of y, and that is not known to be a power of two."""
     if isinstance(y, Array):
-        return isinstance(x, Array) and y.shape != np.broadcast_shapes(x.shape, y.shape)
-    return is_open(y) or isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
+        return isinstance(x, Array) and y.shape != broadcast_shapes([x.shape, y.shape])
+    return is_open(y) or is_symbolic(y) or isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
 
 
 def exact_division(ctx: Context) -> Function:
@@ -108,6 +110,10 @@ def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
 def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
     if not ctx.eager.refuses_zero_divisors or dtypes.is_inexact(result_type((x, y))) or 0 in ctx.output.shape:
         return
+    if is_symbolic(y):
+        if surely(lambda: y > 0):
+            return
+        y = as_array(y)
     if isinstance(y, Array):
         ctx.require(lax.ne(y, number(0, y.dtype)), RuntimeError, "ZeroDivisionError")
     else:

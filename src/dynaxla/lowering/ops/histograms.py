@@ -166,8 +166,11 @@ def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Con
 
     Shape:  [bins].
     Dtype:  that of x.
-    Source: ATen native/cpu/HistogramKernel.cpp: the bin comes from a division that is rounded, not from the edges.
+    Source: ATen native/cpu/HistogramKernel.cpp: the bin comes from a division that is rounded, not from the edges. Of integers, which
+            torch's kernel for CPUs refuses: native/cuda/SummaryOps.cu.
     """
+    if np.issubdtype(x.dtype, np.integer):
+        return _integer_histc(x, bins, int(min), int(max), ctx)
     flat, work = lax.reshape(x, (x.size,)), dtypes.accumulator(x.dtype)
     low, high = (lax.full((), end, np.float64) for end in (min, max))
     if min == max and x.size:
@@ -184,3 +187,18 @@ def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Con
     place, inside = rounded(lax.div(scaled, span), x.dtype), _inside(values, low, high)
     place = convert(lax.select(inside, place, full_like(place, 0)), _INT64)
     return _collect(lax.min(place, full_like(place, bins - 1)), inside, [bins], None, x.dtype)
+
+
+def _integer_histc(x: Array, bins: int, min: int, max: int, ctx: Context) -> Array:
+    """`histc` in int64, with a division that rounds down."""
+    flat = convert(lax.reshape(x, (x.size,)), _INT64)
+    low, high = (lax.full((), end, _INT64) for end in (min, max))
+    if min == max and x.size:
+        low, high = lax.reduce_min(flat, (0,)), lax.reduce_max(flat, (0,))
+    low, high = _widened(low, high, 1)
+    ctx.require(lax.lt(low, high), RuntimeError, "torch.histc: max must be larger than min")
+    inside = _inside(flat, low, high)
+    distance = lax.sub(flat, lax.broadcast(low, flat.shape))
+    place = lax.div(lax.mul(distance, full_like(flat, bins)), lax.broadcast(lax.sub(high, low), flat.shape))
+    place = lax.select(inside, lax.min(place, full_like(place, bins - 1)), full_like(place, 0))
+    return _collect(place, inside, [bins], None, x.dtype)

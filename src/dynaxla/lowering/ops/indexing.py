@@ -19,7 +19,7 @@ from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
-from ..promotion import broadcast, convert, expand
+from ..promotion import broadcast, broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, refuse_unless, require_index
 from .scans import running_sum
@@ -216,7 +216,7 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
     Dtype:  that of x.
     """
     refuse_unless(ctx, dtypes.is_bool(mask.dtype), RuntimeError, "masked_scatter_ only supports boolean masks")
-    shape = np.broadcast_shapes(x.shape, mask.shape)
+    shape = broadcast_shapes([x.shape, mask.shape])
     x, mask = expand(x, shape), expand(convert(mask, np.dtype(np.bool_)), shape)
     if source.size < x.size:
         needed = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))

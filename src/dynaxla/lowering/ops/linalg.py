@@ -15,7 +15,7 @@ from jax import numpy as jnp
 
 from ..context import Context
 from ..dtypes import DType
-from ..promotion import convert, expand, full_like
+from ..promotion import broadcast_shapes, convert, expand, full_like
 from ..registry import lowers
 from .comparison import is_finite, is_nan
 from .creation import conjugate
@@ -50,7 +50,7 @@ def identity(size: int, dtype: DType, batch: Sequence[int] = ()) -> Array:
 
 def common_batch(*matrices: Array) -> list[Array]:
     """Matrices of any shapes, with their batch dimensions broadcast against each other."""
-    batch = np.broadcast_shapes(*[matrix.shape[:-2] for matrix in matrices])
+    batch = broadcast_shapes([matrix.shape[:-2] for matrix in matrices])
     return [expand(matrix, (*batch, *matrix.shape[-2:])) for matrix in matrices]
 
 

@@ -17,6 +17,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import few_vectors, onednn, torch_kernels
 from ..cpu.widening import widened
+from ..dimensions import surely
 from ..dtypes import DType
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
@@ -205,7 +206,7 @@ def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
 @CONTRACTION.form("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
     dtype = dtypes.accumulator(problem.out)
-    x, y = widened(x, y, problem.platform, min(problem.rows, problem.columns) <= 1)
+    x, y = widened(x, y, problem.platform, surely(lambda: min(problem.rows, problem.columns) <= 1))
     out = lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
     return convert(out, problem.out)
 

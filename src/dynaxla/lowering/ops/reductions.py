@@ -13,9 +13,9 @@ from jax import Array, lax
 from .. import dtypes
 from ..context import Context
 from ..cpu.folding import reduce_max, reduce_min
-from ..dimensions import reduced, wrap
+from ..dimensions import reduced, surely, wrap
 from ..dtypes import DType
-from ..promotion import convert, expand
+from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 
 aten = torch.ops.aten
@@ -160,7 +160,7 @@ def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False) -> tuple
 def first_place(hits: Array, dim: int) -> Array:
     """The first index along one dimension where `hits` is True; it has to be somewhere."""
     size = hits.shape[dim]
-    kind = "int32" if size < 2**31 else "int64"
+    kind = "int32" if surely(lambda: size < 2**31) else "int64"
     places = lax.broadcasted_iota(kind, hits.shape, dim)
     return convert(reduce_min(lax.select(hits, places, lax.full_like(places, size - 1)), (dim,)), _INT64)
 
@@ -464,5 +464,5 @@ def dist(x: Array, other: Array, p: float = 2, *, ctx: Context) -> Array:
     Shape:  [].
     Dtype:  that of x; for complex x the real dtype.
     """
-    shape = np.broadcast_shapes(x.shape, other.shape)
+    shape = broadcast_shapes([x.shape, other.shape])
     return linalg_vector_norm(lax.sub(expand(x, shape), expand(other, shape)), p, ctx=ctx)

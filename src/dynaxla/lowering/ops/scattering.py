@@ -19,7 +19,7 @@ from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
-from ..promotion import convert, expand
+from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, require_index
 from .indexing import Picks, clamped, from_front, ordinals, require_elements, require_flat, require_indices, take_along
@@ -363,7 +363,7 @@ def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> A
     Shape:  `sizes`, that of the source.
     """
     count = math.prod(sizes)
-    shape = np.broadcast_shapes(mask.shape, grad.shape)
+    shape = broadcast_shapes([mask.shape, grad.shape])
     mask, grad = expand(mask, shape), expand(grad, shape)
     # A place past the end is dropped.
     places = lax.select(mask, ordinals(mask), lax.full(grad.shape, count, np.dtype(np.int64)))

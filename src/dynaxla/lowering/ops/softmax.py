@@ -9,6 +9,7 @@ from .. import dtypes
 from ..cpu.exponential import exp_nonpositive
 from ..cpu.folding import reduce_largest, reduce_max, reduce_sum
 from ..cpu.in_memory import in_memory
+from ..dimensions import surely
 from ..dtypes import DType
 from ..promotion import convert
 from ..registry import lowers
@@ -45,7 +46,7 @@ def _result_dtype(x: Array, half_to_float: bool) -> DType:
 
 def _normalized_exponentials(wide: Array, dim: int) -> Array:
     weights = exp_nonpositive(_shifted(wide, dim))
-    if wide.size <= _FEW_ROWS * wide.shape[dim]:
+    if surely(lambda: wide.size <= _FEW_ROWS * wide.shape[dim]):
         weights = in_memory(weights)
     return lax.div(weights, _spread(reduce_sum(weights, (dim,)), wide.shape, dim))
 

@@ -10,7 +10,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
-from ..dimensions import slice_dim, wrap
+from ..dimensions import slice_dim, surely, wrap
 from ..promotion import convert, expand, result_type
 from ..registry import lowers
 from .bounds import refuse_unless, require_index
@@ -25,7 +25,7 @@ _INT64 = np.dtype(np.int64)
 
 def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Array, Array]:
     """Stable, NaN as the largest value, -0.0 equal to 0.0; places as int32 if they fit."""
-    kind = "int32" if x.shape[dim] < 2**31 else "int64"
+    kind = "int32" if surely(lambda: x.shape[dim] < 2**31) else "int64"
     places = lax.broadcasted_iota(kind, x.shape, dim)
     if descending:
         # Sorting the reversed tensor and reversing the result keeps equal elements in order, and puts NaN first.

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .device import lazy as lazy
     from .device import set_mode as set_mode
     from .device import sync as sync
+    from .errors import ArgumentError as ArgumentError
     from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
     from .errors import CompilationError as CompilationError
@@ -28,6 +29,13 @@ if TYPE_CHECKING:
     from .errors import UnsupportedOp as UnsupportedOp
     from .errors import UnsupportedTensor as UnsupportedTensor
     from .errors import UnsupportedVersion as UnsupportedVersion
+    from .exported.model import ExportedModel as ExportedModel
+    from .exported.model import load_artifact as load_artifact
+    from .interop import as_jax as as_jax
+    from .interop import as_torch as as_torch
+    from .interop import to_jax as to_jax
+    from .interop import to_torch as to_torch
+    from .interop.export import export as export
     from .lowering import lowers as lowers
     from .observe import metrics as metrics
     from .runtime.background import finish_compilations as finish_compilations
@@ -44,9 +52,12 @@ _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_retrace"),
     "device": ("enable_device", "lazy", "set_mode", "sync"),
     "errors": (
-        "ArtifactError", "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError", "ForkError",
-        "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
+        "ArgumentError", "ArtifactError", "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError",
+        "ForkError", "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
     ),
+    "exported.model": ("ExportedModel", "load_artifact"),
+    "interop": ("as_jax", "as_torch", "to_jax", "to_torch"),
+    "interop.export": ("export",),
     "lowering": ("lowers",),
     "observe": ("metrics",),
     "runtime.background": ("finish_compilations",),
@@ -54,6 +65,8 @@ _PUBLIC = {
     "training": ("compile_step",),
 }  # fmt: skip
 __all__ = [name for names in _PUBLIC.values() for name in names]
+# Modules that need no torch, and whose names come without the others'.
+_ALONE = ("errors", "exported.model")
 # What these modules import in their turn can be reached without an import of its own too, e.g. dynaxla.observe.metrics.
 _REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tuning")
 
@@ -61,7 +74,9 @@ _REACHED = ("buffers", "capture", "config", "engine", "observe", "runtime", "tun
 def __getattr__(name: str) -> Any:
     """A public name at its first use, or a module; from then on it is an ordinary attribute."""
     if name in _REACHED or name in _PUBLIC or name in __all__:
-        for module, names in _PUBLIC.items():
+        alone = [module for module in _ALONE if name in _PUBLIC[module]]
+        for module in alone or _PUBLIC:
+            names = _PUBLIC[module]
             loaded = importlib.import_module(f".{module}", __name__)
             globals().update({public: getattr(loaded, public) for public in names})
         if name in _REACHED:

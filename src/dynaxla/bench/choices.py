@@ -28,9 +28,10 @@ FIRST_CALL = "first-call"
 STARTS = "starts"
 MEMORY = "training-memory"
 LENGTHS = "lengths"
+INTEROP = "interop"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
     "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
-    FIRST_CALL, STARTS, MEMORY, LENGTHS,
+    FIRST_CALL, STARTS, MEMORY, LENGTHS, INTEROP,
 )  # fmt: skip
 DEVICE_PARTS = ("inference", "forward-backward", "training-sgd")

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+from . import beside_jax, generation, lengths, report, suites, tables
 from . import engines as engine_table
-from . import generation, lengths, report, suites, tables
 from .benchmark_error import BenchmarkError
-from .choices import FIRST_CALL, LENGTHS, MEMORY, STARTS
+from .choices import FIRST_CALL, INTEROP, LENGTHS, MEMORY, STARTS
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .peak_memory import step_memory
@@ -94,7 +94,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
     Raises: BenchmarkError.
     """
-    known = [*PARTS, FIRST_CALL, STARTS, MEMORY, LENGTHS]
+    known = [*PARTS, FIRST_CALL, STARTS, MEMORY, LENGTHS, INTEROP]
     unknown = [name for name in parts if name not in known]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
@@ -112,6 +112,9 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
         elif name == LENGTHS:
             found[name] = {"environment": report.environment(), "runs": lengths.runs(models)}
             good = good and not any(run["disagreement"] for engines in found[name]["runs"].values() for run in engines.values())
+        elif name == INTEROP:
+            found[name] = {"environment": report.environment(), "runs": beside_jax.runs(models, seconds)}
+            good = good and beside_jax.is_good(found[name]["runs"])
         else:
             result = measure_part(PARTS[name], models, seconds)
             good = good and not result.bad_rows
@@ -213,6 +216,9 @@ def as_markdown(found: dict[str, Any]) -> str:
     if LENGTHS in found:
         lines += ["## Many lengths, float32, batch 1, one thread", "", tables.circumstances(found[LENGTHS]["environment"]), ""]
         lines += [*lengths.table(found[LENGTHS]["runs"]), ""]
+    if INTEROP in found:
+        lines += ["## PyTorch in JAX, float32", "", tables.circumstances(found[INTEROP]["environment"]), ""]
+        lines += [*beside_jax.table(found[INTEROP]["runs"]), ""]
     return "\n".join(lines)
 
 

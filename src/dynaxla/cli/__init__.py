@@ -9,6 +9,7 @@ import typer
 from .. import __version__
 from .bench import bench, bench_cpu, bench_device, bench_gpu, overhead
 from .examination import doctor
+from .exporting import export
 from .ops import WithScript, ops
 from .tune import tune
 
@@ -19,6 +20,7 @@ app.command("bench-gpu")(bench_gpu)
 app.command("bench-device")(bench_device)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
+app.command("export")(export)
 app.command("ops", cls=WithScript)(ops)
 app.command("tune")(tune)
 

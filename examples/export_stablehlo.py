@@ -1,0 +1,82 @@
+"""A PyTorch model as StableHLO, which a process without torch runs.
+
+    python examples/export_stablehlo.py --output exported
+
+A small transformer is exported with open batch and length, for CPUs, GPUs and TPUs, and saved. A second process, in which `import torch`
+fails, loads and calls it with JAX alone. Both must agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+from torch.export import Dim
+
+import dynaxla
+
+SHAPES = ((2, 7), (5, 12), (1, 3))
+WITHOUT_TORCH = """
+import sys
+
+sys.modules["torch"] = None  # import torch fails from here on
+import numpy as np
+import dynaxla
+
+folder = sys.argv[1]
+model = dynaxla.load_artifact(folder + "/model")
+arrays = np.load(folder + "/given.npz")
+np.savez(folder + "/found.npz", **{name: np.asarray(model.call(arrays[name])) for name in arrays.files})
+"""
+
+
+class Classifier(nn.Module):
+    """Of sequences of tokens, by the mean of what a transformer makes of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(100, 32)
+        self.layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True)
+        self.head = nn.Linear(32, 5)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layer(self.table(tokens)).mean(1))
+
+
+def export_to(folder: Path) -> float:
+    """Export the model, call it without torch, and return the largest difference from eager mode."""
+    torch.manual_seed(0)
+    model = Classifier().eval()
+    calls = {f"{batch} by {length}": torch.randint(0, 100, (batch, length)) for batch, length in SHAPES}
+    example = next(iter(calls.values()))
+    exported = dynaxla.export(model, (example,), dynamic_shapes=({0: Dim("batch"), 1: Dim("length", max=512)},))
+    exported.save(folder / "model", overwrite=True)
+    print(f"{folder / 'model'}: takes {', '.join(map(str, exported.manifest.inputs))}, for {', '.join(exported.platforms)}")
+    np.savez(folder / "given.npz", **{name: tokens.numpy() for name, tokens in calls.items()})
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH, str(folder)], check=True)
+    found = np.load(folder / "found.npz")
+    with torch.no_grad():
+        return max(float(np.abs(found[name] - model(tokens).numpy()).max()) for name, tokens in calls.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="The directory to write to; without it, one that is removed at the end.")
+    output = parser.parse_args().output
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = output or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        difference = export_to(folder)
+    print(f"without torch, {len(SHAPES)} shapes differ from eager mode by at most {difference:.0e}")
+    if difference > 1e-5:
+        raise SystemExit("they were to be the same")
+
+
+if __name__ == "__main__":
+    main()

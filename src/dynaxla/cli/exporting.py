@@ -1,0 +1,158 @@
+"""`dynaxla export`: a user's model as a StableHLO artifact."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+from rich.console import Console
+
+from .bench import bad_requests_shown
+
+_PLATFORMS = ["cpu", "cuda", "tpu"]
+_INPUT = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[^\[\]]*)\]")
+_SIZE = re.compile(r"(?P<number>\d+)|(?P<name>[A-Za-z]\w*)(?:<=(?P<largest>\d+))?")
+# Dynamic dimensions have these sizes while the model is captured: no two the same, so that none is taken for another.
+_EXAMPLES = (5, 7, 11, 13, 17, 19)
+
+_MODEL = typer.Argument(
+    help="package.module:name or path/to/file.py:name, of a module, or of a function without arguments that makes one.",
+    metavar="MODEL",
+    show_default=False,
+)
+_INPUTS = typer.Option(
+    "--input",
+    help="A tensor that the model takes, e.g. 'float32[batch,3,224,224]' or 'int64[batch,length<=512]'; once for each, in order. "
+    "Names are dynamic dimensions.",
+    show_default=False,
+)
+
+
+class Input(NamedTuple):
+    """A tensor as the command line describes it. Attributes: dtype (torch's name); sizes (numbers, or names of dynamic dimensions)."""
+
+    dtype: str
+    sizes: tuple[int | str, ...]
+
+
+def export(
+    model: Annotated[str, _MODEL],
+    output: Annotated[Path, typer.Option(help="The directory to write.", show_default=False)],
+    inputs: Annotated[list[str] | None, _INPUTS] = None,
+    platform: Annotated[list[str] | None, typer.Option(help=f"Of cpu, cuda, rocm and tpu. Default: {', '.join(_PLATFORMS)}.")] = None,
+    weights: Annotated[str, typer.Option(help="arguments: beside the program; constants: in it.")] = "arguments",
+    train: Annotated[bool, typer.Option("--train", help="Leave the model in its mode; else model.eval() comes first.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an exported model that is there.")] = False,
+) -> None:
+    """Write a model as StableHLO, with weights and a manifest, for dynaxla.load_artifact, which needs no torch."""
+    described, largest = parsed(inputs or [])
+    import torch
+
+    from ..errors import DynaxlaError
+    from ..interop.export import export as make
+
+    found = loaded(model)
+    with bad_requests_shown(DynaxlaError):
+        if isinstance(found, torch.nn.Module) and not train:
+            found.eval()
+        made = make(
+            found,
+            tuple(_tensor(spec, examples(described, largest)) for spec in described),
+            dynamic_shapes=_dynamic_shapes(described, largest),
+            platforms=platform or _PLATFORMS,
+            weights=weights,  # type: ignore[arg-type]
+        )
+        made.save(output, overwrite=overwrite)
+    console = Console(soft_wrap=True, highlight=False, markup=False)
+    console.print(f"{output}: {made.manifest.name} for {', '.join(made.platforms)}")
+    for title, specs in (("takes", made.manifest.inputs), ("gives", made.manifest.outputs)):
+        console.print(f"  {title} {', '.join(map(str, specs))}")
+    if made.manifest.updates:
+        console.print(f"  gives new values of {', '.join(made.manifest.updates)}")
+    if made.manifest.draws_random:
+        console.print("  draws random numbers: call(..., key=jax.random.key(0))")
+    console.print(f"  {len(made.manifest.weights)} weights beside the program")
+
+
+def parsed(inputs: list[str]) -> tuple[list[Input], dict[str, int | None]]:
+    """The inputs, and of each dynamic dimension the largest size, or None. Raises: typer.BadParameter."""
+    found: list[Input] = []
+    largest: dict[str, int | None] = {}
+    for text in inputs:
+        match = _INPUT.fullmatch(text.replace(" ", ""))
+        if match is None:
+            raise typer.BadParameter(f"{text!r} is no tensor; an example: float32[batch,3,224,224]", param_hint="--input")
+        sizes: list[int | str] = []
+        for item in match["sizes"].split(",") if match["sizes"] else []:
+            size = _SIZE.fullmatch(item)
+            if size is None:
+                raise typer.BadParameter(f"{item!r} in {text!r} is neither a size nor a name", param_hint="--input")
+            sizes.append(int(size["number"]) if size["number"] else size["name"])
+            if size["name"]:
+                largest[size["name"]] = int(size["largest"]) if size["largest"] else largest.get(size["name"])
+        found.append(Input(match["dtype"], tuple(sizes)))
+    return found, largest
+
+
+def examples(inputs: list[Input], largest: dict[str, int | None]) -> dict[str, int]:
+    """A size for each dynamic dimension, to capture the model with."""
+    names = list(dict.fromkeys(size for spec in inputs for size in spec.sizes if isinstance(size, str)))
+    return {name: min(_EXAMPLES[index % len(_EXAMPLES)], largest[name] or _EXAMPLES[-1]) for index, name in enumerate(names)}
+
+
+def _tensor(spec: Input, sizes: dict[str, int]) -> Any:
+    """Zeros are indices that any table has; floats are random."""
+    import torch
+
+    dtype = getattr(torch, spec.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise typer.BadParameter(f"torch has no dtype {spec.dtype!r}", param_hint="--input")
+    shape = [sizes[size] if isinstance(size, str) else size for size in spec.sizes]
+    return torch.randn(shape).to(dtype) if dtype.is_floating_point or dtype.is_complex else torch.zeros(shape, dtype=dtype)
+
+
+def _dynamic_shapes(inputs: list[Input], largest: dict[str, int | None]) -> Any:
+    from torch.export import Dim
+
+    dims = {name: Dim(name, max=high) if high else Dim(name) for name, high in largest.items()}
+    if not dims:
+        return None
+    return tuple({place: dims[size] for place, size in enumerate(spec.sizes) if isinstance(size, str)} for spec in inputs)
+
+
+def loaded(place: str) -> Any:
+    """The module that a name of a Python object stands for. Raises: typer.BadParameter; what the user's code raises."""
+    import importlib
+    import sys
+
+    import torch
+
+    source, _, name = place.rpartition(":")
+    if not source or not name:
+        raise typer.BadParameter(f"{place!r}: give package.module:name or path/to/file.py:name", param_hint="MODEL")
+    try:
+        if source.endswith(".py"):
+            path = Path(source).resolve()
+            if not path.is_file():
+                raise typer.BadParameter(f"{source} is not a file", param_hint="MODEL")
+            sys.path.insert(0, str(path.parent))
+            found = importlib.import_module(path.stem)
+        else:
+            sys.path.insert(0, "")
+            found = importlib.import_module(source)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"{source}: {error}", param_hint="MODEL") from None
+    finally:
+        sys.path.pop(0)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise typer.BadParameter(f"{source} has no {name}", param_hint="MODEL")
+        found = getattr(found, part)
+    if isinstance(found, torch.nn.Module):
+        return found
+    made = found() if callable(found) else found
+    if not isinstance(made, torch.nn.Module):
+        raise typer.BadParameter(f"{place} makes a {type(made).__name__}, not a torch.nn.Module", param_hint="MODEL")
+    return made

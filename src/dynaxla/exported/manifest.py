@@ -1,0 +1,158 @@
+"""What is known of an exported model besides its program and its weights: `manifest.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .structures import Structure, count
+
+FORMAT = "dynaxla.exported"
+VERSION = 1
+# By the name in a manifest. What numpy lacks is JAX's.
+DTYPES: dict[str, np.dtype] = {
+    name: np.dtype(getattr(ml_dtypes, name, None) or name)
+    for name in (
+        "bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "bfloat16", "float32", "float64",
+        "complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu",
+    )
+}  # fmt: skip
+
+
+class Damaged(Exception):
+    """It is not what was written; the message says what is wrong."""
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """An array that a program takes or gives.
+
+    Attributes: name; shape (numbers, and expressions of dynamic dimensions as text, such as "batch" or "2*length"); dtype (numpy's name).
+    """
+
+    name: str
+    shape: tuple[int | str, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True)
+class CheckSpec:
+    """What must hold while a program runs, or the call raises. Attributes: error (the name of Python's exception); message."""
+
+    error: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """All facts of an exported model.
+
+    The program takes the weights, then the key (uint32[2]) if it draws random numbers, then the inputs. It gives the outputs, then the new
+    values of `updates`, then, if there are checks, the number of the first one that failed (int32[], -1 if none did).
+
+    Attributes: name; platforms (JAX's names); dimensions (of each dynamic one, the smallest size and the largest, or None for no limit);
+    weights; inputs; outputs; arguments (of the call: a tuple of the positional ones and the named ones); results; updates (the weights
+    whose new values it gives); checks; draws_random; calling_convention (JAX's version of it); is_polymorphic (whether XLA compiles it for
+    given sizes or a platform that the call decides); made_with (versions, for people).
+    """
+
+    name: str
+    platforms: tuple[str, ...]
+    dimensions: Mapping[str, tuple[int, int | None]]
+    weights: tuple[ArraySpec, ...]
+    inputs: tuple[ArraySpec, ...]
+    outputs: tuple[ArraySpec, ...]
+    arguments: Structure
+    results: Structure
+    updates: tuple[str, ...]
+    checks: tuple[CheckSpec, ...]
+    draws_random: bool
+    calling_convention: int
+    is_polymorphic: bool
+    made_with: Mapping[str, str]
+
+    def taken(self) -> tuple[ArraySpec, ...]:
+        """What the program takes, in its order."""
+        key = (ArraySpec("key", (2,), "uint32"),) if self.draws_random else ()
+        return self.weights + key + self.inputs
+
+    def given(self) -> tuple[ArraySpec, ...]:
+        """What the program gives, in its order."""
+        by_name = {spec.name: spec for spec in self.weights}
+        failure = (ArraySpec("failed_check", (), "int32"),) if self.checks else ()
+        return self.outputs + tuple(by_name[name] for name in self.updates) + failure
+
+
+def written(manifest: Manifest, files: Mapping[str, bytes]) -> bytes:
+    """As JSON, with a hash of each of the files that belong to it and one of its own."""
+    facts: dict[str, Any] = {"format": FORMAT, "version": VERSION, **dataclasses.asdict(manifest)}
+    facts["files"] = {name: {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in files.items()}
+    return json.dumps({**facts, "sha256": _digest(facts)}, indent=1).encode()
+
+
+def read(data: bytes, files: Mapping[str, bytes]) -> Manifest:
+    """What `written` wrote, compared with the files that lie beside it.
+
+    Raises: Damaged for another format or version, and for what is not what was written.
+    """
+    try:
+        facts = json.loads(data)
+    except ValueError as error:
+        raise Damaged(f"the manifest is no JSON: {error}") from None
+    if not isinstance(facts, dict) or facts.get("format") != FORMAT:
+        raise Damaged(f"the manifest is not one of format {FORMAT!r}")
+    if facts.get("version") != VERSION:
+        raise Damaged(f"the format's version is {facts.get('version')!r}, and this dynaxla reads version {VERSION}")
+    told = facts.pop("sha256", None)
+    if told != _digest(facts):
+        raise Damaged("the manifest was changed: its hash is another one")
+    described = facts["files"]
+    for name in described.keys() | files.keys():
+        if name not in files or name not in described:
+            raise Damaged(f"the file {name} is {'missing' if name not in files else 'not in the manifest'}")
+        size, content = described[name]["size"], files[name]
+        if len(content) != size:
+            raise Damaged(f"the file {name} has {len(content)} bytes, and the manifest says {size}")
+        if hashlib.sha256(content).hexdigest() != described[name]["sha256"]:
+            raise Damaged(f"the file {name} is another one than the manifest's: its hash differs")
+    try:
+        return _manifest(facts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise Damaged(f"the manifest is incomplete: {type(error).__name__}: {error}") from None
+
+
+def _digest(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _manifest(facts: Mapping[str, Any]) -> Manifest:
+    """Raises: KeyError, TypeError, ValueError."""
+    fields = {field.name: facts[field.name] for field in dataclasses.fields(Manifest)}
+    for name in ("weights", "inputs", "outputs"):
+        fields[name] = tuple(_array_spec(spec) for spec in fields[name])
+    fields["checks"] = tuple(CheckSpec(**check) for check in fields["checks"])
+    fields["dimensions"] = {name: (int(low), None if high is None else int(high)) for name, (low, high) in fields["dimensions"].items()}
+    fields["platforms"], fields["updates"] = tuple(fields["platforms"]), tuple(fields["updates"])
+    made = Manifest(**fields)
+    if count(made.arguments) != len(made.inputs) or count(made.results) != len(made.outputs):
+        raise ValueError("its structures hold other numbers of arrays than there are inputs and outputs")
+    if unknown := set(made.updates) - {spec.name for spec in made.weights}:
+        raise ValueError(f"it updates {sorted(unknown)}, which are no weights")
+    return made
+
+
+def _array_spec(facts: Mapping[str, Any]) -> ArraySpec:
+    spec = ArraySpec(facts["name"], tuple(facts["shape"]), facts["dtype"])
+    if spec.dtype not in DTYPES or not all(isinstance(size, (int, str)) for size in spec.shape):
+        raise ValueError(f"{spec} is no array that there can be")
+    return spec

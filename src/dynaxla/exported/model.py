@@ -1,0 +1,302 @@
+"""An exported model: a program with its weights, saved, loaded and called without torch."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from . import manifest as manifests
+from .manifest import DTYPES, ArraySpec, Damaged, Manifest
+from .stablehlo import exported
+from .structures import Mismatch, flatten, unflatten
+
+MANIFEST, PROGRAM, WEIGHTS = "manifest.json", "program.mlirbc", "weights.safetensors"
+_MAGIC = b"dynaxla.exported\n"
+_ANEW = "export the model again, or copy the whole directory again"
+# An array of a dtype that JAX has without 64 bits may stand for one with them.
+_NARROW = {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}
+
+
+class ExportedModel:
+    """A model as StableHLO, with its weights. `dynaxla.export` makes it of a PyTorch model, and `load_artifact` of files.
+
+    Attributes: manifest (names, shapes and dtypes of all it takes and gives); weights (by name, as NumPy arrays: not to be written to).
+    """
+
+    def __init__(self, manifest: Manifest, program: bytes, weights: Mapping[str, np.ndarray]) -> None:
+        """Raises: ArtifactError if they do not belong together, or if the program calls what exported programs may not."""
+        self.manifest = manifest
+        self.weights = dict(weights)
+        self._program = program
+        for spec in manifest.weights:
+            _check_weight(spec, self.weights.get(spec.name))
+        try:
+            self._exported = exported(manifest, program)
+        except Damaged as error:
+            raise _refused(str(error), _ANEW) from None
+        self._run = jax.jit(_without_derivative(self._exported.call, manifest.name))
+        self._placed: list[jax.Array] | None = None
+        self._placing = threading.Lock()
+
+    @property
+    def platforms(self) -> tuple[str, ...]:
+        """Where the program runs, in JAX's names."""
+        return self.manifest.platforms
+
+    def mlir_text(self) -> str:
+        """The program as StableHLO's text."""
+        text: str = self._exported.mlir_module()
+        return text
+
+    def call(self, *args: Any, key: Any = None, weights: Mapping[str, Any] | None = None, **kwargs: Any) -> Any:
+        """What the model gives for these arguments: arrays where it gives tensors, in tuples, lists and dicts.
+
+        args, kwargs: as at export, with arrays (NumPy's or JAX's) for tensors. key: of `jax.random`, for a model that draws random numbers.
+        weights: other values of some of the weights, by name, such as those that an earlier call gave.
+        Returns (results, updates) if the model writes to its buffers, as batch norms do while they train: updates are their new values, by
+        name.
+
+        Also under `jax.jit`. The program computes with the dtypes of its manifest, whether this process has enabled 64-bit numbers or not,
+        and its results have these. Without them JAX has no 64-bit arrays to pass: a 32-bit array of the same kind is widened.
+
+        Raises: ArtifactError for arguments that do not fit, and in a derivative; what the model raises in eager mode for values that it
+        refuses, such as IndexError for an index out of range (under `jax.jit` such values go unnoticed).
+        """
+        manifest = self.manifest
+        arguments = self._arguments(args, kwargs)
+        self._check_sizes(arguments)
+        with jax.enable_x64(True):
+            taken = [*self._weights(weights or {}), *([_key_data(key)] if self._needs(key) else []), *arguments]
+            given = iter(self._run(*taken))
+        results = unflatten(manifest.results, given)
+        updates = {name: next(given) for name in manifest.updates}
+        if manifest.checks:
+            self._raise_failed(next(given))
+        return (results, updates) if manifest.updates else results
+
+    def serialize(self) -> bytes:
+        """All of it as bytes, for `load_artifact`."""
+        parts = self._files()
+        parts[MANIFEST] = manifests.written(self.manifest, parts)
+        sizes = b"".join(len(parts[name]).to_bytes(8, "little") for name in (MANIFEST, PROGRAM, WEIGHTS))
+        return _MAGIC + sizes + parts[MANIFEST] + parts[PROGRAM] + parts[WEIGHTS]
+
+    def save(self, directory: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        """Write `manifest.json`, `program.mlirbc` (StableHLO) and `weights.safetensors` to a new directory.
+
+        The directory appears when all is written. overwrite: it may be there already, if it is that of an exported model.
+        Raises: ArtifactError if it is there, or cannot be written.
+        """
+        target = Path(directory)
+        if os.path.lexists(target) and not (overwrite and (target / MANIFEST).is_file()):
+            hint = "overwrite=True replaces an exported model" if not overwrite else "choose a directory of its own"
+            raise _refused(f"{target} is there already{', and is no exported model' if overwrite else ''}", hint)
+        files = self._files()
+        beside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+        try:
+            beside.mkdir(parents=True)
+            for name, data in {**files, MANIFEST: manifests.written(self.manifest, files)}.items():
+                with open(beside / name, "xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+            if os.path.lexists(target):
+                aside = target.parent / f".{target.name}.{uuid.uuid4().hex}"
+                target.rename(aside)
+                beside.rename(target)
+                shutil.rmtree(aside, ignore_errors=True)
+            else:
+                beside.rename(target)
+        except OSError as error:
+            raise _refused(f"{target} cannot be written: {error}", "choose another directory") from error
+        finally:
+            shutil.rmtree(beside, ignore_errors=True)
+
+    def _files(self) -> dict[str, bytes]:
+        try:
+            weights = safetensors.numpy.save(self.weights)
+        except (safetensors.SafetensorError, ValueError, KeyError) as error:
+            raise _refused(f"the weights cannot be written as safetensors: {error}", "cast them to a dtype that safetensors has") from None
+        return {PROGRAM: self._program, WEIGHTS: weights}
+
+    def _arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The call's arrays, in the order and with the dtypes in which the program takes them."""
+        structure = self.manifest.arguments
+        try:
+            positional, named = structure["items"]
+            found = [*flatten(positional, tuple(args), "args"), *flatten(named, kwargs, "kwargs")]
+        except Mismatch as error:
+            raise _refused(f"{self.manifest.name}: {error}", f"it takes {self._signature()}") from None
+        return [self._argument(spec, path, value) for spec, (path, value) in zip(self.manifest.inputs, found, strict=True)]
+
+    def _argument(self, spec: ArraySpec, path: str, value: Any) -> Any:
+        wanted = DTYPES[spec.dtype]
+        with jax.enable_x64(True):
+            if isinstance(value, (bool, int, float, complex)):
+                value = np.asarray(value)
+                value = value.astype(wanted) if np.can_cast(value.dtype, wanted, "same_kind") else value
+            elif not isinstance(value, jax.Array):
+                value = np.asarray(value)
+            if value.dtype == wanted:
+                return value
+            if value.dtype.name == _NARROW.get(spec.dtype):
+                return value.astype(wanted)
+        name = value.dtype.name
+        raise _refused(f"{path} ({spec}) is given as {name}", f"{path}.astype({spec.dtype!r}); nothing but 32-bit arrays is widened")
+
+    def _check_sizes(self, arguments: Sequence[Any]) -> None:
+        """Raises: ArtifactError. What only a solution of equations tells, as for a dimension 2*length, JAX says."""
+        sizes: dict[str, tuple[int, str]] = {}
+        for spec, value in zip(self.manifest.inputs, arguments, strict=True):
+            fits = len(value.shape) == len(spec.shape)
+            fits = fits and all(size == found for size, found in zip(spec.shape, value.shape, strict=True) if isinstance(size, int))
+            if not fits:
+                raise _refused(f"{spec} is given with shape {list(value.shape)}", f"it takes {self._signature()}")
+            for dim, (name, found) in enumerate(zip(spec.shape, value.shape, strict=True)):
+                if name not in self.manifest.dimensions or not isinstance(found, int):
+                    continue
+                place = f"dimension {dim} of {spec.name}"
+                low, high = self.manifest.dimensions[str(name)]
+                known, where = sizes.setdefault(str(name), (found, place))
+                if known != found:
+                    raise _refused(f"{name} is {known} in {where}, and {found} in {place}", f"it takes {self._signature()}")
+                if found < low or (high is not None and found > high):
+                    limits = f"{low} or more" if high is None else f"{low} to {high}"
+                    raise _refused(f"{name} is {found} in {place}: the program is for {limits}", "export it with other dynamic_shapes")
+
+    def _signature(self) -> str:
+        return ", ".join(map(str, self.manifest.inputs)) or "no arrays"
+
+    def _needs(self, key: Any) -> bool:
+        if self.manifest.draws_random and key is None:
+            raise _refused(f"{self.manifest.name} draws random numbers", "call(..., key=jax.random.key(0)), with another key for each call")
+        if key is not None and not self.manifest.draws_random:
+            raise _refused(f"{self.manifest.name} draws no random numbers", "call it without a key")
+        return self.manifest.draws_random
+
+    def _weights(self, given: Mapping[str, Any]) -> list[Any]:
+        """Those that the program takes. Its own are copied to JAX's device at the first call, and stay there."""
+        specs = self.manifest.weights
+        if unknown := given.keys() - {spec.name for spec in specs}:
+            known = ", ".join(spec.name for spec in specs) or "none: they are constants of the program"
+            raise _refused(f"{self.manifest.name} takes no weights {', '.join(sorted(unknown))}", f"it takes {known}")
+        with self._placing:
+            if self._placed is None:
+                with jax.ensure_compile_time_eval():
+                    self._placed = [jax.device_put(self.weights[spec.name]) for spec in specs]
+        return [_weight(spec, given[spec.name]) if spec.name in given else own for spec, own in zip(specs, self._placed, strict=True)]
+
+    def _raise_failed(self, failed: Any) -> None:
+        if isinstance(failed, jax.core.Tracer) or (index := int(failed)) < 0:
+            return
+        check = self.manifest.checks[index]
+        kind = getattr(builtins, check.error, None)
+        raise (kind if isinstance(kind, type) and issubclass(kind, Exception) else RuntimeError)(check.message)
+
+
+def load_artifact(source: str | os.PathLike[str] | bytes) -> ExportedModel:
+    """The exported model that `ExportedModel.save` wrote to this directory, or `serialize` to these bytes.
+
+    It needs JAX and safetensors, not torch. Nothing of what is loaded is run; hashes, names, shapes and dtypes are compared, and a program
+    that calls what exported programs may not is refused. The hashes tell damage, not who wrote the files.
+    Raises: ArtifactError.
+    """
+    files = _split(source) if isinstance(source, bytes) else _files_of(Path(source))
+    try:
+        manifest = manifests.read(files.pop(MANIFEST), files)
+        weights = {name: _array(facts) for name, facts in safetensors.deserialize(files[WEIGHTS])}
+    except (Damaged, safetensors.SafetensorError) as error:
+        place = "" if isinstance(source, bytes) else f"{source}: "
+        raise _refused(f"{place}{error}", _ANEW) from None
+    return ExportedModel(manifest, files[PROGRAM], weights)
+
+
+def _files_of(directory: Path) -> dict[str, bytes]:
+    found = {}
+    for name in (MANIFEST, PROGRAM, WEIGHTS):
+        try:
+            found[name] = (directory / name).read_bytes()
+        except OSError as error:
+            raise _refused(f"{directory} is no exported model: {name}: {error.strerror}", "give the directory that save wrote") from None
+    return found
+
+
+def _split(data: bytes) -> dict[str, bytes]:
+    start = len(_MAGIC) + 24
+    if not data.startswith(_MAGIC) or len(data) < start:
+        raise _refused("these bytes are no exported model", "give what serialize gave")
+    sizes = [int.from_bytes(data[place : place + 8], "little") for place in range(len(_MAGIC), start, 8)]
+    if len(data) != start + sum(sizes):
+        raise _refused(f"an exported model has {start + sum(sizes)} bytes, and here are {len(data)}", "give all that serialize gave")
+    found = {}
+    for name, size in zip((MANIFEST, PROGRAM, WEIGHTS), sizes, strict=True):
+        found[name], start = data[start : start + size], start + size
+    return found
+
+
+# The names of safetensors' format.
+_FORMATS = {
+    "BOOL": "bool", "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64", "I8": "int8", "I16": "int16", "I32": "int32",
+    "I64": "int64", "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "F8_E4M3FNUZ": "float8_e4m3fnuz", "F8_E5M2FNUZ": "float8_e5m2fnuz",
+    "F8_E8M0": "float8_e8m0fnu",
+}  # fmt: skip
+
+
+def _array(facts: Mapping[str, Any]) -> np.ndarray:
+    if facts["dtype"] not in _FORMATS:
+        raise Damaged(f"the weights have a dtype {facts['dtype']}, which this dynaxla does not know")
+    return np.frombuffer(facts["data"], DTYPES[_FORMATS[facts["dtype"]]]).reshape(facts["shape"])
+
+
+def _check_weight(spec: ArraySpec, value: Any) -> None:
+    if value is None:
+        raise _refused(f"the weight {spec} is missing", _ANEW)
+    if tuple(value.shape) != spec.shape or value.dtype != DTYPES[spec.dtype]:
+        raise _refused(f"the weight {spec} is {value.dtype}{list(value.shape)}", "give it with the shape and dtype that the program takes")
+
+
+def _weight(spec: ArraySpec, value: Any) -> Any:
+    value = value if isinstance(value, jax.Array) else np.asarray(value)
+    _check_weight(spec, value)
+    return value
+
+
+def _key_data(key: Any) -> Any:
+    """The two numbers of a key of JAX's threefry generator, new style or old."""
+    data = jax.random.key_data(key) if isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    if getattr(data, "shape", None) != (2,) or data.dtype != np.uint32:
+        raise _refused("key is no key of JAX's threefry generator", 'jax.random.key(0, impl="threefry2x32")')
+    return data
+
+
+def _without_derivative(function: Any, name: str) -> Any:
+    """The function, which raises where JAX would take its derivative: the program that stands for it has none."""
+
+    @jax.custom_vjp
+    def call(*arrays: Any) -> Any:
+        return function(*arrays)
+
+    def forward(*_: Any) -> Any:
+        raise _refused(f"{name} is an exported program, which has no derivative", "dynaxla.to_jax gives a function that JAX differentiates")
+
+    call.defvjp(forward, lambda *_: ())
+    return call
+
+
+def _refused(message: str, hint: str) -> Exception:
+    """An ArtifactError. Its module needs torch's base class where there is torch, which takes seconds to import: it waits until here."""
+    from ..errors import ArtifactError
+
+    return ArtifactError(message, hint=hint)

@@ -1,0 +1,91 @@
+"""Nested tuples, lists and dicts with arrays in them, described in JSON.
+
+A description is one of {"kind": "tuple" or "list", "items": [...]}, {"kind": "dict", "keys": [...], "items": [...]}, {"kind": "array"}
+and {"kind": "constant", "value": ...}, which stands for a number, a string, a bool or None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+Structure = Mapping[str, Any]
+
+ARRAY: Structure = {"kind": "array"}
+CONSTANTS = (bool, int, float, str, type(None))
+
+
+class Mismatch(Exception):
+    """A value is not structured as described; the message says where."""
+
+
+def constant(value: Any) -> Structure:
+    return {"kind": "constant", "value": value}
+
+
+def sequence(kind: str, items: Sequence[Structure]) -> Structure:
+    """kind: "tuple" or "list"."""
+    return {"kind": kind, "items": list(items)}
+
+
+def mapping(items: Mapping[Any, Structure]) -> Structure:
+    return {"kind": "dict", "keys": list(items), "items": list(items.values())}
+
+
+def flatten(structure: Structure, value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    """The arrays in a value, each with its path. path: that of the value. A dict may have its keys in any order.
+
+    Raises: Mismatch.
+    """
+    kind = structure["kind"]
+    if kind == "array":
+        yield path, value
+    elif kind == "constant":
+        if type(value) is not type(structure["value"]) or value != structure["value"]:
+            raise Mismatch(f"{path} is {value!r}, and was {structure['value']!r} at export: constants are part of the program")
+    elif kind == "dict":
+        if not isinstance(value, Mapping):
+            raise Mismatch(f"{path} is a {type(value).__name__}, and was a dict at export")
+        missing = [key for key in structure["keys"] if key not in value]
+        extra = [key for key in value if key not in structure["keys"]]
+        if missing or extra:
+            told = [f"lacks {', '.join(map(repr, missing))}"] * bool(missing) + [f"has {', '.join(map(repr, extra))} besides"] * bool(extra)
+            raise Mismatch(f"{path} {' and '.join(told)}")
+        for key, item in zip(structure["keys"], structure["items"], strict=True):
+            yield from flatten(item, value[key], f"{path}[{key!r}]")
+    else:
+        if not isinstance(value, (tuple, list)):
+            raise Mismatch(f"{path} is a {type(value).__name__}, and was a {kind} at export")
+        if len(value) != len(structure["items"]):
+            raise Mismatch(f"{path} has {len(value)} items, and had {len(structure['items'])} at export")
+        for index, item in enumerate(structure["items"]):
+            yield from flatten(item, value[index], f"{path}[{index}]")
+
+
+def unflatten(structure: Structure, arrays: Iterator[Any]) -> Any:
+    """The described value, with these arrays in it, in their order."""
+    kind = structure["kind"]
+    if kind == "array":
+        return next(arrays)
+    if kind == "constant":
+        return structure["value"]
+    items = [unflatten(item, arrays) for item in structure["items"]]
+    if kind == "dict":
+        return dict(zip(structure["keys"], items, strict=True))
+    return tuple(items) if kind == "tuple" else items
+
+
+def count(structure: Structure) -> int:
+    """How many arrays there are. Raises: KeyError, TypeError or ValueError for what is no description."""
+    kind = structure["kind"]
+    if kind == "array":
+        return 1
+    if kind == "constant":
+        if not isinstance(structure["value"], CONSTANTS):
+            raise TypeError(f"{structure['value']!r} is no constant")
+        return 0
+    if kind not in ("tuple", "list", "dict"):
+        raise ValueError(f"{kind!r} is no kind of structure")
+    if kind == "dict" and len(structure["keys"]) != len(structure["items"]):
+        raise ValueError("a dict has as many keys as items")
+    return sum(map(count, structure["items"]))

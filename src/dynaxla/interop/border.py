@@ -1,0 +1,187 @@
+"""From torch's tensors to JAX's arrays and back, for functions of JAX's that run now."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from .. import forks
+from ..buffers.addresses import is_aligned, lies_in_one_of
+from ..device import copies, storages
+from ..errors import UnsupportedTensor
+from ..lowering import dtypes
+from ..observe import metrics
+from ..runtime import devices, transfer
+from ..runtime.layout import row_major
+
+# With JAX's 64-bit types off, JAX computes with these as if they had 32 bits, and says nothing: 2**40 becomes 0.
+WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)
+
+
+def x64_now() -> bool:
+    """Whether JAX has 64-bit types here and now."""
+    return bool(jax.config.jax_enable_x64)
+
+
+def check(tensor: torch.Tensor, what: str, x64: bool, hint: str) -> None:
+    """Raises: UnsupportedTensor for what JAX has no array for, or would cut to 32 bits; hint: what to do about that."""
+    if tensor.layout != torch.strided:
+        raise UnsupportedTensor(f"{what} has layout {tensor.layout}: JAX's arrays are dense", hint="give x.to_dense()")
+    if not dtypes.is_supported(tensor.dtype):
+        raise UnsupportedTensor(f"{what} is {tensor.dtype}: JAX has no such dtype", hint="cast it, e.g. x.float()")
+    if tensor.device.type == "meta":
+        raise UnsupportedTensor(f"{what} is on the device meta, and has no data", hint="make it on the CPU, or on a GPU")
+    if tensor.dtype in WIDE and not x64:
+        raise UnsupportedTensor(f"{what} is {tensor.dtype}, and JAX's 64-bit types are off here, so JAX would cut it to 32 bits", hint=hint)
+
+
+def check_operands(tensors: Sequence[torch.Tensor], name: str, x64: bool) -> None:
+    """Of a JAX function of this name. Raises: as `check`."""
+    hint = f"x.int() or x.float(), or to_torch({name}, x64=True), which runs it as inside jax.enable_x64(True)"
+    for index, tensor in enumerate(tensors):
+        check(tensor, f"tensor {index} among the arguments of {name}", x64, hint)
+
+
+def torch_dtype(dtype: Any, what: str) -> torch.dtype:
+    """Raises: UnsupportedTensor for an array's dtype that torch lacks."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        raise UnsupportedTensor(f"{what} is a key of jax.random", hint="give its numbers: jax.random.key_data(key)")
+    try:
+        return dtypes.to_torch(dtype)
+    except KeyError:
+        raise UnsupportedTensor(f"{what} is {dtype}: torch has no such dtype", hint="cast it in JAX, e.g. x.astype('int8')") from None
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether it stands for an array in a function that JAX traces."""
+    return isinstance(value, jax.core.Tracer)
+
+
+def jax_device_of(device: torch.device) -> jax.Device:
+    """The device of JAX's own clients whose memory it is. Raises: UnsupportedTensor; ForkError."""
+    if forks.is_cut_off():
+        raise forks.cut_off()
+    return devices.users_cpu_device() if device.type == "cpu" else devices.jax_device(device)
+
+
+def imported(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+    """An array on a tensor's own memory. Raises: UnsupportedTensor; see `why_not`."""
+    if not tensor.numel():
+        with jax.enable_x64(True):
+            return jax.device_put(np.zeros(tuple(tensor.shape), dtypes.to_jax(tensor.dtype)), device)
+    if tensor.device.type == "cpu":
+        return transfer.import_tensor(tensor.detach(), device)
+    with jax.enable_x64(True):  # this one waits for torch's stream
+        return jax.dlpack.from_dlpack(tensor.detach())
+
+
+def why_not(tensor: torch.Tensor) -> str:
+    """Why an array cannot lie in a tensor's memory; "" if it can."""
+    if tensor.is_conj() or tensor.is_neg():
+        return "its memory holds other values than it has: it is a view by conj() or by the imaginary part of one"
+    if not tensor.is_contiguous():
+        return f"it is not contiguous: its strides are {tuple(tensor.stride())}"
+    if tensor.numel() and tensor.device.type == "cpu" and not is_aligned(tensor):
+        return f"its memory does not begin at a multiple of {transfer.ALIGNMENT} bytes, as XLA needs it"
+    return ""
+
+
+def shareable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where an array cannot lie in its memory."""
+    if not why_not(tensor):
+        return tensor
+    metrics.add("input_copies")
+    return tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def exported(array: jax.Array) -> torch.Tensor:
+    """A contiguous tensor on an array's own memory, of the CPU or of a GPU, when that is computed."""
+    if not array.size:
+        device = "cpu" if array.device.platform == "cpu" else f"cuda:{array.device.local_hardware_id}"
+        return torch.empty(array.shape, dtype=dtypes.to_torch(array.dtype), device=device)
+    tensor = transfer.export_array(array) if array.device.platform == "cpu" else torch.from_dlpack(array)
+    return tensor.contiguous()
+
+
+class Border:
+    """Inside, arrays stand for tensors, and JAX makes new arrays on their device.
+
+    tensors: on one device. name: of the function, for errors. x64: whether JAX has 64-bit types inside. Attributes: arrays.
+
+    Raises: DeviceMismatch; UnsupportedTensor.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], name: str, x64: bool) -> None:
+        self._name = name
+        self._device = devices.common_device(tensor.device for tensor in tensors) if tensors else None
+        check_operands(tensors, name, x64)
+        self._contexts = contextlib.ExitStack()
+        self.arrays: list[jax.Array] = []
+        if self._device is not None:
+            device = jax_device_of(self._device)
+            if self._device.type == storages.NAME:
+                self.arrays = [copies.value_of(tensor) for tensor in tensors]
+            else:
+                self.arrays = [imported(shareable(tensor), device) for tensor in tensors]
+            if device != (jax.config.jax_default_device or jax.local_devices()[0]):
+                self._contexts.enter_context(jax.default_device(device))
+        if x64 != x64_now():
+            self._contexts.enter_context(jax.enable_x64(x64))
+
+    def __enter__(self) -> Border:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._contexts.close()
+
+    def take(self, results: list[Any]) -> list[torch.Tensor]:
+        """Tensors of a function's results, on the device of its arguments; without any, where the arrays are.
+
+        A tensor can be written to, so it has memory of its own: an array that somebody else refers to, too (an argument, a constant, what a
+        backward pass needs) is copied. XLA has read torch's memory when this returns.
+        """
+        for index, value in enumerate(results):
+            if not isinstance(value, jax.Array):
+                results[index] = self._array(value, index)
+        value = None
+        names = [f"result {index} of {self._name}" for index in range(len(results))]
+        kinds = [torch_dtype(array.dtype, name) for array, name in zip(results, names, strict=True)]
+        if self._device is not None and self._device.type == storages.NAME:
+            return [
+                storages.make(array.shape, row_major(array.shape), kind, self._device, array)
+                for array, kind in zip(results, kinds, strict=True)
+            ]
+        if any(map(is_tracer, results)):
+            raise UnsupportedTensor(
+                f"{self._name} was called with tensors outside of JAX, but gives what JAX is tracing: it refers to an argument of a "
+                "function under jax.jit, jax.grad or jax.vmap",
+                hint="give it that argument as a tensor: dynaxla.as_torch(x); dynaxla.enable_device() is needed for it",
+            )
+        jax.block_until_ready(results)
+        tensors = []
+        for index in range(len(results)):
+            # One reference is the list's, one is this question's.
+            alone = sys.getrefcount(results[index]) <= 2
+            tensor = self._exported(results[index], names[index])
+            alone = alone and not lies_in_one_of(results[index], self.arrays)
+            tensors.append(tensor if alone else tensor.clone())
+        return tensors
+
+    def _array(self, value: Any, index: int) -> jax.Array:
+        try:
+            return jnp.asarray(value)
+        except TypeError:
+            raise TypeError(f"result {index} of {self._name} is {type(value).__name__}: results are arrays and numbers") from None
+
+    def _exported(self, array: jax.Array, what: str) -> torch.Tensor:
+        if len(array.devices()) > 1:
+            raise UnsupportedTensor(f"{what} lies on {len(array.devices())} devices", hint="gather it: jax.device_put(x, jax.devices()[0])")
+        return exported(array)

@@ -1,0 +1,243 @@
+"""JAX functions as functions of torch tensors."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+
+from ..errors import UnsupportedTensor
+from ..runtime import capture_lock, guards, private
+from ..runtime.layout import ORDINARY
+from ..training.contents import NO_CONTENT, content, same
+from ..training.surroundings import Walk, walk
+from . import jax_calls
+from .border import Border, check_operands, is_tracer, x64_now
+from .jax_calls import JaxCall
+
+_numbers = itertools.count(1)
+
+
+def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable[..., Any]:
+    """The JAX function as a function of torch tensors.
+
+    Its arguments are pytrees. Tensors among them (on one device: the CPU, a GPU, or "jax") reach `jax_fn` as arrays on the same memory,
+    which must not be changed before it returns; tensors that are not contiguous, or lie at an odd address, are copied. All else is handed
+    over as it is. Arrays and numbers in what `jax_fn` gives become tensors of the same device, and these have memory of their own.
+
+    Gradients are those of `jax.vjp`, of any order; `torch.func.grad` and `torch.func.vmap` work, too. Integers have no gradient, and for
+    complex numbers it is torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes part
+    of the XLA program, forward and backward; its Python then runs while torch captures, and again when something that it reads (a closure,
+    a global) has changed. Its arguments' sizes are exact there: other sizes are another capture.
+
+    x64: whether `jax_fn` runs with JAX's 64-bit types; None: as JAX is set where it is called. Where they are off, 64-bit tensors are
+    refused: JAX would cut them to 32 bits.
+
+    Raises: TypeError unless `jax_fn` can be called. A call raises what `jax_fn` raises; UnsupportedTensor; DeviceMismatch.
+    """
+    if not callable(jax_fn):
+        raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}")
+    torch_fn = functools.wraps(jax_fn)(private.unseen(JaxInTorch(jax_fn, x64)))
+    if not guards.CAN_ASK:
+        return torch.compiler.disable(torch_fn)
+    found = torch._dynamo.nonstrict_trace(torch_fn)
+    found.__code__ = found.__code__.replace()  # by its code TorchDynamo's guards tell a function from others
+    return found
+
+
+class JaxInTorch:
+    """What a function of `to_torch` does. Attributes: __wrapped__ (the JAX function)."""
+
+    def __init__(self, jax_fn: Callable[..., Any], x64: bool | None) -> None:
+        self.__wrapped__ = jax_fn
+        self._x64 = x64
+        self._name = str(getattr(jax_fn, "__name__", None) or type(jax_fn).__name__)
+        self._calls: dict[Any, _Flat] = {}
+        self._seen: Walk | None = None
+        self._stamp = 0
+        self._number = next(_numbers)
+        _owners[self._number] = self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        leaves = [_number(leaf) for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if _is_traced(tensors):  # what traces sees that it is read
+            leaves = [torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
+            tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        x64 = x64_now() if self._x64 is None else self._x64
+        if not _is_traced(tensors):
+            flat = _Flat(self.__wrapped__, tree, leaves, self._name, x64)
+            return flat.unflatten(apply(flat.call, tensors))
+        _refuse_arrays(leaves, self._name)
+        check_operands(tensors, self._name, x64)
+        stamp = self.stamp()
+        guards.guard_answer("dynaxla", ("interop", "jax_in_torch", "answers", f"of_{self._number}"))
+        key = tree, x64, stamp, tuple([None if isinstance(leaf, torch.Tensor) else _fact(leaf) for leaf in leaves])
+        known = self._calls.get(key)
+        if known is None:
+            known = self._calls[key] = _Flat(self.__wrapped__, tree, leaves, self._name, x64)
+        results = apply(known.call.of_trace(), tensors or [torch.zeros(())])
+        return known.unflatten(results, jax_calls.avals_of(tensors))
+
+    def stamp(self) -> int:
+        """A number that is another one when something that the function reads has changed: closures, globals, attributes, arrays."""
+        with capture_lock.one_at_a_time():
+            if self._seen is None or not self._seen.is_unchanged():
+                self._seen = walk({"jax_fn": self.__wrapped__})
+                self._stamp += 1
+                self._calls.clear()
+            return self._stamp
+
+    def answer(self) -> str:
+        """What a captured graph with this function depends on, besides its arguments."""
+        return f"{self.stamp()} {x64_now()} {jax.config.jax_default_matmul_precision} {jax.config.jax_numpy_dtype_promotion}"
+
+
+_owners: weakref.WeakValueDictionary[int, JaxInTorch] = weakref.WeakValueDictionary()
+
+
+class _Answers:
+    """By the name "of_N" a function that gives the answer of the torch function N; "" when that is gone. TorchDynamo's guards ask it."""
+
+    def __getattr__(self, name: str) -> Callable[[], str]:
+        if not name.startswith("of_"):
+            raise AttributeError(name)
+        owner = _owners.get(int(name.removeprefix("of_")))
+        return str if owner is None else owner.answer
+
+
+answers = _Answers()
+
+
+class _Flat:
+    """A JAX function with arguments of which only the tensors are open. Attributes: call."""
+
+    def __init__(self, function: Callable[..., Any], tree: Any, leaves: Sequence[Any], name: str, x64: bool) -> None:
+        positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+        rest = [None if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        trees: dict[Any, Any] = {}
+
+        def flat(*arrays: jax.Array) -> list[Any]:
+            every = list(rest)
+            for position, array in zip(positions, arrays, strict=False):
+                every[position] = array
+            args, kwargs = jax.tree.unflatten(tree, every)
+            results, found = jax.tree.flatten(function(*args, **kwargs))
+            trees[jax_calls.avals_of(arrays[: len(positions)])] = trees[None] = found
+            return results
+
+        self._trees = trees
+        self.call = JaxCall(flat, name, x64)
+
+    def unflatten(self, results: Sequence[torch.Tensor], avals: Any = None) -> Any:
+        """The tensors as the function has arranged its results. avals: of the operands, where calls for several were traced."""
+        return jax.tree.unflatten(self._trees[avals], results)
+
+
+def apply(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The call's results, with gradients where autograd wants some."""
+    if private.functorch_level() is not None:
+        return list(_Differentiable.apply(_Pass(call), *tensors))
+    wanted = tuple([index for index, tensor in enumerate(tensors) if tensor.requires_grad]) if torch.is_grad_enabled() else ()
+    if wanted:
+        return list(_Differentiable.apply(_Pass(call, wanted), *tensors))
+    return _plain(call, tensors)
+
+
+def _plain(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return jax_calls.jax_call(list(tensors), call.number) if _is_traced(tensors) else jax_calls.run(call, tensors)
+
+
+def _is_traced(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether torch traces what is called, or somebody watches the ops that are."""
+    return private.mode_count() > 0 or any(type(tensor) not in ORDINARY for tensor in tensors)
+
+
+@dataclass
+class _Pass:
+    """A call on its way through autograd. Attributes: call; wanted (which operands' gradients are; () if that is known later); pull (makes
+    them of the cotangents of the results that are no integers)."""
+
+    call: JaxCall
+    wanted: tuple[int, ...] = ()
+    pull: Callable[[Sequence[jax.Array]], list[jax.Array]] | None = None
+
+
+class _Differentiable(torch.autograd.Function):
+    """A call whose gradients JAX knows.
+
+    The backward pass calls what `jax.vjp` gave in the forward pass. Where it is to be differentiated itself, or is traced, it is the
+    derivative of the call as a call of its own.
+    """
+
+    @staticmethod
+    def forward(taken: _Pass, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not taken.wanted or _is_traced(tensors):
+            return tuple(_plain(taken.call, tensors))
+        call = taken.call
+        with Border(tensors, call.name, call.x64) as border:
+            results, taken.pull = jax_calls.vjp(call.function, border.arrays, taken.wanted)
+            return tuple(border.take(results))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        taken, *tensors = inputs
+        ctx.taken = taken
+        ctx.given = tuple([index for index, result in enumerate(output) if _is_inexact(result)])
+        ctx.mark_non_differentiable(*[result for result in output if not _is_inexact(result)])
+        ctx.save_for_backward(*tensors)  # all: it notices who writes to them
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        tensors, taken = ctx.saved_tensors, ctx.taken
+        wanted = tuple([index for index, tensor in enumerate(tensors) if ctx.needs_input_grad[index + 1] and _is_inexact(tensor)])
+        given = [cotangents[index] for index in ctx.given]
+        call = taken.call
+        if taken.pull is not None and not torch.is_grad_enabled() and not _is_traced(given) and set(wanted) <= set(taken.wanted):
+            with Border(given, call.name, call.x64) as border:
+                gradients = dict(zip(taken.wanted, border.take(taken.pull(border.arrays)), strict=True))
+        else:
+            found = apply(call.backward(wanted, len(tensors)), [*tensors, *given])
+            gradients = dict(zip(wanted, found, strict=True))
+        return None, *[gradients[index] if index in wanted else None for index in range(len(tensors))]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, taken: _Pass, *tensors: torch.Tensor) -> Any:
+        results = apply(taken.call.batched(tuple(in_dims[1:])), tensors)
+        return tuple(results), (0,) * len(results)
+
+
+def _is_inexact(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+def _number(leaf: Any) -> Any:
+    """A size with a symbol as the number that it is, which is guarded."""
+    if isinstance(leaf, (torch.SymInt, torch.SymBool)):
+        return int(leaf) if isinstance(leaf, torch.SymInt) else bool(leaf)
+    return float(leaf) if isinstance(leaf, torch.SymFloat) else leaf
+
+
+def _fact(leaf: Any) -> Any:
+    """What is equal for the same. Of what can change inside, that is nothing at all."""
+    if isinstance(leaf, jax.Array):
+        return same(leaf)
+    found = content(leaf)
+    return object() if found is NO_CONTENT else found
+
+
+def _refuse_arrays(leaves: Sequence[Any], name: str) -> None:
+    for leaf in leaves:
+        if is_tracer(leaf):
+            raise UnsupportedTensor(
+                f"{name} was called with what JAX is tracing while torch is tracing, too",
+                hint="hand it over as a tensor: dynaxla.as_torch(x)",
+            )

@@ -1,0 +1,86 @@
+"""One memory, seen as a torch tensor and as a JAX array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import torch
+
+from ..device import copies, storages
+from ..errors import UnsupportedTensor
+from ..lowering import dtypes
+from ..runtime import devices
+from .border import check, exported, imported, is_tracer, jax_device_of, torch_dtype, why_not, x64_now
+from .torch_under_jax import tensor_of, under_jax, undifferentiated
+
+
+def as_jax(value: Any) -> Any:
+    """A tensor as a JAX array on the same memory, which both keep alive; or a function of tensors as one of arrays.
+
+    A function of tensors on the device "jax", compiled by torch.compile or not, becomes one of pytrees of arrays that JAX can trace:
+    `jax.jit` and `jax.vmap` make it part of their program, and `jax.grad` calls torch's autograd, so `detach`, `torch.no_grad` and
+    `autograd.Function` mean what they mean in torch. What it closes over (parameters) is constant to JAX; `dynaxla.to_jax` makes arguments
+    of a module's parameters. It must not draw random numbers; what eager mode rejects by a tensor's values is not looked at.
+
+    JAX takes arrays for constant. What torch writes to the tensor afterwards, JAX may see or not: programs that run meanwhile read either,
+    and values that JAX has computed or kept do not follow. Write to the tensor only when JAX has done with it (`jax.block_until_ready`), in
+    whatever thread. A tensor on the device "jax" gives the array that it is; torch writes to such tensors by giving them other arrays, so
+    this one stays as it is. The array is on JAX's own CPU device or GPU; it can be a tracer if the tensor is one (see `as_torch`).
+
+    For tensors: raises RuntimeError for one that requires a gradient, as `Tensor.numpy()` does; UnsupportedTensor, which says why, for one
+    whose memory an array cannot lie in, and for 64-bit types where JAX has them switched off.
+    """
+    if not isinstance(value, torch.Tensor):
+        if not callable(value):
+            raise TypeError(f"as_jax takes a torch tensor or a function of tensors, not {type(value).__name__}")
+        return under_jax(value)
+    tensor = value
+    if tensor.requires_grad:
+        raise RuntimeError("Can't call as_jax() on Tensor that requires grad. Use dynaxla.as_jax(x.detach()) instead.")
+    check(tensor, "the tensor", x64_now(), "x.int() or x.float(), or as_jax(x) inside jax.enable_x64(True)")
+    if tensor.device.type == storages.NAME:
+        return copies.value_of(tensor)
+    if reason := why_not(tensor):
+        hint = "copy it: dynaxla.as_jax(x.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format))"
+        raise UnsupportedTensor(f"JAX cannot share the tensor's memory: {reason}", hint=hint)
+    return imported(tensor, jax_device_of(tensor.device))
+
+
+def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torch.Tensor:
+    """The JAX array as a torch tensor on the same memory, which both keep alive.
+
+    device: "cpu" or "cuda" for memory that is there, or "jax": a tensor that is this array (after `dynaxla.enable_device()`). None: where
+    the memory is; "jax" for tracers, and where torch cannot reach it. In a function under `jax.jit` or `jax.vmap` arguments are tracers: so
+    torch's code, compiled or not, becomes part of what JAX traces, and `as_jax` gives its results back. JAX refuses to differentiate that:
+    `as_jax(function)` is for `jax.grad`.
+
+    JAX takes arrays for constant: do not write to a tensor of the CPU or a GPU that shares an array's memory (copy it first: `x.clone()`).
+    Writing to one of "jax" changes no array. A CPU's array is waited for; a GPU's stream is.
+
+    Raises: UnsupportedTensor, which says why: a dtype that torch lacks, an array on several devices, or on another device than is wanted.
+    """
+    if not isinstance(array, jax.Array):
+        raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}")
+    torch_dtype(array.dtype, "the array")
+    if is_tracer(array):
+        return _on_jax(array, device, "what JAX traces has no memory")
+    if array.is_deleted():
+        raise UnsupportedTensor("the array was deleted, or donated to a program", hint="give the array that the program returned")
+    if len(array.devices()) > 1:
+        hint = "gather it: jax.device_put(x, jax.devices()[0])"
+        raise UnsupportedTensor(f"the array lies on {len(array.devices())} devices, and a tensor on one", hint=hint)
+    platform = {"gpu": "cuda"}.get(array.device.platform, array.device.platform)
+    kind = None if device is None else str(device).partition(":")[0]
+    if platform not in ("cpu", "cuda") or kind == storages.NAME:
+        return _on_jax(array, device, f"torch cannot reach memory of {array.device}")
+    if kind not in (None, platform):
+        raise UnsupportedTensor(f"the array is on {array.device}, not on {device}", hint=f"as_torch(x).to({str(device)!r}) copies it")
+    return exported(array)
+
+
+def _on_jax(array: Any, device: torch.device | str | None, reason: str) -> torch.Tensor:
+    if device is not None and str(device).partition(":")[0] != storages.NAME:
+        raise UnsupportedTensor(f"{reason}, so it is no tensor on {device}", hint='leave the device out, or give "jax"')
+    wanted = torch.device(device) if device is not None and devices.drives(storages.NAME) else None
+    return tensor_of(undifferentiated(array) if is_tracer(array) and dtypes.is_inexact(array.dtype) else array, wanted)

@@ -1,0 +1,275 @@
+"""A torch function, for operands of given shapes, as calls for JAX's programs; and its derivative, which is autograd's."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+import torch.fx.traceback
+from jax import Array, lax
+from jax import numpy as jnp
+from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.overrides import TorchFunctionMode
+
+from ..capture.decompositions import decompositions
+from ..capture.partition import partition
+from ..errors import CaptureError
+from ..lowering import dtypes
+from ..lowering.eager import PORTABLE
+from ..lowering.function import Function, Results
+from ..lowering.graphs import user_line
+from ..lowering.interpreter import constant_value, draws_random
+from ..runtime import capture_lock
+from .wide_calls import Call, Derivative, axes_of, narrowed, varying
+
+aten = torch.ops.aten
+
+Tensors = Sequence[torch.Tensor]
+
+_COPIES = (aten.clone.default, aten.detach.default, aten.alias.default)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that a torch function takes.
+
+    Attributes: shape; dtype; requires_grad (whether autograd follows what is computed from it).
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool = False
+
+
+class TorchCall(Call):
+    """A torch function of tensors with given shapes and dtypes.
+
+    run: from tensors to new tensors; it changes none of them. narrow: whether JAX's arrays around it have at most 32 bits.
+    Attributes: draws_random (whether it takes a key, as two uint32, before its operands); drawing (the line that draws first); copied (for
+    each result the operand that it is a copy of, if it is one).
+
+    Raises: CaptureError if what Python does depends on a tensor's values; UnsupportedOp.
+    """
+
+    def __init__(self, function: Callable[[Tensors], Tensors], operands: Sequence[Operand], device: torch.device, narrow: bool) -> None:
+        self._function, self._operands, self._device, self._narrow = function, list(operands), device, narrow
+        graph = self._graph([False] * len(operands))
+        program = Function.portable(graph)
+        self.draws_random = program.draws_random
+        self.drawing = next((user_line(node) for node in graph.graph.nodes if draws_random(node)), "")
+        placeholders, results = graph.graph.find_nodes(op="placeholder"), graph.graph.output_node().args[0]
+        self._results = [node.meta["val"].dtype for node in results]
+        self.copied = [placeholders.index(source) if (source := _source(node)) in placeholders else None for node in results]
+
+        def run(*given: Array) -> list[Array]:
+            outputs = self._outputs(program, given)
+            return [self._narrowed(output) for output in outputs]
+
+        super().__init__(run)
+
+    def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
+        return self._once(("derivative", wanted), lambda: self._by_autograd(wanted))
+
+    def _by_autograd(self, wanted: tuple[bool, ...]) -> Derivative:
+        mask = list(wanted[1:] if self.draws_random else wanted)
+        moving: list[int] = []
+        joint = self._graph(mask, moving)
+        count, given = len(self._results), sum(mask)
+        if not moving:  # nothing depends on what is wanted in a way that autograd knows
+
+            def nothing(*_: Array) -> list[Array]:
+                return []
+
+            def zeros(*_: Array) -> list[Array]:
+                return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) for item, want in zip(self._operands, mask, strict=True) if want]
+
+            return Derivative(Call(self.run), Call(nothing, zeros), ())
+        inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
+        with capture_lock.capturing():
+            forward_graph, backward_graph = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=count)
+        forward, backward = Function.portable(forward_graph), Function.portable(backward_graph)
+        names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
+        results = [getattr(node, "name", None) for node in forward_graph.graph.output_node().args[0]]
+        places = [None if name.startswith("tangents") else results.index(name) for name in names]
+        kept = [place for place in places if place is not None]
+        gradients = backward_graph.graph.output_node().args[0]
+        wide = [dtypes.to_jax(self._results[index]) for index in moving]
+
+        def run(*operands: Array) -> list[Array]:
+            outputs = self._outputs(forward, operands)
+            held = [_packed(outputs[place]) if self._narrow else outputs[place] for place in kept]
+            return [*map(self._narrowed, outputs[:count]), *held]
+
+        def pulled(*operands: Array) -> list[Array]:
+            held = iter(operands[: len(kept)])
+            cotangents = (lax.convert_element_type(item, dtype) for item, dtype in zip(operands[len(kept) :], wide, strict=True))
+            values = [next(cotangents) if place is None else next(held) for place in places]
+            values = [_conjugated(value) if place is None else value for value, place in zip(values, places, strict=True)]
+            values = [_unpacked(value, spec.jax_dtype) for value, spec in zip(values, backward.specs.values(), strict=True)]
+            found = iter(backward(values).outputs)
+            every = [None if gradient is None else next(found) for gradient in gradients[: len(mask)]]
+            own = [(grad, item) for grad, item, want in zip(every, self._operands, mask, strict=True) if want]
+            return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) if grad is None else _conjugated(grad) for grad, item in own]
+
+        shapes = [joint.graph.output_node().args[0][index].meta["val"].shape for index in moving]
+
+        def pushed(*operands: Array) -> list[Array]:
+            held, tangents = operands[: len(kept)], operands[len(kept) :]
+            assert len(tangents) == given
+            zeros = [
+                lax.full(tuple(shape), 0, narrowed(dtype) if self._narrow else dtype) for shape, dtype in zip(shapes, wide, strict=True)
+            ]
+            axes = axes_of(operands)
+            transposed = jax.vjp(lambda *cotangents: varying(pulled(*held, *cotangents), axes), *varying(zeros, axes))[1]
+            return list(transposed(list(tangents)))
+
+        refusal = CaptureError(
+            "a torch function is differentiated twice: autograd's derivative is known here, but not the derivative of that",
+            hint="take the inner derivative in torch (torch.func.grad) inside of the function that is given to to_jax",
+        )
+        return Derivative(Call(run, refusal=refusal), Call(pushed, pulled, refusal), moving)
+
+    def _outputs(self, program: Function, given: Sequence[Array]) -> list[Array]:
+        key = None
+        if self.draws_random:
+            key, given = jax.random.wrap_key_data(given[0], impl="threefry2x32"), given[1:]
+        arrays = [lax.convert_element_type(array, spec.jax_dtype) for array, spec in zip(given, program.specs.values(), strict=True)]
+        found = program(arrays, key if program.draws_random else None)
+        return _marked(found)
+
+    def _narrowed(self, array: Array) -> Array:
+        return lax.convert_element_type(array, narrowed(array.dtype) if self._narrow else array.dtype)
+
+    def _graph(self, wanted: Sequence[bool], moving: list[int] | None = None) -> GraphModule:
+        """The function's graph; with gradients by what is wanted, if that is anything. moving: gets the results that have a gradient."""
+        joint = any(wanted)
+        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        with fakes:
+            inputs = [torch.empty(item.shape, dtype=item.dtype, device=self._device) for item in self._operands]
+        for tensor, want in zip(inputs, wanted, strict=True):
+            tensor.requires_grad_(want)
+
+        def function(*tensors: torch.Tensor) -> list[torch.Tensor]:
+            if joint:
+                results = self._function(tensors)
+                if moving is not None:
+                    moving[:] = [index for index, result in enumerate(results) if result.requires_grad]
+                return list(results)
+            with torch.enable_grad():  # what runs without gradients may be other code
+                given = [
+                    tensor.detach().requires_grad_() if item.requires_grad else tensor
+                    for tensor, item in zip(tensors, self._operands, strict=True)
+                ]
+                return [result.detach() for result in self._function(given)]
+
+        lines = torch.fx.traceback.preserve_node_meta(), _Lines()
+        with capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _explained(), lines[0], lines[1]:
+            graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
+        _check_constants(graph)
+        return graph
+
+
+def _source(node: Node) -> Node:
+    """What a node is a copy of."""
+    while node.target in _COPIES:
+        node = node.args[0]
+    return node
+
+
+def _packed(array: Array) -> Array:
+    """What JAX with 32 bits can hold, with nothing lost: the halves of 64-bit numbers."""
+    if array.dtype.itemsize < 8 or array.dtype == np.complex64:
+        return array
+    if dtypes.is_complex(array.dtype):
+        return jnp.stack([_packed(lax.real(array)), _packed(lax.imag(array))])
+    return lax.bitcast_convert_type(array, np.dtype(np.uint32))
+
+
+def _unpacked(array: Array, dtype: dtypes.DType) -> Array:
+    if array.dtype == dtype:
+        return array
+    if dtypes.is_complex(dtype):
+        half = dtypes.real(dtype)
+        return lax.complex(_unpacked(array[0], half), _unpacked(array[1], half))
+    return lax.bitcast_convert_type(array, dtype)
+
+
+def _conjugated(array: Array) -> Array:
+    """torch's gradients of complex numbers are the conjugates of JAX's cotangents."""
+    return lax.conj(array) if dtypes.is_complex(array.dtype) else array
+
+
+def _marked(results: Results) -> list[Array]:
+    """The outputs. Where a check of eager mode's fails, as of an index, the floats among them are NaN, as in JAX's own indexing."""
+    outputs = list(results.outputs)
+    if not results.checks:
+        return outputs
+    holds = results.checks[0].condition
+    for check in results.checks[1:]:
+        holds = lax.bitwise_and(holds, check.condition)
+    return [jnp.where(holds, output, jnp.full_like(output, np.nan)) if dtypes.is_inexact(output.dtype) else output for output in outputs]
+
+
+def _check_constants(graph: GraphModule) -> None:
+    for node in graph.graph.find_nodes(op="get_attr"):
+        if isinstance(constant_value(graph, node), torch.nn.Parameter):
+            raise CaptureError(
+                "a parameter that is not among the function's is read: its value would be a constant, without a gradient",
+                where=user_line(next(iter(node.users))),
+                hint="give to_jax the module that has it, or make it an argument",
+            )
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    """Raises: CaptureError for what a tensor without values cannot tell."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
+        raise CaptureError(
+            f"what the function does depends on the values of a tensor ({getattr(error, 'func', None) or type(error).__name__}): "
+            "a JAX function is traced for shapes alone",
+            where=_line(error),
+            hint="use torch.where or torch.cond, or compute the number before and give it as an argument that is no array",
+        ) from None
+    except RuntimeError as error:
+        if "does not support input mutations" not in str(error):
+            raise
+        raise CaptureError(
+            "the function writes to a parameter, which a JAX function cannot", hint="write to a buffer, or return the new value"
+        ) from None
+
+
+class _Lines(TorchFunctionMode):
+    """Each node gets the line of the user's code that made it, where errors and `user_line` find it."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and _is_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is not None:
+            code = frame.f_code
+            torch.fx.traceback.set_stack_trace([f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    \n'])
+        return func(*args, **(kwargs or {}))
+
+
+def _is_library(path: str) -> bool:
+    return any(f"/{package}/" in path for package in ("torch", "dynaxla", "jax")) or path.startswith("<")
+
+
+def _line(error: BaseException) -> str:
+    """The innermost line of the user's own code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]
+    return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""

@@ -1,0 +1,380 @@
+"""PyTorch modules and functions as pure functions of JAX arrays."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax import Array
+from jax import numpy as jnp
+from torch import nn
+
+from ..capture.inputs import check_tensor
+from ..errors import ArgumentError, CaptureError, OptionError
+from ..lowering import dtypes
+from ..lowering.interpreter import to_numpy
+from ..runtime import private
+from ..runtime.cache import LeastRecentlyUsed
+from .torch_graphs import Operand, TorchCall
+from .wide_calls import narrowed
+
+# Graphs of one function that are kept: for shapes, dtypes and arguments that are no arrays.
+_KEPT = 64
+
+
+def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
+    """A PyTorch module, one of its methods, or a function, as a pure function for JAX.
+
+        jax_fn, params = dynaxla.to_jax(model)
+        y = jax_fn(params, x)                                    # under jax.jit, grad, vmap, jvp, lax.scan, shard_map, ...
+        y = jax_fn(params, x, rng=jax.random.key(0))             # where the model draws random numbers
+        y, buffers = jax_fn(params, x, buffers=jax_fn.buffers)   # where it changes buffers, as batch norms do while they train
+
+    Of a module, or of a method of one, this gives the function and its parameters, by name; of any other function the function alone, which
+    is called without `params`. See `JaxModule` and docs/interop.md.
+
+    dtype: of the floating-point parameters and buffers, as of `module.to(dtype)`. share: on the CPU, `params` and `buffers` are the
+    module's own memory, not copies. JAX takes its arrays for constants: nobody may write to the module's parameters (no optimizer step, no
+    `load_state_dict`, no training batch norm) as long as they live.
+    Raises: ArgumentError; OptionError; UnsupportedTensor.
+    """
+    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    if isinstance(owner, nn.Module):
+        method = function if owner is not function else None
+        module = JaxModule(private.uncompiled(owner), method, _dtype(dtype), share)
+        return module, dict(module.initial)
+    if not callable(function):
+        raise ArgumentError(f"to_jax of {type(function).__name__}, which cannot be called", hint="give it a module or a function")
+    if dtype is not None or share:
+        raise OptionError("options dtype and share are for modules, and a function has no parameters", hint="leave them out")
+    return JaxFunction(function)
+
+
+class _Traced:
+    """What torch functions as JAX functions have in common: graphs by what a call is like."""
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+        self._calls: LeastRecentlyUsed[tuple[TorchCall, Any]] = LeastRecentlyUsed(_KEPT)
+        self._device = torch.device("cpu")
+
+    def _evaluate(
+        self,
+        run: Callable[[Sequence[torch.Tensor], tuple[Any, ...], dict[str, Any]], tuple[Any, Sequence[torch.Tensor]]],
+        state: Mapping[str, tuple[Any, Operand]],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        rng: Any,
+    ) -> tuple[Any, list[Array], TorchCall]:
+        """What the function gives, new values of its state, and how. run: from tensors for the state, and arguments, to both."""
+        if torch.is_autocast_enabled(self._device.type):
+            raise ArgumentError(
+                f"{self.__name__} is called under an autocast of torch", hint="put the autocast inside of the torch function"
+            )
+        leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
+        is_array = [isinstance(leaf, (Array, np.ndarray, np.generic)) for leaf in leaves]
+        for leaf, array in zip(leaves, is_array, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                raise ArgumentError(
+                    f"{self.__name__} is a JAX function and was given a torch tensor",
+                    hint="give it a JAX array: jnp.asarray(tensor.numpy())",
+                )
+            if not array and type(leaf).__hash__ is None:
+                raise ArgumentError(f"an argument of {self.__name__} is a {type(leaf).__name__}, which can be no key of a cache")
+        leaves = [jnp.asarray(leaf) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
+        arrays = [value for value, _ in state.values()] + [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
+        fixed = [leaf for leaf, array in zip(leaves, is_array, strict=True) if not array]
+        # By what it prints, too: 0.0 and -0.0 are equal.
+        statics = tuple((type(leaf), leaf, repr(leaf) if isinstance(leaf, (float, complex)) else "") for leaf in fixed)
+        narrow = not jax.config.jax_enable_x64
+        operands = [operand for _, operand in state.values()] + [
+            _argument(leaf, narrow) for leaf, array in zip(leaves, is_array, strict=True) if array
+        ]
+        default = torch.get_default_dtype()
+        key = tree, tuple(is_array), statics, tuple(operands), narrow, default
+        if (known := self._calls.get(key)) is None:
+            structure: list[Any] = []
+            count = len(state)
+
+            def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+                given, others = iter([tensor.clone() for tensor in tensors[count:]]), iter(fixed)
+                filled = [next(given if array else others) for array in is_array]
+                out, changed = run(tensors[:count], *jax.tree_util.tree_unflatten(tree, filled))
+                found: list[torch.Tensor] = []
+                structure[:] = [_taken_apart(out, found)]
+                return [tensor.clone() for tensor in (*found, *changed)]
+
+            call = TorchCall(function, operands, self._device, narrow)
+            known = call, structure[0]
+            self._calls.put(key, known)
+        call, structure_of_result = known
+        given = [_key_data(rng, self.__name__, call.drawing)] if call.draws_random else []
+        results = call([*given, *map(jnp.asarray, arrays)])
+        found = iter(results)
+        return _put_together(structure_of_result, found), list(found), call
+
+
+class JaxFunction(_Traced):
+    """A torch function that takes and gives JAX arrays: `jax_fn(*args, rng=None, **kwargs)`.
+
+    Arguments that are no arrays (numbers, strings, None) reach the torch function as they are; give `jax.jit` those as static arguments.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(getattr(function, "__name__", type(function).__name__))
+        self._function = function
+
+    def __call__(self, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
+        """rng: a key of `jax.random`, where the function draws random numbers. Raises: ArgumentError; CaptureError; UnsupportedOp."""
+
+        def run(_: Sequence[torch.Tensor], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+            return self._function(*given, **named), []
+
+        return self._evaluate(run, {}, args, kwargs, rng)[0]
+
+
+class JaxModule(_Traced):
+    """A torch module as a pure function of its parameters: `jax_fn(params, *args, rng=None, buffers=None, **kwargs)`.
+
+    Whether it trains is what the module said when it was converted. A later `module.eval()` or `.train()` is refused by the next call that
+    is traced; a program that `jax.jit` has compiled already stays what it is. The rest of what Python can see of the module is read when a
+    call with other shapes or arguments is traced.
+
+    Attributes: buffers (of the module as it was converted, by name; where a call is not given others, it reads these).
+    """
+
+    def __init__(self, module: nn.Module, method: Any, dtype: torch.dtype | None, share: bool) -> None:
+        super().__init__(type(module).__name__)
+        self._holder = _Holder(module, method)
+        self._modes = _modes(module)
+        self._tensors = dict((*module.named_parameters(), *module.named_buffers()))
+        self._parameters = [name for name, _ in module.named_parameters()]
+        self._buffers = [name for name, _ in module.named_buffers()]
+        self._dtypes: dict[str, torch.dtype] = {}
+        self._device = next(iter(self._tensors.values())).device if self._tensors else torch.device("cpu")
+        self.initial: dict[str, Array] = {}
+        self.buffers: dict[str, Array] = {}
+        for name, tensor in self._tensors.items():
+            check_tensor(tensor, name)
+            if private.has_hooks(tensor):
+                raise CaptureError(
+                    f"{name} has a hook (register_hook), which sees nothing of jax.grad",
+                    hint="remove it, and change the gradient that jax.grad gives",
+                )
+            value = tensor.detach()
+            if dtype is not None and value.is_floating_point():
+                value = value.to(dtype)
+            self._dtypes[name] = value.dtype
+            (self.initial if name in self._parameters else self.buffers)[name] = _array(name, value, share)
+
+    def __call__(
+        self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, buffers: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> Any:
+        """params: the module's parameters by name. rng: a key of `jax.random`, where the module draws random numbers. buffers: the values
+        of its buffers by name; then the result is a pair, of what the module gives and of all buffers' new values.
+
+        Raises: ArgumentError for a tree that is not the module's, a missing key, or if the module changes a buffer and none were given;
+        CaptureError if what it does depends on a tensor's values, or its mode has changed; UnsupportedOp.
+        """
+        self._check_modes()
+        given = self.buffers if buffers is None else buffers
+        values = {**self._checked(params, self._parameters, "params"), **self._checked(given, self._buffers, "buffers")}
+        narrow = not jax.config.jax_enable_x64
+        state = {name: (value, self._operand(name, value, narrow)) for name, value in values.items()}
+
+        def run(tensors: Sequence[torch.Tensor], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
+            self._check_modes()
+            names = (f"inner.{name}" for name in (*self._parameters, *self._buffers))
+            own = dict(zip(names, tensors, strict=True))
+            buffers = [f"inner.{name}" for name in self._buffers]
+            own.update({name: own[name].clone() for name in buffers})
+            with _nothing_kept(self._holder.inner):
+                out = torch.func.functional_call(self._holder, own, given, named)
+            return out, [own[name] for name in buffers]
+
+        result, found, call = self._evaluate(run, state, args, kwargs, rng)
+        if buffers is not None:
+            return result, dict(zip(self._buffers, found, strict=True))
+        first = len(call.copied) - len(self._buffers)
+        changed = [name for name, source in zip(self._buffers, call.copied[first:], strict=True) if source is None]
+        if changed:
+            raise ArgumentError(
+                f"{self.__name__} changes its buffers ({', '.join(changed[:5])}), and was given none to change",
+                hint="call out, buffers = jax_fn(params, ..., buffers=jax_fn.buffers), or convert the module in eval mode",
+            )
+        return result
+
+    def _checked(self, given: Any, names: Sequence[str], role: str) -> dict[str, Any]:
+        """The leaves of a tree of parameters or buffers, in the module's order."""
+        if not isinstance(given, Mapping):
+            raise ArgumentError(f"{role} of {self.__name__} are a {type(given).__name__}", hint="give a dict of arrays by name")
+        missing = [name for name in names if name not in given]
+        extra = [str(name) for name in given if name not in names]
+        if missing or extra:
+            parts = [f"lack {', '.join(missing[:5])}" if missing else "", f"have {', '.join(extra[:5])}, which it has not" if extra else ""]
+            raise ArgumentError(
+                f"{role} of {self.__name__} {' and '.join(filter(None, parts))}", hint=f"give the names of the {role} that to_jax made"
+            )
+        for name in names:
+            wanted, value = tuple(self._tensors[name].shape), given[name]
+            if not isinstance(value, (Array, np.ndarray)) or tuple(value.shape) != wanted:
+                found = f"shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
+                raise ArgumentError(f"{role}[{name!r}] of {self.__name__} is {found}, and the module's has shape {list(wanted)}")
+        return {name: given[name] for name in names}
+
+    def _operand(self, name: str, value: Any, narrow: bool) -> Operand:
+        """As what the module sees one of its tensors: with the array's dtype, unless that is the narrowed one of the tensor's."""
+        own = self._dtypes[name]
+        given = np.dtype(value.dtype)
+        dtype = own if given == dtypes.to_jax(own) or given == narrowed(dtypes.to_jax(own)) else _argument_dtype(given, narrow)
+        tensor = self._tensors[name]
+        return Operand(tuple(value.shape), dtype, isinstance(tensor, nn.Parameter) and tensor.requires_grad and dtype.is_floating_point)
+
+    def _check_modes(self) -> None:
+        for (name, before), (_, now) in zip(self._modes, _modes(self._holder.inner), strict=True):
+            if before != now:
+                was, is_now = ("train" if mode else "eval" for mode in (before, now))
+                raise CaptureError(
+                    f"{name or type(self._holder.inner).__name__} was in {was} mode when to_jax converted it, and is in {is_now} mode now",
+                    hint="convert it again with to_jax, or put it back",
+                )
+
+
+class _Holder(nn.Module):
+    """Calls a module, or a method of it, as a module's forward."""
+
+    def __init__(self, inner: nn.Module, method: Any) -> None:
+        super().__init__()
+        self.inner = inner
+        self.training = inner.training
+        self._method = method
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return (self._method or self.inner)(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _nothing_kept(module: nn.Module) -> Iterator[None]:
+    """Raises: CaptureError if the module keeps a tensor that was computed inside: it is none outside of the trace."""
+    before = [(name, inner, dict(vars(inner))) for name, inner in module.named_modules()]
+    kept = []
+    try:
+        yield
+    finally:
+        for name, inner, attributes in before:
+            for attribute, value in list(vars(inner).items()):
+                if attributes.get(attribute) is not value and isinstance(value, torch.Tensor):
+                    kept.append(f"{name or type(module).__name__} keeps a tensor as its attribute {attribute}")
+                    if attribute in attributes:
+                        vars(inner)[attribute] = attributes[attribute]
+                    else:
+                        del vars(inner)[attribute]
+    if kept:
+        raise CaptureError(f"{kept[0]}, and a JAX function keeps nothing", hint="return it, or register it as a buffer and write to that")
+
+
+def _modes(module: nn.Module) -> list[tuple[str, bool]]:
+    return [(name, inner.training) for name, inner in module.named_modules()]
+
+
+def _dtype(dtype: Any) -> torch.dtype | None:
+    """torch's dtype of one of torch's, JAX's or NumPy's. Raises: OptionError."""
+    if dtype is None or isinstance(dtype, torch.dtype):
+        found = dtype
+    else:
+        try:
+            found = dtypes.to_torch(jnp.dtype(dtype))
+        except (KeyError, TypeError):
+            raise OptionError(f"option dtype: {dtype!r} is none", hint="give for example jnp.bfloat16") from None
+    if found is not None and not found.is_floating_point:
+        raise OptionError(f"option dtype: {dtype} is no floating-point dtype", hint="give for example jnp.bfloat16")
+    return found
+
+
+def _argument_dtype(dtype: Any, narrow: bool) -> torch.dtype:
+    """What torch sees of an array: under JAX with 32 bits, int32 is torch's int64, in which torch has its indices."""
+    try:
+        found = dtypes.to_torch(np.dtype(dtype))
+    except (KeyError, TypeError):
+        raise ArgumentError(f"torch has no dtype like {dtype}") from None
+    return torch.int64 if narrow and found == torch.int32 else found
+
+
+def _argument(value: Any, narrow: bool) -> Operand:
+    dtype = _argument_dtype(value.dtype, narrow)
+    return Operand(tuple(value.shape), dtype, dtype.is_floating_point or dtype.is_complex)
+
+
+def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
+    """A tensor's value as an array that the user's JAX can hold."""
+    wide = dtypes.to_jax(tensor.dtype)
+    dtype = wide if jax.config.jax_enable_x64 else narrowed(wide)
+    if dtype != wide and dtypes.is_inexact(wide):
+        raise OptionError(
+            f"{name} is {wide}, and JAX has 32 bits",
+            hint='give to_jax a dtype, such as jnp.float32, or call jax.config.update("jax_enable_x64", True) when the program starts',
+        )
+    if share and dtype == wide:
+        if tensor.device.type != "cpu":
+            raise OptionError(f"option share: {name} is on {tensor.device}", hint="leave it out: parameters elsewhere are copied")
+        try:
+            return jax.dlpack.from_dlpack(tensor, copy=False)
+        except Exception as error:
+            raise OptionError(
+                f"option share: the memory of {name} cannot be JAX's: {error}", hint="leave it out: then it is copied"
+            ) from None
+    value = to_numpy(tensor)
+    narrowed_value = value.astype(dtype)
+    if dtype != wide and not np.array_equal(narrowed_value, value):
+        raise OptionError(f"{name} has numbers that {dtype} does not hold", hint='call jax.config.update("jax_enable_x64", True) first')
+    return jnp.asarray(narrowed_value)
+
+
+def _key_data(rng: Any, name: str, where: str) -> Array:
+    """A key for one call, as threefry's data, whatever kind of key the user has."""
+    if rng is None:
+        raise ArgumentError(f"{name} draws random numbers, and was given no key", where=where, hint="call it with rng=jax.random.key(0)")
+    try:
+        return jax.random.bits(rng, (2,), np.uint32)
+    except TypeError as error:
+        raise ArgumentError(f"rng of {name} is no key: {error}", hint="give a key of jax.random, such as jax.random.key(0)") from None
+
+
+class _Place:
+    """Where a tensor stands in a result."""
+
+
+_PLACE = _Place()
+
+
+def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:
+    """A result with places for tensors, in containers that JAX knows. found: gets the tensors."""
+    if isinstance(value, torch.Tensor):
+        found.append(value)
+        return _PLACE
+    if isinstance(value, Mapping):  # a class of transformers' is a dict for JAX
+        return {name: _taken_apart(item, found) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [_taken_apart(item, found) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items) if isinstance(value, tuple) else items
+    if value is None or isinstance(value, (bool, int, float, complex, str)):
+        return value
+    raise CaptureError(
+        f"the function gives a {type(value).__name__}, which JAX does not know",
+        hint="return tensors in dicts, lists and tuples; of transformers' models use_cache=False keeps caches out",
+    )
+
+
+def _put_together(value: Any, arrays: Any) -> Any:
+    if value is _PLACE:
+        return next(arrays)
+    if isinstance(value, dict):
+        return {name: _put_together(item, arrays) for name, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        items = [_put_together(item, arrays) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    return value

@@ -1,0 +1,149 @@
+"""Torch's functions of tensors on the device "jax" as functions of JAX's arrays: JAX traces through them, and torch differentiates."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from ..device import copies, generators, places, storages
+from ..errors import UnsupportedTensor
+from ..lowering import dtypes
+from ..runtime import devices
+from ..runtime.layout import row_major
+from .border import check, is_tracer, torch_dtype, x64_now
+
+# Of a list of tensors.
+Flat = Callable[[list[torch.Tensor]], list[torch.Tensor]]
+_FLOAT0 = jax.dtypes.float0
+
+
+def under_jax(function: Callable[..., Any]) -> Callable[..., Any]:
+    """See `sharing.as_jax`."""
+    name = str(getattr(function, "__name__", None) or type(function).__name__)
+
+    @functools.wraps(function)
+    def jax_fn(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+        found: list[Any] = []
+
+        def flat(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            every = list(leaves)
+            for position, tensor in zip(positions, tensors, strict=True):
+                every[position] = tensor
+            given, named = jax.tree.unflatten(tree, every)
+            results, results_tree = jax.tree.flatten(function(*given, **named))
+            found[:] = [results_tree]
+            for index, result in enumerate(results):
+                if not isinstance(result, torch.Tensor):
+                    raise TypeError(f"result {index} of {name} is {type(result).__name__}, not a tensor")
+                hint = f"give x.int() or x.float(), or call {name} inside jax.enable_x64(True)"
+                check(result, f"result {index} of {name}", x64_now(), hint)
+            return list(results)
+
+        results = _differentiable(flat)(*(jnp.asarray(leaves[position]) for position in positions))
+        return jax.tree.unflatten(found[0], results)
+
+    return jax_fn
+
+
+def _differentiable(flat: Flat) -> Callable[..., Any]:
+    """flat as a function of arrays. Its derivative is torch's, which calls it once more, and is made by this function in its turn."""
+
+    @jax.custom_vjp
+    def call(*arrays: jax.Array) -> list[jax.Array]:
+        with _inside(arrays), torch.no_grad():
+            return [array_of(result) for result in flat([tensor_of(array) for array in arrays])]
+
+    def forward(*arrays: jax.Array) -> tuple[Any, Any]:
+        return call(*arrays), arrays
+
+    def backward(arrays: Sequence[jax.Array], cotangents: Sequence[Any]) -> tuple[Any, ...]:
+        wanted = [index for index, array in enumerate(arrays) if dtypes.is_inexact(array.dtype)]
+        given = [index for index, cotangent in enumerate(cotangents) if cotangent.dtype != _FLOAT0]
+
+        def pull_back(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+            return _pull_back(flat, tensors[: len(arrays)], wanted, dict(zip(given, tensors[len(arrays) :], strict=True)))
+
+        # For complex numbers, JAX's cotangents are torch's conjugated.
+        found = iter(_differentiable(pull_back)(*arrays, *(jnp.conj(cotangents[index]) for index in given)))
+        return tuple([jnp.conj(next(found)) if index in wanted else np.zeros(array.shape, _FLOAT0) for index, array in enumerate(arrays)])
+
+    call.defvjp(forward, backward)
+    return call
+
+
+def _pull_back(flat: Flat, operands: list[torch.Tensor], wanted: Sequence[int], cotangents: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+    """Gradients of the operands `wanted`. Cotangents are of results, by position. It can be differentiated where its operands are."""
+    again = any(tensor.requires_grad for tensor in (*operands, *cotangents.values()))
+    with torch.enable_grad():
+        for index in wanted:
+            if not operands[index].requires_grad:
+                operands[index] = operands[index].detach().requires_grad_()
+        results = flat(list(operands))
+        used = [index for index in cotangents if results[index].requires_grad]
+        if not used:
+            return [torch.zeros_like(operands[index]) for index in wanted]
+        inputs = [operands[index] for index in wanted]
+        return list(
+            torch.autograd.grad(
+                [results[index] for index in used], inputs, [cotangents[index] for index in used],
+                create_graph=again, allow_unused=True, materialize_grads=True,
+            )
+        )  # fmt: skip
+
+
+@contextlib.contextmanager
+def _inside(arrays: Sequence[Any]) -> Any:
+    """Inside, nothing draws random numbers: the forward and the backward pass would draw others, and later calls the same."""
+    if any(map(is_tracer, arrays)):
+        storages.may_hold_tracers()
+    with generators.refusing():
+        yield
+
+
+def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
+    """A tensor on the device "jax" that is this array or tracer. Raises: UnsupportedTensor."""
+    kind = torch_dtype(array.dtype, "the array")
+    if not devices.drives(storages.NAME):
+        raise UnsupportedTensor('the tensor is to be on the device "jax"', hint="call dynaxla.enable_device() first")
+    place = device or torch.device(storages.NAME)
+    if is_tracer(array):
+        storages.may_hold_tracers()
+    elif len(array.devices()) > 1:
+        hint = "gather it: jax.device_put(x, jax.devices()[0])"
+        raise UnsupportedTensor(f"the array lies on {len(array.devices())} devices, and a tensor on one", hint=hint)
+    elif place.index is None and array.device in places.devices():
+        place = torch.device(storages.NAME, places.devices().index(array.device))
+    place = places.with_index(place)
+    if not is_tracer(array) and array.device != places.jax_device(place.index or 0):
+        raise UnsupportedTensor(f"the array is on {array.device}, not on {place}", hint="move it with jax.device_put")
+    return storages.make(array.shape, row_major(array.shape), kind, place, array)
+
+
+def array_of(tensor: torch.Tensor) -> Any:
+    """What such a tensor is, in its logical shape. Raises: UnsupportedTensor for one of another device."""
+    if tensor.device.type != storages.NAME:
+        raise UnsupportedTensor(f"a result is on {tensor.device}", hint='give tensors on the device "jax": x.to("jax")')
+    return copies.value_of(tensor)
+
+
+@jax.custom_jvp
+def undifferentiated(array: jax.Array) -> jax.Array:
+    """The array, which JAX must not differentiate: it would not know torch's `detach`, `no_grad` and gradients of one's own."""
+    return array
+
+
+@undifferentiated.defjvp
+def _refuse(primals: Any, tangents: Any) -> Any:
+    raise UnsupportedTensor(
+        "JAX cannot differentiate what torch makes of dynaxla.as_torch(x)",
+        hint="let torch do that: dynaxla.as_jax(torch_function) is a function that jax.grad can take",
+    )

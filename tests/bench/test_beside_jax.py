@@ -1,0 +1,43 @@
+"""Functions of `to_jax` beside JAX by hand: both compute the same, and a table says how long they take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+from jax import numpy as jnp
+from typer.testing import CliRunner
+
+from dynaxla.bench import beside_jax
+from dynaxla.bench.beside_jax import CASES, Case, Measured
+from dynaxla.cli import app
+
+
+def test_names() -> None:
+    assert list(CASES) == ["mlp", "resnet18", "gpt_block"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_by_hand_is_the_same(name: str) -> None:
+    case = CASES[name]
+    shape = (1, 3, 64, 64) if name == "resnet18" else (2, *case.shape[1:])
+    found = beside_jax.measure(Case(case.build, case.by_hand, shape), seconds=0)
+    assert beside_jax.is_good({name: found})
+    assert found.keys() == {"inference", "gradient"}
+    assert all(item["ratio"] > 0 for item in found.values())
+
+
+def test_another_result_is_seen() -> None:
+    wrong = beside_jax._compared(jax.jit(lambda x: x), jax.jit(lambda x: 1.1 * x), (jnp.ones(3),), 0)
+    assert wrong.distance == pytest.approx(0.1, rel=1e-3)
+    assert not beside_jax.is_good({"wrong": {"inference": vars(wrong)}})
+
+
+def test_the_command_writes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = vars(Measured(2.0, 2.08, 1.04, 1e-6))
+    monkeypatch.setattr(beside_jax, "measure", lambda *_: {"inference": item})
+    done = CliRunner().invoke(app, ["bench-cpu", "interop", "--models", "mlp", "--output", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "2.080" in (tmp_path / "cpu.md").read_text()
+    assert CliRunner().invoke(app, ["bench-cpu", "interop", "--models", "absent", "--output", str(tmp_path)]).exit_code == 2

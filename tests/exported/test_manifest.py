@@ -1,0 +1,68 @@
+"""Manifests as JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import pytest
+
+from dynaxla.exported.manifest import ArraySpec, CheckSpec, Damaged, Manifest, read, written
+from dynaxla.exported.structures import ARRAY, sequence
+
+MANIFEST = Manifest(
+    name="model",
+    platforms=("cpu", "tpu"),
+    dimensions={"batch": (2, None), "length": (1, 8)},
+    weights=(ArraySpec("weight", (3,), "bfloat16"), ArraySpec("mean", (), "float32")),
+    inputs=(ArraySpec("x", ("batch", 3, "2*length"), "int64"),),
+    outputs=(ArraySpec("out", ("batch",), "float32"),),
+    arguments=sequence("tuple", [sequence("tuple", [ARRAY]), {"kind": "dict", "keys": [], "items": []}]),
+    results=ARRAY,
+    updates=("mean",),
+    checks=(CheckSpec("IndexError", "out of range"),),
+    draws_random=True,
+    calling_convention=10,
+    is_polymorphic=True,
+    made_with={"torch": "2.13"},
+)
+FILES = {"program": b"abc", "weights": b""}
+
+
+def test_there_and_back() -> None:
+    assert read(written(MANIFEST, FILES), FILES) == MANIFEST
+
+
+def test_the_order_of_what_a_program_takes_and_gives() -> None:
+    assert [spec.name for spec in MANIFEST.taken()] == ["weight", "mean", "key", "x"]
+    assert [spec.name for spec in MANIFEST.given()] == ["out", "mean", "failed_check"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"weights": None}, "incomplete"),
+        ({"updates": ["other"]}, r"updates \['other'\], which are no weights"),
+        ({"results": sequence("list", [])}, "other numbers of arrays"),
+        ({"inputs": [{"name": "x", "shape": [1.5], "dtype": "int64"}]}, "no array that there can be"),
+        ({"inputs": [{"name": "x", "shape": [1], "dtype": "object"}]}, "no array that there can be"),
+    ],
+)
+def test_facts_that_do_not_fit_are_refused_whatever_the_hash_says(changes: dict[str, Any], message: str) -> None:
+    facts = json.loads(written(MANIFEST, FILES)) | changes
+    del facts["sha256"]
+    facts["sha256"] = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+    with pytest.raises(Damaged, match=message):
+        read(json.dumps(facts).encode(), FILES)
+
+
+def test_files_are_the_manifests() -> None:
+    data = written(MANIFEST, FILES)
+    for files, message in (
+        ({"program": b"abc"}, "weights is missing"),
+        ({**FILES, "more": b""}, "more is not in the manifest"),
+        ({**FILES, "program": b"abd"}, "its hash differs"),
+    ):
+        with pytest.raises(Damaged, match=message):
+            read(data, files)

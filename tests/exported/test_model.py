@@ -1,0 +1,188 @@
+"""Exported models: saved, loaded and called, with torch and without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+from without_torch import compare_without_torch
+
+import dynaxla
+from dynaxla import ArtifactError, ExportedModel, load_artifact
+
+# torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
+pytestmark = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
+
+BATCH = Dim("batch")
+
+
+class Tokens(nn.Module):
+    """int64 in and out, a table, bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(10, 4)
+        self.narrow = nn.Linear(4, 3).bfloat16()
+
+    def forward(self, ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        rows = self.table(ids)
+        return {"large": ids.sum(1) + 2**40, "rows": rows, "half": self.narrow(rows.bfloat16())}
+
+
+@pytest.fixture(scope="module")
+def tokens() -> tuple[nn.Module, ExportedModel]:
+    torch.manual_seed(0)
+    module = Tokens().eval()
+    shapes = ({0: BATCH, 1: Dim("length", max=8)},)
+    return module, dynaxla.export(module, (torch.zeros(3, 5, dtype=torch.int64),), dynamic_shapes=shapes)
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 10, shape)
+
+
+def test_without_torch(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+    module, exported = tokens
+    compare_without_torch(tmp_path, {"tokens": (module, exported, [(ids(2, 5),), (ids(1, 8),), (ids(4, 1),)])})
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_dtypes_are_the_programs_whatever_the_process_has(tokens: tuple[nn.Module, ExportedModel], wide: bool) -> None:
+    module, exported = tokens
+    given = ids(2, 3)
+    with jax.enable_x64(wide):
+        arrays = [given.numpy(), jax.numpy.asarray(given.numpy()), given.numpy().astype(np.int32)]
+        found = [exported.call(array) for array in arrays]
+        inside = jax.jit(exported.call)(given.numpy())
+        assert jax.numpy.asarray(np.int64(1)).dtype == ("int64" if wide else "int32")
+    for results in (*found, inside):
+        assert results["large"].dtype == np.int64
+        assert results["half"].dtype == jax.numpy.bfloat16
+        assert np.array_equal(np.asarray(results["large"]), module(given)["large"].numpy())
+
+
+def test_bytes_and_directories_hold_the_same(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+    module, exported = tokens
+    exported.save(tmp_path / "model")
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["manifest.json", "program.mlirbc", "weights.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    given = ids(3, 2)
+    for loaded in (load_artifact(tmp_path / "model"), load_artifact(exported.serialize())):
+        assert loaded.manifest == exported.manifest
+        assert np.array_equal(loaded.call(given.numpy())["rows"], module(given)["rows"].detach().numpy())
+        assert loaded.mlir_text() == exported.mlir_text()
+    assert "stablehlo" in exported.mlir_text()
+
+
+def test_what_is_there_is_replaced_only_if_that_is_wanted(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+    _, exported = tokens
+    exported.save(tmp_path / "model")
+    with pytest.raises(ArtifactError, match="is there already"):
+        exported.save(tmp_path / "model")
+    exported.save(tmp_path / "model", overwrite=True)
+    load_artifact(tmp_path / "model")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ArtifactError, match="is no exported model"):
+        exported.save(tmp_path / "other", overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "other"]
+
+
+def test_nothing_is_left_of_what_could_not_be_written(
+    tokens: tuple[nn.Module, ExportedModel], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(ArtifactError, match="No space left"):
+        tokens[1].save(tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def _truncate(name: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-7])
+
+
+def _edit(**changes: Any) -> Callable[[Path], Any]:
+    def edit(folder: Path) -> None:
+        facts = json.loads((folder / "manifest.json").read_bytes())
+        (folder / "manifest.json").write_text(json.dumps(facts | changes))
+
+    return edit
+
+
+DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated manifest": (_truncate("manifest.json"), "the manifest is no JSON"),
+    "truncated program": (_truncate("program.mlirbc"), "program.mlirbc has .* bytes, and the manifest says"),
+    "truncated weights": (_truncate("weights.safetensors"), "weights.safetensors has .* bytes"),
+    "missing weights": (lambda folder: (folder / "weights.safetensors").unlink(), "weights.safetensors: No such file"),
+    "another format": (_edit(format="other"), "not one of format"),
+    "a later version": (_edit(version=2), "version is 2, and this dynaxla reads version 1"),
+    "changed shapes": (_edit(inputs=[]), "the manifest was changed"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_damage_is_told(damage: str, tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+    spoil, message = DAMAGE[damage]
+    tokens[1].save(tmp_path / "model")
+    spoil(tmp_path / "model")
+    with pytest.raises(ArtifactError, match=message):
+        load_artifact(tmp_path / "model")
+
+
+def test_files_of_another_model_are_refused(tokens: tuple[nn.Module, ExportedModel], tmp_path: Path) -> None:
+    tokens[1].save(tmp_path / "model")
+    path = tmp_path / "model" / "weights.safetensors"
+    path.write_bytes(bytes(reversed(path.read_bytes())))
+    with pytest.raises(ArtifactError, match="another one than the manifest's"):
+        load_artifact(tmp_path / "model")
+    data = tokens[1].serialize()
+    for spoilt, message in ((data[:-1], "bytes, and here are"), (b"PK" + data, "no exported model")):
+        with pytest.raises(ArtifactError, match=message):
+            load_artifact(spoilt)
+
+
+CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
+    "too many": ((np.zeros((2, 3), np.int64),) * 2, {}, "args has 2 items, and had 1 at export"),
+    "by another name": ((), {"ids": np.zeros((2, 3), np.int64)}, "args has 0 items"),
+    "rank": ((np.zeros(3, np.int64),), {}, r"ids: int64\[batch, length\] is given with shape \[3\]"),
+    "too long": ((np.zeros((2, 9), np.int64),), {}, "length is 9 in dimension 1 of ids: the program is for 1 to 8"),
+    "dtype": ((np.zeros((2, 3), np.float32),), {}, "is given as float32"),
+    "key": ((np.zeros((2, 3), np.int64),), {"key": 1}, "draws no random numbers"),
+    "weights": ((np.zeros((2, 3), np.int64),), {"weights": {"other": 1}}, "takes no weights other"),
+    "misshaped weight": ((np.zeros((2, 3), np.int64),), {"weights": {"narrow.bias": np.zeros(3)}}, "the weight narrow.bias"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_wrong_calls_are_told(call: str, tokens: tuple[nn.Module, ExportedModel]) -> None:
+    args, kwargs, message = CALLS[call]
+    with pytest.raises(ArtifactError, match=message):
+        tokens[1].call(*args, **kwargs)
+
+
+def test_values_that_eager_refuses_are_refused(tokens: tuple[nn.Module, ExportedModel]) -> None:
+    with pytest.raises(IndexError, match="index out of range in self"):
+        tokens[1].call(np.full((2, 3), 10))
+
+
+def test_no_derivative_is_made_up(tokens: tuple[nn.Module, ExportedModel]) -> None:
+    exported = dynaxla.export(nn.Linear(2, 1), (torch.zeros(1, 2),))
+    with pytest.raises(ArtifactError, match="has no derivative"):
+        jax.grad(lambda x: exported.call(x).sum())(np.zeros((1, 2), np.float32))
+
+
+def test_other_weights_may_be_given(tokens: tuple[nn.Module, ExportedModel]) -> None:
+    _, exported = tokens
+    rows = exported.call(np.zeros((1, 1), np.int64), weights={"table.weight": np.ones((10, 4), np.float32)})["rows"]
+    assert np.array_equal(rows, np.ones((1, 1, 4)))
+    assert not np.array_equal(exported.call(np.zeros((1, 1), np.int64))["rows"], rows)

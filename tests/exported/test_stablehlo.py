@@ -1,0 +1,54 @@
+"""What exported programs may call."""
+
+from __future__ import annotations
+
+import importlib
+
+import jax
+import numpy as np
+import pytest
+from jax import export
+
+from dynaxla.exported.manifest import ArraySpec, Damaged, Manifest
+from dynaxla.exported.stablehlo import _KEPT, calls, exported, is_stable
+
+
+def _program(function: object, checked: bool = True) -> tuple[Manifest, bytes]:
+    disabled = [] if checked else [export.DisabledSafetyCheck.custom_call("ALL")]
+    made = export.export(jax.jit(function), platforms=("cpu",), disabled_checks=disabled)(jax.ShapeDtypeStruct((2, 2), np.float32))
+    spec = ArraySpec("x", (2, 2), "float32")
+    array = {"kind": "array"}
+    manifest = Manifest(
+        "f", ("cpu",), {}, (), (spec,), (spec,), {"kind": "tuple", "items": [array]}, array, (), (), False,
+        made.calling_convention_version, False, {},
+    )  # fmt: skip
+    return manifest, made.mlir_module_serialized
+
+
+def test_other_calls_are_refused() -> None:
+    call = jax.ffi.ffi_call("__onednn$matmul", jax.ShapeDtypeStruct((2, 2), np.float32))
+    manifest, program = _program(lambda x: call(x), checked=False)
+    assert calls(program) == {"__onednn$matmul"}
+    with pytest.raises(Damaged, match=r"calls __onednn\$matmul"):
+        exported(manifest, program)
+
+
+def test_listed_calls_are_made() -> None:
+    manifest, program = _program(lambda x: jax.numpy.linalg.cholesky(x))
+    assert calls(program) == {"lapack_spotrf_ffi"}
+    found = exported(manifest, program).call(np.array([[4, 0], [0, 9]], np.float32))
+    assert np.array_equal(found[0], [[2, 0], [0, 3]])
+
+
+def test_what_is_no_program_is_refused() -> None:
+    with pytest.raises(Damaged, match="no StableHLO"):
+        calls(b"nothing of the kind")
+
+
+def test_only_what_jax_keeps_is_listed() -> None:
+    listed = importlib.import_module("jax._src.export._export")._CUSTOM_CALL_TARGETS_GUARANTEED_STABLE
+    assert listed >= _KEPT
+    for target in ("lapack_spotrf_ffi", "lapack_zgesdd_ffi", "cusolver_getrf_ffi", "shape_assertion", "Qr", "cu_threefry2x32_ffi"):
+        assert is_stable(target)
+    for target in ("__onednn$matmul", "xla_ffi_python_gpu_callback", "lapack_spotrf", "dynaxla_in_memory", "__gpu$xla.gpu.triton", ""):
+        assert not is_stable(target)

@@ -1,0 +1,43 @@
+"""Descriptions of nested values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dynaxla.exported.structures import ARRAY, Mismatch, constant, count, flatten, mapping, sequence, unflatten
+
+DESCRIBED = sequence("tuple", [ARRAY, mapping({"a": sequence("list", [ARRAY, constant(3)]), 1: constant(None)})])
+
+
+def test_there_and_back() -> None:
+    value = (10, {1: None, "a": [20, 3]})
+    found = list(flatten(DESCRIBED, value, "args"))
+    assert found == [("args[0]", 10), ("args[1]['a'][0]", 20)]
+    assert unflatten(DESCRIBED, iter([10, 20])) == value
+    assert count(DESCRIBED) == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ((10,), "args has 1 items, and had 2"),
+        ((10, [1]), r"args\[1\] is a list, and was a dict"),
+        ((10, {"a": [20, 3]}), r"args\[1\] lacks 1"),
+        ((10, {"a": [20, 3], 1: None, "b": 4}), r"args\[1\] has 'b' besides"),
+        ((10, {"a": [20, 3.0], 1: None}), r"args\[1\]\['a'\]\[1\] is 3.0, and was 3"),
+        ((10, {"a": 5, 1: None}), "is a int, and was a list"),
+    ],
+)
+def test_a_mismatch_says_where(value: Any, message: str) -> None:
+    with pytest.raises(Mismatch, match=message):
+        list(flatten(DESCRIBED, value, "args"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"kind": "set", "items": []}, {"kind": "constant", "value": []}, {}, {"kind": "dict", "keys": [1], "items": []}]
+)
+def test_what_is_no_description_is_refused(wrong: Any) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        count(wrong)

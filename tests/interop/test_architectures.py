@@ -1,0 +1,88 @@
+"""`to_jax` of small timm and transformers models: values, gradients, batches. All by `make interop`, a sample with every test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+import zoo
+from jax import Array
+from jax import numpy as jnp
+from torch import nn
+
+from dynaxla.interop import to_jax
+
+TIMM, TRANSFORMERS = list(zoo.TIMM)[:30], list(zoo.TRANSFORMERS)[:20]
+SAMPLE = ["convnextv2_atto", "ElectraModel"]
+NAMES = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in TIMM + TRANSFORMERS]
+
+
+def made(name: str) -> tuple[nn.Module, torch.Tensor, dict[str, torch.Tensor]]:
+    torch.manual_seed(0)
+    model, ((first,), keywords) = zoo.timm_model(name) if name in zoo.TIMM else zoo.transformers_model(name)
+    if getattr(getattr(model, "config", None), "use_cache", False):
+        model.config.use_cache = False
+    return model, first, keywords
+
+
+def main(result: Any) -> Any:
+    """Of several results the first."""
+    if isinstance(result, Mapping):
+        result = next(iter(result.values()))
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def arrays(tensor: torch.Tensor) -> Array:
+    return jnp.asarray(tensor.detach().numpy())
+
+
+def check(actual: Any, expected: Any, tolerance: float, name: str = "") -> None:
+    actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    error, size = np.abs(actual - expected).max(initial=0), np.abs(expected).max(initial=0)
+    assert error <= tolerance * max(size, 1e-3), f"{name}: off by {error}, of {size}"
+
+
+def test_there_are_enough() -> None:
+    assert len(TIMM) == 30
+    assert len(TRANSFORMERS) == 20
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_values_and_batches(name: str) -> None:
+    """In float32, under JAX with 32 bits. A batch by vmap is what a loop gives."""
+    model, first, keywords = made(name)
+    f, params = to_jax(model)
+    with torch.no_grad():
+        expected = main(model(first, **keywords))
+    named = {key: arrays(value) for key, value in keywords.items()}
+    run = jax.jit(lambda params, x, named: main(f(params, x, **named)))
+    check(run(params, arrays(first), named), expected, 1e-3)
+
+    def each(x: Array, named: dict[str, Array]) -> Array:
+        return main(f(params, x[None], **{key: value[None] for key, value in named.items()}))[0]
+
+    looped = np.stack([each(arrays(x), {key: value[i] for key, value in named.items()}) for i, x in enumerate(first)])
+    check(jax.jit(jax.vmap(each))(arrays(first), named), looped, 1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients(name: str) -> None:
+    """In float64: in float32, those of networks with kinks are uncertain by themselves."""
+    model, first, keywords = made(name)
+    wide = torch.float32 if name in zoo.FLOAT32 else torch.float64
+    model = model.to(wide)
+    first = first.to(wide) if first.is_floating_point() else first
+    keywords = {key: value.to(wide) if value.is_floating_point() else value for key, value in keywords.items()}
+    main(model(first, **keywords)).square().mean().backward()
+    with jax.enable_x64(True):
+        f, params = to_jax(model)
+        named = {key: arrays(value) for key, value in keywords.items()}
+        gradient = jax.jit(jax.grad(lambda params: jnp.square(main(f(params, arrays(first), **named))).mean()))(params)
+        largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters() if parameter.grad is not None)
+        for key, parameter in model.named_parameters():
+            expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            check(gradient[key] / largest, expected / largest, 1e-3 if wide == torch.float32 else 1e-7, key)

@@ -1,0 +1,37 @@
+"""The op that stands for a JAX function in torch's graphs."""
+
+from __future__ import annotations
+
+import gc
+
+import jax.numpy as jnp
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dynaxla.errors import DynaxlaError
+from dynaxla.interop.jax_calls import JaxCall, jax_call
+
+
+def test_fake_results_are_like_real_ones() -> None:
+    call = JaxCall(lambda x, y: [x @ y, jnp.argmax(x)], "product", False)
+    operands = [torch.ones(2, 3), torch.ones(3, 4)]
+    real = jax_call(operands, call.number)
+    with FakeTensorMode() as mode:
+        fake = jax_call([mode.from_tensor(operand) for operand in operands], call.number)
+    assert [(item.shape, item.dtype, item.stride()) for item in fake] == [(item.shape, item.dtype, item.stride()) for item in real]
+
+
+def test_a_trace_stays_as_it_was() -> None:
+    scale = [2.0]
+    call = JaxCall(lambda x: [x * scale[0]], "scaled", False).of_trace()
+    assert jax_call([torch.ones(2)], call.number)[0].tolist() == [2, 2]
+    scale[0] = 7.0
+    assert jax_call([torch.ones(2)], call.number)[0].tolist() == [2, 2]
+
+
+def test_a_call_that_is_gone() -> None:
+    number = JaxCall(lambda x: [x], "gone", False).number
+    gc.collect()
+    with pytest.raises(DynaxlaError, match="is gone"):
+        jax_call([torch.ones(2)], number)

@@ -1,0 +1,62 @@
+"""Torch functions for given shapes: what a graph says of its results, and how what a gradient needs is carried by JAX with 32 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax import numpy as jnp
+
+from dynaxla.interop.torch_graphs import Operand, TorchCall, _packed, _unpacked
+
+CPU = torch.device("cpu")
+VECTOR = Operand((3,), torch.float32, True)
+
+
+def test_results_that_are_copies_of_operands() -> None:
+    def function(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        x, y = tensors
+        return [y.clone(), x + y, x.detach().clone()]
+
+    assert TorchCall(function, [VECTOR, VECTOR], CPU, True).copied == [1, None, 0]
+
+
+def test_the_line_that_draws() -> None:
+    call = TorchCall(lambda tensors: [torch.rand_like(tensors[0])], [VECTOR], CPU, True)
+    assert call.draws_random
+    assert "test_torch_graphs.py" in call.drawing
+    key = jnp.uint32([1, 2])
+    assert call([key, jnp.ones(3)])[0].shape == (3,)
+    assert not TorchCall(lambda tensors: [tensors[0] + 1], [VECTOR], CPU, True).draws_random
+
+
+def test_a_gradient_by_some_operands_alone() -> None:
+    """What is not wanted has no gradient in the graph, as a tensor without requires_grad."""
+    call = TorchCall(lambda tensors: [tensors[0] * tensors[1].exp()], [VECTOR, VECTOR], CPU, True)
+    x, y = jnp.float32([1, 2, 3]), jnp.zeros(3)
+    np.testing.assert_allclose(jax.grad(lambda x: call([x, y])[0].sum())(x), [1, 1, 1])
+    np.testing.assert_allclose(jax.grad(lambda y: call([x, y])[0].sum())(y), x)
+    linear = call.derivative((False, True)).linear
+    assert len(linear.transpose([*call.derivative((False, True)).forward([x, y])[1:]], [x])) == 1
+
+
+def test_no_gradient_at_all() -> None:
+    call = TorchCall(lambda tensors: [tensors[0].detach() + 1, tensors[0].argmax()], [VECTOR], CPU, True)
+    np.testing.assert_array_equal(jax.grad(lambda x: call([x])[0].sum())(jnp.ones(3)), 0)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64", "complex128", "uint64", "float32", "complex64", "bool"])
+def test_wide_numbers_are_carried_in_halves(dtype: str) -> None:
+    values = np.array([2**40 + 1, 3]).astype(dtype) * np.array([1]).astype(dtype)
+    if values.dtype.kind in "fc":
+        values = values / 3
+    with jax.enable_x64(True):
+        given = jnp.asarray(values)
+        carried = _packed(given)
+        assert carried.dtype.itemsize <= 4 or dtype == "complex64"
+        found = _unpacked(carried, np.dtype(dtype))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(np.asarray(found), values)

@@ -1,0 +1,434 @@
+"""`to_jax`: values and gradients are eager PyTorch's under each transform of JAX, with 32 bits and with 64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+import pytest
+import torch
+from jax import Array, lax
+from jax import numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from torch import nn
+
+import dynaxla
+from dynaxla.errors import ArgumentError, CaptureError, OptionError, UnsupportedOp
+from dynaxla.interop import to_jax
+
+
+@pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
+def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
+    with jax.enable_x64(request.param):
+        yield request.param
+
+
+def arrays(tensor: torch.Tensor) -> Array:
+    return jnp.asarray(tensor.numpy())
+
+
+def close(actual: Any, expected: torch.Tensor) -> None:
+    np.testing.assert_allclose(np.asarray(actual), expected.detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+def gradients(module: nn.Module, loss: torch.Tensor) -> dict[str, torch.Tensor]:
+    module.zero_grad()
+    loss.backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters() if parameter.grad is not None}
+
+
+def all_close(actual: dict[str, Array], expected: dict[str, torch.Tensor]) -> None:
+    assert actual.keys() == expected.keys()
+    for name, gradient in expected.items():
+        close(actual[name], gradient)
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+X = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.usefixtures("x64")
+def test_every_transform() -> None:
+    model, x = mlp(), arrays(X)
+    f, params = to_jax(model)
+    close(f(params, x), model(X))
+    close(jax.jit(f)(params, x), model(X))
+    close(jax.vmap(f, (None, 0))(params, x), model(X))
+    expected = gradients(model, (model(X) ** 2).sum())
+
+    def loss(params: Any, x: Array) -> Array:
+        return (f(params, x) ** 2).sum()
+
+    def scanned(params: Any) -> Array:
+        return lax.scan(lambda total, row: (total + loss(params, row), None), jnp.float32(0), x)[0]
+
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    split = PartitionSpec("data")
+    sharded = jax.shard_map(
+        lambda params, x: lax.psum(loss(params, x), "data"), mesh=mesh, in_specs=(PartitionSpec(), split), out_specs=PartitionSpec()
+    )
+    for total in (
+        lambda params: loss(params, x),
+        scanned,
+        lambda params: jax.checkpoint(loss)(params, x),
+        lambda params: jax.vmap(loss, (None, 0))(params, x).sum(),
+        lambda params: sharded(params, x),
+    ):
+        all_close(jax.jit(jax.grad(total))(params), expected)
+    value, gradient = jax.value_and_grad(loss)(params, x)
+    close(value, (model(X) ** 2).sum())
+    all_close(gradient, expected)
+    each = jax.jit(jax.vmap(jax.grad(loss), (None, 0)))(params, x)
+    all_close({name: grads.sum(0) for name, grads in each.items()}, expected)
+    along = jax.jvp(lambda params: loss(params, x), (params,), (params,))[1]
+    np.testing.assert_allclose(along, sum((expected[name].numpy() * params[name]).sum() for name in params), rtol=1e-4)
+
+
+class Language(nn.Module):
+    """With tied weights, indices, keyword and static arguments, and numbers among its results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(11, 8)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.head = nn.Linear(8, 11, bias=False)
+        self.head.weight = self.words.weight
+
+    def forward(self, tokens: torch.Tensor, *, scale: float = 1.0, labels: torch.Tensor | None = None) -> dict[str, Any]:
+        logits = self.head(self.layer(self.words(tokens))) * scale
+        loss = None if labels is None else nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"logits": logits, "loss": loss, "best": (logits.argmax(-1),), "count": tokens.shape[0]}
+
+
+def test_a_language_model(x64: bool) -> None:
+    torch.manual_seed(0)
+    model, tokens = Language(), torch.randint(0, 11, (3, 6))
+    f, params = to_jax(model)
+    assert "head.weight" not in params
+    result = f(params, arrays(tokens), scale=2.0, labels=arrays(tokens))
+    expected = model(tokens, scale=2.0, labels=tokens)
+    close(result["logits"], expected["logits"])
+    assert result["count"] == 3
+    assert result["best"][0].dtype == (jnp.int64 if x64 else jnp.int32)
+    np.testing.assert_array_equal(result["best"][0], expected["best"][0].numpy())
+    assert f(params, arrays(tokens))["loss"] is None
+    gradient = jax.jit(jax.grad(lambda params: f(params, arrays(tokens), labels=arrays(tokens))["loss"]))(params)
+    all_close(gradient, gradients(model, model(tokens, labels=tokens)["loss"]))
+
+
+def test_an_index_out_of_range_is_nan() -> None:
+    f, params = to_jax(nn.Embedding(3, 2))
+    assert np.isnan(f(params, jnp.array([1, 3]))).all()
+    assert not np.isnan(f(params, jnp.array([1, 2]))).any()
+
+
+def normed() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5, bias=False), nn.BatchNorm1d(5))
+
+
+def test_buffers_are_returned_where_they_are_given(x64: bool) -> None:
+    model = normed()
+    f, params = to_jax(model)
+    with pytest.raises(ArgumentError, match=r"changes its buffers \(1\.running_mean"):
+        f(params, arrays(X))
+    result, buffers = jax.jit(lambda params, buffers: f(params, arrays(X), buffers=buffers))(params, f.buffers)
+    close(result, model(X))
+    assert buffers.keys() == dict(model.named_buffers()).keys()
+    assert buffers["1.num_batches_tracked"].dtype == (jnp.int64 if x64 else jnp.int32)
+    for name, value in model.named_buffers():
+        close(buffers[name], value)
+    close(f(params, arrays(X), buffers=buffers)[1]["1.running_mean"], (model(X), model[1].running_mean)[1])
+    assert f.buffers["1.num_batches_tracked"] == 0
+
+
+def test_a_later_change_of_mode_is_refused() -> None:
+    model = normed()
+    f, params = to_jax(model)
+    f(params, arrays(X), buffers=f.buffers)
+    model.eval()
+    with pytest.raises(CaptureError, match="was in train mode when to_jax converted it, and is in eval mode now"):
+        f(params, arrays(X), buffers=f.buffers)
+    f, params = to_jax(model)
+    close(f(params, arrays(X)), model(X))
+
+
+def test_random_numbers_follow_from_the_key() -> None:
+    f, params = to_jax(nn.Dropout(0.5))
+    with pytest.raises(ArgumentError, match="draws random numbers, and was given no key"):
+        f(params, jnp.ones(100))
+    with pytest.raises(ArgumentError, match="is no key"):
+        f(params, jnp.ones(100), rng=3.5)
+
+    def drawn(seed: int, x: Array) -> Array:
+        return f(params, x, rng=jax.random.key(seed))
+
+    one = drawn(1, jnp.ones(100))
+    assert set(np.unique(one)) == {0, 2}
+    np.testing.assert_array_equal(one, jax.jit(drawn)(1, jnp.ones(100)))
+    assert (one != drawn(2, jnp.ones(100))).any()
+    value, gradient = jax.value_and_grad(lambda x: drawn(1, x).sum())(jnp.ones(100))
+    np.testing.assert_array_equal(gradient, one)
+    assert value == one.sum()
+    keys = jax.vmap(lambda key: f(params, jnp.ones(100), rng=key))(jax.random.split(jax.random.key(0), 3))
+    assert len({tuple(row) for row in keys.tolist()}) == 3
+    f, params = to_jax(nn.Dropout(0.5).eval())
+    np.testing.assert_array_equal(f(params, jnp.ones(3)), 1)
+
+
+class Sevenfold(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return 7 * gradient
+
+
+def hooked(x: torch.Tensor) -> torch.Tensor:
+    y = x.exp()
+    y.register_hook(lambda gradient: gradient * 2)
+    return y
+
+
+def without_gradients(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        y = x * 3
+    return y * x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        pytest.param(Sevenfold.apply, id="autograd.Function"),
+        pytest.param(lambda x: x.detach() * x, id="detach"),
+        pytest.param(without_gradients, id="no_grad"),
+        pytest.param(hooked, id="hook"),
+        pytest.param(lambda x: torch.relu(x - x) + x.abs() + x.clamp(0, 2), id="kinks"),
+        pytest.param(lambda x: x.max() * x.amax() + x.median(), id="ties"),
+        pytest.param(lambda x: torch.softmax(x, -1) * x.exp() * torch.logsumexp(x, 0), id="exp"),
+        pytest.param(lambda x: x.norm() * (x - x).norm(), id="norm of zero"),
+        pytest.param(lambda x: (x.sort().values * torch.arange(4.0)).cumsum(0), id="sort"),
+    ],
+)
+def test_gradients_are_autograds(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Where JAX would differentiate the operations otherwise."""
+    x = torch.tensor([0.0, 1.0, 2.0, 2.0], requires_grad=True)
+    function(x).sum().backward()
+    f = to_jax(function)
+    found = jax.jit(jax.grad(lambda x: f(x).sum()))(arrays(x.detach()))
+    close(found, x.grad)
+    along = jax.jvp(lambda x: f(x).sum(), (arrays(x.detach()),), (jnp.float32([1, 2, 3, 4]),))[1]
+    close(along, (x.grad * torch.tensor([1.0, 2, 3, 4])).sum())
+
+
+def test_gradients_of_complex_numbers_are_jaxs() -> None:
+    """torch's are their conjugates."""
+    z = jnp.array([1 + 2j, -0.5 + 0.25j], jnp.complex64)
+    f = to_jax(lambda z: (z * z).real.sum() + 3 * z.abs().sum())
+
+    def by_hand(z: Array) -> Array:
+        return (z * z).real.sum() + 3 * jnp.abs(z).sum()
+
+    np.testing.assert_allclose(jax.jit(jax.grad(f))(z), jax.grad(by_hand)(z), rtol=1e-5)
+    np.testing.assert_allclose(jax.jvp(f, (z,), (1j * z,))[1], jax.jvp(by_hand, (z,), (1j * z,))[1], rtol=1e-5)
+    g = to_jax(lambda z: z * z * 1j)
+    expected = jax.vjp(lambda z: z * z * 1j, z)[1](z)[0]
+    np.testing.assert_allclose(jax.vjp(g, z)[1](z)[0], expected, rtol=1e-5)
+
+
+def test_static_arguments_are_told_apart() -> None:
+    f = to_jax(lambda x, number: torch.copysign(x, torch.tensor(number)))
+    assert [float(f(jnp.float32(1), number)) for number in (0.0, -0.0, 0.0)] == [1, -1, 1]
+    g = to_jax(lambda x, flag: x + (1 if flag is True else 2))
+    assert [float(g(jnp.float32(1), flag)) for flag in (1, True, 1)] == [3, 2, 3]
+
+
+def test_nothing_of_a_trace_is_kept() -> None:
+    f, params = to_jax(mlp())
+    with jax.checking_leaks():
+        jax.jit(jax.value_and_grad(lambda params: f(params, arrays(X)).sum()))(params)
+
+
+def test_autocast_around_a_call_is_refused() -> None:
+    f = to_jax(lambda x: x @ x)
+    with torch.autocast("cpu"), pytest.raises(ArgumentError, match="under an autocast of torch"):
+        f(jnp.eye(2))
+
+    def inside(x: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu"):
+            return x @ x
+
+    assert to_jax(inside)(jnp.eye(2)).dtype == jnp.bfloat16
+
+
+def test_second_derivatives_are_refused() -> None:
+    with pytest.raises(CaptureError, match="differentiated twice"):
+        jax.hessian(to_jax(lambda x: (x**3).sum()))(jnp.ones(3))
+
+
+def test_module_hooks_run() -> None:
+    model = mlp()
+    model[0].register_forward_hook(lambda _module, _inputs, output: output * 2)
+    model[2].register_full_backward_hook(lambda _module, inputs, _outputs: (inputs[0] * 3,))
+    f, params = to_jax(model)
+    close(f(params, arrays(X)), model(X))
+    all_close(jax.grad(lambda params: f(params, arrays(X)).sum())(params), gradients(model, model(X).sum()))
+
+
+def test_hooks_of_parameters_are_refused() -> None:
+    model = mlp()
+    model[0].weight.register_hook(lambda gradient: gradient * 0)
+    with pytest.raises(CaptureError, match=r"0\.weight has a hook"):
+        to_jax(model)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def test_structures_and_methods() -> None:
+    model = Language()
+
+    def function(pair: Any, *, names: dict[str, Any]) -> Any:
+        return Pair([pair.first + names["a"]], (pair.second, None, "text"))
+
+    result = to_jax(function)(Pair(jnp.ones(2), jnp.zeros(1)), names={"a": jnp.ones(2)})
+    assert isinstance(result, Pair)
+    assert result.first[0].tolist() == [2, 2]
+    assert result.second[1:] == (None, "text")
+    f, params = to_jax(model.words.forward)
+    close(f(params, jnp.array([1, 2])), model.words.weight[1:3])
+
+
+def test_inputs_are_never_written() -> None:
+    x = jnp.ones(3)
+    assert to_jax(lambda x: x.add_(1))(x).tolist() == [2, 2, 2]
+    assert x.tolist() == [1, 1, 1]
+
+
+def test_dtypes(x64: bool) -> None:
+    f, params = to_jax(mlp(), dtype=jnp.bfloat16)
+    assert f(params, arrays(X).astype(jnp.bfloat16)).dtype == jnp.bfloat16
+    with pytest.raises(OptionError, match="no floating-point dtype"):
+        to_jax(mlp(), dtype=jnp.int32)
+    assert to_jax(lambda x: x.argmax())(jnp.ones(3)).dtype == (jnp.int64 if x64 else jnp.int32)
+    assert to_jax(lambda x: x.double() / 3)(jnp.ones(3, jnp.float32)).dtype == (jnp.float64 if x64 else jnp.float32)
+    if x64:
+        f, params = to_jax(mlp().double())
+        assert jax.grad(lambda params: f(params, arrays(X.double())).sum())(params)["0.weight"].dtype == jnp.float64
+    else:
+        with pytest.raises(OptionError, match="is float64, and JAX has 32 bits"):
+            to_jax(mlp().double())
+        weak = to_jax(lambda x: x + 1)(jnp.asarray(1.0))
+        assert not weak.weak_type
+        wide = to_jax(lambda x: (x * 2**40 + 1) - x * 2**40)  # only 64 bits hold it on the way
+        assert jax.jit(wide)(jnp.array([3])).tolist() == [1]
+        gradient = jax.grad(lambda x: to_jax(lambda x: (x.double() ** 2).sum())(x))(jnp.float32([3]))
+        assert gradient.dtype == jnp.float32
+        assert gradient.tolist() == [6]
+
+
+def test_memory_is_copied_or_shared() -> None:
+    model = nn.Linear(64, 64)
+    _, copied = to_jax(model)
+    _, shared = to_jax(model, share=True)
+    addresses = copied["weight"].unsafe_buffer_pointer(), shared["weight"].unsafe_buffer_pointer()
+    assert addresses[1] == model.weight.data_ptr() != addresses[0]
+
+
+def test_trees_that_do_not_fit() -> None:
+    f, params = to_jax(mlp())
+    for given, message in (
+        ({}, "lack 0.weight, 0.bias"),
+        ({**params, "more": params["0.bias"]}, "have more, which it has not"),
+        ({**params, "0.bias": jnp.ones(3)}, r"\['0.bias'\] of Sequential is shape \[3\], and the module's has shape \[8\]"),
+        (list(params.values()), "are a list"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            f(given, arrays(X))
+    with pytest.raises(ArgumentError, match="was given a torch tensor"):
+        f(params, X)
+
+
+def branching(x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+@pytest.mark.parametrize("function", [branching, lambda x: x[x > 0], lambda x: x * x.sum().item(), torch.nonzero])
+def test_values_that_python_needs(function: Callable[..., Any]) -> None:
+    with pytest.raises(CaptureError, match="depends on the values of a tensor") as caught:
+        to_jax(function)(jnp.ones(3))
+    assert function is torch.nonzero or "test_torch_in_jax.py" in caught.value.where
+
+
+def test_what_only_torch_computes() -> None:
+    with pytest.raises(UnsupportedOp, match="linalg_eig"):
+        to_jax(torch.linalg.eigvals)(jnp.eye(3))
+
+
+def test_parameters_from_elsewhere_are_refused() -> None:
+    model = mlp()
+    with pytest.raises(CaptureError, match="a parameter that is not among the function's"):
+        to_jax(lambda x: model(x))(arrays(X))
+
+
+def test_tensors_that_stay_in_the_module_are_refused() -> None:
+    class Keeping(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.last = x + 1
+            return self.last
+
+    model = Keeping()
+    f, params = to_jax(model)
+    with pytest.raises(CaptureError, match="keeps a tensor as its attribute last"):
+        f(params, jnp.ones(2))
+    assert not hasattr(model, "last")
+
+
+def test_it_is_public() -> None:
+    assert dynaxla.to_jax is to_jax
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_optax_and_torchs_optimizer_give_the_same_losses(name: str) -> None:
+    model = normed()
+    f, params = to_jax(model)
+    wanted = torch.randn(6, 5, generator=torch.Generator().manual_seed(2))
+    ours = {"sgd": optax.sgd(0.1, momentum=0.9), "adam": optax.adam(1e-2)}[name]
+    parameters = model.parameters()
+    theirs = torch.optim.SGD(parameters, 0.1, momentum=0.9) if name == "sgd" else torch.optim.Adam(parameters, 1e-2)
+
+    @jax.jit
+    def step(params: Any, buffers: Any, state: Any) -> Any:
+        def loss(params: Any) -> Any:
+            out, updated = f(params, arrays(X), buffers=buffers)
+            return jnp.square(out - arrays(wanted)).mean(), updated
+
+        (value, buffers), gradient = jax.value_and_grad(loss, has_aux=True)(params)
+        updates, state = ours.update(gradient, state)
+        return optax.apply_updates(params, updates), buffers, state, value
+
+    buffers, state, losses, expected = f.buffers, ours.init(params), [], []
+    for _ in range(20):
+        params, buffers, state, value = step(params, buffers, state)
+        losses.append(float(value))
+        theirs.zero_grad()
+        loss = (model(X) - wanted).square().mean()
+        loss.backward()
+        theirs.step()
+        expected.append(loss.item())
+    np.testing.assert_allclose(losses, expected, rtol=1e-3)
+    assert losses[-1] < losses[0]
+    close(buffers["1.running_mean"], model[1].running_mean)

@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 .PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate device-models stress \
-	lower-everywhere gpu-programs gpu gpu-table lint format
+	lower-everywhere interop gpu-programs gpu gpu-table lint format
 
 install: $(INSTALLED)
 
@@ -49,6 +49,11 @@ generate: install
 # The ten models, and others of timm and transformers with `generate`, unmodified on the device "jax", compared with the CPU: half an hour
 device-models: install
 	$(VENV)/bin/python -m pytest -m slow tests/device/test_models_on_the_device.py $(ARGS)
+
+# dynaxla.to_jax of 30 timm and 20 transformers models: values, gradients and batches, compared with eager mode; and exported resnet18, BERT and
+# GPT-2, called in a process without torch: half an hour on a core
+interop: install
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/interop/test_architectures.py tests/interop/test_export.py $(ARGS)
 
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install

@@ -58,7 +58,8 @@ def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] |
     """Results, then gradients, running statistics and what is left in the buffers. trains: in training mode.
 
     Where all is computed in float64, only the order of sums differs. Norms, rotations and routers of many of transformers' models compute
-    in float32 whatever the model's dtype, and XLA's and torch's float32 round in ways of their own.
+    in float32 whatever the model's dtype, and XLA's and torch's float32 round in ways of their own. Norms over small batches multiply
+    the roundings of what is in front of them, so gradients in training mode have a wider tolerance.
     """
     keywords = keywords or {}
     for module in model.modules():
@@ -85,7 +86,7 @@ def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] |
     # Gradients that are zero in mathematics are rounding alone.
     scale = 1e-2 * max(float(gradient.abs().max()) for gradient in gradients)
     for (name, one), (_, other) in zip(mine.named_parameters(), model.named_parameters(), strict=True):
-        _close(f"gradient of {name}", one.grad, other.grad, tolerance, scale)
+        _close(f"gradient of {name}", one.grad, other.grad, max(tolerance, 1e-6) if trains else tolerance, scale)
     for (name, one), (_, other) in zip(mine.named_buffers(), model.named_buffers(), strict=True):
         _close(name, one, other, tolerance)
 

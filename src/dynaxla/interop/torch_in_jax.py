@@ -35,7 +35,7 @@ def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
         y, buffers = jax_fn(params, x, buffers=jax_fn.buffers)   # where it changes buffers, as batch norms do while they train
 
     Of a module, or of a method of one, this gives the function and its parameters, by name; of any other function the function alone, which
-    is called without `params`. See `JaxModule` and docs/interop.md.
+    is called without `params`. See `JaxModule` and docs/torch-in-jax.md.
 
     dtype: of the floating-point parameters and buffers, as of `module.to(dtype)`. share: on the CPU, `params` and `buffers` are the
     module's own memory, not copies. JAX takes its arrays for constants: nobody may write to the module's parameters (no optimizer step, no

@@ -13,6 +13,7 @@ import torch
 from typer.testing import CliRunner
 
 from dynaxla.bench import lengths
+from dynaxla.bench.cells import Cells
 from dynaxla.bench.lengths import Case, Run
 from dynaxla.cli import app
 
@@ -35,7 +36,7 @@ def test_each_engine_has_a_process_and_caches_of_its_own(monkeypatch: pytest.Mon
         return subprocess.CompletedProcess(command, 0, '{"calls": [1.0, 2.0], "cpu": 4.0, "executables": 2, "disagreement": ""}\n')
 
     monkeypatch.setattr(subprocess, "run", run)
-    found = lengths.runs(["bert"])
+    found = lengths.runs(["bert"], Cells(None, {}))
     assert found["bert"]["dynaxla"] == asdict(Run([1.0, 2.0], 4.0, 2, ""))
     assert [command for command, _ in seen] == [["-m", "dynaxla.bench.lengths", engine, "bert"] for engine in lengths.ENGINES]
     assert len({cache for _, cache in seen}) == len(seen)

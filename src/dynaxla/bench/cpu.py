@@ -16,6 +16,7 @@ import torch
 from . import beside_jax, generation, lengths, report, suites, tables
 from . import engines as engine_table
 from .benchmark_error import BenchmarkError
+from .cells import Cells
 from .choices import FIRST_CALL, INTEROP, LENGTHS, MEMORY, STARTS
 from .first_call import PHASES, first_calls
 from .measure import Settings
@@ -86,6 +87,8 @@ PARTS = {
 }
 MEMORY_BATCH, MEMORY_OPTIMIZER = 4, "adamw"
 SECOND_STARTS = 3
+# Parts that take more than half an hour: a run that was stopped goes on.
+LONG = (STARTS, LENGTHS)
 MEMORY_ENGINES = ("eager", "dynaxla", "dynaxla_step")
 
 
@@ -106,11 +109,13 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
         if name == FIRST_CALL:
             found[name] = {"environment": report.environment(), **measure_first_calls(models)}
         elif name == STARTS:
-            found[name] = {"environment": report.environment(), "starts": measure_starts(models)}
+            cells = _cells(name, output)
+            found[name] = {"environment": report.environment(), "starts": measure_starts(models, cells)}
         elif name == MEMORY:
             found[name] = {"environment": report.environment(), **measure_memory(models)}
         elif name == LENGTHS:
-            found[name] = {"environment": report.environment(), "runs": lengths.runs(models)}
+            cells = _cells(name, output)
+            found[name] = {"environment": report.environment(), "runs": lengths.runs(models, cells)}
             good = good and not any(run["disagreement"] for engines in found[name]["runs"].values() for run in engines.values())
         elif name == INTEROP:
             found[name] = {"environment": report.environment(), "runs": beside_jax.runs(models, seconds)}
@@ -125,7 +130,14 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
                     entry[READING] = {"good": True, "ms": generation.reading_ms(case.build().to(PARTS[name].dtype))}
         file.write_text(json.dumps(found, indent=1) + "\n")
         (output / "cpu.md").write_text(as_markdown(found))
+        if name in LONG:
+            _cells(name, output).done()
     return good
+
+
+def _cells(part: str, output: Path) -> Cells:
+    """What a stopped run of this part has left in the directory of the tables."""
+    return Cells(output / f"unfinished-{part}.json", report.environment())
 
 
 def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Report:
@@ -163,25 +175,33 @@ def measure_first_calls(models: Sequence[str]) -> dict[str, Any]:
     return {"seconds": found}
 
 
-def measure_starts(models: Sequence[str]) -> dict[str, dict[str, list[float]]]:
+def measure_starts(models: Sequence[str], cells: Cells) -> dict[str, dict[str, list[float]]]:
     """CPU seconds of the whole first call in a fresh process, by model and engine: with empty caches, and then `SECOND_STARTS` times
     with what the first one has left, the engines in turn."""
     others = [model for model in models if model != DECODER]
     names = [case.name for case in suites.choose("models", others)] if others or not models else []
+    names += [DECODER] if len(others) < len(models) or not models else []
     starts: dict[str, dict[str, list[float]]] = {}
     with tempfile.TemporaryDirectory() as bytecode:
-        for name in [*names, *([DECODER] if len(others) < len(models) or not models else [])]:
-            with contextlib.ExitStack() as stack:
-                caches = {engine: stack.enter_context(tempfile.TemporaryDirectory()) for engine in ENGINES}
-                if not starts:  # so that each module's bytecode is there
-                    for engine in ENGINES:
-                        with tempfile.TemporaryDirectory() as cache:
-                            start(engine, name, cache, bytecode)
-                starts[name] = {engine: [] for engine in ENGINES}
-                for _ in range(1 + SECOND_STARTS):
-                    for engine in ENGINES:
-                        starts[name][engine].append(start(engine, name, caches[engine], bytecode))
+        for name in names:
+            starts[name] = cells.measured(name, _starts, name, bytecode)
     return starts
+
+
+def _starts(model: str, bytecode: str) -> dict[str, list[float]]:
+    """Of one model, by engine."""
+    found: dict[str, list[float]] = {engine: [] for engine in ENGINES}
+    with contextlib.ExitStack() as stack:
+        caches = {engine: stack.enter_context(tempfile.TemporaryDirectory()) for engine in ENGINES}
+        if not (complete := Path(bytecode) / "complete").exists():  # so that each module's bytecode is there
+            for engine in ENGINES:
+                with tempfile.TemporaryDirectory() as cache:
+                    start(engine, model, cache, bytecode)
+            complete.touch()
+        for _ in range(1 + SECOND_STARTS):
+            for engine in ENGINES:
+                found[engine].append(start(engine, model, caches[engine], bytecode))
+    return found
 
 
 def measure_memory(models: Sequence[str]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 
 from . import agreement, suites, tables
 from .benchmark_error import BenchmarkError
+from .cells import Cells
 from .second_start import cpu_seconds
 from .training import Training
 
@@ -101,12 +102,25 @@ class Run:
         return max(mine / theirs for mine, theirs in list(zip(self.calls, eager.calls, strict=True))[FIRST:])
 
 
-def runs(names: Sequence[str]) -> dict[str, dict[str, dict[str, Any]]]:
+def engines(case: str) -> list[str]:
+    """Those that a case is measured with. A hundred programs of a training step are a quarter of an hour of compiling."""
+    return [engine for engine in ENGINES if engine != "dynaxla_exact" or not CASES[case].optimizer]
+
+
+def runs(names: Sequence[str], cells: Cells) -> dict[str, dict[str, dict[str, Any]]]:
     """What `Run` has, by case and engine. names: of cases; all, if there are none. Raises: BenchmarkError for an unknown name."""
     unknown = sorted({*names} - CASES.keys())
     if unknown:
         raise BenchmarkError(f"no model {', '.join(map(repr, unknown))} called with many lengths; there are: {', '.join(CASES)}")
-    return {case: {engine: asdict(measure(engine, case)) for engine in ENGINES} for case in CASES if not names or case in names}
+    return {
+        case: {engine: cells.measured(f"{case} {engine}", _run, engine, case) for engine in engines(case)}
+        for case in CASES
+        if not names or case in names
+    }
+
+
+def _run(engine: str, case: str) -> dict[str, Any]:
+    return asdict(measure(engine, case))
 
 
 def measure(engine: str, case: str) -> Run:

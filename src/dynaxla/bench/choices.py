@@ -26,12 +26,13 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 FIRST_CALL = "first-call"
 STARTS = "starts"
+LAYERS = "layers"
 MEMORY = "training-memory"
 LENGTHS = "lengths"
 INTEROP = "interop"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
     "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
-    FIRST_CALL, STARTS, MEMORY, LENGTHS, INTEROP,
+    FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP,
 )  # fmt: skip
 DEVICE_PARTS = ("inference", "forward-backward", "training-sgd")

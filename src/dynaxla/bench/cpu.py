@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from . import beside_jax, generation, lengths, report, suites, tables
+from . import beside_jax, generation, layers, lengths, report, suites, tables
 from . import engines as engine_table
 from .benchmark_error import BenchmarkError
 from .cells import Cells
-from .choices import FIRST_CALL, INTEROP, LENGTHS, MEMORY, STARTS
+from .choices import FIRST_CALL, INTEROP, LAYERS, LENGTHS, MEMORY, STARTS
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .peak_memory import step_memory
@@ -97,7 +97,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
     Raises: BenchmarkError.
     """
-    known = [*PARTS, FIRST_CALL, STARTS, MEMORY, LENGTHS, INTEROP]
+    known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP]
     unknown = [name for name in parts if name not in known]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
@@ -111,6 +111,8 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
         elif name == STARTS:
             cells = _cells(name, output)
             found[name] = {"environment": report.environment(), "starts": measure_starts(models, cells)}
+        elif name == LAYERS:
+            found[name] = {"environment": report.environment(), "runs": layers.runs()}
         elif name == MEMORY:
             found[name] = {"environment": report.environment(), **measure_memory(models)}
         elif name == LENGTHS:
@@ -230,6 +232,8 @@ def as_markdown(found: dict[str, Any]) -> str:
         ]
     if STARTS in found:
         lines += ["## Starts", "", tables.circumstances(found[STARTS]["environment"]), "", *_starts_table(found[STARTS]["starts"]), ""]
+    if LAYERS in found:
+        lines += ["## Equal layers", "", tables.circumstances(found[LAYERS]["environment"]), "", *layers.table(found[LAYERS]["runs"]), ""]
     if MEMORY in found:
         title = f"Memory of a training step, {MEMORY_OPTIMIZER}, float32, batch {MEMORY_BATCH}, one thread"
         lines += [f"## {title}", "", tables.circumstances(found[MEMORY]["environment"]), "", *_memory_table(found[MEMORY]["bytes"]), ""]

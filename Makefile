@@ -46,7 +46,8 @@ explore: install
 generate: install
 	$(VENV)/bin/python -m pytest -m slow tests/test_generate.py $(ARGS)
 
-# The ten models, and others of timm and transformers with `generate`, unmodified on the device "jax", compared with the CPU: half an hour
+# The ten models, inference and training, and others of timm and transformers with `generate`, unmodified on the device "jax", compared with
+# the CPU: an hour on a core
 device-models: install
 	$(VENV)/bin/python -m pytest -m slow tests/device/test_models_on_the_device.py $(ARGS)
 

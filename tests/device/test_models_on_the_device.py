@@ -25,6 +25,6 @@ def test_eight_devices() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ten", "timm", "transformers", "generate"])
+@pytest.mark.parametrize("kind", ["ten", "training", "timm", "transformers", "generate"])
 def test_every_model(kind: str) -> None:
     run_script(f"from device_cases import models; assert not models.main({kind!r}, [])")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 import warnings
@@ -16,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
 from dynaxla.bench.agreement import compare, in_float64, moved
-from dynaxla.bench.suites import MODELS, _import, make_inputs, make_model
+from dynaxla.bench.suites import MODELS, _import, images, make_inputs, make_model, tokens
 from dynaxla.bench.training import Training
+
+from .running import compile_anew
 
 
 def _tensors(output: Any) -> list[torch.Tensor]:
@@ -94,7 +97,7 @@ def agrees(model: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any] |
 def _loss(output: torch.Tensor) -> torch.Tensor:
     """Another weight for each element: behind a norm, the mean of squares is the same whatever went in, and its gradient nothing but
     rounding."""
-    return (output * torch.linspace(-1, 1, output.numel()).reshape(output.shape).to(output.device, output.dtype)).sum()
+    return (output * torch.linspace(-1, 1, output.numel(), dtype=torch.float64).reshape(output.shape).to(output.device, output.dtype)).sum()
 
 
 def timm(name: str) -> None:
@@ -130,6 +133,59 @@ def benchmarked(name: str) -> None:
             mine = _there(there(*_there(inputs)), "cpu")
         found = compare(mine, expected, reference[0] if reference else None, gradients=training, moved=variants)
         assert found.agrees, (name, training, found)
+
+
+# Each makes of a model what runs a step of training, and a step a thing to call.
+TRAINED: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Any], Callable[[], Any]]] = {
+    "eager": (lambda model: model, lambda step: step, contextlib.nullcontext),
+    "lazy": (lambda model: model, lambda step: step, dynaxla.lazy),
+    "compiled": (lambda model: compile_anew(model, fallback="error"), lambda step: step, contextlib.nullcontext),
+    "compiled step": (lambda model: model, dynaxla.compile_step, contextlib.nullcontext),
+}
+
+
+def learns(name: str) -> None:
+    """Two steps of one of the benchmark's models in float64, on two small images or short texts, in each mode: by how much they change
+    parameters and running statistics."""
+    torch.manual_seed(0)
+    if name.startswith("vit"):
+        model, inputs = _import("timm").create_model(name, img_size=64), images(2, torch.Generator().manual_seed(1), 64)
+    else:
+        (case,) = [case for case in MODELS if case.name == name]
+        model = case.build()
+        given, size = (tokens, 16) if name.startswith("bert") else (images, 64)
+        inputs = given(2, torch.Generator().manual_seed(1), size)
+    model, inputs = model.double().train(), _double(inputs)
+    for module in model.modules():
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            module.p = 0.0
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    moved = _two_steps(copy.deepcopy(model), inputs, before, "eager")
+    scale = max(float(value.abs().max()) for value in moved.values() if value.is_floating_point())
+    assert scale > 1e-4
+    for mode in TRAINED:
+        found = _two_steps(copy.deepcopy(model).to("jax"), _there(inputs), before, mode)
+        for key, value in moved.items():
+            _close(f"{mode}: {key}", found.pop(key), value, 1e-6, 1e-3 * scale)  # what is zero in mathematics is rounding alone
+        assert not found
+
+
+def _two_steps(network: nn.Module, inputs: tuple[Any, ...], before: dict[str, torch.Tensor], mode: str) -> dict[str, torch.Tensor]:
+    """By how much they change what a state dict has."""
+    prepare, make, around = TRAINED[mode]
+    forward = prepare(network)
+    optimizer = torch.optim.SGD(network.parameters(), lr=1e-3)
+
+    def step(*inputs: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        torch.stack([_loss(output) for output in _tensors(forward(*inputs))]).sum().backward()
+        optimizer.step()
+
+    call = make(step)
+    for _ in range(2):
+        with around():
+            call(*inputs)
+    return {name: value - before[name].to(value.device) for name, value in network.state_dict().items()}
 
 
 GPT2 = {
@@ -172,6 +228,7 @@ def check_generate() -> None:
 # By `make device-models`.
 WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
     "ten": (benchmarked, [case.name for case in MODELS]),
+    "training": (learns, [case.name for case in MODELS]),
     "timm": (
         timm,
         ["beit_base_patch16_224", "cait_xxs24_224", "convnextv2_atto", "cspdarknet53", "davit_tiny", "dla34", "dpn48b",

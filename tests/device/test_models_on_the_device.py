@@ -8,6 +8,8 @@ import pytest
 from on_device import NEEDS_DEVICE, run_checks
 from scripts import run_script
 
+from dynaxla.bench.suites import MODELS
+
 pytestmark = NEEDS_DEVICE
 
 
@@ -25,6 +27,12 @@ def test_eight_devices() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["ten", "training", "timm", "transformers", "generate"])
+@pytest.mark.parametrize("kind", ["ten", "timm", "transformers", "generate"])
 def test_every_model(kind: str) -> None:
     run_script(f"from device_cases import models; assert not models.main({kind!r}, [])")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [case.name for case in MODELS])
+def test_training_of_the_ten(name: str) -> None:
+    run_script(f"from device_cases import models; assert not models.main('training', [{name!r}])")

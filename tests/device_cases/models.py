@@ -20,6 +20,7 @@ from dynaxla.bench.agreement import compare, in_float64, moved
 from dynaxla.bench.suites import MODELS, _import, images, make_inputs, make_model, tokens
 from dynaxla.bench.training import Training
 
+from . import compile_quickly
 from .running import compile_anew
 
 
@@ -148,18 +149,15 @@ def learns(name: str) -> None:
     """Two steps of one of the benchmark's models in float64, on two small images or short texts, in each mode: by how much they change
     parameters and running statistics."""
     torch.manual_seed(0)
-    if name.startswith("vit"):
-        model, inputs = _import("timm").create_model(name, img_size=64), images(2, torch.Generator().manual_seed(1), 64)
-    else:
-        (case,) = [case for case in MODELS if case.name == name]
-        model = case.build()
-        given, size = (tokens, 16) if name.startswith("bert") else (images, 64)
-        inputs = given(2, torch.Generator().manual_seed(1), size)
+    generator = torch.Generator().manual_seed(1)
+    (case,) = [case for case in MODELS if case.name == name]
+    model = _import("timm").create_model(name, img_size=64) if name.startswith("vit") else case.build()
+    inputs = tokens(2, generator, 16) if name.startswith("bert") else images(2, generator, 64)
     model, inputs = model.double().train(), _double(inputs)
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     moved = _two_steps(copy.deepcopy(model), inputs, before, "eager")
     scale = max(float(value.abs().max()) for value in moved.values() if value.is_floating_point())
     assert scale > 1e-4
@@ -251,6 +249,8 @@ WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
 def main(kind: str, names: list[str]) -> int:
     """How many of them differ from the CPU. Without names: all of a kind."""
     dynaxla.enable_device()
+    if kind == "training":  # each model in four modes
+        compile_quickly()
     judge, known = WHOLE[kind]
     failed = 0
     for name in names or known:

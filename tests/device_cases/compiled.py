@@ -18,7 +18,7 @@ from dynaxla.bench import suites
 from dynaxla.engine import xla
 from dynaxla.observe import metrics
 
-from .running import array_of, compile_anew
+from .running import array_of, at_once, compile_anew, quick_switches
 
 
 def _to(device: str, value: Any) -> Any:
@@ -104,6 +104,40 @@ def check_storages_written_through_other_views() -> None:
     x.view(torch.int32)[0, 0] = 0
     assert_equal(compiled(x).cpu(), x.cpu() + 1)
     assert compiled(torch.empty(3, 4, device="jax")).tolist() == torch.ones(3, 4).tolist()
+
+
+def check_inputs_in_one_storage() -> None:
+    """Each fills it or lies in it in another shape, and it was written through yet another one. It stays so, from call to call."""
+
+    def function(a: torch.Tensor, part: torch.Tensor, flat: torch.Tensor) -> torch.Tensor:
+        return a.sum() + part.sum() * 2 + flat[3] * 5
+
+    compiled = compile_anew(function)
+    x = torch.randn(2, 3, 4)
+    there = x.to("jax")
+    changes: list[Callable[[torch.Tensor], Any]] = [lambda t: t.view(-1).mul_(2), lambda t: t.view(6, 4).add_(1), lambda t: t.mul_(3)]
+    for change in changes:
+        for _ in range(2):
+            for tensor in (x, there):
+                change(tensor)
+            before = array_of(there)
+            views = [(t, t.view(6, 4)[1:5:2], t.view(-1)) for t in (there, x)]
+            assert_equal(compiled(*views[0]).cpu(), function(*views[1]))
+            assert array_of(there) is before
+
+
+def check_conjugate_and_negative_bits() -> None:
+    """Of gradients, whose bits nothing was compiled for, and of numbers of the CPU."""
+    x = torch.randn(4, dtype=torch.complex64)
+    other = torch.randn(4, dtype=torch.complex64)
+    there = x.to("jax").requires_grad_()
+    compiled = compile_anew(lambda x: x * x)
+    views: list[Callable[[torch.Tensor], torch.Tensor]] = [torch.conj, torch._neg_view, lambda t: torch._neg_view(t.conj()), lambda t: t]
+    for bits in views:
+        (got,) = torch.autograd.grad(compiled(there), there, bits(other.to("jax")))
+        assert_equal(got.cpu(), (x * 2).conj() * bits(other).resolve_conj().resolve_neg())
+    number = torch.tensor(1 + 2j).conj()
+    assert_equal(compile_anew(lambda x, n: x * n)(x.to("jax"), number).cpu(), x * number)
 
 
 def check_writes() -> None:
@@ -479,6 +513,33 @@ def check_other_threads_wait_for_what_is_written() -> None:
     thread.join()
     assert not failed, failed
     assert x[0, 0].item() == 41
+
+
+def check_other_threads_synchronize_while_arrays_are_donated() -> None:
+    compiled = compile_anew(lambda x: x.add_(1))
+    x = torch.zeros(200_000, device="jax")
+    compiled(x)
+    is_over = threading.Event()
+
+    def train() -> None:
+        try:
+            for _ in range(500):
+                compiled(x)
+        finally:
+            is_over.set()
+
+    def synchronize() -> None:
+        while not is_over.is_set():
+            event = torch.jax.Event()
+            event.record()
+            torch.jax.Stream().query()
+            torch.jax.synchronize()
+            event.query()
+            event.synchronize()
+
+    with quick_switches():
+        at_once(train, synchronize, synchronize)
+    assert x[0].item() == 501
 
 
 def check_python_behind_a_break_of_a_graph() -> None:

@@ -57,14 +57,14 @@ def buffers(request: Request) -> StorageBuffers:
 
 
 def signature(args: Sequence[Any]) -> tuple[Any, ...]:
-    """By input: its strides, and how it is held; None for what is no tensor of the device."""
+    """By input: its strides, its bits, and how it is held; None for what is no tensor."""
     first: dict[int, int] = {}
     found: list[Any] = []
     for position, tensor in enumerate(args):
         if not isinstance(tensor, torch.Tensor):
             found.append(None)
             continue
-        found.append((tuple(tensor.stride()), _held(tensor, position, first)))
+        found.append((tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), _held(tensor, position, first)))
     return tuple(found)
 
 
@@ -162,8 +162,11 @@ class StorageBuffers:
             position for position, spec in self.specs.items()
             if 0 not in spec.shape and (placeholders[position] in read or position in targets.values())
         ]  # fmt: skip
-        held = [None if item is None else item[1] for item in signature(args)]
-        self._inputs = [self._input(position, placeholders[position].meta["val"], held[position]) for position in passed]
+        held = [None if item is None else item[-1] for item in signature(args)]
+        given = {
+            position: args[position] if storages.is_ours(args[position]) else placeholders[position].meta["val"] for position in passed
+        }
+        self._inputs = [self._input(position, tensor, held[position]) for position, tensor in given.items()]
         self._positions = passed + sorted(aliased - set(passed))
         self._draws_random = interpreter.draws_random
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
@@ -188,10 +191,12 @@ class StorageBuffers:
         offset = spec.offset - symbols.spec(source.meta["val"]).offset
         return FromInput(position, spec.shape, spec.stride, offset, spec.dtype, False, apart=True)
 
-    def _input(self, position: int, fake: torch.Tensor, held: Held | None) -> _Input:
+    def _input(self, position: int, like: torch.Tensor, held: Held | None) -> _Input:
+        """like: has the bits that the input has. What comes from the CPU comes without them."""
         spec = self.specs[position]
-        place = Place(spec.dtype, spec.shape, spec.stride, 0, fake.is_conj(), fake.is_neg())
-        return _Input(position, place, held, spec.device.type != self._place.device.type)
+        is_host = spec.device.type != self._place.device.type
+        bits = (False, False) if is_host else (like.is_conj(), like.is_neg())
+        return _Input(position, Place(spec.dtype, spec.shape, spec.stride, 0, *bits), held, is_host)
 
     def _written_slots(self) -> list[int]:
         """The inputs, by index, whose storages' new arrays the program gives, each storage once."""
@@ -342,7 +347,7 @@ class StorageBinding:
         return taken
 
     def _verify(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises: Unlike for other strides; DynaxlaError for what the program was not compiled for."""
+        """Raises: Unlike for other strides or bits; DynaxlaError for what the program was not compiled for."""
         for item, tensor in zip(self._inputs, tensors, strict=True):
             place = item.place
             wanted = torch.device("cpu") if item.is_host else self._place.device
@@ -352,7 +357,9 @@ class StorageBinding:
                     f"was called with {tensor.dtype}{list(tensor.shape)} on {tensor.device}",
                     hint="call it through torch.compile, whose guards compile it anew",
                 )
-            if tuple(tensor.stride()) != place.stride or (tensor.is_conj(), tensor.is_neg()) != (place.conj, place.neg):
+            if tuple(tensor.stride()) != place.stride:
+                raise Unlike
+            if not item.is_host and (tensor.is_conj(), tensor.is_neg()) != (place.conj, place.neg):
                 raise Unlike
         self._check = guards.ArgumentCheck(tensors)
 
@@ -369,10 +376,9 @@ class StorageBinding:
                 raise Unlike
             if array is None:
                 taken.arrays[index] = _array_in(storage, item.place.dtype, shape, self._place.jax_device)
-            else:  # the same bytes, written through a view of another shape or dtype
+            else:
                 metrics.add("input_copies")
-                taken.arrays[index] = copies.packed(array, shape, dtype, self._place.jax_device)
-                storages.replace_arrays([(storage, array, taken.arrays[index])])
+                self._repack(taken, index, array)
         self._known = [array.aval for array in taken.arrays]
 
     def _check_views(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
@@ -406,12 +412,21 @@ class StorageBinding:
         for index, storage in enumerate(taken.storages):
             if storage is not None:
                 array = cast("jax.Array", storages.array_of(storage))
-                shape, dtype = self._expected[index]
-                if (array.shape, array.dtype) != (shape, dtype):
-                    taken.arrays[index] = copies.packed(array, shape, dtype, self._place.jax_device)
-                    storages.replace_arrays([(storage, array, taken.arrays[index])])
+                if (array.shape, array.dtype) != self._expected[index]:
+                    self._repack(taken, index, array)
                 else:
                     taken.arrays[index] = array
+
+    def _repack(self, taken: _Taken, index: int, array: jax.Array) -> None:
+        """What is in an input's storage was written through a view of another shape or dtype: the same bytes, as the program takes them.
+
+        The storage has them so from now on, so that the next call need not do it again; but what other inputs of this call lie in as it is
+        stays so, unless the program writes to it.
+        """
+        storage = taken.storages[index]
+        taken.arrays[index] = copies.packed(array, *self._expected[index], self._place.jax_device)
+        if index in self._slots or sum(other is storage for other in taken.storages) == 1:
+            storages.replace_arrays([(storage, array, taken.arrays[index])])
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
         """Those of the results that are no storages' new arrays."""

@@ -17,12 +17,36 @@ def wait(index: int) -> None:
     """Until all that has been given to a device is computed; what is recorded (lazy mode) runs first."""
     recording.run_all()
     programs.wait_for(places.jax_device(index))
-    jax.block_until_ready(_arrays(index))
+    _finish(_arrays(index), index)
 
 
 def is_done(index: int) -> bool:
     recording.run_all()
-    return all(array.is_ready() for array in _arrays(index))
+    return all(map(_is_computed, _arrays(index)))
+
+
+def _finish(arrays: list[jax.Array], index: int) -> None:
+    """Wait for arrays. Where another thread donates one meanwhile, all programs of its device are waited for: one of them computes it."""
+    is_donated = False
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except RuntimeError:
+            if not array.is_deleted():
+                raise
+            is_donated = True
+    if is_donated:
+        programs.wait_for(places.jax_device(index))
+
+
+def _is_computed(array: jax.Array) -> bool:
+    """Also of one that another thread donates meanwhile: whoever did so has it no more."""
+    try:
+        return array.is_ready()
+    except RuntimeError:
+        if array.is_deleted():
+            return True
+        raise
 
 
 def _arrays(index: int) -> list[jax.Array]:
@@ -102,11 +126,12 @@ class Event:
         (stream or Stream()).wait_event(self)
 
     def synchronize(self) -> None:
-        jax.block_until_ready([array for array in self._before if not array.is_deleted()])
-        self._before = []
+        before, self._before = self._before, []
+        if self.device is not None:
+            _finish(before, self.device.index or 0)
 
     def query(self) -> bool:
-        return all(array.is_deleted() or array.is_ready() for array in self._before)
+        return all(map(_is_computed, self._before))
 
     def elapsed_time(self, end_event: Event) -> float:
         """Milliseconds from this point to another one, all work between them included."""

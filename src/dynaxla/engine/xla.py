@@ -158,12 +158,13 @@ class Program:
             if by_torch.is_needed(args):
                 return self.run_by_torch(args)
             executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
-        try:
-            taken = executable.take(args)
-        except Unlike:
-            executable = self._alike(key, args)
-            taken = executable.take(args)
-        return executable(taken)
+        while True:
+            try:
+                taken = executable.take(args)
+            except Unlike:  # of the one that is made for them, too, if another thread has written to an input's storage meanwhile
+                executable = self._alike(key, args)
+            else:
+                return executable(taken)
 
     def _inlined(self, kind: Kind, args: list[Any]) -> list[Any]:
         """A call inside a function that JAX traces: the graph becomes part of that. What it would check of values, nobody can look at.

@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -88,8 +89,18 @@ def check_ops_that_write() -> None:
     _alike(lambda x: x.index_put_((torch.tensor([0, 2]),), torch.tensor(5.0)), torch.randn(3))
     _alike(lambda x: x.masked_fill_(x > 0, 1).t_(), torch.randn(3, 2))
     _alike(lambda x: torch._foreach_add_([x, x[:1]], 1.0), torch.randn(3))
+    with warnings.catch_warnings(action="ignore"):  # it is deprecated
+        _alike(lambda x: torch.cholesky(x @ x.t() + x.new_ones(3).diag(), upper=True, out=x.new_empty(0)), torch.randn(3, 3))
     with pytest.raises(RuntimeError, match="can't be cast"):
         torch.ones(2, dtype=torch.long, device="jax").add_(2.5)
+    x, wide = torch.ones(2, device="jax"), torch.empty(2, dtype=torch.float64, device="jax")
+    for write in (
+        lambda: torch.aminmax(x, dim=0, out=(x[0], wide[0])),
+        lambda: torch.complex(wide, wide, out=torch.view_as_complex(torch.empty(2, 2, device="jax"))),
+        lambda: torch.polar(x, x, out=torch.view_as_complex(torch.empty(2, 2, dtype=torch.float64, device="jax"))),
+    ):
+        with pytest.raises(RuntimeError, match="to have dtype"):
+            write()
     with pytest.warns(UserWarning, match="An output with one or more elements was resized"):
         torch.add(torch.ones(2, device="jax"), 1, out=torch.ones(3, device="jax"))
 

@@ -36,7 +36,7 @@ from ..lowering.registry import registry
 from ..lowering.settings import Settings
 from ..observe import metrics
 from ..runtime import programs
-from ..runtime.layout import Layout, storage_extent
+from ..runtime.layout import Layout, row_major, storage_extent
 from . import memory
 from .counterparts import Form
 from .memory import Place
@@ -375,10 +375,12 @@ def traced_op(problem: Problem) -> Traced | Resized:
     _check_operands_memory(form.name, _operands((args, kwargs)), targets)
     if form.dropped:
         fitting = tuple(_made(value) for value in values if value is not None)
+        if form.name in _COPIED:
+            fitting = tuple(Made(item.shape, row_major(item.shape), item.dtype) for item in fitting)
         if any(item.shape != target.place.shape for item, target in zip(fitting, targets, strict=True)):
             return Resized(fitting)
     if form.written:
-        _check_dtypes(values, targets)
+        _check_dtypes(form, values, targets)
     if not form.written or torch.Tag.pointwise in form.functional.tags:
         _check_overlap(_operands((args, kwargs)), targets)
     for target in targets:
@@ -390,8 +392,18 @@ def traced_op(problem: Problem) -> Traced | Resized:
     return _trace(problem, module, nodes, () if targets else tuple(None if value is None else _made(value) for value in values), is_list)
 
 
-def _check_dtypes(values: Sequence[torch.Tensor | None], targets: Sequence[Operand]) -> None:
+# ATen computes the results of these first, and copies them to what it has resized: in row-major order, whatever order they have themselves.
+# Source: ATen/native/BatchLinearAlgebra.cpp, cholesky_out
+_COPIED = frozenset(["cholesky"])
+# ATen writes the results of these to tensors of their own dtype alone (`out`).
+# Source: ATen/native/TensorFactories.cpp, complex_check_dtype; ReduceOps.cpp, aminmax
+_OF_ONE_DTYPE = frozenset(["complex", "polar", "aminmax"])
+
+
+def _check_dtypes(form: Form, values: Sequence[torch.Tensor | None], targets: Sequence[Operand]) -> None:
     for value, target in zip(values, targets, strict=False):
+        if value is not None and form.name in _OF_ONE_DTYPE and value.dtype != target.place.dtype:
+            raise RuntimeError(f"Expected out tensor to have dtype {value.dtype}, but got {target.place.dtype} instead")
         if value is not None and not torch.can_cast(value.dtype, target.place.dtype):
             names = [torch.empty(0, dtype=dtype).type()[len("torch.") : -len("Tensor")] for dtype in (value.dtype, target.place.dtype)]
             raise RuntimeError("result type {} can't be cast to the desired output type {}".format(*names))

@@ -351,8 +351,9 @@ def test_trees_that_do_not_fit() -> None:
     for given, message in (
         ({}, "lack 0.weight, 0.bias"),
         ({**params, "more": params["0.bias"]}, "have more, which it has not"),
-        ({**params, "0.bias": jnp.ones(3)}, r"\['0.bias'\] of Sequential is shape \[3\], and the module's has shape \[8\]"),
+        ({**params, "0.bias": jnp.ones(3)}, r"\['0.bias'\] of Sequential is of shape \[3\], and the module's has shape \[8\]"),
         (list(params.values()), "are a list"),
+        ({**params, "0.bias": torch.ones(8)}, r"\['0.bias'\] of Sequential is a Tensor"),
     ):
         with pytest.raises(ArgumentError, match=message):
             f(given, arrays(X))
@@ -397,18 +398,57 @@ def test_tensors_that_stay_in_the_module_are_refused() -> None:
     assert not hasattr(model, "last")
 
 
+class Caching(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(2))
+        self.cache: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if "twice" not in self.cache:
+            self.cache["twice"] = self.weight * 2
+        return x * self.cache["twice"]
+
+
+# torch's own: a fake tensor is made of one with a gradient.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
+def test_caches_of_tensors_are_refused() -> None:
+    """An empty one, as a trace has no values for it, and a full one, as the gradient would end there."""
+    model = Caching()
+    f, params = to_jax(model)
+    with pytest.raises(CaptureError, match="keeps a tensor in its attribute cache"):
+        f(params, jnp.ones(2))
+    assert model.cache == {}
+    model(torch.ones(2))
+    with pytest.raises(CaptureError, match="a tensor with requires_grad that is not among") as caught:
+        jax.grad(lambda params: f(params, jnp.ones(2)).sum())(params)
+    assert "test_torch_in_jax.py" in caught.value.where
+
+
+def test_tensors_of_an_earlier_trace_are_refused() -> None:
+    kept: list[torch.Tensor] = []
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        kept.append(x)
+        return x * kept[0]
+
+    with pytest.raises(CaptureError, match="left behind") as caught:
+        to_jax(function)(jnp.ones(2))
+    assert "test_torch_in_jax.py" in caught.value.where
+
+
 def test_it_is_public() -> None:
     assert dynaxla.to_jax is to_jax
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_optax_and_torchs_optimizer_give_the_same_losses(name: str) -> None:
     model = normed()
     f, params = to_jax(model)
     wanted = torch.randn(6, 5, generator=torch.Generator().manual_seed(2))
-    ours = {"sgd": optax.sgd(0.1, momentum=0.9), "adam": optax.adam(1e-2)}[name]
+    ours = {"sgd": optax.sgd(0.1, momentum=0.9), "adamw": optax.adamw(1e-2, weight_decay=0.1)}[name]
     parameters = model.parameters()
-    theirs = torch.optim.SGD(parameters, 0.1, momentum=0.9) if name == "sgd" else torch.optim.Adam(parameters, 1e-2)
+    theirs = torch.optim.SGD(parameters, 0.1, momentum=0.9) if name == "sgd" else torch.optim.AdamW(parameters, 1e-2, weight_decay=0.1)
 
     @jax.jit
     def step(params: Any, buffers: Any, state: Any) -> Any:
@@ -417,7 +457,7 @@ def test_optax_and_torchs_optimizer_give_the_same_losses(name: str) -> None:
             return jnp.square(out - arrays(wanted)).mean(), updated
 
         (value, buffers), gradient = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, state = ours.update(gradient, state)
+        updates, state = ours.update(gradient, state, params)
         return optax.apply_updates(params, updates), buffers, state, value
 
     buffers, state, losses, expected = f.buffers, ours.init(params), [], []

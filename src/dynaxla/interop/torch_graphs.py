@@ -17,7 +17,8 @@ import torch.fx.traceback
 from jax import Array, lax
 from jax import numpy as jnp
 from torch._functorch.aot_autograd import aot_export_joint_simple
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
@@ -222,12 +223,24 @@ def _marked(results: Results) -> list[Array]:
 
 
 def _check_constants(graph: GraphModule) -> None:
+    """Raises: CaptureError for tensors from elsewhere that are no constants."""
     for node in graph.graph.find_nodes(op="get_attr"):
-        if isinstance(constant_value(graph, node), torch.nn.Parameter):
+        constant = constant_value(graph, node)
+        if not isinstance(constant, torch.Tensor):
+            continue
+        where = next((line for user in node.users if (line := user_line(user))), "")
+        if isinstance(constant, (FakeTensor, FunctionalTensor)):
             raise CaptureError(
-                "a parameter that is not among the function's is read: its value would be a constant, without a gradient",
-                where=user_line(next(iter(node.users))),
-                hint="give to_jax the module that has it, or make it an argument",
+                "a tensor is read that an earlier trace has left behind: it has no values",
+                where=where,
+                hint="keep no tensors outside of the function (in globals, closures, caches): return them",
+            )
+        if constant.requires_grad:
+            kind = "parameter" if isinstance(constant, torch.nn.Parameter) else "tensor with requires_grad"
+            raise CaptureError(
+                f"a {kind} that is not among the function's is read: its value would be a constant, without a gradient",
+                where=where,
+                hint="give to_jax the module that has it, or make it an argument; if it is a cache that the module filled, empty that",
             )
 
 

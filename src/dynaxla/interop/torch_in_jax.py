@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -222,8 +223,11 @@ class JaxModule(_Traced):
         for name in names:
             wanted, value = tuple(self._tensors[name].shape), given[name]
             if not isinstance(value, (Array, np.ndarray)) or tuple(value.shape) != wanted:
-                found = f"shape {list(value.shape)}" if hasattr(value, "shape") else f"a {type(value).__name__}"
-                raise ArgumentError(f"{role}[{name!r}] of {self.__name__} is {found}, and the module's has shape {list(wanted)}")
+                found = f"of shape {list(value.shape)}" if isinstance(value, (Array, np.ndarray)) else f"a {type(value).__name__}"
+                raise ArgumentError(
+                    f"{role}[{name!r}] of {self.__name__} is {found}, and the module's has shape {list(wanted)}",
+                    hint=f"give an array like that of the {role} that to_jax made",
+                )
         return {name: given[name] for name in names}
 
     def _operand(self, name: str, value: Any, narrow: bool) -> Operand:
@@ -260,21 +264,43 @@ class _Holder(nn.Module):
 @contextlib.contextmanager
 def _nothing_kept(module: nn.Module) -> Iterator[None]:
     """Raises: CaptureError if the module keeps a tensor that was computed inside: it is none outside of the trace."""
-    before = [(name, inner, dict(vars(inner))) for name, inner in module.named_modules()]
+    before = [(name, inner, dict(vars(inner)), _containers(inner)) for name, inner in module.named_modules()]
     kept = []
     try:
         yield
     finally:
-        for name, inner, attributes in before:
+        for name, inner, attributes, containers in before:
             for attribute, value in list(vars(inner).items()):
-                if attributes.get(attribute) is not value and isinstance(value, torch.Tensor):
+                if attributes.get(attribute) is not value and _tensors_in(value):
                     kept.append(f"{name or type(module).__name__} keeps a tensor as its attribute {attribute}")
                     if attribute in attributes:
                         vars(inner)[attribute] = attributes[attribute]
                     else:
                         del vars(inner)[attribute]
+            for attribute, copied in containers.items():
+                container = attributes[attribute]
+                if _tensors_in(container) - _tensors_in(copied):
+                    kept.append(f"{name or type(module).__name__} keeps a tensor in its attribute {attribute}")
+                    container.clear()
+                    (container.extend if isinstance(container, list) else container.update)(copied)
     if kept:
-        raise CaptureError(f"{kept[0]}, and a JAX function keeps nothing", hint="return it, or register it as a buffer and write to that")
+        raise CaptureError(
+            f"{kept[0]}, and a JAX function keeps nothing",
+            hint="return it, or register it as a buffer and write to that; "
+            "a cache in eval mode is constant if it is full: call the module under torch.no_grad() before",
+        )
+
+
+def _containers(module: nn.Module) -> dict[str, Any]:
+    """Copies of a module's own dicts, lists and sets."""
+    own = vars(nn.Module())
+    return {name: copy.copy(value) for name, value in vars(module).items() if name not in own and isinstance(value, (dict, list, set))}
+
+
+def _tensors_in(value: Any) -> set[int]:
+    """The tensors among a value's leaves, by identity."""
+    leaves = list(value) if isinstance(value, set) else torch.utils._pytree.tree_leaves(value)
+    return {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
 
 def _modes(module: nn.Module) -> list[tuple[str, bool]]:

@@ -17,7 +17,9 @@ from torch import nn
 from dynaxla.interop import to_jax
 
 TIMM, TRANSFORMERS = list(zoo.TIMM)[:30], list(zoo.TRANSFORMERS)[:20]
-SAMPLE = ["convnextv2_atto", "ElectraModel"]
+SAMPLE = ["ElectraModel"]
+# They compute parts of themselves in float32, whatever the model's dtype is.
+PARTLY_FLOAT32 = {"efficientvit_b0"}
 NAMES = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in TIMM + TRANSFORMERS]
 
 
@@ -77,12 +79,15 @@ def test_gradients(name: str) -> None:
     model = model.to(wide)
     first = first.to(wide) if first.is_floating_point() else first
     keywords = {key: value.to(wide) if value.is_floating_point() else value for key, value in keywords.items()}
+    with torch.no_grad():  # efficientformer's first call fills its caches, which are constants then
+        model(first, **keywords)
     main(model(first, **keywords)).square().mean().backward()
     with jax.enable_x64(True):
         f, params = to_jax(model)
         named = {key: arrays(value) for key, value in keywords.items()}
         gradient = jax.jit(jax.grad(lambda params: jnp.square(main(f(params, arrays(first), **named))).mean()))(params)
+        tolerance = 1e-3 if wide == torch.float32 else 1e-5 if name in PARTLY_FLOAT32 else 1e-7
         largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters() if parameter.grad is not None)
         for key, parameter in model.named_parameters():
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            check(gradient[key] / largest, expected / largest, 1e-3 if wide == torch.float32 else 1e-7, key)
+            check(gradient[key] / largest, expected / largest, tolerance, key)

@@ -19,7 +19,7 @@ from dynaxla.interop import to_jax
 TIMM, TRANSFORMERS = list(zoo.TIMM)[:30], list(zoo.TRANSFORMERS)[:20]
 SAMPLE = ["ElectraModel"]
 # They compute parts of themselves in float32, whatever the model's dtype is.
-PARTLY_FLOAT32 = {"efficientvit_b0"}
+PARTLY_FLOAT32 = {"efficientvit_b0", "CohereModel"}
 NAMES = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in TIMM + TRANSFORMERS]
 
 

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 
 import dynaxla
 from dynaxla import to_torch
-from dynaxla.errors import DeviceMismatch, UnsupportedTensor
+from dynaxla.errors import DeviceMismatch, DynaxlaError, UnsupportedTensor
 from dynaxla.observe import metrics
 
 
@@ -323,3 +323,9 @@ def test_exceptions_of_compiled_functions_are_the_users() -> None:
         torch.compile(to_torch(wrong), backend="dynaxla")(torch.ones(2))
     with jax.enable_x64(False), pytest.raises(UnsupportedTensor, match="64-bit types are off"):
         torch.compile(to_torch(swish), backend="dynaxla")(torch.ones(2, dtype=torch.float64))
+
+
+def test_forward_mode_is_refused() -> None:
+    with pytest.raises(DynaxlaError, match="forward mode does not pass through sin") as caught:
+        torch.func.jvp(to_torch(jnp.sin), (torch.ones(3),), (torch.ones(3),))
+    assert "torch.func.vjp" in str(caught.value)

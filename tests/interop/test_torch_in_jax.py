@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,9 @@ from torch import nn
 
 import dynaxla
 from dynaxla.errors import ArgumentError, CaptureError, OptionError, UnsupportedOp
-from dynaxla.interop import to_jax
+from dynaxla.interop import to_jax, to_torch
+from dynaxla.training import readings
+from dynaxla.training.surroundings import walk
 
 
 @pytest.fixture(params=[False, True], ids=["32 bits", "64 bits"])
@@ -435,6 +438,154 @@ def test_tensors_of_an_earlier_trace_are_refused() -> None:
     with pytest.raises(CaptureError, match="left behind") as caught:
         to_jax(function)(jnp.ones(2))
     assert "test_torch_in_jax.py" in caught.value.where
+
+
+FACTOR: Any = 2.0
+
+
+def helper(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+
+
+@dataclass
+class Settings:
+    factor: float
+
+
+class Method:
+    def __init__(self) -> None:
+        self.factor = 2.0
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: nn.Module = nn.Linear(3, 3)
+        self.factor = 2.0
+        self.constant = torch.ones(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) * self.factor * self.constant
+
+
+def never_stale(f: Callable[..., Any], function: Callable[..., Any], *changes: Callable[[], Any]) -> None:
+    """After each change the converted function gives what eager PyTorch gives; without one, nothing is looked for again."""
+    x = torch.tensor([1.0, 2.0, 3.0])
+    results = [function(x).tolist()]
+    close(f(arrays(x)), function(x))
+    for change in changes:
+        change()
+        close(f(arrays(x)), function(x))
+        results.append(function(x).tolist())
+        assert results[-1] != results[-2]
+
+
+def test_values_that_it_reads_are_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    never_stale(to_jax(helper), helper, lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0))
+    never_stale(to_jax(lambda x: helper(x)), lambda x: helper(x), lambda: monkeypatch.setitem(globals(), "helper", lambda x: x * 5))
+    entries, rows, settings, method = {"a": 2.0}, [2.0], Settings(2.0), Method()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * entries["a"] + rows[0] * settings.factor + method(x)
+
+    never_stale(
+        to_jax(function),
+        function,
+        lambda: entries.update(a=3.0),
+        lambda: rows.__setitem__(0, 3.0),
+        lambda: setattr(settings, "factor", 3.0),
+        lambda: setattr(method, "factor", 3.0),
+        lambda: setattr(function, "__code__", (lambda x: (entries, rows, settings, method, x * 7)[-1]).__code__),
+    )
+
+
+def test_tensors_that_it_reads_are_never_stale() -> None:
+    constant = torch.ones(3)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * constant
+
+    def rebind() -> None:
+        nonlocal constant
+        constant = torch.full((3,), 9.0)
+
+    never_stale(to_jax(function), function, lambda: constant.mul_(2), lambda: setattr(constant, "data", torch.full((3,), 7.0)), rebind)
+
+
+def test_what_a_module_reads_is_never_stale() -> None:
+    model = Scaled()
+    f, params = to_jax(model)
+
+    never_stale(
+        lambda x: f(params, x),
+        model,
+        lambda: setattr(model, "factor", 3.0),
+        lambda: model.constant.mul_(2),
+        lambda: model.inner.register_forward_hook(lambda _module, _inputs, output: output * 2),
+        lambda: setattr(model, "forward", lambda x: model.inner(x) * 11),
+    )
+
+
+def test_torchs_settings_are_never_stale() -> None:
+    f = to_jax(lambda x: x + torch.ones(3, dtype=torch.float32) / torch.tensor(3.0).element_size())
+    close(f(jnp.ones(3)), torch.full((3,), 1.25))
+    torch.set_default_dtype(torch.float64)
+    try:
+        close(f(jnp.ones(3)), torch.full((3,), 1.125))
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks = []
+    monkeypatch.setattr(readings, "walk", lambda roots: walks.append(roots) or walk(roots))
+    model = Scaled()
+    f, params = to_jax(model)
+    nested = to_jax(to_torch(lambda x: x * FACTOR))
+    for _ in range(3):
+        f(params, jnp.ones(3))
+    assert len(walks) == 1
+    with torch.no_grad():
+        model.inner.weight.mul_(2)  # a call is given its parameters
+    f(params, jnp.ones(3))
+    assert len(walks) == 1
+    for _ in range(3):
+        nested(jnp.ones(3))
+    count = len(walks)
+    nested(jnp.ones(3))
+    assert len(walks) == count
+
+
+def test_writes_elsewhere_are_refused() -> None:
+    seen = torch.zeros(3)
+    with pytest.raises(CaptureError, match="writes to a tensor that is not among its arguments"):
+        to_jax(lambda x: seen.add_(1) + x)(jnp.ones(3))
+
+
+def test_an_array_given_twice_is_two_tensors() -> None:
+    f, x = to_jax(lambda x, y: x.add_(1) + y), jnp.ones(3)
+    expected = torch.ones(3).add_(1) + torch.ones(3)
+    close(f(x, x), expected)
+    close(jax.jit(lambda x: f(x, x))(x), expected)
+    close(jax.grad(lambda x: f(x, x).sum())(x), torch.full((3,), 2.0))
+    close(x, torch.ones(3))
+
+
+def test_what_torch_compile_made() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.sin() * 2
+
+    f, x = to_jax(torch.compile(function, backend="dynaxla")), torch.ones(3)
+    close(jax.jit(f)(arrays(x)), function(x))
+    close(jax.vmap(f)(arrays(x)), function(x))
+    close(jax.grad(lambda x: f(x).sum())(arrays(x)), 2 * x.cos())
+    model = mlp()
+    f, params = to_jax(torch.compile(model, backend="dynaxla"))
+    assert params.keys() == dict(model.named_parameters()).keys()
+    close(f(params, arrays(X)), model(X))
 
 
 def test_it_is_public() -> None:

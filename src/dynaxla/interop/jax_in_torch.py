@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import torch
 
-from ..errors import UnsupportedTensor
-from ..runtime import capture_lock, guards, private
+from ..errors import DynaxlaError, UnsupportedTensor
+from ..runtime import guards, private
 from ..runtime.layout import ORDINARY
 from ..training.contents import NO_CONTENT, content, same
-from ..training.surroundings import Walk, walk
+from ..training.readings import Readings
 from . import jax_calls
 from .border import Border, check_operands, is_tracer, x64_now
 from .jax_calls import JaxCall
@@ -60,7 +60,7 @@ class JaxInTorch:
         self._x64 = x64
         self._name = str(getattr(jax_fn, "__name__", None) or type(jax_fn).__name__)
         self._calls: dict[Any, _Flat] = {}
-        self._seen: Walk | None = None
+        self._readings = Readings({"jax_fn": jax_fn})
         self._stamp = 0
         self._number = next(_numbers)
         _owners[self._number] = self
@@ -89,12 +89,11 @@ class JaxInTorch:
 
     def stamp(self) -> int:
         """A number that is another one when something that the function reads has changed: closures, globals, attributes, arrays."""
-        with capture_lock.one_at_a_time():
-            if self._seen is None or not self._seen.is_unchanged():
-                self._seen = walk({"jax_fn": self.__wrapped__})
-                self._stamp += 1
-                self._calls.clear()
-            return self._stamp
+        stamp = self._readings.stamp()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._calls.clear()
+        return stamp
 
     def answer(self) -> str:
         """What a captured graph with this function depends on, besides its arguments."""
@@ -208,6 +207,13 @@ class _Differentiable(torch.autograd.Function):
             found = apply(call.backward(wanted, len(tensors)), [*tensors, *given])
             gradients = dict(zip(wanted, found, strict=True))
         return None, *[gradients[index] if index in wanted else None for index in range(len(tensors))]
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise DynaxlaError(
+            f"torch's forward mode does not pass through {ctx.taken.call.name}, a function of to_torch",
+            hint="use reverse mode (torch.func.vjp, torch.func.jacrev), or call jax.jvp inside of the function that is given to to_torch",
+        )
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, taken: _Pass, *tensors: torch.Tensor) -> Any:

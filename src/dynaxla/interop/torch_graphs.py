@@ -32,6 +32,7 @@ from ..lowering.function import Function, Results
 from ..lowering.graphs import user_line
 from ..lowering.interpreter import constant_value, draws_random
 from ..runtime import capture_lock
+from ..training.readings import state_of
 from .wide_calls import Call, Derivative, axes_of, narrowed, varying
 
 aten = torch.ops.aten
@@ -66,6 +67,7 @@ class TorchCall(Call):
     def __init__(self, function: Callable[[Tensors], Tensors], operands: Sequence[Operand], device: torch.device, narrow: bool) -> None:
         self._function, self._operands, self._device, self._narrow = function, list(operands), device, narrow
         graph = self._graph([False] * len(operands))
+        self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
         program = Function.portable(graph)
         self.draws_random = program.draws_random
         self.drawing = next((user_line(node) for node in graph.graph.nodes if draws_random(node)), "")
@@ -78,6 +80,10 @@ class TorchCall(Call):
             return [self._narrowed(output) for output in outputs]
 
         super().__init__(run)
+
+    def is_current(self) -> bool:
+        """Whether the tensors that are constants of the graph have the values that they had."""
+        return all(state_of(tensor) == state for tensor, state in self._constants)
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
         return self._once(("derivative", wanted), lambda: self._by_autograd(wanted))
@@ -222,6 +228,11 @@ def _marked(results: Results) -> list[Array]:
     return [jnp.where(holds, output, jnp.full_like(output, np.nan)) if dtypes.is_inexact(output.dtype) else output for output in outputs]
 
 
+def _constants(graph: GraphModule) -> list[torch.Tensor]:
+    values = [constant_value(graph, node) for node in graph.graph.find_nodes(op="get_attr")]
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
 def _check_constants(graph: GraphModule) -> None:
     """Raises: CaptureError for tensors from elsewhere that are no constants."""
     for node in graph.graph.find_nodes(op="get_attr"):
@@ -246,7 +257,7 @@ def _check_constants(graph: GraphModule) -> None:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Raises: CaptureError for what a tensor without values cannot tell."""
+    """Raises: CaptureError for what a tensor without values cannot tell, and for writes that would be lost."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
@@ -255,6 +266,13 @@ def _explained() -> Iterator[None]:
             "a JAX function is traced for shapes alone",
             where=_line(error),
             hint="use torch.where or torch.cond, or compute the number before and give it as an argument that is no array",
+        ) from None
+    except AssertionError as error:
+        if "entirely functional graph" not in str(error):
+            raise
+        raise CaptureError(
+            "the function writes to a tensor that is not among its arguments, which a JAX function cannot",
+            hint="make it an argument, and return its new value; or give to_jax the module that has it as a buffer",
         ) from None
     except RuntimeError as error:
         if "does not support input mutations" not in str(error):

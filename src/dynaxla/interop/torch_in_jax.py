@@ -19,12 +19,10 @@ from ..errors import ArgumentError, CaptureError, OptionError
 from ..lowering import dtypes
 from ..lowering.interpreter import to_numpy
 from ..runtime import private
-from ..runtime.cache import LeastRecentlyUsed
+from ..training.readings import Readings
+from ..training.torch_state import global_state
 from .torch_graphs import Operand, TorchCall
 from .wide_calls import narrowed
-
-# Graphs of one function that are kept: for shapes, dtypes and arguments that are no arrays.
-_KEPT = 64
 
 
 def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
@@ -43,10 +41,11 @@ def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
     `load_state_dict`, no training batch norm) as long as they live.
     Raises: ArgumentError; OptionError; UnsupportedTensor.
     """
-    owner = function if isinstance(function, nn.Module) else getattr(function, "__self__", None)
+    function = private.uncompiled(function)
+    owner = function if isinstance(function, nn.Module) else private.uncompiled(getattr(function, "__self__", None))
     if isinstance(owner, nn.Module):
         method = function if owner is not function else None
-        module = JaxModule(private.uncompiled(owner), method, _dtype(dtype), share)
+        module = JaxModule(owner, method, _dtype(dtype), share)
         return module, dict(module.initial)
     if not callable(function):
         raise ArgumentError(f"to_jax of {type(function).__name__}, which cannot be called", hint="give it a module or a function")
@@ -58,9 +57,9 @@ def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
 class _Traced:
     """What torch functions as JAX functions have in common: graphs by what a call is like."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, readings: Readings) -> None:
+        self._readings = readings
         self.__name__ = self.__qualname__ = name
-        self._calls: LeastRecentlyUsed[tuple[TorchCall, Any]] = LeastRecentlyUsed(_KEPT)
         self._device = torch.device("cpu")
 
     def _evaluate(
@@ -95,9 +94,9 @@ class _Traced:
         operands = [operand for _, operand in state.values()] + [
             _argument(leaf, narrow) for leaf, array in zip(leaves, is_array, strict=True) if array
         ]
-        default = torch.get_default_dtype()
-        key = tree, tuple(is_array), statics, tuple(operands), narrow, default
-        if (known := self._calls.get(key)) is None:
+        key = tree, tuple(is_array), statics, tuple(operands), narrow, self._readings.stamp(), global_state()
+        known: tuple[TorchCall, Any] | None = self._readings.captured.get(key)
+        if known is None or not known[0].is_current():
             structure: list[Any] = []
             count = len(state)
 
@@ -111,7 +110,7 @@ class _Traced:
 
             call = TorchCall(function, operands, self._device, narrow)
             known = call, structure[0]
-            self._calls.put(key, known)
+            self._readings.captured.put(key, known)
         call, structure_of_result = known
         given = [_key_data(rng, self.__name__, call.drawing)] if call.draws_random else []
         results = call([*given, *map(jnp.asarray, arrays)])
@@ -126,7 +125,7 @@ class JaxFunction(_Traced):
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(getattr(function, "__name__", type(function).__name__))
+        super().__init__(getattr(function, "__name__", type(function).__name__), Readings({"function": function}))
         self._function = function
 
     def __call__(self, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
@@ -142,17 +141,17 @@ class JaxModule(_Traced):
     """A torch module as a pure function of its parameters: `jax_fn(params, *args, rng=None, buffers=None, **kwargs)`.
 
     Whether it trains is what the module said when it was converted. A later `module.eval()` or `.train()` is refused by the next call that
-    is traced; a program that `jax.jit` has compiled already stays what it is. The rest of what Python can see of the module is read when a
-    call with other shapes or arguments is traced.
+    is traced; a program that `jax.jit` has compiled already stays what it is. When something else that the
+    module reads has changed, the next call that is traced runs its Python anew.
 
     Attributes: buffers (of the module as it was converted, by name; where a call is not given others, it reads these).
     """
 
     def __init__(self, module: nn.Module, method: Any, dtype: torch.dtype | None, share: bool) -> None:
-        super().__init__(type(module).__name__)
+        self._tensors = dict((*module.named_parameters(), *module.named_buffers()))
+        super().__init__(type(module).__name__, Readings({"module": module, "method": method}, self._tensors.values()))
         self._holder = _Holder(module, method)
         self._modes = _modes(module)
-        self._tensors = dict((*module.named_parameters(), *module.named_buffers()))
         self._parameters = [name for name, _ in module.named_parameters()]
         self._buffers = [name for name, _ in module.named_buffers()]
         self._dtypes: dict[str, torch.dtype] = {}

@@ -500,10 +500,12 @@ def varying_axes(aval: Any) -> frozenset[str]:
     return frozenset(getattr(aval, "vma", ()))
 
 
-def uncompiled(module: torch.nn.Module) -> torch.nn.Module:
-    """What `torch.compile` was given, if it made this module; else the module."""
-    found: torch.nn.Module = getattr(module, "_orig_mod", module)
-    return found
+def uncompiled(function: Any) -> Any:
+    """What `torch.compile` was given, if it made this module or function; else the function."""
+    if isinstance(function, torch._dynamo.eval_frame.OptimizedModule):
+        return uncompiled(function._orig_mod)
+    original = getattr(function, "_torchdynamo_orig_callable", None)
+    return function if original is None else uncompiled(original)
 
 
 def has_hooks(tensor: torch.Tensor) -> bool:

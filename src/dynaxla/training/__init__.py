@@ -8,6 +8,7 @@ parts.py         a recorded graph to run: a program, and the updates that torch 
 Of the recorded way:
 recorder.py      runs the function once on fake tensors and writes down every ATen op below autograd; recordings.py: what that gave
 observation.py   what the function does besides computing (purity.py), and which code runs (names.py)
+readings.py      whether what a function reads has changed since it was captured
 surroundings.py  what the function can read besides its arguments (visiting.py, holders.py), as contents (contents.py, trust.py), and how
                  it has changed (watching.py); torch_state.py: torch's own settings
 scalars.py       Python numbers that become inputs of the program, such as learning rates

@@ -561,8 +561,22 @@ def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -
 
 def test_writes_elsewhere_are_refused() -> None:
     seen = torch.zeros(3)
-    with pytest.raises(CaptureError, match="writes to a tensor that is not among its arguments"):
+    with pytest.raises(CaptureError, match="to a tensor that is not among its arguments") as caught:
         to_jax(lambda x: seen.add_(1) + x)(jnp.ones(3))
+    assert "test_torch_in_jax.py" in caught.value.where
+    assert seen.tolist() == [0.0] * 3
+
+
+def test_writes_that_would_be_lost_are_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y.unfold(0, 1, 2).mul_(0)  # what lies between the windows would become zero, too
+        return y
+
+    assert function(torch.ones(5)).tolist() == [0, 1, 0, 1, 0]
+    with pytest.raises(CaptureError, match="unfold") as caught:
+        to_jax(function)(jnp.ones(5))
+    assert "test_torch_in_jax.py" in caught.value.where
 
 
 def test_an_array_given_twice_is_two_tensors() -> None:

@@ -36,12 +36,12 @@ Reason = Callable[[], str | None]
 class LostWrite(Exception):
     """The graph would lose a write, or give a wrong value for it.
 
-    Attributes: what (what the program does: "it ..."; torch adds to the exception's own text on its way).
+    Attributes: what (what the program does: "it ..."; torch adds to the exception's own text on its way); hint (the repair).
     """
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, what: str, hint: str = "write to a clone of the view, and copy that to where it belongs") -> None:
         super().__init__(what)
-        self.what = what
+        self.what, self.hint = what, hint
 
 
 class LostWrites(TorchDispatchMode):
@@ -70,9 +70,9 @@ class LostWrites(TorchDispatchMode):
             with self:
                 return func.decompose(*args, **kwargs)
         written = _written(func)
-        if written and self._views:
+        if written:
             for tensor in pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in written]):
-                self._check(func, tensor)
+                self.check(func, tensor)
         result = func(*args, **kwargs)
         if _is_view(func) and isinstance(args[0], FunctionalTensor):
             self._follow(func, args, result)
@@ -81,8 +81,8 @@ class LostWrites(TorchDispatchMode):
                 _check_place(tensor)
         return result
 
-    def _check(self, func: OpOverload, tensor: Any) -> None:
-        """Raises: LostWrite if a tensor that is written is such a view."""
+    def check(self, func: OpOverload, tensor: Any) -> None:
+        """Raises: LostWrite if a tensor that is about to be written to is such a view."""
         for reason in self._views[id(tensor)][1] if id(tensor) in self._views else ():
             if text := reason():
                 raise LostWrite(f"it writes with {func} to a view that {text}")

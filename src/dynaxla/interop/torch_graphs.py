@@ -17,12 +17,14 @@ import torch.fx.traceback
 from jax import Array, lax
 from jax import numpy as jnp
 from torch._functorch.aot_autograd import aot_export_joint_simple
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
+from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..capture.partition import partition
 from ..errors import CaptureError
@@ -180,8 +182,10 @@ class TorchCall(Call):
                 ]
                 return [result.detach() for result in self._function(given)]
 
-        lines = torch.fx.traceback.preserve_node_meta(), _Lines()
-        with capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _explained(), lines[0], lines[1]:
+        with (
+            capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _explained(),
+            torch.fx.traceback.preserve_node_meta(), _Lines(), _Writes(),
+        ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
         _check_constants(graph)
         return graph
@@ -267,19 +271,26 @@ def _explained() -> Iterator[None]:
             where=_line(error),
             hint="use torch.where or torch.cond, or compute the number before and give it as an argument that is no array",
         ) from None
-    except AssertionError as error:
-        if "entirely functional graph" not in str(error):
-            raise
-        raise CaptureError(
-            "the function writes to a tensor that is not among its arguments, which a JAX function cannot",
-            hint="make it an argument, and return its new value; or give to_jax the module that has it as a buffer",
-        ) from None
+    except LostWrite as error:
+        raise CaptureError(f"the function cannot be a JAX function: {error.what}", where=_line(error), hint=error.hint) from None
     except RuntimeError as error:
         if "does not support input mutations" not in str(error):
             raise
         raise CaptureError(
             "the function writes to a parameter, which a JAX function cannot", hint="write to a buffer, or return the new value"
         ) from None
+
+
+class _Writes(LostWrites):
+    """Refuses writes to tensors from elsewhere, too, before anything is written."""
+
+    def check(self, func: OpOverload, tensor: Any) -> None:
+        if isinstance(tensor, torch.Tensor) and not isinstance(tensor, (FunctionalTensor, FakeTensor)):
+            raise LostWrite(
+                f"it writes with {func} to a tensor that is not among its arguments",
+                hint="make it an argument, and return its new value; or give to_jax the module that has it as a buffer",
+            )
+        super().check(func, tensor)
 
 
 class _Lines(TorchFunctionMode):

@@ -159,3 +159,14 @@ def test_without_the_fallback_it_is_refused() -> None:
     with pytest.raises(UnsupportedTensor, match=r"mul_.Tensor to a view that aten.unfold made, of windows of 2 every 3 places"):
         compiled(x)
     assert x.equal(line())
+
+
+def test_comparing_symbolic_sizes_adds_nothing_to_the_graph() -> None:
+    """The strides of four dimensions are products that no op of the program computes."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        view = x.as_strided((4, 4), (1, 2), 91)
+        x.fmod_(2)
+        return x, view
+
+    _agree(lambda: torch.arange(500.0).reshape(5, 5, 4, 5), function, dynamic=True)

@@ -105,3 +105,26 @@ def test_gradients_of_what_lies_on_diagonals() -> None:
 def test_a_median_of_nothing(median: Callable[..., Any]) -> None:
     run, nothing = compiled(median), torch.empty(0, 5)
     assert_equal(run(nothing), median(nothing))
+
+
+def test_views_of_one_memory_of_which_none_has_dynamic_sizes() -> None:
+    """AOTAutograd makes them of the whole, at places that are numbers of the graph."""
+
+    class Shared(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.memory = memory = torch.arange(16)
+            self.register_buffer("part", memory.as_strided((2, 1), (1, 1), 2))
+            self.register_buffer("whole", memory.as_strided((4, 2, 2), (4, 2, 1), 0))
+
+        def forward(self, x: torch.Tensor, added: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            self.part.index_add_(-1, torch.tensor([0]), added)
+            return x.index_fill(1, torch.tensor([2]), -1), self.whole.index_select(-3, torch.tensor([2, 3, 3, 2]))
+
+    mine, theirs = Shared(), Shared()
+    call = torch.compile(mine, backend="dynaxla", fullgraph=True, dynamic=True, options={"sizes": "buckets"})
+    for _ in range(2):
+        x = torch.arange(6).reshape(2, 3)
+        results, expected = [run(x, of.memory.as_strided((2, 1), (1, 1), 0)) for run, of in ((call, mine), (theirs, theirs))]
+        assert_equal(results, expected)
+        assert torch.equal(mine.whole, theirs.whole)

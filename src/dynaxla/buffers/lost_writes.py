@@ -20,6 +20,7 @@ import torch
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -83,9 +84,12 @@ class LostWrites(TorchDispatchMode):
 
     def check(self, func: OpOverload, tensor: Any) -> None:
         """Raises: LostWrite if a tensor that is about to be written to is such a view."""
-        for reason in self._views[id(tensor)][1] if id(tensor) in self._views else ():
-            if text := reason():
-                raise LostWrite(f"it writes with {func} to a view that {text}")
+        if id(tensor) not in self._views:
+            return
+        with disable_proxy_modes_tracing():
+            texts = [text for reason in self._views[id(tensor)][1] if (text := reason())]
+        if texts:
+            raise LostWrite(f"it writes with {func} to a view that {texts[0]}")
 
     def _follow(self, func: OpOverload, args: Sequence[Any], result: Any) -> None:
         """Note of a view what it was made by."""
@@ -133,9 +137,11 @@ def _check_place(tensor: FunctionalTensor) -> None:
     """Raises: LostWrite if the value of a tensor, of which `as_strided` was taken, does not lie in memory as eager mode's does."""
     with disable_functional_mode():
         value = private.functional_value(tensor)
-    steps = [(size, *pair) for size, *pair in zip(tensor.shape, value.stride(), tensor.stride(), strict=True)]
-    same = all(statically_known_true(size == 1) or statically_known_true(mine == theirs) for size, mine, theirs in steps)
-    if not same or not statically_known_true(value.storage_offset() == tensor.storage_offset()):
+    with disable_proxy_modes_tracing():  # what is computed of sizes here is none of the program's
+        steps = [(size, *pair) for size, *pair in zip(tensor.shape, value.stride(), tensor.stride(), strict=True)]
+        same = all(statically_known_true(size == 1) or statically_known_true(mine == theirs) for size, mine, theirs in steps)
+        same = same and statically_known_true(value.storage_offset() == tensor.storage_offset())
+    if not same:
         raise LostWrite("it takes aten.as_strided of a tensor that is written to and that lies in memory in an order of its own")
 
 

@@ -221,13 +221,13 @@ def _degree(step: Any) -> tuple[int, int]:
 
 
 def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
-    """Whether that is known of a number that is made of sizes. tensor: with such sizes."""
+    """Whether that is known of a number that is made of sizes. tensor: of the same graph."""
     if isinstance(number, int) or number.is_Integer:
         return bool(number >= 0)
     if number.is_nonnegative:
         return True
-    environment = next(size for size in tensor.shape if isinstance(size, torch.SymInt)).node.shape_env
-    return statically_known_true(environment.create_symintnode(number, hint=None) >= 0)
+    symbolic = [size for size in (*tensor.shape, *tensor.stride()) if isinstance(size, torch.SymInt)]
+    return bool(symbolic) and statically_known_true(symbolic[0].node.shape_env.create_symintnode(number, hint=None) >= 0)
 
 
 def _number(item: Any) -> Any:

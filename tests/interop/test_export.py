@@ -220,6 +220,16 @@ def test_what_cannot_be_exported_is_told(function: Any, dynamic: Any, error: typ
         dynaxla.export(function, (SQUARE,), dynamic_shapes=dynamic)
 
 
+def test_writes_that_would_be_lost_are_refused() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        y.unfold(0, 1, 2).mul_(0)  # what lies between the windows would become zero, too
+        return y
+
+    with pytest.raises(CaptureError, match=r"cannot be exported: it writes with aten\.mul_\.Tensor to a view that aten\.unfold made"):
+        dynaxla.export(function, (torch.ones(5),))
+
+
 def test_wrong_settings_are_told() -> None:
     for settings in ({"platforms": ["gpu"]}, {"platforms": "cpu"}, {"platforms": []}, {"weights": "files"}):
         with pytest.raises(OptionError):

@@ -24,6 +24,27 @@ def in_jax(x: jax.Array) -> jax.Array:
     return (jax.nn.silu(x @ x.T) * 2.5).sum(axis=1)
 
 
+both = to_torch(to_jax(lambda x: to_torch(in_jax)(x) * x.exp().sum(dim=1)))
+
+
+def of_both(x: torch.Tensor) -> torch.Tensor:
+    return in_torch(x) * x.exp().sum(dim=1)
+
+
+# By kind: the function, and the torch function that is its reference.
+JAX_SIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "to_jax": (to_jax(in_torch), in_torch),
+    "compiled": (to_jax(torch.compile(in_torch, backend="dynaxla", fullgraph=True)), in_torch),
+    "nested": (to_jax(both), of_both),
+    "compiled, nested": (to_jax(torch.compile(lambda x: both(x), backend="dynaxla", fullgraph=True)), of_both),
+}
+TORCH_SIDE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "to_torch": (to_torch(in_jax), in_torch),
+    "to_torch of to_jax": (to_torch(to_jax(in_torch)), in_torch),
+    "nested": (both, of_both),
+}
+
+
 def reference(function: Callable[..., Any], dtype: type) -> tuple[torch.Tensor, torch.Tensor]:
     """The value, and the gradient of its sum."""
     x = torch.from_numpy(X.astype(dtype)).requires_grad_()
@@ -38,8 +59,9 @@ def close(found: Any, right: torch.Tensor, x64: bool) -> None:
 
 
 @pytest.mark.parametrize("x64", [False, True], ids=["32 bits", "64 bits"])
-def test_jaxs_transforms(x64: bool) -> None:
-    function, expected = to_jax(in_torch), in_torch
+@pytest.mark.parametrize("kind", JAX_SIDE)
+def test_jaxs_transforms(kind: str, x64: bool) -> None:
+    function, expected = JAX_SIDE[kind]
     with jax.enable_x64(x64):
         dtype = np.float64 if x64 else np.float32
         value, gradient = reference(expected, dtype)
@@ -54,9 +76,10 @@ def test_jaxs_transforms(x64: bool) -> None:
 
 @pytest.mark.parametrize("x64", [False, True], ids=["32 bits", "64 bits"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
-def test_torchs_transforms(compiled: bool, x64: bool) -> None:
+@pytest.mark.parametrize("kind", TORCH_SIDE)
+def test_torchs_transforms(kind: str, compiled: bool, x64: bool) -> None:
     """Called, differentiated by autograd and by torch.func, and mapped."""
-    function, expected = to_torch(in_jax), in_torch
+    function, expected = TORCH_SIDE[kind]
     with jax.enable_x64(x64):
         dtype = np.float64 if x64 else np.float32
         value, gradient = reference(expected, dtype)
@@ -70,30 +93,3 @@ def test_torchs_transforms(compiled: bool, x64: bool) -> None:
         close(torch.autograd.grad(whole(required).sum(), required)[0], gradient, x64)
         close(ran(torch.func.grad(lambda x: function(x).sum()))(x), gradient, x64)
         close(ran(torch.func.vmap(function))(torch.stack([x + 1, x]))[1], value, x64)
-
-
-cubed = to_torch(lambda x: x**3 + 1)
-
-
-def with_jax(x: torch.Tensor) -> torch.Tensor:
-    return in_torch(x) * cubed(x).sum(dim=1)
-
-
-@pytest.mark.parametrize("function", [in_torch, with_jax])
-def test_torch_in_jax_and_back(function: Callable[..., Any]) -> None:
-    x = torch.from_numpy(X.copy()).requires_grad_()
-    expected = function(x)
-    (gradient,) = torch.autograd.grad(expected.sum(), x)
-    in_jax = to_jax(function)
-    for found, right in (
-        (jax.jit(in_jax)(X), expected.detach()),
-        (jax.vmap(in_jax)(jnp.stack([X, X]))[1], expected.detach()),
-        (jax.grad(lambda x: in_jax(x).sum())(X), gradient),
-        (jax.jit(jax.grad(lambda x: in_jax(x).sum()))(X), gradient),
-    ):
-        np.testing.assert_allclose(found, right, rtol=2e-4, atol=2e-4)
-    again = to_torch(in_jax)
-    for called in (again, torch.compile(lambda x: again(x), backend="dynaxla", fullgraph=True)):
-        result = called(x)
-        torch.testing.assert_close(result, expected, rtol=2e-4, atol=2e-4)
-        torch.testing.assert_close(torch.autograd.grad(result.sum(), x)[0], gradient, rtol=2e-4, atol=2e-4)

@@ -69,7 +69,9 @@ class LostWrites(TorchDispatchMode):
             return func(*args, **kwargs)
         if _is_composite(func):  # in inference mode
             with self:
-                return func.decompose(*args, **kwargs)
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         written = _written(func)
         if written:
             for tensor in pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in written]):

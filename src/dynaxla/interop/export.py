@@ -17,6 +17,7 @@ from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 from torch.fx import Node
 from torch.utils import _pytree as pytree
 
+from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..errors import CaptureError, LoweringError, OptionError, UnsupportedOp, UnsupportedTensor
 from ..exported.manifest import DTYPES, ArraySpec, CheckSpec, Manifest
@@ -65,7 +66,7 @@ def export(
     platforms = _checked_platforms(platforms)
     if weights not in ("arguments", "constants"):
         raise OptionError(f"weights={weights!r}", hint='"arguments" or "constants"')
-    program = _captured(model, tuple(args), dict(kwargs or {}), dynamic_shapes).run_decompositions(_decompositions())
+    program = _functional(_captured(model, tuple(args), dict(kwargs or {}), dynamic_shapes))
     return _Exporter(program, _name(model), dynamic_shapes).exported(platforms, constants=weights == "constants")
 
 
@@ -122,6 +123,15 @@ def _apart(arguments: Any) -> Any:
         return value
 
     return pytree.tree_map_only(torch.Tensor, copied, arguments)
+
+
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    """The same without writes, of ops that have lowerings. Raises: CaptureError where functionalization would lose a write."""
+    try:
+        with LostWrites():
+            return program.run_decompositions(_decompositions())
+    except LostWrite as lost:
+        raise CaptureError(f"the model cannot be exported: {lost.what}", hint=lost.hint) from None
 
 
 def _decompositions() -> dict[Any, Any]:

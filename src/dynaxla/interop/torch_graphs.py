@@ -23,6 +23,7 @@ from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
@@ -162,6 +163,11 @@ class TorchCall(Call):
 
     def _graph(self, wanted: Sequence[bool], moving: list[int] | None = None) -> GraphModule:
         """The function's graph; with gradients by what is wanted, if that is anything. moving: gets the results that have a gradient."""
+        # A JAX function that calls this one may be part of another trace.
+        with _disable_current_modes():
+            return self._captured(wanted, moving)
+
+    def _captured(self, wanted: Sequence[bool], moving: list[int] | None) -> GraphModule:
         joint = any(wanted)
         fakes = FakeTensorMode(allow_non_fake_inputs=True)
         with fakes:

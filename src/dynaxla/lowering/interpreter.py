@@ -413,7 +413,7 @@ def _check(node: Node, value: Any, expected: Any) -> None:
 def _unsupported(missing: list[Node]) -> UnsupportedOp:
     first = missing[0]
     others = sorted({str(node.target) for node in missing[1:]} - {str(first.target)})
-    hint = "register one with dynaxla.lowers, or keep this part out of the graph with torch.compiler.disable"
+    hint = "register one with dynaxla.lowers, write this part with other ops, or keep it out of torch.compile (torch.compiler.disable)"
     if others:
         hint += f" (also without a lowering in this graph: {', '.join(others)})"
     return UnsupportedOp(

@@ -16,6 +16,9 @@ def timm_model(name: str) -> tuple[nn.Module, Inputs]:
     settings = dict(TIMM[name])
     size = settings.pop("picture", settings.get("img_size", 64))
     model = _import("timm").create_model(name, **settings).eval()
+    for parameter in model.parameters():  # a layer of zeros would hide all that is in front of it
+        if parameter.dim() > 1 and not parameter.any():
+            nn.init.trunc_normal_(parameter, std=0.02)
     inputs = (torch.randn(2, 3, size, size),)
     settle_batch_norm(model, inputs)
     return model, (inputs, {})

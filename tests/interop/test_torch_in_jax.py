@@ -539,6 +539,36 @@ def test_torchs_settings_are_never_stale() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_derivative_is_that_of_the_function_that_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX keeps what it has traced, and asks for the derivative later."""
+    table = torch.tensor([1.0, 2.0, 3.0])
+    for change in (lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0), lambda: table.mul_(2)):
+        f = jax.jit(to_jax(lambda x: helper(x) * table * torch.tensor([1.0, 1.0, 2.0])))
+        f(jnp.ones(3))
+        change()
+        with pytest.raises(CaptureError, match="has changed since JAX traced it"):
+            jax.grad(lambda x, f=f: f(x).sum())(jnp.ones(3))
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.weight = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x * self.weight * torch.tensor([1.0, 2.0])
+
+
+def test_a_change_that_the_program_does_not_see_keeps_its_derivative() -> None:
+    f, params = to_jax(Counting())
+    step = jax.jit(f)
+    step(params, jnp.ones(2))
+    gradient = jax.grad(lambda params: step(params, jnp.ones(2)).sum())(params)
+    close(gradient["weight"], torch.tensor([1.0, 2.0]))
+
+
 def test_a_steady_call_looks_for_nothing_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     walks = []
     monkeypatch.setattr(readings, "walk", lambda roots: walks.append(roots) or walk(roots))

@@ -60,16 +60,26 @@ class Operand:
 class TorchCall(Call):
     """A torch function of tensors with given shapes and dtypes.
 
-    run: from tensors to new tensors; it changes none of them. narrow: whether JAX's arrays around it have at most 32 bits.
+    run: from tensors to new tensors; it changes none of them. narrow: whether JAX's arrays around it have at most 32 bits. is_unchanged:
+    whether what the function reads besides its tensors is surely what it was.
     Attributes: draws_random (whether it takes a key, as two uint32, before its operands); drawing (the line that draws first); copied (for
     each result the operand that it is a copy of, if it is one).
 
     Raises: CaptureError if what Python does depends on a tensor's values; UnsupportedOp.
     """
 
-    def __init__(self, function: Callable[[Tensors], Tensors], operands: Sequence[Operand], device: torch.device, narrow: bool) -> None:
+    def __init__(
+        self,
+        function: Callable[[Tensors], Tensors],
+        operands: Sequence[Operand],
+        device: torch.device,
+        narrow: bool,
+        is_unchanged: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._function, self._operands, self._device, self._narrow = function, list(operands), device, narrow
+        self._is_unchanged = is_unchanged
         graph = self._graph([False] * len(operands))
+        self._code = graph.code
         self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
         program = Function.portable(graph)
         self.draws_random = program.draws_random
@@ -88,10 +98,25 @@ class TorchCall(Call):
         """Whether the tensors that are constants of the graph have the values that they had."""
         return all(state_of(tensor) == state for tensor, state in self._constants)
 
+    def _check_unchanged(self) -> None:
+        """Raises: CaptureError if the function would do something else now than when it was traced, as its derivative would."""
+        if self.is_current():
+            if self._is_unchanged():
+                return
+            again = self._graph([False] * len(self._operands))
+            pairs = zip(_constants(again), self._constants, strict=False)
+            if again.code == self._code and all(new is old or _same(new, old) for new, (old, _) in pairs):
+                return
+        raise CaptureError(
+            "what a torch function reads has changed since JAX traced it: its derivative would be that of another function",
+            hint="make a new jax.jit after a change, or make what changes an argument",
+        )
+
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
         return self._once(("derivative", wanted), lambda: self._by_autograd(wanted))
 
     def _by_autograd(self, wanted: tuple[bool, ...]) -> Derivative:
+        self._check_unchanged()
         mask = list(wanted[1:] if self.draws_random else wanted)
         moving: list[int] = []
         joint = self._graph(mask, moving)
@@ -241,6 +266,10 @@ def _marked(results: Results) -> list[Array]:
 def _constants(graph: GraphModule) -> list[torch.Tensor]:
     values = [constant_value(graph, node) for node in graph.graph.find_nodes(op="get_attr")]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _same(new: torch.Tensor, old: torch.Tensor) -> bool:
+    return (new.dtype, new.shape) == (old.dtype, old.shape) and torch.equal(new, old)
 
 
 def _check_constants(graph: GraphModule) -> None:

@@ -94,7 +94,8 @@ class _Traced:
         operands = [operand for _, operand in state.values()] + [
             _argument(leaf, narrow) for leaf, array in zip(leaves, is_array, strict=True) if array
         ]
-        key = tree, tuple(is_array), statics, tuple(operands), narrow, self._readings.stamp(), global_state()
+        stamp = self._readings.stamp()
+        key = tree, tuple(is_array), statics, tuple(operands), narrow, stamp, global_state()
         known: tuple[TorchCall, Any] | None = self._readings.captured.get(key)
         if known is None or not known[0].is_current():
             structure: list[Any] = []
@@ -108,7 +109,7 @@ class _Traced:
                 structure[:] = [_taken_apart(out, found)]
                 return [tensor.clone() for tensor in (*found, *changed)]
 
-            call = TorchCall(function, operands, self._device, narrow)
+            call = TorchCall(function, operands, self._device, narrow, lambda: self._readings.stamp() == stamp)
             known = call, structure[0]
             self._readings.captured.put(key, known)
         call, structure_of_result = known

@@ -76,7 +76,7 @@ def test_a_step_holds_parameters_gradients_and_states() -> None:
     for memory in found.values():
         assert memory["state"] == 3 * parameters
         assert memory["peak"] > 3.8 * parameters  # 4 of them, less what else the process gives back meanwhile
-    assert found["eager"]["peak"] < 5 * parameters
+    assert found["eager"]["peak"] < 5.5 * parameters  # AdamW makes a temporary tensor for each parameter
 
 
 @pytest.mark.skipif(not peak_memory.REFERENCES.exists(), reason="only Linux tells")

@@ -19,7 +19,7 @@ from dynaxla.interop import to_jax
 TIMM, TRANSFORMERS = list(zoo.TIMM)[:30], list(zoo.TRANSFORMERS)[:20]
 SAMPLE = ["ElectraModel"]
 # They compute parts of themselves in float32, whatever the model's dtype is.
-PARTLY_FLOAT32 = {"efficientvit_b0", "CohereModel"}
+PARTLY_FLOAT32 = {"efficientvit_b0", "CohereModel", "Gemma2Model", "GraniteModel"}
 NAMES = [pytest.param(name, marks=() if name in SAMPLE else pytest.mark.slow) for name in TIMM + TRANSFORMERS]
 
 
@@ -42,10 +42,11 @@ def arrays(tensor: torch.Tensor) -> Array:
     return jnp.asarray(tensor.detach().numpy())
 
 
-def check(actual: Any, expected: Any, tolerance: float, name: str = "") -> None:
+def check(actual: Any, expected: Any, tolerance: float, name: str = "", least: float = 1e-3) -> None:
+    """tolerance: of the largest number that is expected, or of the least if that is larger."""
     actual, expected = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
     error, size = np.abs(actual - expected).max(initial=0), np.abs(expected).max(initial=0)
-    assert error <= tolerance * max(size, 1e-3), f"{name}: off by {error}, of {size}"
+    assert error <= tolerance * max(size, least), f"{name}: off by {error}, of {size}"
 
 
 def test_there_are_enough() -> None:
@@ -86,8 +87,9 @@ def test_gradients(name: str) -> None:
         f, params = to_jax(model)
         named = {key: arrays(value) for key, value in keywords.items()}
         gradient = jax.jit(jax.grad(lambda params: jnp.square(main(f(params, arrays(first), **named))).mean()))(params)
-        tolerance = 1e-3 if wide == torch.float32 else 1e-5 if name in PARTLY_FLOAT32 else 1e-7
+        # Behind norms in float32, 1e-8 more or less of the parameters moves small gradients by 5e-7 of the largest one.
+        tolerance, least = (1e-3, 1e-3) if wide == torch.float32 else (5e-6, 1.0) if name in PARTLY_FLOAT32 else (1e-7, 1e-3)
         largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters() if parameter.grad is not None)
         for key, parameter in model.named_parameters():
             expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            check(gradient[key] / largest, expected / largest, tolerance, key)
+            check(gradient[key] / largest, expected / largest, tolerance, key, least)

@@ -24,6 +24,8 @@ log = logging.getLogger("dynaxla")
 
 # Seconds.
 _WORK, _REST = 0.001, 0.004
+# A signal that arrives just before the lock is waited for is seen when the wait ends.
+_PATIENCE = 0.5
 
 
 class Patient(Protocol):
@@ -61,7 +63,8 @@ class Background:
             if self._wanted:
                 self._start()
             if self._thread is not threading.current_thread():
-                self._changed.wait_for(lambda: not self._is_running())
+                while self._is_running():
+                    self._changed.wait(_PATIENCE)
 
     def _start(self) -> None:
         if not self._is_running() and threading.main_thread().is_alive():

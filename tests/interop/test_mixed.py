@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from dynaxla import to_jax, to_torch
+from dynaxla.interop import torch_graphs
 
 X = np.linspace(-2, 2, 12, dtype=np.float32).reshape(3, 4)
 
@@ -93,3 +95,12 @@ def test_torchs_transforms(kind: str, compiled: bool, x64: bool) -> None:
         close(torch.autograd.grad(whole(required).sum(), required)[0], gradient, x64)
         close(ran(torch.func.grad(lambda x: function(x).sum()))(x), gradient, x64)
         close(ran(torch.func.vmap(function))(torch.stack([x + 1, x]))[1], value, x64)
+
+
+def test_functions_that_nobody_else_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is made anew by each trace is garbage when the trace has ended."""
+    monkeypatch.setattr(torch_graphs, "_check_constants", lambda _: gc.collect())
+    f = to_jax(lambda x: to_torch(in_jax)(x) * x.exp().sum(dim=1))
+    value, gradient = reference(of_both, np.float32)
+    close(f(jnp.asarray(X)), value, False)
+    close(jax.grad(lambda x: f(x).sum())(jnp.asarray(X)), gradient, False)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import threading
+import weakref
 
 import torch
 from newer import fails_in_oldest
@@ -118,3 +120,19 @@ def test_a_thread_knows_that_it_captures() -> None:
         assert capture_lock.is_capturing()
     assert not capture_lock.is_capturing()
     assert seen == [False]
+
+
+def test_what_is_kept_lives_until_the_outermost_end() -> None:
+    class Thing:
+        pass
+
+    with capture_lock.capturing():
+        with capture_lock.capturing():
+            thing = Thing()
+            seen = weakref.ref(thing)
+            capture_lock.keep(thing)
+            del thing
+        gc.collect()
+        assert seen() is not None
+    gc.collect()
+    assert seen() is None

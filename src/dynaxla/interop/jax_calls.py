@@ -163,7 +163,9 @@ _library.impl("jax_call", private.unseen(_run), "CompositeExplicitAutograd")
 @torch.library.register_fake("dynaxla::jax_call", lib=_library)
 def _fake(operands: Sequence[torch.Tensor], call: int) -> list[torch.Tensor]:
     found = find(call)
-    if get_proxy_mode() is not None and not capture_lock.is_capturing():
+    if capture_lock.is_capturing():
+        capture_lock.keep(found)
+    elif get_proxy_mode() is not None:
         _named_elsewhere[call] = found
     avals = found.traced(avals_of(operands)).out_avals
     return [

@@ -78,10 +78,11 @@ class TorchCall(Call):
     ) -> None:
         self._function, self._operands, self._device, self._narrow = function, list(operands), device, narrow
         self._is_unchanged = is_unchanged
-        graph = self._graph([False] * len(operands))
+        with capture_lock.capturing():
+            graph = self._graph([False] * len(operands))
+            program = Function.portable(graph)
         self._code = graph.code
         self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
-        program = Function.portable(graph)
         self.draws_random = program.draws_random
         self.drawing = next((user_line(node) for node in graph.graph.nodes if draws_random(node)), "")
         placeholders, results = graph.graph.find_nodes(op="placeholder"), graph.graph.output_node().args[0]
@@ -119,7 +120,12 @@ class TorchCall(Call):
         self._check_unchanged()
         mask = list(wanted[1:] if self.draws_random else wanted)
         moving: list[int] = []
-        joint = self._graph(mask, moving)
+        with capture_lock.capturing():
+            joint = self._graph(mask, moving)
+            if moving:
+                inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
+                graphs = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
+                forward, backward = map(Function.portable, graphs)
         count, given = len(self._results), sum(mask)
         if not moving:  # nothing depends on what is wanted in a way that autograd knows
 
@@ -130,10 +136,7 @@ class TorchCall(Call):
                 return [lax.full(item.shape, 0, dtypes.to_jax(item.dtype)) for item, want in zip(self._operands, mask, strict=True) if want]
 
             return Derivative(Call(self.run), Call(nothing, zeros), ())
-        inputs = [node.meta["val"] for node in joint.graph.find_nodes(op="placeholder")]
-        with capture_lock.capturing():
-            forward_graph, backward_graph = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=count)
-        forward, backward = Function.portable(forward_graph), Function.portable(backward_graph)
+        forward_graph, backward_graph = graphs
         names = [node.name for node in backward_graph.graph.find_nodes(op="placeholder")]
         results = [getattr(node, "name", None) for node in forward_graph.graph.output_node().args[0]]
         places = [None if name.startswith("tangents") else results.index(name) for name in names]

@@ -18,12 +18,17 @@ def one_at_a_time() -> contextlib.AbstractContextManager[Any]:
     return private.capture_lock
 
 
-_thread = threading.local()  # depth: how many `capturing` this thread is in
+_thread = threading.local()  # depth: how many `capturing` this thread is in; kept: what these keep alive
 
 
 def is_capturing() -> bool:
     """Whether this thread is inside of `capturing`: whoever traces now, the graph is for dynaxla."""
     return getattr(_thread, "depth", 0) > 0
+
+
+def keep(value: Any) -> None:
+    """Keep alive what a graph names, until this thread has left `capturing`: by then a program of the graph holds it."""
+    _thread.kept.append(value)
 
 
 @contextlib.contextmanager
@@ -37,8 +42,12 @@ def capturing() -> Iterator[None]:
         before = private.compiling_flag()
         private.set_compiling_flag(True)
         _thread.depth = getattr(_thread, "depth", 0) + 1
+        if _thread.depth == 1:
+            _thread.kept = []
         try:
             yield
         finally:
             _thread.depth -= 1
+            if not _thread.depth:
+                del _thread.kept
             private.set_compiling_flag(before)

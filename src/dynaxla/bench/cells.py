@@ -12,11 +12,11 @@ from typing import Any
 class Cells:
     """What has been measured of one table.
 
-    A file of another table, of other versions or another machine is not gone on with.
+    A file of another table, of other versions, other sources or another machine is not gone on with.
     """
 
     def __init__(self, file: Path | None, environment: Mapping[str, str]) -> None:
-        """file: None, to keep nothing. environment: as `report.environment` gives it; what it says of the time is not compared."""
+        """file: None, to keep nothing. environment: what is to be the same; its date is not compared."""
         self._file = file
         self._circumstances = {name: fact for name, fact in environment.items() if name != "date"}
         self._found: dict[str, Any] = {}

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..runtime import machine
 from . import beside_jax, generation, layers, lengths, report, suites, tables
 from . import engines as engine_table
 from .benchmark_error import BenchmarkError
@@ -139,7 +140,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
 def _cells(part: str, output: Path) -> Cells:
     """What a stopped run of this part has left in the directory of the tables."""
-    return Cells(output / f"unfinished-{part}.json", report.environment())
+    return Cells(output / f"unfinished-{part}.json", {**report.environment(), "sources": machine.sources() or ""})
 
 
 def measure_part(part: Part, models: Sequence[str], seconds: float) -> report.Report:

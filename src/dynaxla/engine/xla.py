@@ -25,7 +25,7 @@ from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.fingerprint import fingerprint
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
-from ..errors import CompilationError
+from ..errors import CompilationError, DynaxlaError
 from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes, registry
 from ..lowering.cpu.halves import with_few_roundings
 from ..lowering.cpu.transposes import Orders, without_transposes
@@ -50,6 +50,8 @@ Stores = Callable[[str], Keeper | None]
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
+# Layouts of one call's inputs that are looked at, in case another thread writes to their storages meanwhile.
+_TRIES = 16
 
 
 class Xla:
@@ -158,13 +160,17 @@ class Program:
             if by_torch.is_needed(args):
                 return self.run_by_torch(args)
             executable = self._pending_for(key, args) if self.in_background else self._built_for(key, args)
-        while True:
+        for _ in range(_TRIES):
             try:
                 taken = executable.take(args)
             except Unlike:  # of the one that is made for them, too, if another thread has written to an input's storage meanwhile
                 executable = self._alike(key, args)
             else:
                 return executable(taken)
+        raise DynaxlaError(
+            f"{self.name} finds its inputs laid out in another way each time that it looks",
+            hint="do not write to them in other threads while it is called; if nobody does, this is a defect of dynaxla: please report it",
+        )
 
     def _inlined(self, kind: Kind, args: list[Any]) -> list[Any]:
         """A call inside a function that JAX traces: the graph becomes part of that. What it would check of values, nobody can look at.

@@ -81,7 +81,7 @@ class TorchCall(Call):
         with capture_lock.capturing():
             graph = self._graph([False] * len(operands))
             program = Function.portable(graph)
-        self._code = graph.code
+        self._code = _code(graph)
         self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
         self.draws_random = program.draws_random
         self.drawing = next((user_line(node) for node in graph.graph.nodes if draws_random(node)), "")
@@ -106,7 +106,7 @@ class TorchCall(Call):
                 return
             again = self._graph([False] * len(self._operands))
             pairs = zip(_constants(again), self._constants, strict=False)
-            if again.code == self._code and all(new is old or _same(new, old) for new, (old, _) in pairs):
+            if _code(again) == self._code and all(new is old or _same(new, old) for new, (old, _) in pairs):
                 return
         raise CaptureError(
             "what a torch function reads has changed since JAX traced it: its derivative would be that of another function",
@@ -269,6 +269,11 @@ def _marked(results: Results) -> list[Array]:
 def _constants(graph: GraphModule) -> list[torch.Tensor]:
     values = [constant_value(graph, node) for node in graph.graph.find_nodes(op="get_attr")]
     return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _code(graph: GraphModule) -> list[str]:
+    """Of the graph, and of the branches and bodies of control flow in it."""
+    return [module.code for module in graph.modules() if isinstance(module, GraphModule)]
 
 
 def _same(new: torch.Tensor, old: torch.Tensor) -> bool:

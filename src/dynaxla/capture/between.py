@@ -2,7 +2,8 @@
 
 ON_VALUES     A node brings a symbol that no node before it has, or its op carries `Tag.data_dependent_output`: the symbol of an `.item()`
               may be known by then, but the number is still read from a tensor.
-ASYNCHRONOUS  A collective, or other work with handles: see `dynaxla.lowering.asynchronous`.
+ASYNCHRONOUS  Work in the background or with handles: see `dynaxla.lowering.asynchronous`. A collective that returns its result a program
+              holds, but no graph that a control-flow op calls: nothing orders the collectives of two such graphs.
 WRITES        An op that changes its operand, which in a program would be a copy. AOTAutograd takes all of them out of a graph, except for
               those that a backward pass makes to an input.
 NO_ARRAY      A tensor that the node takes or gives is sparse or quantized.
@@ -17,7 +18,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
-from ..lowering.asynchronous import is_asynchronous, leaves
+from ..lowering.asynchronous import in_program, is_asynchronous, leaves
 from ..lowering.fallback import writes
 from .checkpointing import draws_by_state
 
@@ -30,8 +31,8 @@ NO_ARRAY = "a tensor that it takes or gives is no array"
 DRAWS = "it saves or restores the state of torch's generator"
 
 
-def between_programs(module: GraphModule) -> dict[Node, str]:
-    """The nodes of a graph that no program can hold, in its order, each with the reason."""
+def between_programs(module: GraphModule, *, is_inner: bool = False) -> dict[Node, str]:
+    """The nodes of a graph that no program can hold, in its order, each with the reason. is_inner: whether a control-flow op calls it."""
     found: dict[Node, str] = {}
     known: set[Any] = set()
     for node in module.graph.nodes:
@@ -39,7 +40,7 @@ def between_programs(module: GraphModule) -> dict[Node, str]:
         if node.op == "call_function":
             if not symbols <= known or _has_tag(node, torch.Tag.data_dependent_output):
                 found[node] = ON_VALUES
-            elif is_asynchronous(node):
+            elif is_asynchronous(node) and (is_inner or not in_program(node)):
                 found[node] = ASYNCHRONOUS
             elif writes(node.target):
                 found[node] = WRITES
@@ -47,7 +48,7 @@ def between_programs(module: GraphModule) -> dict[Node, str]:
                 found[node] = NO_ARRAY
             elif draws_by_state(node):
                 found[node] = DRAWS
-            elif reasons := {reason for inner in _inner(node) for reason in between_programs(inner).values()} - {ON_VALUES}:
+            elif reasons := {reason for inner in _inner(node) for reason in between_programs(inner, is_inner=True).values()} - {ON_VALUES}:
                 found[node] = min(reasons)
         known |= symbols
     return found

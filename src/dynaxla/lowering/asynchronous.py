@@ -1,4 +1,5 @@
-"""Ops that work in the background, with handles, or together with other processes: no program can hold one, and no fallback either.
+"""Ops that work in the background, with handles, or together with other processes: no fallback takes one, and no program but for
+collectives that it waits for itself (`in_program`).
 
 What an asynchronous op returns is no value yet, and a program would copy it before it has arrived; what waits for it would wait for the
 copy. A handle is no array. Two programs of one graph may run their callbacks in different orders, and two processes that call collectives
@@ -15,6 +16,7 @@ in different orders wait for each other for ever. Such a node is known by any of
 from __future__ import annotations
 
 import functools
+import operator
 import types
 from typing import Any
 
@@ -29,6 +31,22 @@ NAMESPACES = frozenset(
 _HANDLES = frozenset(
     ["AnyClassType", "AnyType", "AwaitType", "CapsuleType", "ClassType", "FutureType", "InterfaceType", "PyObjectType", "RRefType"]
 ).union(["StorageType", "StreamObjType"])
+
+# Collectives that return their results, of which a program calls torch's own; see ops/collectives.py.
+COLLECTIVES = (
+    "_c10d_functional::all_gather_into_tensor",
+    "_c10d_functional::all_gather_into_tensor_coalesced",
+    "_c10d_functional::all_reduce",
+    "_c10d_functional::all_reduce_coalesced",
+    "_c10d_functional::all_to_all_single",
+    "_c10d_functional::broadcast",
+    "_c10d_functional::reduce_scatter_tensor",
+    "_c10d_functional::reduce_scatter_tensor_coalesced",
+    "_dtensor::shard_dim_alltoall",
+)
+_WAIT = "_c10d_functional::wait_tensor"
+# Where programs can call torch back.
+_DEVICES = ("cpu", "cuda")
 
 _PLAIN = (
     *(torch.Tensor, int, float, complex, str, bytes, type(None), torch.SymInt, torch.SymFloat, torch.SymBool, slice, range, type(Ellipsis)),
@@ -47,6 +65,20 @@ def is_asynchronous(node: Node) -> bool:
         return True
     users = [user.target for user in node.users if isinstance(user.target, torch._ops.OpOverload)]
     return any("wait" in op._opname and _is_asynchronous_op(op) for op in users)
+
+
+def is_collective(node: Node) -> bool:
+    """Whether a node's op is a collective that returns its result."""
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in COLLECTIVES
+
+
+def in_program(node: Node) -> bool:
+    """Whether a program can hold an asynchronous node: a collective, or what waits for one that is in a program."""
+    if is_collective(node):
+        tensors = [value for value in leaves(node) if isinstance(value, torch.Tensor)]
+        return all(tensor.device.type in _DEVICES and tensor.layout == torch.strided for tensor in tensors)
+    waits = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == _WAIT
+    return (waits or node.target is operator.getitem) and isinstance(node.args[0], Node) and in_program(node.args[0])
 
 
 def leaves(node: Node) -> list[Any]:

@@ -7,7 +7,7 @@ a buffer of the program would be written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedOp
-from ..runtime.callbacks import Kernel
+from ..runtime.callbacks import Kernel, Strided
 from ..runtime.layout import Layout
 from .asynchronous import is_asynchronous
 from .context import Context
@@ -83,19 +83,8 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
 
     # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
-    has_effect = must_run or draws or not tensor_outputs
-    shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in tensor_outputs]
-    if has_effect:
-        # A turn is handed on from one to the next, since XLA knows no order among them. AOTAutograd's tokens say it, but have no elements,
-        # and XLA takes what has none for known.
-        arrays.append(jnp.zeros(1, jnp.uint8) if ctx.turn is None else ctx.turn)
-        views.append(((1,), (1,)))
-        shapes.append(jax.ShapeDtypeStruct((1,), jnp.uint8))
 
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
-        if has_effect:
-            buffers[-1].zero_()
-            buffers, tensors = buffers[:-1], tensors[:-1]
         values = list(leaves)
         for index, tensor in zip(positions, tensors, strict=True):
             values[index] = tensor
@@ -112,14 +101,45 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
                 )
             buffer.copy_(result)
 
-    kernel = Kernel(write, views, copies=may_keep(function))
-    ctx.kernels.append((ctx.node.name, tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)))
-    results = buffer_callback(kernel, shapes, has_side_effect=has_effect)(*arrays)
-    if has_effect:
-        ctx.turn = results[-1]
-    found = iter(results)
+    plain = tuple(str(leaf) for index, leaf in enumerate(leaves) if index not in positions)
+    acts = must_run or draws or not tensor_outputs
+    found = iter(call_back(ctx, write, arrays, tensor_outputs, views=views, plain=plain, acts=acts, copies=may_keep(function)))
     values = [next(found) if isinstance(spec, TensorSpec) else None for spec in outputs]
     return pytree.tree_unflatten(values, output_tree)
+
+
+def call_back(
+    ctx: Context,
+    write: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object],
+    arrays: Sequence[jax.Array],
+    outputs: Sequence[TensorSpec],
+    *,
+    views: Sequence[Strided],
+    plain: tuple[str, ...] = (),
+    acts: bool,
+    copies: bool = False,
+) -> list[jax.Array]:
+    """What torch writes when the program runs, for the current node.
+
+    write, views, copies: as of `Kernel`, for these arrays. outputs: what the results are like. plain: the node's arguments that are no
+    tensors, by which programs that look the same are told apart. acts: whether it does more than compute; such calls have one order.
+    """
+    shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in outputs]
+    ctx.kernels.append((ctx.node.name, plain))
+    if not acts:
+        return list(buffer_callback(Kernel(write, views, copies), shapes)(*arrays))
+
+    def in_turn(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        buffers[-1].zero_()
+        write(buffers[:-1], tensors[:-1])
+
+    # A turn is handed on from one to the next, since XLA knows no order among them. AOTAutograd's tokens say it, but have no elements,
+    # and XLA takes what has none for known.
+    turn = jnp.zeros(1, jnp.uint8) if ctx.turn is None else ctx.turn
+    kernel = Kernel(in_turn, [*views, ((1,), (1,))], copies)
+    shapes.append(jax.ShapeDtypeStruct((1,), jnp.uint8))
+    *results, ctx.turn = buffer_callback(kernel, shapes, has_side_effect=True)(*arrays, turn)
+    return results
 
 
 def _as_list(output: Any) -> Any:

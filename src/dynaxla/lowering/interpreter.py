@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import coverage
 from . import dtypes, fallback, refusals
+from .asynchronous import is_collective
 from .context import Context
 from .cpu import weight_orders
 from .cpu.in_memory import in_memory
@@ -266,7 +267,7 @@ def _acts(node: Node) -> bool:
     """Whether a node does more than give its result."""
     if node.target is with_effects or node.target is aten._functional_assert_async.msg or FOR_CHECKS in node.meta:
         return True
-    return isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns
+    return is_collective(node) or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns)
 
 
 def _graph_arguments(node: Node) -> dict[int, GraphModule]:

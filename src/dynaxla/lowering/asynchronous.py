@@ -44,7 +44,7 @@ COLLECTIVES = (
     "_c10d_functional::reduce_scatter_tensor_coalesced",
     "_dtensor::shard_dim_alltoall",
 )
-_WAIT = "_c10d_functional::wait_tensor"
+WAIT = "_c10d_functional::wait_tensor"
 # Where programs can call torch back.
 _DEVICES = ("cpu", "cuda")
 
@@ -77,7 +77,7 @@ def in_program(node: Node) -> bool:
     if is_collective(node):
         tensors = [value for value in leaves(node) if isinstance(value, torch.Tensor)]
         return all(tensor.device.type in _DEVICES and tensor.layout == torch.strided for tensor in tensors)
-    waits = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == _WAIT
+    waits = isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name == WAIT
     return (waits or node.target is operator.getitem) and isinstance(node.args[0], Node) and in_program(node.args[0])
 
 

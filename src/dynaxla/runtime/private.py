@@ -435,6 +435,60 @@ def checks_have_an_effect() -> Iterator[None]:
         registration.destroy()
 
 
+# DistributedDataParallel's insides.
+
+
+def why_not_averaged(module: Any) -> str:
+    """What a DistributedDataParallel does besides averaging gradients behind a backward pass; "" for nothing."""
+    reasons = {
+        "a communication hook": bool(getattr(module, "_comm_hooks", ())) or hasattr(module, "buffer_hook"),
+        "static_graph": module.static_graph,
+        "find_unused_parameters": module.find_unused_parameters,
+        "join": module._join_config.enable,
+        "mixed_precision": module.mixed_precision is not None,
+        "delayed all-reduces": bool(getattr(module, "_delay_all_reduce_params", ())),
+        "torch's reducer in Python": getattr(module, "_use_python_reducer", False),
+        "optimizers in the backward pass": any(hasattr(item, "_in_backward_optimizers") for item in module._module_parameters),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def averaged_parameters(module: Any) -> list[tuple[str, torch.nn.Parameter]]:
+    """Those whose gradients a DistributedDataParallel averages, with their names."""
+    reduced = {id(parameter) for parameter in module._module_parameters if parameter.requires_grad}
+    return [(name, parameter) for name, parameter in module.module.named_parameters() if id(parameter) in reduced]
+
+
+@contextlib.contextmanager
+def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], object]) -> Iterator[None]:
+    """Inside, a DistributedDataParallel calls its module, and averages no gradients. share_buffers: is called with the buffers that all
+    processes are to have alike, before that."""
+
+    def pre_forward(*inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
+        if module._check_sync_bufs_pre_fwd():
+            module._assign_modules_buffers()
+            share_buffers(module.modules_buffers)
+        module.require_forward_param_sync = torch.is_grad_enabled() and module.require_backward_grad_sync
+        if not module.device_ids:
+            return inputs, kwargs
+        place = torch.device(module.device_type, module.device_ids[0])
+        given, named = torch.distributed.utils._to_kwargs(inputs, kwargs, place, module.use_side_stream_for_tensor_copies)
+        return given[0], named[0]
+
+    was = module._use_python_reducer
+    module._use_python_reducer, module._pre_forward = True, pre_forward
+    try:
+        yield
+    finally:
+        module._use_python_reducer = was
+        del module._pre_forward
+
+
+def at_end_of_backward(function: Callable[[], object]) -> None:
+    """Have autograd call this when the backward pass that runs has given all gradients."""
+    torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
 # JAX's and jaxlib's insides.
 
 

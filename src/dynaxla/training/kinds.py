@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
+
 aten = torch.ops.aten
 
 # Their results lie in their operand's memory, though their schemas do not say so.
@@ -61,6 +63,8 @@ def _classify(op: Any) -> Kind:
         return Kind.NATIVE
     schema = op._schema
     name = schema.name.partition("::")[2]
+    if schema.name in COLLECTIVES:
+        return Kind.RECORD
     if op.namespace not in ("aten", "prims") or name in _NEW_MEMORY:
         # Ops of others may do anything with what they are given, or be awaited.
         return Kind.OUTSIDE
@@ -85,6 +89,16 @@ def drops(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return False
 
 
+def unwraps(kind: type) -> bool:
+    """Whether tensors of a class hold others, to which it brings their ops, as DTensor does."""
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__
+
+
+def is_group(value: Any) -> bool:
+    """Whether it is a group of processes."""
+    return torch.distributed.is_available() and isinstance(value, torch.distributed.ProcessGroup)
+
+
 def functional_of(op: Any) -> Any:
     """The view that an op such as `t_` makes of a tensor itself; None if there is none."""
     packet = getattr(aten, op._schema.name.partition("::")[2].removesuffix("_"), None)
@@ -102,6 +116,8 @@ def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     if op in _WRITE_STATISTICS:
         given = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
         return {name: given.get(name) for name in ("running_mean", "running_var")} if given.get("training", True) else {}
+    if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):  # collectives do not say what they write to
+        return {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
     if not op._schema.is_mutable:
         return {}
     return {

@@ -20,13 +20,14 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ..errors import CaptureError
+from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..observe import metrics
 from ..runtime import devices, hollow, private
 from ..runtime.layout import ORDINARY
 from .arrays import copied, is_same_data
-from .contents import LARGE
+from .contents import LARGE, same
 from .exposure import Exposure
-from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, kind_of, tensors_in, with_tensors, written_by
+from .kinds import NEEDS_OWN_FORWARD, Kind, drops, functional_of, is_group, kind_of, tensors_in, unwraps, with_tensors, written_by
 from .likenesses import bare, detached, hollow_like, op_before
 from .prediction import Unpredictable, predict
 from .shadows import as_written
@@ -97,6 +98,7 @@ class Session(TorchDispatchMode):
         # What the part reads of foreign memory, as it was: by the storage's id and the geometry.
         self._copies: dict[tuple[int, Geometry], torch.Tensor] = {}
         self._device: torch.device | None = None
+        self._has_collectives = False
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -110,6 +112,8 @@ class Session(TorchDispatchMode):
         kwargs = kwargs or {}
         if self._failed is not None:
             raise CaptureError("a step goes on after one of its programs has failed") from self._failed
+        if any(kind not in ORDINARY and unwraps(kind) for kind in types):
+            return NotImplemented  # its class says what ops it comes to, and these come here
         kind = kind_of(op)
         if kind == Kind.NATIVE:
             return op(*args, **kwargs)
@@ -202,6 +206,11 @@ class Session(TorchDispatchMode):
 
     def _outside(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Let torch run an op now, and before it all that it depends on."""
+        if isinstance(op, torch._ops.OpOverload) and op.namespace in NAMESPACES:
+            if op._schema.name == WAIT and self._is_pending(args[0]):
+                return args[0]  # the part that has the collective waits for it
+            if self._has_collectives:
+                self.flush()  # all processes have one order
         if op in NEEDS_OWN_FORWARD:
             raise CaptureError("a step takes a backward pass apart", op=str(op), hint="please report this, with the step")
         tensors = list(tensors_in((args, kwargs)))
@@ -261,6 +270,7 @@ class Session(TorchDispatchMode):
             self._roots.add((slot, shape))
             self._inputs.append(root)
         self._node = child
+        self._has_collectives |= op._schema.name in COLLECTIVES
         self._version += len(child.free)
         self._numbers += [numbers[position] for position in sorted(child.free)]
         self._written.update(self._slots[private.storage_id(tensor)] for tensor in written_by(op, args, kwargs))
@@ -300,6 +310,8 @@ class Session(TorchDispatchMode):
             return type(value), repr(value)
         if value is None or isinstance(value, (bool, int, str, torch.dtype, torch.device, torch.layout, torch.memory_format)):
             return type(value), value
+        if is_group(value):
+            return same(value)
         raise _Outside
 
     def _place(self, tensor: torch.Tensor, new_roots: list[Any]) -> Any:

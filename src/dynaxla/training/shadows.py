@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..runtime import private
 
@@ -62,10 +64,26 @@ def other_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[
 
 
 class _InKernel:
-    """What a fake mode is like inside an op: compiled functions then run as they were written."""
+    """What a fake mode is like inside an op: compiled functions then run as they were written.
+
+    DTensor asks the present fake mode what an op would give: inside of this, a mode of its own says it, and no other one sees that.
+    """
 
     in_kernel_invocation = True
     shape_env = None
+
+    def __init__(self) -> None:
+        self._entered: list[contextlib.ExitStack] = []
+
+    def __enter__(self) -> FakeTensorMode:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_disable_current_modes())
+            mode = stack.enter_context(FakeTensorMode())
+            self._entered.append(stack.pop_all())
+        return mode
+
+    def __exit__(self, *error: Any) -> None:
+        self._entered.pop().__exit__(*error)
 
 
 @contextlib.contextmanager

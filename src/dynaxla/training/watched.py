@@ -21,6 +21,7 @@ from ..observe import metrics
 from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.private import storage_id
+from . import data_parallel
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .contents import HOLDS_VALUES
 from .observation import observe
@@ -135,6 +136,13 @@ class Watched:
                 raise CaptureError(
                     f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
                 )
+
+    def data_parallel(self, args: Any, kwargs: Any) -> list[Any]:
+        """The DistributedDataParallel modules that the step can read."""
+        if not data_parallel.is_there():
+            return []
+        found = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
+        return data_parallel.found_in(found.objects.values())
 
     def exposed(self, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
         """The tensors whose memory the step's Python can read and write without torch, by their storages' ids."""

@@ -65,6 +65,8 @@ def _classify(op: Any) -> Kind:
     name = schema.name.partition("::")[2]
     if schema.name in COLLECTIVES:
         return Kind.RECORD
+    if schema.name == "_c10d_functional::_wrap_tensor_autograd":  # it puts a result in a tensor that waits for it
+        return Kind.NATIVE
     if op.namespace not in ("aten", "prims") or name in _NEW_MEMORY:
         # Ops of others may do anything with what they are given, or be awaited.
         return Kind.OUTSIDE

@@ -139,7 +139,7 @@ def train(net: nn.Module, mode: str, optimizer: str, part: tuple[int, int], step
         optim.step()
         return loss.detach()
 
-    run = dynaxla.compile_step(step) if mode == "step" else step
+    run = dynaxla.compile_step(step, fullgraph=mode == "recorded") if mode in ("step", "recorded") else step
     index, count = part
     return [float(run(x.chunk(count)[index], y.chunk(count)[index])) for x, y in batches(steps)]
 

@@ -16,6 +16,7 @@ import functools
 import operator
 import pkgutil
 import sys
+import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -487,6 +488,14 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
 def at_end_of_backward(function: Callable[[], object]) -> None:
     """Have autograd call this when the backward pass that runs has given all gradients."""
     torch.autograd.Variable._execution_engine.queue_callback(function)
+
+
+def codes_of_placement() -> tuple[types.CodeType, ...]:
+    """Of what says, inside of an op on DTensors, where its results lie, and caches it; none if this process has no DTensors."""
+    dispatcher = getattr(sys.modules.get("torch.distributed.tensor._dispatch"), "OpDispatcher", None)
+    names = ("_propagate_op_sharding_dispatch_slow_path", "_propagate_op_sharding_non_cached_dispatch_slow_path")
+    found = (getattr(dispatcher, name, None) for name in names)
+    return tuple(function.__code__ for function in found if function is not None)
 
 
 # JAX's and jaxlib's insides.

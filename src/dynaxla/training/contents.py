@@ -160,6 +160,14 @@ def _scalar(value: np.generic) -> Any:
     return NO_CONTENT if value.dtype.hasobject else (repr(value.dtype), value.tobytes())
 
 
+def _placement(spec: Any) -> Any:
+    """How a DTensor lies on its mesh."""
+    return same(spec.mesh), repr(spec.placements), repr(spec.tensor_meta)
+
+
+# Which processes there are, and how they reach one another: they never change.
+_OF_PROCESSES = frozenset(["torch.distributed.device_mesh.DeviceMesh"])
+
 _CONTENTS: dict[type, Callable[[Any], Any]] = {
     **dict.fromkeys((type(None), bool, int, str, bytes, type(...), type(NotImplemented)), _itself),
     **dict.fromkeys((torch.dtype, torch.device, torch.layout, torch.memory_format, torch.qscheme, types.CodeType), _itself),
@@ -194,6 +202,11 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
         return repr
     if issubclass(kind, pathlib.PurePath):
         return str
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if name in _OF_PROCESSES or kind.__module__ == "torch._C._distributed_c10d":
+        return same
+    if name == "torch.distributed.tensor._dtensor_spec.DTensorSpec":
+        return _placement
     return _reduced if issubclass(kind, _REDUCED) else None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import CaptureError
 from ..runtime import private
 
 if TYPE_CHECKING:
@@ -29,6 +30,13 @@ def found_in(objects: Iterable[Any]) -> list[DistributedDataParallel]:
     """Those modules among them, each once."""
     found = {id(item): item for item in objects if isinstance(item, torch.nn.parallel.DistributedDataParallel)}
     return list(found.values())
+
+
+def refuse(modules: Iterable[DistributedDataParallel]) -> None:
+    """Raises: CaptureError for a module whose gradients no program can average."""
+    for module in modules:
+        if reason := why_not(module):
+            raise CaptureError(f"a step has a DistributedDataParallel with {reason}", hint="leave it out, or leave fullgraph out")
 
 
 def why_not(module: DistributedDataParallel) -> str:
@@ -47,36 +55,47 @@ def averaging(modules: Iterable[DistributedDataParallel]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _averaging(module: DistributedDataParallel) -> Iterator[None]:
-    parameters = private.averaged_parameters(module)
-    arrived: set[int] = set()
+    average = _Average(module)
+    try:
+        with private.without_reducer(module, lambda buffers: _share_buffers(buffers, module.process_group)):
+            yield
+    finally:
+        average.remove()
 
-    def arrive(_: torch.Tensor, *, index: int) -> None:
-        if not module.require_backward_grad_sync:
+
+class _Average:
+    """Averages a module's gradients at the end of each backward pass that reaches its parameters."""
+
+    def __init__(self, module: DistributedDataParallel) -> None:
+        self._module = module
+        self._parameters = private.averaged_parameters(module)
+        self._arrived: set[int] = set()
+        self._handles = [
+            parameter.register_post_accumulate_grad_hook(functools.partial(self._arrive, index=index))
+            for index, (_, parameter) in enumerate(self._parameters)
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+
+    def _arrive(self, _: torch.Tensor, *, index: int) -> None:
+        if not self._module.require_backward_grad_sync:
             return
-        if not arrived:
-            private.at_end_of_backward(finish)
-        arrived.add(index)
+        if not self._arrived:
+            private.at_end_of_backward(self._finish)
+        self._arrived.add(index)
 
-    def finish() -> None:
-        missing = [name for index, (name, _) in enumerate(parameters) if index not in arrived]
-        arrived.clear()
+    def _finish(self) -> None:
+        missing = [name for index, (name, _) in enumerate(self._parameters) if index not in self._arrived]
+        self._arrived.clear()
         if missing:
             raise RuntimeError(
                 f"DistributedDataParallel: {len(missing)} parameters got no gradient in this backward pass, among them {missing[0]}; other "
                 "processes may wait for it. Use all of them in the loss, or freeze those that it does not use (requires_grad_(False))"
             )
-        _average([parameter for _, parameter in parameters], module.process_group)
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(functools.partial(arrive, index=index))
-        for index, (_, parameter) in enumerate(parameters)
-    ]
-    try:
-        with private.without_reducer(module, lambda buffers: _share_buffers(buffers, module.process_group)):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        _average([parameter for _, parameter in self._parameters], self._module.process_group)
 
 
 def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
@@ -101,3 +120,7 @@ def _share_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
     with torch.no_grad():
         for buffer in buffers:
             buffer.copy_(functional.broadcast(buffer, 0, group))
+
+
+# What runs inside of these is not the step's.
+HANDLERS = (_Average._arrive.__code__, _Average._finish.__code__, _share_buffers.__code__)

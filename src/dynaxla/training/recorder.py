@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -29,15 +29,16 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 from ..buffers.addresses import elements_behind, lies_within
 from ..errors import CaptureError
-from ..lowering.asynchronous import NAMESPACES
+from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
 from ..runtime.private import storage_id
-from . import arrays, scalars
+from . import arrays, data_parallel, scalars
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
+from .kinds import unwraps
 from .scalars import Numbers, TracedFloat
-from .shadows import as_written
+from .shadows import InKernel, as_written
 from .shared_memory import is_foreign
 from .surroundings import storage_of
 from .updates import written
@@ -132,7 +133,7 @@ class Recorder:
         """Run an op on fake tensors and note it."""
         if op.namespace == "profiler":
             return op(*args, **kwargs)
-        if op.namespace in NAMESPACES:
+        if op.namespace in NAMESPACES and not (op._schema.name in COLLECTIVES or op._schema.name == WAIT):
             hint = "compile the model alone with torch.compile(model, backend='dynaxla'); backward, collectives and optimizer run as usual"
             raise CaptureError(f"a step calls {op}, a collective or other work in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:
@@ -416,6 +417,8 @@ class _Dispatch(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if any(unwraps(kind) and not issubclass(kind, FakeTensor) for kind in types):
+            return NotImplemented  # its class says what ops it comes to, and these come here
         with private.without_torch_function():  # what is asked of tensors from here on is not asked by the step
             return self._recorder.call(op, args, kwargs or {})
 
@@ -454,8 +457,16 @@ def _of_array(function: Any, array: np.ndarray[Any, Any], *, requires_grad: bool
     return made.requires_grad_() if requires_grad else made
 
 
-# What runs inside of these is not the step's.
-HANDLERS = (_Dispatch.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, Numbers.add.__code__)
+_HANDLERS = (
+    *(_Dispatch.__torch_dispatch__.__code__, FakeTensorMode.__torch_dispatch__.__code__, Numbers.add.__code__),
+    *(InKernel.__enter__.__code__, InKernel.__exit__.__code__),
+)
+
+
+def handlers() -> tuple[CodeType, ...]:
+    """What runs inside of these is not the step's."""
+    return (*_HANDLERS, *data_parallel.HANDLERS, *private.codes_of_placement())
+
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _TORCH = os.path.dirname(torch.__file__)

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
 from ..runtime.private import storage_id
+from .kinds import unwraps
 from .recorder import Recorder
 from .scalars import Place, TracedFloat
 from .surroundings import ABSENT, PLAIN, Walk
@@ -77,6 +79,8 @@ class Recording:
         path = self._given.path_of(value)
         if path is not None:
             return Known(path)
+        if isinstance(value, torch.Tensor) and unwraps(type(value)) and not isinstance(value, FakeTensor):
+            return self._wrapper(value, where)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._indices:
                 self._indices[id(value)] = len(self.outputs)
@@ -93,6 +97,14 @@ class Recording:
         if callable(value) or not hasattr(value, "__dict__"):
             return value
         raise CaptureError(f"a step leaves a new {type(value).__qualname__} behind in {where}", hint="make such objects outside the step")
+
+    def _wrapper(self, value: Any, where: str) -> Built:
+        """A tensor that wraps others, made anew of what the program gives for these."""
+        kind = type(value)
+        names, context = value.__tensor_flatten__()
+        size, stride = value.size(), value.stride()
+        parts = [(name, self._template(getattr(value, name), f"{where}.{name}")) for name in names]
+        return Built(lambda made: kind.__tensor_unflatten__(dict(made), context, size, stride), parts)
 
     def initial_values(self, around: Walk) -> dict[Place, Any]:
         """New state that the step makes of nothing but what is there already, as it is before the step changes it."""

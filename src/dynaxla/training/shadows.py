@@ -63,7 +63,7 @@ def other_groups(groups: Sequence[tuple[torch.optim.Optimizer, Sequence[Mapping[
                     optimizer.__class__ = type(optimizer).__mro__[1]
 
 
-class _InKernel:
+class InKernel:
     """What a fake mode is like inside an op: compiled functions then run as they were written.
 
     DTensor asks the present fake mode what an op would give: inside of this, a mode of its own says it, and no other one sees that.
@@ -89,7 +89,7 @@ class _InKernel:
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """Inside, and in this thread only, what `torch.compile` has compiled runs as it was written."""
-    with torch._guards.tracing(torch._guards.TracingContext(cast("Any", _InKernel()))):
+    with torch._guards.tracing(torch._guards.TracingContext(cast("Any", InKernel()))):
         yield
 
 

@@ -19,6 +19,7 @@ from torch.optim import optimizer as torch_optimizer
 
 from .contents import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
 from .holders import Attributes, ClassDict, Holder, Namespace, View, shown
+from .kinds import unwraps
 from .names import Touched, codes, names_of
 from .trust import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace
 
@@ -239,6 +240,9 @@ class Visitor:
             if gradient is not None:
                 self._found.gradients.add(f"{path}.grad")
                 yield ".grad", gradient
+        if parts := parts_of_tensor(value):
+            for name, part in self._hold(f"{path} parts", Attributes(value, parts)).items():
+                yield f".{name}", part
         if path in self._found.gradients:
             return
         for item in gc.get_referents(value):  # its attributes, if it has any, and hooks
@@ -365,6 +369,14 @@ class Visitor:
 _BUILTIN = frozenset(
     (dict, list, tuple, set, frozenset, deque, collections.OrderedDict, collections.defaultdict, slice, contextvars.ContextVar)
 )
+
+
+def parts_of_tensor(tensor: torch.Tensor) -> list[str]:
+    """The names of what a tensor that wraps others, as a DTensor does, is made of; [] for others."""
+    if not unwraps(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
+        return []
+    names, *_ = tensor.__tensor_flatten__()
+    return [*names, *(name for name in ("_spec",) if hasattr(tensor, name))]
 
 
 def _class_path(kind: type) -> str:

@@ -26,7 +26,7 @@ from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .contents import HOLDS_VALUES
 from .observation import observe
 from .parts import Part
-from .recorder import HANDLERS, Recorder
+from .recorder import Recorder, handlers
 from .recordings import Output, Recording, build, known_of
 from .scalars import Compared, Place, TracedFloat
 from .shadows import compiling, other_groups
@@ -272,13 +272,15 @@ class Watched:
         # The recording may run code that earlier ones did not, and change what does not count for these.
         everything = walk({"step": self._function, "args": args, "kwargs": kwargs})
         refuse_sources(everything)
+        modules = data_parallel.found_in(everything.objects.values()) if data_parallel.is_there() else []
+        data_parallel.refuse(modules)
         stand_ins = StandIns(self._arrays(around) | self._arrays(given), around, given)
         recorder = Recorder(tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
         untouched = Untouched(everything.tensors, everything.objects)
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         groups = _Groups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
         try:
-            with compiling(), other_groups(groups.shadows):
+            with compiling(), other_groups(groups.shadows), data_parallel.averaging(modules):
                 result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
             if written := stand_ins.restore_values(all_of_them=self._touched is None):
                 hint = "do that outside the step, or keep the numbers in a tensor"
@@ -301,7 +303,7 @@ class Watched:
     def _observed(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises: Refused before it does what a program would not repeat; _Wider if it has run code that no earlier
         recording has run."""
-        result, observation = observe(self._function, args, kwargs, refuse=True, ignore=HANDLERS)
+        result, observation = observe(self._function, args, kwargs, refuse=True, ignore=handlers())
         if not observation.is_pure:
             raise CaptureError(f"a step does what a program would not: {next(iter(observation.effects), 'it changes settings of torch')}")
         refuse_comparing_classes(observation.codes)

@@ -436,6 +436,11 @@ def checks_have_an_effect() -> Iterator[None]:
         registration.destroy()
 
 
+def made_into_op(value: Any) -> Any:
+    """The function that `torch.library.custom_op` has made this op of; None for anything else."""
+    return value._init_fn if isinstance(value, torch.library.CustomOpDef) else None
+
+
 # DistributedDataParallel's insides.
 
 

@@ -32,6 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime import private
 from .trust import is_own, is_trusted_class, is_trusted_function, is_trusted_module
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
@@ -50,6 +51,7 @@ _BY_IDENTITY = (
     torch.Generator,  # which one, never its state
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
+    torch._ops.HigherOrderOperator,
     np.ufunc,
     type(np.reshape),
     type(inspect.Attribute.name),  # a named tuple's field
@@ -205,6 +207,8 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
     name = f"{kind.__module__}.{kind.__qualname__}"
     if name in _OF_PROCESSES or kind.__module__ == "torch._C._distributed_c10d":
         return same
+    if kind.__module__ == "torch.distributed.tensor.placement_types":
+        return repr
     if name == "torch.distributed.tensor._dtensor_spec.DTensorSpec":
         return _placement
     return _reduced if issubclass(kind, _REDUCED) else None
@@ -230,6 +234,8 @@ def is_known_by_identity(value: Any) -> bool:
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
     if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
+    if (made := private.made_into_op(value)) is not None:
+        return isinstance(made, types.FunctionType) and is_trusted_function(made)
     wrapped = getattr(value, "__wrapped__", None)
     if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):  # arrays never change; a jitted function is its function
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))

@@ -242,8 +242,8 @@ _OWN_GLOBALS = globals()
 
 
 def _is_torchs(values: Mapping[str, Any]) -> bool:
-    """Whether it is torch's own code, or ours, that runs in these globals."""
-    return str(values.get("__name__")).partition(".")[0] in ("torch", "functorch", "dynaxla") and is_trusted_namespace(values)
+    """Whether it is torch's own code, or ours, that runs in these globals; or functools', whose caches have locks."""
+    return str(values.get("__name__")).partition(".")[0] in ("torch", "functorch", "dynaxla", "functools") and is_trusted_namespace(values)
 
 
 def _is_checkpoints(function: Any, frame: types.FrameType | None) -> bool:

@@ -136,6 +136,10 @@ _KINDS: tuple[type, ...] = (
     torch.SymFloat,
     torch.SymBool,
 )
+# Of torch.distributed: where the parts of a tensor lie, and questions to a group of processes.
+_PLACEMENTS = "torch._C._distributed"
+_GROUPS = "torch._C._distributed_c10d"
+_ASKS_GROUP = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_backend_name", "_resolve_process_group"))
 _KIND_ACTS = frozenset(
     ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
 )
@@ -174,7 +178,10 @@ def acts(function: Any, within_torch: bool) -> str:
     name = getattr(function, "__name__", "?")
     if owner is None or isinstance(owner, types.ModuleType) or is_record(owner):
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
-        return "" if _computes(str(module), name, within_torch) else f"{module}.{name}"
+        module = str(module)
+        if (within_torch and _asks_group(module, name)) or _computes(module, name, within_torch):
+            return ""
+        return f"{module}.{name}"
     if isinstance(owner, type):
         if name in _CLASS_METHODS or name.startswith("__"):
             return ""
@@ -189,6 +196,8 @@ def acts(function: Any, within_torch: bool) -> str:
         return ""
     if isinstance(owner, torch.Generator):
         return shown
+    if within_torch and _asks_group(kind.__module__, name):
+        return ""
     if kind.__module__.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in kind.__module__:
         return "" if _torch_computes(name) else shown
     return "" if name in _OBJECT_METHODS else shown
@@ -204,6 +213,11 @@ def constructs(kind: type) -> str:
         return ""
     computes = kind.__module__ in _MODULES or kind.__module__.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
     return "" if computes or issubclass(kind, BaseException) else f"{kind.__module__}.{kind.__qualname__}()"
+
+
+def _asks_group(module: str, name: str) -> bool:
+    """Whether it is about where tensors lie, or asks a group of processes what it is; not a collective."""
+    return module == _PLACEMENTS or (module == _GROUPS and (name in _ASKS_GROUP or name.startswith("_get_") or name.endswith("_name")))
 
 
 def _computes(module: str, name: str, within_torch: bool) -> bool:

@@ -37,6 +37,7 @@ from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
 from .kinds import unwraps
+from .local_shards import local_lists
 from .scalars import Numbers, TracedFloat
 from .shadows import InKernel, as_written
 from .shared_memory import is_foreign
@@ -418,7 +419,10 @@ class _Dispatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         if any(unwraps(kind) and not issubclass(kind, FakeTensor) for kind in types):
-            return NotImplemented  # its class says what ops it comes to, and these come here
+            local = local_lists(args, kwargs or {}) if fused_step(op) is not None else None
+            if local is None:
+                return NotImplemented  # its class says what ops it comes to, and these come here
+            args, kwargs = local
         with private.without_torch_function():  # what is asked of tensors from here on is not asked by the step
             return self._recorder.call(op, args, kwargs or {})
 

@@ -103,8 +103,10 @@ class Recording:
         kind = type(value)
         names, context = value.__tensor_flatten__()
         size, stride = value.size(), value.stride()
-        parts = [(name, self._template(getattr(value, name), f"{where}.{name}")) for name in names]
-        return Built(lambda made: kind.__tensor_unflatten__(dict(made), context, size, stride), parts)
+        held = {name: getattr(value, name) for name in names}
+        kept = {name: part for name, part in held.items() if not isinstance(part, torch.Tensor)}  # such as a mesh
+        parts = [(name, self._template(part, f"{where}.{name}")) for name, part in held.items() if isinstance(part, torch.Tensor)]
+        return Built(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
 
     def initial_values(self, around: Walk) -> dict[Place, Any]:
         """New state that the step makes of nothing but what is there already, as it is before the step changes it."""

@@ -23,6 +23,10 @@ _INSTALLED = ("/site-packages/", "/dist-packages/")
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made at run time, as all classes of Python code are
 
 
+# What the globals of a named tuple's constructor hold: this name, the builtins, and the constructor of tuples.
+_OF_NAMEDTUPLE = 3
+
+
 @functools.cache
 def _folders() -> tuple[str, ...]:
     """Where the trusted packages lie."""
@@ -54,6 +58,8 @@ def is_trusted_namespace(values: Mapping[str, Any]) -> bool:
     name, file = values.get("__name__"), values.get("__file__")
     if not isinstance(name, str):
         return False
+    if name.startswith("namedtuple_") and values.get("_tuple_new") is tuple.__new__ and len(values) <= _OF_NAMEDTUPLE:
+        return True  # the constructor that `collections.namedtuple` writes
     if isinstance(file, str):
         return is_trusted_file(file)
     module = sys.modules.get(name)

@@ -376,7 +376,7 @@ def parts_of_tensor(tensor: torch.Tensor) -> list[str]:
     if not unwraps(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
         return []
     names, *_ = tensor.__tensor_flatten__()
-    return [*names, *(name for name in ("_spec",) if hasattr(tensor, name))]
+    return [*(name for name in names if isinstance(getattr(tensor, name), torch.Tensor)), *("_spec",) * hasattr(tensor, "_spec")]
 
 
 def _class_path(kind: type) -> str:

@@ -441,6 +441,11 @@ def made_into_op(value: Any) -> Any:
     return value._init_fn if isinstance(value, torch.library.CustomOpDef) else None
 
 
+def finished_work() -> Any:
+    """What an op of torch.distributed gives for work that is done."""
+    return torch.distributed.Work.boxed(torch._C._distributed_c10d.FakeWork())
+
+
 # DistributedDataParallel's insides.
 
 

@@ -162,6 +162,11 @@ def _scalar(value: np.generic) -> Any:
     return NO_CONTENT if value.dtype.hasobject else (repr(value.dtype), value.tobytes())
 
 
+def is_of_group(kind: type) -> bool:
+    """Whether it is a class of groups of processes."""
+    return torch.distributed.is_available() and issubclass(kind, torch.distributed.ProcessGroup)
+
+
 def _placement(spec: Any) -> Any:
     """How a DTensor lies on its mesh."""
     return same(spec.mesh), repr(spec.placements), repr(spec.tensor_meta)
@@ -205,7 +210,7 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
     if issubclass(kind, pathlib.PurePath):
         return str
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in _OF_PROCESSES or kind.__module__ == "torch._C._distributed_c10d":
+    if name in _OF_PROCESSES or kind.__module__ == "torch._C._distributed_c10d" or is_of_group(kind):
         return same
     if kind.__module__ == "torch.distributed.tensor.placement_types":
         return repr

@@ -24,6 +24,7 @@ from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..observe import metrics
 from ..runtime import devices, hollow, private
 from ..runtime.layout import ORDINARY
+from . import writing_collectives
 from .arrays import copied, is_same_data
 from .contents import LARGE, same
 from .exposure import Exposure
@@ -114,6 +115,11 @@ class Session(TorchDispatchMode):
             raise CaptureError("a step goes on after one of its programs has failed") from self._failed
         if any(kind not in ORDINARY and unwraps(kind) for kind in types):
             return NotImplemented  # its class says what ops it comes to, and these come here
+        if op.namespace == "c10d":
+            with self:
+                found = writing_collectives.note(op, args)
+            if found is not NotImplemented:
+                return found
         kind = kind_of(op)
         if kind == Kind.NATIVE:
             return op(*args, **kwargs)

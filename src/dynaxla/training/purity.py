@@ -139,6 +139,13 @@ _KINDS: tuple[type, ...] = (
 # Of torch.distributed: where the parts of a tensor lie, and questions to a group of processes.
 _PLACEMENTS = "torch._C._distributed"
 _GROUPS = "torch._C._distributed_c10d"
+# Collectives are ops, and a recording sees what they come to.
+_COLLECTIVES = frozenset(
+    (
+        *("allgather", "all_gather_single", "_allgather_base", "allreduce", "allreduce_coalesced", "broadcast"),
+        *("_reduce_scatter_base", "reduce_scatter_single", "wait"),
+    )
+)
 _ASKS_GROUP = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_backend_name", "_resolve_process_group"))
 _KIND_ACTS = frozenset(
     ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
@@ -216,8 +223,10 @@ def constructs(kind: type) -> str:
 
 
 def _asks_group(module: str, name: str) -> bool:
-    """Whether it is about where tensors lie, or asks a group of processes what it is; not a collective."""
-    return module == _PLACEMENTS or (module == _GROUPS and (name in _ASKS_GROUP or name.startswith("_get_") or name.endswith("_name")))
+    """Whether it is about where tensors lie, asks a group of processes what it is, or calls a collective that a recording can note."""
+    return module == _PLACEMENTS or (
+        module == _GROUPS and (name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name"))
+    )
 
 
 def _computes(module: str, name: str, within_torch: bool) -> bool:

@@ -32,7 +32,7 @@ from ..errors import CaptureError
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
 from ..runtime.private import storage_id
-from . import arrays, data_parallel, scalars
+from . import arrays, data_parallel, scalars, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
@@ -134,6 +134,11 @@ class Recorder:
         """Run an op on fake tensors and note it."""
         if op.namespace == "profiler":
             return op(*args, **kwargs)
+        if op.namespace == "c10d":
+            with self._dispatch:
+                found = writing_collectives.note(op, args)
+            if found is not NotImplemented:
+                return found
         if op.namespace in NAMESPACES and not (op._schema.name in COLLECTIVES or op._schema.name == WAIT):
             hint = "compile the model alone with torch.compile(model, backend='dynaxla'); backward, collectives and optimizer run as usual"
             raise CaptureError(f"a step calls {op}, a collective or other work in the background", op=str(op), hint=hint)

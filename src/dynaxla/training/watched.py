@@ -79,9 +79,12 @@ class Watched:
         # Whether the step may find something that Python can write to and a tensor lie in, as far as is known. To search at every call
         # would take as long as lists are that it can find.
         self.has_holders = True
+        # The DistributedDataParallel modules that the last recording has found.
+        self._modules: list[Any] = []
 
     def situation(self, args: Any, kwargs: Any) -> Situation:
         """Raises: CaptureError for what cannot be watched."""
+        data_parallel.refuse(self._modules)
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
         return Situation(around, given, self._key(around, given))
@@ -272,7 +275,7 @@ class Watched:
         # The recording may run code that earlier ones did not, and change what does not count for these.
         everything = walk({"step": self._function, "args": args, "kwargs": kwargs})
         refuse_sources(everything)
-        modules = data_parallel.found_in(everything.objects.values()) if data_parallel.is_there() else []
+        modules = self._modules = data_parallel.found_in(everything.objects.values()) if data_parallel.is_there() else []
         data_parallel.refuse(modules)
         stand_ins = StandIns(self._arrays(around) | self._arrays(given), around, given)
         recorder = Recorder(tensors, next(_seeds), stand_ins.tensors, stand_ins.read)

@@ -1,0 +1,127 @@
+"""Collectives that write to their tensors (`dist.all_reduce(x)`), in words of those that return their results: these a step can note.
+
+What their ops return says that they are done: the next op that reads the tensors comes behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..runtime import private
+
+Tensors = Sequence[torch.Tensor]
+
+
+def note(op: Any, args: Sequence[Any]) -> Any:
+    """What an op of torch.distributed gives. It is called where the ops that it comes to are noted.
+
+    Returns: NotImplemented for an op, or a use of it, that has no such form.
+    """
+    write = _FORMS.get(op._schema.name)
+    if write is None or not all(_is_plain(item) for item in args[:2]):
+        return NotImplemented
+    return write(*args)
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether the tensors among an op's first arguments are ordinary ones."""
+    if isinstance(item, (list, tuple)):
+        return all(map(_is_plain, item))
+    return not isinstance(item, torch.Tensor) or (item.layout == torch.strided and not item.is_complex())
+
+
+def _all_reduce(tensors: Tensors, group: Any, reduce_op: Any, sparse_indices: Any = None, *_: Any) -> Any:
+    how = _name(reduce_op)
+    if how is None or sparse_indices is not None:
+        return NotImplemented
+    for tensor in tensors:
+        tensor.copy_(_wait(_functional().all_reduce(tensor, how, _group(group))))
+    return list(tensors), _done()
+
+
+def _all_reduce_coalesced(tensors: Tensors, group: Any, reduce_op: Any, *_: Any) -> Any:
+    how = _name(reduce_op)
+    if how is None:
+        return NotImplemented
+    found = _functional().all_reduce_coalesced(list(tensors), how, _group(group))
+    for tensor, result in zip(tensors, found, strict=True):
+        tensor.copy_(_wait(result))
+    return _done()
+
+
+def _broadcast(tensors: Tensors, group: Any, root_rank: int, root_tensor: int, *_: Any) -> Any:
+    if len(tensors) != 1 or root_tensor:
+        return NotImplemented
+    tensors[0].copy_(_wait(_functional().broadcast(tensors[0], root_rank, _group(group))))
+    return list(tensors), _done()
+
+
+def _all_gather_base(output: torch.Tensor, tensor: torch.Tensor, group: Any, *_: Any) -> Any:
+    size, name = _size(group), _group(group)
+    output.view(-1).copy_(_wait(_functional().all_gather_into_tensor(tensor.reshape(-1), size, name)))
+    return output, _done()
+
+
+def _all_gather(outputs: Sequence[Tensors], tensors: Tensors, group: Any, *_: Any) -> Any:
+    size, name = _size(group), _group(group)
+    if len(tensors) != 1 or len(outputs[0]) != size or any(output.numel() != tensors[0].numel() for output in outputs[0]):
+        return NotImplemented
+    parts = _wait(_functional().all_gather_into_tensor(tensors[0].reshape(-1), size, name)).chunk(size)
+    for output, part in zip(outputs[0], parts, strict=True):
+        output.copy_(part.view(output.shape))
+    return [list(outputs[0])], _done()
+
+
+def _reduce_scatter_base(output: torch.Tensor, tensor: torch.Tensor, group: Any, reduce_op: Any, *_: Any) -> Any:
+    how = _name(reduce_op)
+    if how is None:
+        return NotImplemented
+    found = _functional().reduce_scatter_tensor(tensor.reshape(-1), how, _size(group), _group(group))
+    output.view(-1).copy_(_wait(found))
+    return output, _done()
+
+
+_FORMS: dict[str, Callable[..., Any]] = {
+    "c10d::_allgather_base_": _all_gather_base,
+    "c10d::_reduce_scatter_base_": _reduce_scatter_base,
+    "c10d::allgather_": _all_gather,
+    "c10d::allreduce_": _all_reduce,
+    "c10d::allreduce_coalesced_": _all_reduce_coalesced,
+    "c10d::broadcast_": _broadcast,
+}
+_REDUCTIONS = frozenset(("sum", "avg", "product", "min", "max", "band", "bor", "bxor"))
+
+
+def _functional() -> Any:
+    return torch.ops._c10d_functional
+
+
+def _wait(tensor: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = _functional().wait_tensor(tensor)
+    return found
+
+
+def _name(reduce_op: Any) -> str | None:
+    """The name by which functional collectives know it; None if they do not."""
+    name = torch.distributed.ReduceOp.RedOpType(int(reduce_op.op())).name.lower()
+    return name if name in _REDUCTIONS else None
+
+
+def _unboxed(group: Any) -> torch.distributed.ProcessGroup:
+    return torch.distributed.ProcessGroup.unbox(group)
+
+
+def _group(group: Any) -> str:
+    return str(_unboxed(group).group_name)
+
+
+def _size(group: Any) -> int:
+    return int(_unboxed(group).size())
+
+
+def _done() -> Any:
+    """What stands for work that is done."""
+    return private.finished_work()

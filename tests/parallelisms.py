@@ -116,7 +116,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
 }
-MODES = ("eager", "model", "step")
+MODES = ("eager", "model", "step", "recorded")
+Found = tuple[str, dict[str, int]]  # what was raised; counts
 
 
 def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -173,7 +174,7 @@ def run(rank: int, world: int, rendezvous: str, results: str, names: list[str]) 
     torch.set_num_threads(1)
     warnings.filterwarnings("error", message=".*unwaited.*")
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world)
-    found: dict[str, tuple[str, dict[str, int]]] = {}
+    found: dict[str, Found] = {}
     for name in names:
         torch._dynamo.reset()
         before = dynaxla.metrics.snapshot()

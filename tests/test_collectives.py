@@ -1,4 +1,4 @@
-"""Collectives run between programs, on torch's own tensors: two processes, each compared with eager mode. See collectives.py."""
+"""Collectives inside of programs and between them, and in steps: two processes, each compared with eager mode. See collectives.py."""
 
 from __future__ import annotations
 

@@ -31,6 +31,9 @@ ELSEWHERE = {
         "device/storages device/storage_methods device/copies device/places device/generators device/module device/beginnings"
     ),
     "device/test_models_on_the_device.py": "device/moves",
+    # What processes do together is tested with several of them.
+    "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
+    "training/test_data_parallel.py": "training/local_shards",
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

@@ -441,6 +441,10 @@ def made_into_op(value: Any) -> Any:
     return value._init_fn if isinstance(value, torch.library.CustomOpDef) else None
 
 
+# The modules of placements of tensors on a mesh, and of groups of processes.
+PLACEMENTS, PROCESSES = "torch._C._distributed", "torch._C._distributed_c10d"
+
+
 def finished_work() -> Any:
     """What an op of torch.distributed gives for work that is done."""
     return torch.distributed.Work.boxed(torch._C._distributed_c10d.FakeWork())

@@ -210,7 +210,7 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
     if issubclass(kind, pathlib.PurePath):
         return str
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in _OF_PROCESSES or kind.__module__ == "torch._C._distributed_c10d" or is_of_group(kind):
+    if name in _OF_PROCESSES or kind.__module__ == private.PROCESSES or is_of_group(kind):
         return same
     if kind.__module__ == "torch.distributed.tensor.placement_types":
         return repr

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime import private
 from .contents import is_record
 
 # Of these modules every function computes, but for those named.
@@ -136,9 +137,6 @@ _KINDS: tuple[type, ...] = (
     torch.SymFloat,
     torch.SymBool,
 )
-# Of torch.distributed: where the parts of a tensor lie, and questions to a group of processes.
-_PLACEMENTS = "torch._C._distributed"
-_GROUPS = "torch._C._distributed_c10d"
 # Collectives are ops, and a recording sees what they come to.
 _COLLECTIVES = frozenset(
     (
@@ -146,6 +144,7 @@ _COLLECTIVES = frozenset(
         *("_reduce_scatter_base", "reduce_scatter_single", "wait"),
     )
 )
+# What is asked of a group of processes.
 _ASKS_GROUP = frozenset(("rank", "size", "name", "__eq__", "__hash__", "_get_backend_name", "_resolve_process_group"))
 _KIND_ACTS = frozenset(
     ("tofile", "dump", "share_memory_", "_share_memory_", "_share_fd_cpu_", "_share_filename_cpu_", "from_file", "_write_file")
@@ -224,8 +223,8 @@ def constructs(kind: type) -> str:
 
 def _asks_group(module: str, name: str) -> bool:
     """Whether it is about where tensors lie, asks a group of processes what it is, or calls a collective that a recording can note."""
-    return module == _PLACEMENTS or (
-        module == _GROUPS and (name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name"))
+    return module == private.PLACEMENTS or (
+        module == private.PROCESSES and (name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name"))
     )
 
 

@@ -1,0 +1,63 @@
+"""Training on several processes with torch's own means, compared with one process that has the whole batch. See parallelisms.py."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import parallelisms
+import pytest
+import torch
+from scripts import run_script
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+
+SCRIPT = """
+import sys
+from torch.multiprocessing import start_processes
+
+def run(rank, *settings):
+    import parallelisms
+    parallelisms.run(rank, *settings)
+
+world, rendezvous, results, *names = sys.argv[1:]
+start_processes(run, (int(world), rendezvous, results, names), int(world), start_method="fork")
+"""
+# One program for a step, forward and backward programs, and a step in parts.
+QUICK = [
+    *("tensor_parallel/recorded/adamw", "parametrized_fsdp/recorded/sgd", "data_parallel/recorded/sgd"),
+    *("tensor_parallel/model/sgd", "fsdp/model/adamw", "fsdp/step/sgd"),
+]
+# FSDP2 frees and fills the memory of parameters in hooks, which no recording follows.
+NOT_RECORDED = ("fsdp", "hybrid", "tensor_parallel_and_fsdp")
+
+
+def found(folder: Path, world: int, names: list[str]) -> dict[str, list[parallelisms.Found]]:
+    """What each process has found, by case."""
+    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names])
+    results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
+    return {name: [result[name] for result in results] for name in names}
+
+
+def check(results: dict[str, list[parallelisms.Found]]) -> None:
+    for name, of_ranks in results.items():
+        errors = [error for error, _ in of_ranks if error]
+        assert not errors, f"{name}\n" + "\n".join(errors)
+        if "/recorded/" in name:
+            assert all((counts["steps"], counts["calls"]) == (3, 3) for _, counts in of_ranks), f"{name}: {of_ranks}"
+
+
+def test_two_processes_train_as_one(tmp_path: Path) -> None:
+    check(found(tmp_path, 2, QUICK))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("way", parallelisms.WAYS)
+def test_every_way(way: str, world: int, tmp_path: Path) -> None:
+    if world < parallelisms.WAYS[way][1]:
+        pytest.skip("a mesh of two dimensions needs four processes")
+    modes = [mode for mode in parallelisms.MODES if not (mode == "recorded" and way in NOT_RECORDED)]
+    check(found(tmp_path, world, [f"{way}/{mode}/{optimizer}" for mode in modes for optimizer in parallelisms.OPTIMIZERS]))

@@ -484,3 +484,32 @@ def an_unused_parameter_is_an_error(rank: int) -> None:
 
     with pytest.raises(RuntimeError, match=r"got no gradient .* module\.1|1\.weight"):
         dynaxla.compile_step(step, fullgraph=True)(torch.ones(3, 4))
+
+
+@case
+def independent_collectives_have_one_order(rank: int) -> None:
+    """Whatever is ready first, on whatever thread: sums would be of other tensors, or of other sizes."""
+    import random
+    import time
+
+    waits = random.Random(rank)
+
+    @torch.library.custom_op("test_collectives::late", mutates_args=())
+    def late(x: torch.Tensor) -> torch.Tensor:
+        time.sleep(waits.random() / 2000)
+        return x.clone()
+
+    late.register_fake(torch.empty_like)
+    count = 30
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        return [fc.all_reduce(late(x[: 1 + number % 7] + number), "sum", dist.group.WORLD) for number in range(count)]
+
+    torch.set_num_threads(4)
+    run, before = compiled(function, fullgraph=True), dynaxla.metrics.snapshot()
+    for call in range(10):
+        x = torch.arange(7.0) * (rank + 1) + call
+        whole = torch.arange(7.0) * 3 + 2 * call
+        assert_equal(run(x), [whole[: 1 + number % 7] + 2 * number for number in range(count)])
+    torch.set_num_threads(1)
+    assert dynaxla.metrics.snapshot()["calls"] - before.get("calls", 0) == 10, "one program holds them all"

@@ -513,3 +513,25 @@ def independent_collectives_have_one_order(rank: int) -> None:
         assert_equal(run(x), [whole[: 1 + number % 7] + 2 * number for number in range(count)])
     torch.set_num_threads(1)
     assert dynaxla.metrics.snapshot()["calls"] - before.get("calls", 0) == 10, "one program holds them all"
+
+
+@case
+def gradients_of_the_step_before(rank: int) -> None:
+    """Those of DTensors, too, are what the last call has left."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    found = []
+    for run in (lambda step: step, lambda step: dynaxla.compile_step(step, fullgraph=True)):
+        torch.manual_seed(0)
+        net = parallelize_module(nn.Linear(4, 6), init_device_mesh("cpu", (WORLD,)), ColwiseParallel())
+
+        def step(x: torch.Tensor, net: nn.Module = net) -> list[torch.Tensor]:
+            before = [parameter.grad.to_local().clone() for parameter in net.parameters() if parameter.grad is not None]
+            net.zero_grad()
+            net(x).square().sum().backward()
+            return before
+
+        call = run(step)
+        found.append([call(torch.full((3, 4), 1.0 + number)) for number in range(4)])
+    assert_equal(found[1], found[0], tolerance=(1e-5, 1e-5))

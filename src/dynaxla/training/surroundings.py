@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ..runtime.layout import ORDINARY
 from ..runtime.private import storage_id
 from .arrays import tensor_of
 from .contents import NO_CONTENT, PLAIN, Values, content, restore_values, same
@@ -157,6 +158,8 @@ class Walk:
             path = self.paths.get(id(gradient), "")
             below = self.holders.get(f"{path}.grad")
             if holder is None or gradient is None or below is None or gradient.grad is not None:
+                continue
+            if type(gradient) not in ORDINARY:  # what it wraps would stay
                 continue
             if path in keep or id(gradient) in self.repeated or sharing[storage_of(gradient)] > 1:
                 continue

@@ -63,6 +63,23 @@ def check_views_write_the_one_storage() -> None:
         torch.zeros(1, device="jax").expand(3).add_(1)
 
 
+def check_copies_of_what_lies_around_their_operand() -> None:
+    def copied(x: torch.Tensor) -> list[torch.Tensor]:
+        part, new = x[1:4:2, 1:4:2], x.new_zeros(2, 2)
+        scattered = torch.as_strided_scatter(part, new, (2, 2), (12, 4), 2)
+        return [
+            scattered, scattered.as_strided((6, 6), (6, 1), 0), torch.as_strided_copy(part, (2, 3), (1, 2), 0),
+            torch.as_strided_copy(part, (2, 3), (1, 2), 0, out=x.new_empty(0)),
+            torch.ops.aten.as_strided_scatter.out(part, new, (2, 2), (2, 12), out=x.new_empty(0)),
+            torch.as_strided_scatter(x[0, :1].expand(6), new, (2, 2), (1, 3)),
+        ]  # fmt: skip
+
+    _alike(copied, torch.arange(36.0).view(6, 6))
+    for size, stride in (((2, 2), (0, 1)), ((2,), (1,))):
+        with pytest.raises(RuntimeError, match=r"single memory location|to have a size equal"):
+            torch.as_strided_scatter(torch.ones(3, device="jax"), torch.zeros(2, 2, device="jax"), size, stride)
+
+
 def check_writes_to_a_part_of_what_is_read() -> None:
     def refused(x: torch.Tensor, write: Callable[[torch.Tensor], Any]) -> bool:
         try:

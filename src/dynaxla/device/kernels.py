@@ -143,6 +143,30 @@ def resize(tensor: torch.Tensor, size: Sequence[int], *, memory_format: torch.me
     return tensor
 
 
+def as_strided_copy(tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> torch.Tensor:
+    """It may read its operand's storage outside of the operand."""
+    return tensor.as_strided(size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+
+
+def as_strided_scatter(
+    tensor: torch.Tensor, source: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """It may write outside of its operand, too: what it gives lies in a copy of the operand's storage.
+
+    Source: ATen native/TensorFactories.cpp, clone_preserve_strides
+    """
+    if any(length > 1 and not step for length, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        copied = tensor.clone()
+    else:
+        whole = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.element_size(),), (1,), 0)
+        copied = whole.clone().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+    part = copied.as_strided(size, stride, storage_offset)
+    if part.shape != source.shape:
+        raise RuntimeError(f"expected src to have a size equal to the slice of self. src size = {source.shape}, slice size = {part.shape}")
+    part.copy_(source)
+    return copied
+
+
 def native_batch_norm(
     x: torch.Tensor,
     weight: torch.Tensor | None,
@@ -253,6 +277,8 @@ _OWN: dict[Any, Any] = {
     aten.set_.source_Tensor: set_tensor,
     aten.set_.default: set_nothing,
     aten.resize_.default: resize,
+    aten.as_strided_copy.default: as_strided_copy,
+    aten.as_strided_scatter.default: as_strided_scatter,
     aten._amp_foreach_non_finite_check_and_unscale_.default: check_and_unscale,
     aten.rrelu_with_noise.default: rrelu_with_noise,
     aten.rrelu_with_noise.out: rrelu_with_noise_out,
@@ -289,7 +315,7 @@ def register() -> None:
     private.count_as_own(own, ours, others)
     for op, function in _OWN.items():
         own.impl(op, private.unseen(function), private.SPARE_KEY)
-    for op in (*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)):
+    for op in {*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)} - _OWN.keys():
         own.impl(op, _whole(op), private.SPARE_KEY)
     for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default):
         ours.impl(op, _whole(op), private.SPARE_KEY)

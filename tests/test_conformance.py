@@ -17,10 +17,11 @@ import torch
 from conformance import __main__ as command
 from conformance import judge, pool, telling
 from conformance.calls import Call, copy_tensors
+from conformance.device_suite import DeviceRunner
 from conformance.entries import Case, Trial, cases, trials
 from conformance.expected import EXPECTED, Expected, by_case
 from conformance.report import Summary, coverage_page, load
-from conformance.trial import Outcome, Runner, quiet, run_together
+from conformance.trial import Outcome, Run, Runner, quiet, run_together
 from conformance.worker import run_case
 from newer import IS_OLDEST
 
@@ -210,6 +211,15 @@ def test_order_of_equal_values_is_free_but_their_places_are_not() -> None:
 
 
 # Calls as source text.
+
+
+def test_what_the_cpu_finds_in_memory_is_no_difference_of_the_device() -> None:
+    runner = DeviceRunner(judge.default_tolerance)
+    empty = torch.empty(0, 10), torch.empty(0, dtype=torch.long)  # torch's kernel writes no loss of these
+    lost, double = Call.of(torch.nn.functional.multi_margin_loss, empty, {}), Call.of(torch.mul, (torch.tensor(1.0), 2), {})
+    for call, is_found in ((lost, False), (double, True)):
+        mine, theirs = (Run(call.tensors, torch.tensor(value), None, False) for value in (3.0, 2.0))
+        assert isinstance(runner.compare(Trial(call), mine, theirs), judge.Difference) == is_found
 
 
 def test_call_is_written_as_source() -> None:

@@ -27,3 +27,8 @@ def options() -> Mapping[str, Any]:
             compile_lowered(trivial, cpu_device(), {name: value})
             known[name] = value
     return known
+
+
+def flags() -> str:
+    """The same as a value of the variable XLA_FLAGS, for a process whose own JAX compiles, too."""
+    return " ".join(f"--{name}={str(value).lower()}" for name, value in options().items())

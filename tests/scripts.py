@@ -23,10 +23,11 @@ def completed(script: str, arguments: Sequence[str] = (), own: bool = False, **v
     """A program that is run in another process, which finds the modules that this one finds. variables: more of its environment.
 
     In a child of a process that has imported torch and JAX, unless `own` says that the program is about imports, or about how a process
-    starts or uses memory: then it has an interpreter of its own. So has one with a variable that others may read when they are imported.
+    starts or uses memory: then it has an interpreter of its own. So has one with a variable that others may read when they are imported;
+    XLA reads its own when it is first used.
     """
     environment = found_here() | variables
-    if sys.platform == "linux" and not own and all(name.startswith("DYNAXLA_") for name in variables):
+    if sys.platform == "linux" and not own and all(name.startswith(("DYNAXLA_", "XLA_FLAGS")) for name in variables):
         return _server().run(script, arguments, environment)
     command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)

@@ -23,7 +23,7 @@ def test_training_scripts() -> None:
 
 
 def test_eight_devices() -> None:
-    run_checks("eight", XLA_FLAGS="--xla_force_host_platform_device_count=8", own=True)
+    run_checks("eight", XLA_FLAGS="--xla_force_host_platform_device_count=8")
 
 
 @pytest.mark.slow

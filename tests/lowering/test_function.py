@@ -1,10 +1,12 @@
 """A graph as a pure function of JAX arrays, without any of torch's memory and without an engine.
 
 One process for all, whose last check is that nothing else of dynaxla has been imported: starting one takes longer than some of the cases.
+XLA compiles quickly in it: the subject is what JAX makes of the function.
 """
 
 from __future__ import annotations
 
+import quick
 from scripts import run_script
 
 SETUP = """if True:
@@ -49,7 +51,7 @@ RESNET = """
         weight = len(list(model.parameters())) - 2
         def loss(weights, image):
             return (function([*arrays[:weight], weights, *arrays[weight + 1 : -1], image]).outputs[0] ** 2).sum()
-        mine = jax.grad(loss, argnums=(0, 1))(arrays[weight], arrays[-1])
+        mine = jax.jit(jax.grad(loss, argnums=(0, 1)))(arrays[weight], arrays[-1])
         image = x.clone().requires_grad_()
         model.fc.weight.requires_grad_()
         (model(image) ** 2).sum().backward()
@@ -57,7 +59,7 @@ RESNET = """
         np.testing.assert_allclose(mine[1], image.grad.numpy(), rtol=1e-2, atol=1e-2 * float(image.grad.abs().max()))
 
         images = torch.randn(3, 2, 3, 32, 32)
-        many = jax.vmap(lambda image: function([*arrays[:-1], image]).outputs[0])(jnp.asarray(images.numpy()))
+        many = jax.jit(jax.vmap(lambda image: function([*arrays[:-1], image]).outputs[0]))(jnp.asarray(images.numpy()))
         with torch.no_grad():
             np.testing.assert_allclose(many, torch.stack([model(image) for image in images]).numpy(), rtol=1e-3, atol=1e-3)
 """
@@ -91,10 +93,10 @@ BERT = """
         assert arrays[0].shape == words.shape
         words.requires_grad_()
         (model(tokens) ** 3).sum().backward()
-        np.testing.assert_allclose(jax.grad(loss)(arrays[0]), words.grad.numpy(), rtol=1e-2, atol=1e-3)
+        np.testing.assert_allclose(jax.jit(jax.grad(loss))(arrays[0]), words.grad.numpy(), rtol=1e-2, atol=1e-3)
 
         several = torch.randint(0, 100, (3, 2, 7))
-        many = jax.vmap(lambda t: function([*arrays[:-1], t]).outputs[0])(jnp.asarray(several.numpy()))
+        many = jax.jit(jax.vmap(lambda t: function([*arrays[:-1], t]).outputs[0]))(jnp.asarray(several.numpy()))
         with torch.no_grad():
             np.testing.assert_allclose(many, torch.stack([model(t) for t in several]).numpy(), rtol=1e-3, atol=1e-4)
 """
@@ -136,4 +138,4 @@ END = """
 
 
 def test_under_jaxs_transforms() -> None:
-    assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END) == "done\n"
+    assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END, XLA_FLAGS=quick.flags()) == "done\n"

@@ -78,7 +78,7 @@ def _step() -> None:
 
 
 @pytest.mark.parametrize("cycle", [_infer, _freeze, _train, _fall_back_and_split, _fail, _step], ids=lambda cycle: cycle.__name__)
-def test_nothing_of_ours_stays(cycle: Callable[[], None]) -> None:
+def test_nothing_of_ours_stays(cycle: Callable[[], None], quick_xla: None) -> None:
     for round in range(2 + CYCLES):
         torch._dynamo.reset()
         cycle()

@@ -105,6 +105,7 @@ TIMM: dict[str, dict[str, Any]] = {
     "skresnet18": {},
     "swinv2_tiny_window8_256": {"img_size": 256},
     "tiny_vit_5m_224": {"picture": 224},
+    "test_efficientnet": {},
     "tinynet_e": {},
     "tnt_s_patch16_224": {"img_size": 224},
     "tresnet_m": {},

@@ -212,7 +212,7 @@ WAYS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "st
 
 
 def check_a_vision_model() -> None:
-    timm("repghostnet_050")
+    timm("test_efficientnet")
 
 
 def check_a_language_model() -> None:
@@ -231,8 +231,8 @@ WHOLE: dict[str, tuple[Callable[[str], None], list[str]]] = {
         timm,
         ["beit_base_patch16_224", "cait_xxs24_224", "convnextv2_atto", "cspdarknet53", "davit_tiny", "dla34", "dpn48b",
          "edgenext_xx_small", "efficientvit_b0", "fbnetv3_b", "ghostnetv2_100", "hrnet_w18_small", "mobilevit_xxs", "mvitv2_tiny",
-         "nf_resnet50", "poolformer_s12", "regnety_002", "repvgg_a0", "res2net50_26w_4s", "skresnet18", "twins_pcpvt_small",
-         "xcit_nano_12_p16_224"],
+         "nf_resnet50", "poolformer_s12", "regnety_002", "repghostnet_050", "repvgg_a0", "res2net50_26w_4s", "skresnet18",
+         "twins_pcpvt_small", "xcit_nano_12_p16_224"],
     ),
     "transformers": (
         transformers,

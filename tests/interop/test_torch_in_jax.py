@@ -539,11 +539,24 @@ def test_torchs_settings_are_never_stale() -> None:
         torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")
 def test_a_derivative_is_that_of_the_function_that_was_traced(monkeypatch: pytest.MonkeyPatch) -> None:
     """JAX keeps what it has traced, and asks for the derivative later."""
     table = torch.tensor([1.0, 2.0, 3.0])
-    for change in (lambda: monkeypatch.setitem(globals(), "FACTOR", 3.0), lambda: table.mul_(2)):
-        f = jax.jit(to_jax(lambda x: helper(x) * table * torch.tensor([1.0, 1.0, 2.0])))
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return helper(x) * table * torch.tensor([1.0, 1.0, 2.0])
+
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, helper, lambda x: x * table, (x,))
+
+    def multiply(number: float) -> Callable[[], None]:
+        return lambda: monkeypatch.setitem(globals(), "FACTOR", number)
+
+    for changed, change in (
+        (function, multiply(3.0)), (function, lambda: table.mul_(2)), (branching, multiply(4.0)), (branching, lambda: table.mul_(2)),
+    ):  # fmt: skip
+        f = jax.jit(to_jax(changed))
         f(jnp.ones(3))
         change()
         with pytest.raises(CaptureError, match="has changed since JAX traced it"):

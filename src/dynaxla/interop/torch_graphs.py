@@ -13,22 +13,25 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+import torch._dynamo
 import torch.fx.traceback
 from jax import Array, lax
 from jax import numpy as jnp
+from torch._dynamo.exc import TorchDynamoException
 from torch._functorch.aot_autograd import aot_export_joint_simple
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, ShapeEnv
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.lost_writes import LostWrite, LostWrites
 from ..capture.decompositions import decompositions
 from ..capture.partition import partition
-from ..errors import CaptureError
+from ..errors import CaptureError, DynaxlaError
 from ..lowering import dtypes
 from ..lowering.eager import PORTABLE
 from ..lowering.function import Function, Results
@@ -84,7 +87,7 @@ class TorchCall(Call):
         self._code = _code(graph)
         self._constants = [(tensor, state_of(tensor)) for tensor in _constants(graph)]
         self.draws_random = program.draws_random
-        self.drawing = next((user_line(node) for node in graph.graph.nodes if draws_random(node)), "")
+        self.drawing = next((user_line(node) for node in _nodes(graph) if draws_random(node)), "")
         placeholders, results = graph.graph.find_nodes(op="placeholder"), graph.graph.output_node().args[0]
         self._results = [node.meta["val"].dtype for node in results]
         self.copied = [placeholders.index(source) if (source := _source(node)) in placeholders else None for node in results]
@@ -197,7 +200,8 @@ class TorchCall(Call):
 
     def _captured(self, wanted: Sequence[bool], moving: list[int] | None) -> GraphModule:
         joint = any(wanted)
-        fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
+        fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)
         with fakes:
             inputs = [torch.empty(item.shape, dtype=item.dtype, device=self._device) for item in self._operands]
         for tensor, want in zip(inputs, wanted, strict=True):
@@ -219,6 +223,8 @@ class TorchCall(Call):
         with (
             capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _explained(),
             torch.fx.traceback.preserve_node_meta(), _Lines(), _Writes(),
+            # TorchDynamo, which captures control flow, makes an operand of a number that has changed once: here that has no value.
+            torch._dynamo.config.patch(specialize_float=True),
         ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
         _check_constants(graph)
@@ -266,14 +272,22 @@ def _marked(results: Results) -> list[Array]:
     return [jnp.where(holds, output, jnp.full_like(output, np.nan)) if dtypes.is_inexact(output.dtype) else output for output in outputs]
 
 
+def _graphs(graph: GraphModule) -> list[GraphModule]:
+    """The graph, and the branches and bodies of control flow in it."""
+    return [module for module in graph.modules() if isinstance(module, GraphModule)]
+
+
+def _nodes(graph: GraphModule) -> Iterator[Node]:
+    return (node for part in _graphs(graph) for node in part.graph.nodes)
+
+
 def _constants(graph: GraphModule) -> list[torch.Tensor]:
-    values = [constant_value(graph, node) for node in graph.graph.find_nodes(op="get_attr")]
+    values = [constant_value(part, node) for part in _graphs(graph) for node in part.graph.find_nodes(op="get_attr")]
     return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _code(graph: GraphModule) -> list[str]:
-    """Of the graph, and of the branches and bodies of control flow in it."""
-    return [module.code for module in graph.modules() if isinstance(module, GraphModule)]
+    return [part.code for part in _graphs(graph)]
 
 
 def _same(new: torch.Tensor, old: torch.Tensor) -> bool:
@@ -294,12 +308,16 @@ def _check_constants(graph: GraphModule) -> None:
                 hint="keep no tensors outside of the function (in globals, closures, caches): return them",
             )
         if constant.requires_grad:
-            kind = "parameter" if isinstance(constant, torch.nn.Parameter) else "tensor with requires_grad"
-            raise CaptureError(
-                f"a {kind} that is not among the function's is read: its value would be a constant, without a gradient",
-                where=where,
-                hint="give to_jax the module that has it, or make it an argument; if it is a cache that the module filled, empty that",
-            )
+            raise _read_from_elsewhere(constant, where)
+
+
+def _read_from_elsewhere(tensor: torch.Tensor, where: str) -> CaptureError:
+    kind = "parameter" if isinstance(tensor, torch.nn.Parameter) else "tensor with requires_grad"
+    return CaptureError(
+        f"a {kind} that is not among the function's is read: its value would be a constant, without a gradient",
+        where=where,
+        hint="give to_jax the module that has it, or make it an argument; if it is a cache that the module filled, empty that",
+    )
 
 
 @contextlib.contextmanager
@@ -314,6 +332,15 @@ def _explained() -> Iterator[None]:
             where=_line(error),
             hint="use torch.where or torch.cond, or compute the number before and give it as an argument that is no array",
         ) from None
+    except DynaxlaError:
+        raise
+    except TorchDynamoException as error:
+        reason = " ".join(str(error).partition("\n  Hint:")[0].split())
+        raise CaptureError(
+            f"torch cannot capture what control flow (torch.cond, while_loop, scan) or torch.compile was given in the function: {reason}",
+            where=_line(error, getattr(error, "real_stack", None) or ()),
+            hint="write it so that torch.compile(..., fullgraph=True) takes it; torch's own error, above this one, says more",
+        ) from error
     except LostWrite as error:
         raise CaptureError(f"the function cannot be a JAX function: {error.what}", where=_line(error), hint=error.hint) from None
     except RuntimeError as error:
@@ -325,7 +352,15 @@ def _explained() -> Iterator[None]:
 
 
 class _Writes(LostWrites):
-    """Refuses writes to tensors from elsewhere, too, before anything is written."""
+    """Refuses writes to tensors from elsewhere, too, before anything is written; and parameters from there in control flow, which torch
+    itself fails at."""
+
+    def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if not isinstance(func, OpOverload):
+            for leaf in pytree.tree_leaves((args, kwargs)):
+                if isinstance(leaf, torch.nn.Parameter) and not isinstance(leaf, (FunctionalTensor, FakeTensor)):
+                    raise _read_from_elsewhere(leaf, _here())
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def check(self, func: OpOverload, tensor: Any) -> None:
         if isinstance(tensor, torch.Tensor) and not isinstance(tensor, (FunctionalTensor, FakeTensor)):
@@ -340,21 +375,32 @@ class _Lines(TorchFunctionMode):
     """Each node gets the line of the user's code that made it, where errors and `user_line` find it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and _is_library(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is not None:
+        # Control flow is captured by TorchDynamo, which traces modes, too, and notes lines itself.
+        if not torch.compiler.is_dynamo_compiling() and (frame := _user_frame()) is not None:
             code = frame.f_code
             torch.fx.traceback.set_stack_trace([f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    \n'])
         return func(*args, **(kwargs or {}))
+
+
+def _user_frame() -> FrameType | None:
+    """The innermost frame of the user's own code that is being run."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+def _here() -> str:
+    frame = _user_frame()
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}"
 
 
 def _is_library(path: str) -> bool:
     return any(f"/{package}/" in path for package in ("torch", "dynaxla", "jax")) or path.startswith("<")
 
 
-def _line(error: BaseException) -> str:
-    """The innermost line of the user's own code."""
-    frames = traceback.extract_tb(error.__traceback__)
+def _line(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) -> str:
+    """The innermost line of the user's own code. inner: frames that were traced, not run."""
+    frames = [*traceback.extract_tb(error.__traceback__), *inner]
     own = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]
     return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""

@@ -389,6 +389,11 @@ def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items) if isinstance(value, tuple) else items
     if value is None or isinstance(value, (bool, int, float, complex, str)):
         return value
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        raise CaptureError(
+            "the function gives a Python number that is known only when its program runs, as of a loop",
+            hint="make it a tensor: carry torch.tensor(0) through the loop, and not 0",
+        )
     raise CaptureError(
         f"the function gives a {type(value).__name__}, which JAX does not know",
         hint="return tensors in dicts, lists and tuples; of transformers' models use_cache=False keeps caches out",

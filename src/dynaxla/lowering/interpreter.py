@@ -411,10 +411,20 @@ def _check(node: Node, value: Any, expected: Any) -> None:
                 _check(node, item, item_expected)
 
 
+# Where other words help than for most ops.
+_HINTS = {
+    "while_loop_stack_output": "call while_loop under torch.no_grad(), or use torch's scan: the gradient of a while_loop needs the "
+    "values of all its steps, and no program can know how many there are"
+}
+
+
 def _unsupported(missing: list[Node]) -> UnsupportedOp:
     first = missing[0]
     others = sorted({str(node.target) for node in missing[1:]} - {str(first.target)})
-    hint = "register one with dynaxla.lowers, write this part with other ops, or keep it out of torch.compile (torch.compiler.disable)"
+    hint = _HINTS.get(
+        str(first.target),
+        "register one with dynaxla.lowers, write this part with other ops, or keep it out of torch.compile (torch.compiler.disable)",
+    )
     if others:
         hint += f" (also without a lowering in this graph: {', '.join(others)})"
     return UnsupportedOp(

@@ -15,6 +15,8 @@ from jax import Array, lax
 from jax import numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dynaxla
 from dynaxla.errors import ArgumentError, CaptureError, OptionError, UnsupportedOp
@@ -561,6 +563,28 @@ def test_a_derivative_is_that_of_the_function_that_was_traced(monkeypatch: pytes
         change()
         with pytest.raises(CaptureError, match="has changed since JAX traced it"):
             jax.grad(lambda x, f=f: f(x).sum())(jnp.ones(3))
+
+
+class Equalizing(TorchDispatchMode):
+    """Takes all tensors for equal."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return True if func is torch.ops.aten.equal.default else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Equalizing, FakeTensorMode, lambda: FakeTensorMode(allow_non_fake_inputs=True)])
+def test_a_mode_around_a_derivative_changes_nothing(mode: Callable[[], Any]) -> None:
+    """What was traced is compared with what would be traced now."""
+    holder = {"table": torch.tensor([1.0, 2.0, 3.0])}
+    f, other = (jax.jit(to_jax(lambda x: x * holder["table"] * torch.tensor([1.0, 1.0, 2.0]))) for _ in range(2))
+    f(jnp.ones(3)), other(jnp.ones(3))
+    holder["table"] = torch.tensor([1.0, 2.0, 3.0])
+    with mode():
+        np.testing.assert_array_equal(jax.grad(lambda x: f(x).sum())(jnp.ones(3)), [1.0, 2.0, 6.0])
+        np.testing.assert_array_equal(jax.grad(lambda x: to_jax(lambda x: x * 2)(x).sum())(jnp.ones(3)), [2.0, 2.0, 2.0])
+    holder["table"] = torch.tensor([1.0, 2.0, 4.0])
+    with mode(), pytest.raises(CaptureError, match="has changed since JAX traced it"):
+        jax.grad(lambda x: other(x).sum())(jnp.ones(3))
 
 
 class Counting(nn.Module):

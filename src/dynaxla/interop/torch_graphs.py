@@ -81,7 +81,7 @@ class TorchCall(Call):
     ) -> None:
         self._function, self._operands, self._device, self._narrow = function, list(operands), device, narrow
         self._is_unchanged = is_unchanged
-        with capture_lock.capturing():
+        with _disable_current_modes(), capture_lock.capturing():
             graph = self._graph([False] * len(operands))
             program = Function.portable(graph)
         self._code = _code(graph)
@@ -119,6 +119,7 @@ class TorchCall(Call):
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
         return self._once(("derivative", wanted), lambda: self._by_autograd(wanted))
 
+    @_disable_current_modes()
     def _by_autograd(self, wanted: tuple[bool, ...]) -> Derivative:
         self._check_unchanged()
         mask = list(wanted[1:] if self.draws_random else wanted)
@@ -193,12 +194,10 @@ class TorchCall(Call):
         return lax.convert_element_type(array, narrowed(array.dtype) if self._narrow else array.dtype)
 
     def _graph(self, wanted: Sequence[bool], moving: list[int] | None = None) -> GraphModule:
-        """The function's graph; with gradients by what is wanted, if that is anything. moving: gets the results that have a gradient."""
-        # A JAX function that calls this one may be part of another trace.
-        with _disable_current_modes():
-            return self._captured(wanted, moving)
+        """The function's graph; with gradients by what is wanted, if that is anything. moving: gets the results that have a gradient.
 
-    def _captured(self, wanted: Sequence[bool], moving: list[int] | None) -> GraphModule:
+        Modes are off around it: they are a user's, or those of another trace that the JAX function around this one is part of.
+        """
         joint = any(wanted)
         sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         fakes = FakeTensorMode(allow_non_fake_inputs=True, shape_env=sizes)

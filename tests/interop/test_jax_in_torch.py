@@ -329,3 +329,16 @@ def test_forward_mode_is_refused() -> None:
     with pytest.raises(DynaxlaError, match="forward mode does not pass through sin") as caught:
         torch.func.jvp(to_torch(jnp.sin), (torch.ones(3),), (torch.ones(3),))
     assert "torch.func.vjp" in str(caught.value)
+
+
+def test_a_tracer_from_elsewhere_is_told() -> None:
+    kept: list[jax.Array] = []
+
+    def keeping(x: jax.Array) -> jax.Array:
+        kept.append(x * 2)
+        return x + 1
+
+    first, second = to_torch(keeping), to_torch(lambda x: x + kept[0])
+    with pytest.raises(UnsupportedTensor, match="reads a tracer") as caught:
+        torch.compile(lambda x: second(first(x)), backend="dynaxla")(torch.ones(3))
+    assert "return them" in caught.value.hint

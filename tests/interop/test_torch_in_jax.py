@@ -343,6 +343,17 @@ def test_dtypes(x64: bool) -> None:
         assert gradient.tolist() == [6]
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.bool_, np.complex64])
+def test_a_parameter_of_another_kind_of_number_is_refused(dtype: Any) -> None:
+    """torch's modules compute nothing with it, and JAX has no gradient by it."""
+    f, params = to_jax(mlp())
+    with pytest.raises(ArgumentError, match=r"0\.weight of Sequential is given as .*float32") as caught:
+        jax.jit(f)({**params, "0.weight": jnp.ones((8, 4), dtype)}, arrays(X))
+    assert "astype" in caught.value.hint
+    half = f({name: value.astype(jnp.bfloat16) for name, value in params.items()}, arrays(X).astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+
+
 def test_memory_is_copied_or_shared() -> None:
     model = nn.Linear(64, 64)
     _, copied = to_jax(model)

@@ -25,7 +25,7 @@ from ..capture.aten_graph import AtenGraph, graph_device
 from ..capture.fingerprint import fingerprint
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
-from ..errors import CompilationError, DynaxlaError
+from ..errors import CompilationError, DynaxlaError, UnsupportedTensor
 from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes, registry
 from ..lowering.cpu.halves import with_few_roundings
 from ..lowering.cpu.transposes import Orders, without_transposes
@@ -525,7 +525,10 @@ class Program:
         free: Sequence[int] = (),
         donated: Sequence[int] = (),
     ) -> tuple[jax.stages.Traced, Orders]:
-        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. donated: see `Buffers`."""
+        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. donated: see `Buffers`.
+
+        Raises: UnsupportedTensor if a JAX function in it reads a tracer from elsewhere.
+        """
         registry.fill()  # not under jax tracing
         run.__name__ = name
         orders: Orders = {}
@@ -536,6 +539,13 @@ class Program:
                 if interpreter.has_halves:
                     run = with_few_roundings(run, self.platform)
             traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
+        if len(traced.jaxpr.in_avals) != len(avals):  # JAX makes operands of tracers that a function reads besides its own
+            raise UnsupportedTensor(
+                f"{name}: a JAX function of to_torch in it reads a tracer, which has no value: it stands for an array in another function "
+                "that JAX traces or has traced",
+                hint="keep no arrays of a function of to_torch outside of it (in globals, closures, caches): return them, and take them as "
+                "arguments",
+            )
         return traced, orders
 
     def lower(self, traced: jax.stages.Traced) -> jax.stages.Lowered:

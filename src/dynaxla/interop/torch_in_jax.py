@@ -235,6 +235,11 @@ class JaxModule(_Traced):
         own = self._dtypes[name]
         given = np.dtype(value.dtype)
         dtype = own if given == dtypes.to_jax(own) or given == narrowed(dtypes.to_jax(own)) else _argument_dtype(given, narrow)
+        if (dtypes.is_inexact(given), dtypes.is_complex(given)) != (dtypes.is_inexact(dtypes.to_jax(own)), own.is_complex):
+            raise ArgumentError(
+                f"{name} of {self.__name__} is given as {given}, and the module has it as {dtypes.to_jax(own)}",
+                hint=f"convert it: {name}.astype({dtypes.to_jax(own)}); to_jax(module, dtype=...) chooses another floating-point dtype",
+            )
         tensor = self._tensors[name]
         return Operand(tuple(value.shape), dtype, isinstance(tensor, nn.Parameter) and tensor.requires_grad and dtype.is_floating_point)
 

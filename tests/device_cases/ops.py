@@ -6,6 +6,7 @@ import copy
 import gc
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from torch import nn
 
 from dynaxla.device import on_the_cpu, op_by_op
 from dynaxla.observe import metrics
+from dynaxla.runtime.cache import LeastRecentlyUsed
 
 
 def _same(actual: Any, expected: Any) -> None:
@@ -230,6 +232,73 @@ def check_ops_are_found_again() -> None:
         (x * x).sum()
     assert metrics.snapshot()["compile"] == before
     assert len(op_by_op._programs) <= op_by_op.CAPACITY
+
+
+def _at_once(count: int, work: Callable[[], Any]) -> list[Any]:
+    """What threads get, all of which begin together."""
+    start, found = threading.Barrier(count), []
+
+    def run() -> None:
+        start.wait()
+        found.append(work())
+
+    threads = [threading.Thread(target=run, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == count, "threads wait for each other"
+    return found
+
+
+def check_threads_compile_a_new_op_once() -> None:
+    x = torch.full((3, 17), 4.0, device="jax")
+    before = metrics.snapshot()["compile"]
+
+    def work() -> float:
+        return (x.rsqrt() * 0.25).logsumexp(1).cpu()[0].item()
+
+    found = _at_once(8, work)
+    compiled = metrics.snapshot()["compile"] - before
+    assert len(set(found)) == 1
+    work()
+    assert compiled == metrics.snapshot()["compile"] - before
+    assert compiled <= 4, compiled
+    assert not op_by_op._makers._waited
+
+
+def check_threads_do_not_wait_for_ever() -> None:
+    """Where making fails, the next one tries; where two need each other's, each makes its own; different ones are made side by side."""
+    cache: Any = LeastRecentlyUsed(10)
+    failures = [RuntimeError("first"), RuntimeError("second")]
+    tried: list[Any] = []
+
+    def make(problem: Any) -> Any:
+        tried.append(problem)
+        time.sleep(0.02)
+        if failures:
+            raise failures.pop()
+        return [problem]
+
+    def find(key: str, make: Callable[[Any], Any]) -> Any:
+        try:
+            return op_by_op.find(cache, make, key, (), False, lambda: key)[0]
+        except RuntimeError as error:
+            return str(error)
+
+    found = _at_once(5, lambda: find("fails twice", make))
+    assert len(tried) == 3
+    assert {"first", "second"} <= {item for item in found if isinstance(item, str)}
+    assert sum(item == ["fails twice"] for item in found) == 3
+    both = threading.Barrier(2)
+    order = iter(["one", "other"])
+
+    def needs(problem: Any) -> Any:
+        both.wait(30)
+        return [problem, find({"one": "other", "other": "one"}[problem], lambda inner: [inner])]
+
+    _at_once(2, lambda: find(next(order), needs))
+    assert not op_by_op._makers._waited
 
 
 def check_many_ops_leave_nothing() -> None:

@@ -4,10 +4,12 @@ arrays for the storages that it writes to.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
+import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -291,6 +293,16 @@ def find(
 
     key: without the numbers; unsure: whether torch's kernel may refuse these. Raises: as `make`.
     """
+    found = _known(cache, key, numbers, unsure)
+    if found is None:
+        with _makers.alone((id(cache), key)):
+            # Another thread may have made it meanwhile.
+            found = _known(cache, key, numbers, unsure) or _made(cache, make, key, numbers, unsure, problem)
+    return found
+
+
+def _known(cache: Cache, key: Any, numbers: Sequence[Any], unsure: bool) -> tuple[Any, Sequence[tuple[Any, np.dtype]]] | None:
+    """What `find` gives, if it is there."""
     if numbers:
         known = CLOSED if unsure else cache.get(key)
         if isinstance(known, Resized):
@@ -300,10 +312,26 @@ def find(
             if (taken := program.numbers.inputs(numbers)) is not None:
                 return program, taken
         if known is not CLOSED and len(variants) < _VARIANTS:
+            return None
+        key = key, _hashable(tuple(numbers))
+    found = cache.get(key)  # or a reason
+    return None if found is None else (found, ())
+
+
+def _made(
+    cache: Cache, make: Callable[[Problem], Any], key: Any, numbers: Sequence[Any], unsure: bool, problem: Callable[[], Problem]
+) -> Any:
+    """What `find` gives, and `_known` does not know."""
+    if numbers:
+        known = CLOSED if unsure else cache.get(key)
+        variants = known if isinstance(known, tuple) else ()
+        if known is not CLOSED and len(variants) < _VARIANTS:
             try:
                 made = make(problem())
             except Exception:  # the next attempt, with numbers compiled in, succeeds or says what is wrong
-                pass
+                cache.put(key, CLOSED)
+                if (found := _known(cache, key, numbers, unsure)) is not None:
+                    return found
             else:
                 cache.put(key, made if isinstance(made, Resized) else (*variants, made))
                 if isinstance(made, Resized):
@@ -311,16 +339,46 @@ def find(
                 taken = made.numbers.inputs(numbers)
                 assert taken is not None
                 return made, taken
-            cache.put(key, CLOSED)
         key = key, _hashable(tuple(numbers))
-    found = cache.get(key)  # or a reason
-    if found is None:
-        try:
-            found = make(problem().closed() if numbers else problem())
-        except ByTorch as reason:
-            found = str(reason)
-        cache.put(key, found)
+    try:
+        found = make(problem().closed() if numbers else problem())
+    except ByTorch as reason:
+        found = str(reason)
+    cache.put(key, found)
     return found, ()
+
+
+class _Makers:
+    """Of threads that want the same new program, one makes it, and the others wait. If it fails, the next one tries."""
+
+    def __init__(self) -> None:
+        self._lock = forks.lock()
+        self._waited: dict[Any, list[Any]] = {}  # by key: a lock, and how many threads have it or want it
+        self._thread = threading.local()
+
+    @contextlib.contextmanager
+    def alone(self, key: Any) -> Iterator[None]:
+        if getattr(self._thread, "is_making", False):  # two threads, each of which needs what the other makes, would wait for ever
+            yield
+            return
+        with self._lock:
+            waited = self._waited.setdefault(key, [forks.lock(), 0])
+            waited[1] += 1
+        try:
+            with waited[0]:
+                self._thread.is_making = True
+                try:
+                    yield
+                finally:
+                    self._thread.is_making = False
+        finally:
+            with self._lock:
+                waited[1] -= 1
+                if not waited[1]:
+                    del self._waited[key]
+
+
+_makers = _Makers()
 
 
 def _number(value: Any, dtype: np.dtype, device: jax.Device) -> jax.Array:

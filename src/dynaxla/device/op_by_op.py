@@ -341,11 +341,11 @@ def _made(
                 return made, taken
         key = key, _hashable(tuple(numbers))
     try:
-        found = make(problem().closed() if numbers else problem())
+        closed = make(problem().closed() if numbers else problem())
     except ByTorch as reason:
-        found = str(reason)
-    cache.put(key, found)
-    return found, ()
+        closed = str(reason)
+    cache.put(key, closed)
+    return closed, ()
 
 
 class _Makers:

@@ -34,6 +34,10 @@ ELSEWHERE = {
     # What processes do together is tested with several of them.
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
     "training/test_data_parallel.py": "training/local_shards",
+    # Several devices are a process's from its start.
+    "sharding/test_marking.py": (
+        "sharding/mesh sharding/traffic runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"
+    ),
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from .observe import metrics as metrics
     from .runtime.background import finish_compilations as finish_compilations
     from .runtime.late_checks import finish_checks as finish_checks
+    from .sharding import Mesh as Mesh
+    from .sharding import mark_sharding as mark_sharding
+    from .sharding import shard_module as shard_module
     from .training import compile_step as compile_step
 
 __version__ = "0.1.0"
@@ -62,6 +65,7 @@ _PUBLIC = {
     "observe": ("metrics",),
     "runtime.background": ("finish_compilations",),
     "runtime.late_checks": ("finish_checks",),
+    "sharding": ("Mesh", "mark_sharding", "shard_module"),
     "training": ("compile_step",),
 }  # fmt: skip
 __all__ = [name for names in _PUBLIC.values() for name in names]

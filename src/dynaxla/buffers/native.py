@@ -79,6 +79,8 @@ class NativeBuffers:
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.orders: Mapping[int, Order] = {}
         self.donated: Sequence[int] = ()  # XLA copies what torch owns, if it is donated
+        self.where = None  # torch's memory is on one device
+        self.shardings: Sequence[Any] = ()
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = place.device.type == "cuda"
         self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 import torch
+from jax.sharding import NamedSharding
 from torch.fx import Node
 
 from ..runtime.late_checks import Checks
@@ -71,7 +72,9 @@ class Buffers(Protocol):
     Attributes: nodes (whose values the program gives); numbers (nodes that are returned as numbers); free (the indices among `nodes` of
     results whose dimensions may lie in any order); loose (the arrays among `avals()` whose dimensions may, by index, with the position of
     each among the graph's inputs); orders (as given to `ordered`); donated (the arrays among `avals()`, by index, that a program may write
-    to: the first of its results are what becomes of them); facts (hashable: what a binding depends on besides numbers).
+    to: the first of its results are what becomes of them); facts (hashable: what a binding depends on besides numbers); where (the
+    sharding of what is whole on each device of a mesh, if the program runs on one); shardings (of the first of its results then; XLA
+    chooses where there is None).
     """
 
     @property
@@ -94,6 +97,12 @@ class Buffers(Protocol):
 
     @property
     def facts(self) -> Any: ...
+
+    @property
+    def where(self) -> NamedSharding | None: ...
+
+    @property
+    def shardings(self) -> Sequence[NamedSharding | None]: ...
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
         """What the program takes: packed arrays, after its key's seed, if any."""

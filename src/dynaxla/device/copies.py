@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ from .. import forks
 from ..lowering import dtypes
 from ..lowering.settings import EXACT
 from ..observe import metrics
-from ..runtime import private
+from ..runtime import meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import Layout
 from . import memory, places, storages
@@ -72,7 +73,7 @@ def value_of(tensor: torch.Tensor) -> jax.Array:
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
             return memory.read(array, place)
-    key = "read", place, array.shape, array.dtype, device.id
+    key = "read", place, array.shape, array.dtype, _placed(array, device)
     call = _reads.get(key)
     if call is None:
 
@@ -97,6 +98,8 @@ def share(source: torch.Tensor, target: torch.Tensor) -> bool:
     array = storages.held_by(mine)
     if array is None or isinstance(array, storages.StandIn):  # what is recorded need not run for this
         return False
+    if meshes.exist() and (kept := storages.sharding_in(theirs)) is not None and kept != storages.sharding_in(mine):
+        return False  # what is written to keeps its sharding
     storages.set_array(theirs, array)
     return True
 
@@ -106,7 +109,7 @@ def packed(array: jax.Array, shape: tuple[int, ...], dtype: Any, device: jax.Dev
     if storages.any_tracer((array,)):
         with jax.enable_x64(True):
             return memory.alike(array, shape, dtype)
-    key = "packed", shape, dtype, array.shape, array.dtype, device.id
+    key = "packed", shape, dtype, array.shape, array.dtype, _placed(array, device)
     call = _reads.get(key)
     if call is None:
 
@@ -125,12 +128,13 @@ def write(target: torch.Tensor, source: torch.Tensor) -> None:
     layout = place.layout
     if place.fills(storage.nbytes()) and not (place.conj or place.neg):
         permuted = source.detach().permute(layout.permutation)
-        storages.set_array(storage, storages.as_array(permuted, device))
+        kept = packed_array(target).sharding if storages.sharding_in(storage) is not None else device
+        storages.set_array(storage, storages.as_array(permuted, kept))
         return
     memory.refuse_shared_elements(place)
-    value = storages.as_array(source, device)
     while True:
         before = storages.array_of(storage)
+        value = storages.as_array(source, meshes.common([storages.sharding_in(storage)]) or device)
         if storages.replace_arrays([(storage, before, _with_part(before, storage.nbytes(), place, value, device))]):
             return
 
@@ -143,18 +147,44 @@ def _with_part(held: jax.Array | None, nbytes: int, place: Place, value: jax.Arr
     if storages.any_tracer((held, value)):
         with jax.enable_x64(True):
             return memory.write(held, place, value)
-    key = "write", place, held.shape, held.dtype, device.id
+    key = "write", place, held.shape, held.dtype, _placed(held, device)
     call = _reads.get(key)
     if call is None:
 
         def written(array: jax.Array, value: jax.Array) -> list[jax.Array]:
-            return [memory.write(array, place, value)]
+            new = memory.write(array, place, value)
+            return [new if kept is None else memory.alike(new, held.shape, held.dtype)]
 
-        call = compiled(written, [_aval(held, device), _aval(value, device)], device, EXACT)
+        kept = meshes.sharding_of(held)
+        call = compiled(written, [_aval(held, device), _aval(value, device)], device, EXACT, [kept])
         _reads.put(key, call)
     (result,) = call([held, value])
     return result
 
 
+def packed_array(tensor: torch.Tensor) -> jax.Array:
+    """What is in a tensor's storage, which it fills, in the tensor's packed shape: so it lies there from now on."""
+    storage, place = tensor.untyped_storage(), Place.of(tensor)
+    while True:
+        array = storages.array_of(storage)
+        shape, dtype = place.layout.packed_shape, dtypes.to_jax(place.dtype)
+        if array is not None and (array.shape, array.dtype) == (shape, dtype):
+            return array
+        device = storages.device_of(tensor)
+        found = zeros(shape, place.dtype, device) if array is None else packed(array, shape, dtype, device)
+        if storages.replace_arrays([(storage, array, found)]):
+            return found
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, where: meshes.Where) -> jax.Array:
+    with jax.enable_x64(True), jax.ensure_compile_time_eval():
+        return jax.numpy.zeros(tuple(shape), dtypes.to_jax(dtype), device=where)
+
+
+def _placed(array: jax.Array, device: jax.Device) -> object:
+    """Hashable: where an array lies."""
+    return meshes.key_of(meshes.sharding_of(array) or device)
+
+
 def _aval(array: jax.Array, device: jax.Device) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=jax.sharding.SingleDeviceSharding(device))
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=meshes.as_sharding(meshes.sharding_of(array) or device))

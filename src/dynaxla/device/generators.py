@@ -12,6 +12,7 @@ import torch
 
 from .. import forks
 from ..engine.executable import drawing_under_trace
+from ..runtime import meshes
 
 _lock = forks.lock()
 _generators: dict[int, torch.Generator] = {}
@@ -58,6 +59,6 @@ def drawn(given: torch.Generator | None, index: int) -> np.ndarray:
     return found.numpy().view(np.uint32)
 
 
-def seed(given: torch.Generator | None, index: int, device: jax.Device) -> jax.Array:
-    """The same on the device."""
-    return jax.device_put(drawn(given, index), device)
+def seed(given: torch.Generator | None, index: int, where: meshes.Where) -> jax.Array:
+    """The same as an array."""
+    return jax.device_put(drawn(given, index), where)

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import torch
 from jax import lax
+from jax.sharding import NamedSharding
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
@@ -27,8 +28,9 @@ from ..buffers.protocol import Plain
 from ..capture.aten_graph import written_inputs
 from ..errors import DynaxlaError, UnsupportedTensor
 from ..lowering import SymbolValues, TensorSpec, dtypes
+from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import metrics
-from ..runtime import guards, late_checks, private
+from ..runtime import guards, late_checks, meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from . import copies, generators, memory, storages
@@ -57,14 +59,15 @@ def buffers(request: Request) -> StorageBuffers:
 
 
 def signature(args: Sequence[Any]) -> tuple[Any, ...]:
-    """By input: its strides, its bits, and how it is held; None for what is no tensor."""
+    """By input: its strides, its bits, its sharding on a mesh, and how it is held; None for what is no tensor."""
     first: dict[int, int] = {}
     found: list[Any] = []
     for position, tensor in enumerate(args):
         if not isinstance(tensor, torch.Tensor):
             found.append(None)
             continue
-        found.append((tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), _held(tensor, position, first)))
+        sharding = storages.sharding_in(tensor.untyped_storage()) if meshes.exist() and storages.is_ours(tensor) else None
+        found.append((tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), sharding, _held(tensor, position, first)))
     return tuple(found)
 
 
@@ -103,18 +106,19 @@ def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[in
 @dataclasses.dataclass(frozen=True)
 class _Input:
     """An input that the program takes: position; place (in its own memory, from its first element on); held (None: it fills its storage,
-    whose array has the packed shape); is_host (a number of the CPU)."""
+    whose array has the packed shape); is_host (a number of the CPU); sharding (of the array on a mesh; None: on one device)."""
 
     position: int
     place: Place
     held: Held | None
     is_host: bool
+    sharding: NamedSharding | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
         if self.held is not None:
-            return jax.ShapeDtypeStruct(self.held.shape, self.held.dtype)
-        return jax.ShapeDtypeStruct(self.place.layout.packed_shape, dtypes.to_jax(self.place.dtype))
+            return jax.ShapeDtypeStruct(self.held.shape, self.held.dtype, sharding=self.sharding)
+        return jax.ShapeDtypeStruct(self.place.layout.packed_shape, dtypes.to_jax(self.place.dtype), sharding=self.sharding)
 
 
 class StorageBuffers:
@@ -167,6 +171,9 @@ class StorageBuffers:
             position: args[position] if storages.is_ours(args[position]) else placeholders[position].meta["val"] for position in passed
         }
         self._inputs = [self._input(position, tensor, held[position]) for position, tensor in given.items()]
+        constraints = shardings_in(interpreter.module.graph) if meshes.exist() else []
+        self._names_mesh = bool(constraints)
+        self.where = self._on_mesh(given, constraints) if meshes.exist() and not storages.hold_tracers(args) else None
         self._positions = passed + sorted(aliased - set(passed))
         self._draws_random = interpreter.draws_random
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
@@ -198,6 +205,30 @@ class StorageBuffers:
         bits = (False, False) if is_host else (like.is_conj(), like.is_neg())
         return _Input(position, Place(spec.dtype, spec.shape, spec.stride, 0, *bits), held, is_host)
 
+    def _on_mesh(self, given: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
+        """The mesh on which an input lies, or that the graph names; all inputs are on it from now on. Those that fill their storages lie in
+        them as the program takes them."""
+        ours = [index for index, item in enumerate(self._inputs) if storages.is_ours(given[item.position])]
+        tensors = {index: given[self._inputs[index].position] for index in ours}
+        where = meshes.common([*(storages.sharding_in(tensor.untyped_storage()) for tensor in tensors.values()), *constraints])
+        if where is None:
+            return None
+        for index, item in enumerate(self._inputs):
+            sharding = where
+            if index in tensors:
+                tensor = tensors[index]
+                storage = tensor.untyped_storage()
+                array = copies.packed_array(tensor) if item.held is None else storages.array_of(storage)
+                assert array is not None
+                sharding = meshes.sharding_of(array) or meshes.sharding_of(storages.spread(storage, array, where)) or where
+            self._inputs[index] = dataclasses.replace(item, sharding=sharding)
+        return where
+
+    @property
+    def shardings(self) -> Sequence[NamedSharding | None]:
+        """Of the first of the program's results: what it writes to inputs lies as these do."""
+        return [self._inputs[slot].sharding for slot in self._slots]
+
     def _written_slots(self) -> list[int]:
         """The inputs, by index, whose storages' new arrays the program gives, each storage once."""
         index_of = {item.position: index for index, item in enumerate(self._inputs)}
@@ -217,9 +248,9 @@ class StorageBuffers:
         return tuple(slot + self._draws_random for slot in self._slots) if self._donate else ()
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        found = [jax.ShapeDtypeStruct((2,), np.uint32)] if self._draws_random else []
+        found = [jax.ShapeDtypeStruct((2,), np.uint32, sharding=self.where)] if self._draws_random else []
         found += [item.aval for item in self._inputs]
-        return found + [jax.ShapeDtypeStruct((), np.int64) for item in self._inputs if item.held is not None]
+        return found + [jax.ShapeDtypeStruct((), np.int64, sharding=self.where) for item in self._inputs if item.held is not None]
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
         key = None
@@ -282,7 +313,9 @@ class StorageBuffers:
         )  # fmt: skip
         made = [(buffer.shape, row_major(buffer.shape), buffer.spec.dtype) for buffer in self._buffers]
         slots = self._slots
-        return StorageBinding(self._inputs, self._positions, slots, self._donate, made, outputs, self._place, self._draws_random)
+        return StorageBinding(
+            self._inputs, self._positions, slots, self._donate, made, outputs, self._place, self._draws_random, self.where, self._names_mesh
+        )
 
 
 class _Taken(list[Any]):
@@ -307,11 +340,16 @@ class StorageBinding:
         outputs: Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]],
         place: Any,
         draws_random: bool,
+        mesh: NamedSharding | None,
+        names_mesh: bool,
     ) -> None:
+        """mesh: on which the program runs. names_mesh: whether it does even if no input lies there."""
         self._inputs, self._positions, self._slots = list(inputs), list(positions), list(slots)
         self._donate, self.lends = donate, bool(slots)
         self._made, self.outputs = list(made), outputs
         self._place, self._draws_random = place, draws_random
+        self._mesh, self._names_mesh = mesh, names_mesh
+        self._where: meshes.Where = mesh or place.jax_device
         self._index = place.device.index or 0
         self._check: guards.ArgumentCheck | None = None
         self._views = [index for index, item in enumerate(inputs) if item.held is not None]
@@ -329,7 +367,7 @@ class StorageBinding:
             found = [None if item.is_host else tensor.untyped_storage() for item, tensor in zip(self._inputs, read, strict=True)]
             taken.storages = cast("list[torch.UntypedStorage]", found)
             taken.arrays = [
-                storages.as_array(tensor, self._place.jax_device) if storage is None else cast("jax.Array", storages.array_of(storage))
+                storages.as_array(tensor, self._where) if storage is None else cast("jax.Array", storages.array_of(storage))
                 for tensor, storage in zip(read, found, strict=True)
             ]
         else:
@@ -343,6 +381,8 @@ class StorageBinding:
             self._look(read, taken)
         if self._views:
             self._check_views(read, taken)
+        if meshes.exist() and not storages.any_tracer(taken.arrays):
+            self._match(taken)
         args.clear()
         return taken
 
@@ -381,6 +421,22 @@ class StorageBinding:
                 self._repack(taken, index, array)
         self._known = [array.aval for array in taken.arrays]
 
+    def _match(self, taken: _Taken) -> None:
+        """Bring arrays on one device to the program's mesh. Raises: Unlike, unless all arrays lie as the program takes them then."""
+        arrays, alone = taken.arrays, []
+        for index, item in enumerate(self._inputs):
+            if arrays[index].sharding is item.sharding:
+                continue
+            found = meshes.sharding_of(arrays[index])
+            if found is None and item.sharding == self._mesh is not None:
+                alone.append(index)
+            elif found != item.sharding:
+                raise Unlike
+        if alone and len(alone) == len(arrays) and not self._names_mesh:
+            raise Unlike
+        for index in alone:
+            arrays[index] = storages.spread(taken.storages[index], arrays[index], cast("NamedSharding", self._mesh))
+
     def _check_views(self, tensors: Sequence[torch.Tensor], taken: _Taken) -> None:
         """Raises: Unlike, unless those that share a storage are those that did, and none has come to fill its own."""
         first: dict[int, int] = {}
@@ -403,9 +459,8 @@ class StorageBinding:
                     arrays[slot] = jax.device_put(arrays[slot], may_alias=False)
         if not self._draws_random and not self._views:
             return arrays
-        device = self._place.jax_device
-        seed = [generators.seed(None, self._index, device)] if self._draws_random else []
-        return [*seed, *arrays, *(_offset(tensors[index], device) for index in self._views)]
+        seed = [generators.seed(None, self._index, self._where)] if self._draws_random else []
+        return [*seed, *arrays, *(_offset(tensors[index], self._where) for index in self._views)]
 
     def _take_again(self, taken: _Taken) -> None:
         """Another thread has written to a storage. Whatever view it wrote through, these are the same bytes."""
@@ -416,6 +471,10 @@ class StorageBinding:
                     self._repack(taken, index, array)
                 else:
                     taken.arrays[index] = array
+                if meshes.exist() and meshes.sharding_of(taken.arrays[index]) != self._inputs[index].sharding:
+                    before = cast("jax.Array", storages.array_of(storage))
+                    taken.arrays[index] = meshes.moved(taken.arrays[index], self._inputs[index].sharding or self._place.jax_device)
+                    storages.replace_arrays([(storage, before, taken.arrays[index])])
 
     def _repack(self, taken: _Taken, index: int, array: jax.Array) -> None:
         """What is in an input's storage was written through a view of another shape or dtype: the same bytes, as the program takes them.
@@ -450,13 +509,13 @@ class StorageBinding:
             raise error
 
 
-def _offset(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+def _offset(tensor: torch.Tensor, where: meshes.Where) -> jax.Array:
     """Where a tensor begins in its storage, in elements: int64[]"""
-    key = int(tensor.storage_offset()), device.id
+    key = int(tensor.storage_offset()), meshes.key_of(where)
     array = _offsets.get(key)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(np.int64(key[0]), device)
+            array = jax.device_put(np.int64(key[0]), where)
         _offsets.put(key, array)
     return array
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..runtime import private
+from ..runtime import meshes, private
 from ..runtime.layout import row_major
 from ..training import fused_steps
 from . import autocasting, copies, op_by_op, places, storages
@@ -60,6 +60,26 @@ def empty_strided(
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(size)}: {list(size)}")
     place = places.with_index(device or torch.device(storages.NAME))
     return storages.make(size, stride, dtype, place)
+
+
+def empty_like(
+    tensor: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """Like a sharded tensor it lies on the same devices in the same way, and so do all that are filled then (`zeros_like`)."""
+    made = private.by_general_kernel(
+        aten.empty_like.default, tensor, dtype=dtype, layout=layout, device=device, pin_memory=pin_memory, memory_format=memory_format
+    )
+    if meshes.exist() and made.device == tensor.device and made.stride() == tensor.stride():
+        shape, sharding = storages.lies(tensor.untyped_storage())
+        if sharding is not None and shape == Place.of(made).layout.packed_shape:
+            storages.set_array(made.untyped_storage(), copies.zeros(shape, made.dtype, sharding))
+    return made
 
 
 def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -267,6 +287,7 @@ _FUSED_STEPS = (
 _OWN: dict[Any, Any] = {
     aten.empty.memory_format: empty,
     aten.empty_strided.default: empty_strided,
+    aten.empty_like.default: empty_like,
     aten._to_copy.default: to_copy,
     aten._copy_from.default: copy_from,
     aten._copy_from_and_resize.default: copy_from_and_resize,
@@ -317,7 +338,7 @@ def register() -> None:
         own.impl(op, private.unseen(function), private.SPARE_KEY)
     for op in {*_DIRECT, *private.ops_with_kernel(_ASKS_FOR_ADDRESSES)} - _OWN.keys():
         own.impl(op, _whole(op), private.SPARE_KEY)
-    for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default):
+    for op in (torch.ops.dynaxla.fused_adam.default, torch.ops.dynaxla.fused_sgd.default, torch.ops.dynaxla.sharding_constraint.default):
         ours.impl(op, _whole(op), private.SPARE_KEY)
     for key in ("Conjugate", "Negative"):  # torch's way is to copy what has such a bit first, by this very op
         own.impl(aten._copy_from.default, torch.library.fallthrough_kernel, key)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import torch
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding
 from torch._decomp import get_decompositions
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -24,10 +24,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.decompositions import decompositions
 from ..engine.executable import compilation_error, execution_error, is_exhausted
+from ..engine.layouts import sharded_as
 from ..engine.options import options_for
 from ..errors import UnsupportedOp
 from ..lowering import dtypes, refusals
 from ..lowering.checks import Check
+from ..lowering.cpu.partitionable import partitionable
 from ..lowering.function import Function
 from ..lowering.interpreter import Interpreter
 from ..lowering.open_numbers import Variant, Watch
@@ -35,7 +37,7 @@ from ..lowering.promotion import convert, expand
 from ..lowering.registry import registry
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import programs
+from ..runtime import meshes, programs
 from ..runtime.layout import Layout, row_major, storage_extent
 from . import memory
 from .counterparts import Form
@@ -47,11 +49,12 @@ class ByTorch(Exception):
 
 
 class Held(NamedTuple):
-    """What a storage has: nbytes; shape, dtype (of its array; None if nobody has written to it)."""
+    """What a storage has: nbytes; shape, dtype (of its array; None if nobody has written to it); sharding (on a mesh)."""
 
     nbytes: int
     shape: tuple[int, ...] | None
     dtype: Any
+    sharding: NamedSharding | None = None
 
 
 class Operand(NamedTuple):
@@ -309,7 +312,8 @@ class Problem:
     """An op to compile.
 
     Attributes: form; args, kwargs (its own, with an Operand for each tensor); targets (where the results are written to; empty for new
-    tensors); slots (the storages); device; numbers (the values of those that are inputs).
+    tensors); slots (the storages); device; numbers (the values of those that are inputs); where (the mesh on which some of the storages'
+    arrays lie, and the others, too, then; or None).
     """
 
     form: Form
@@ -319,6 +323,7 @@ class Problem:
     slots: tuple[Held, ...]
     device: jax.Device
     numbers: tuple[Any, ...] = ()
+    where: NamedSharding | None = None
 
     def closed(self) -> Problem:
         """The same with all numbers compiled in."""
@@ -348,7 +353,8 @@ def build(problem: Problem) -> OneOp | Resized:
     if isinstance(found, Resized):
         return found
     with metrics.timed("compile"):
-        call = _compiled(found.traced, problem.form.op._schema.name, problem.device, Settings.current(_platform(problem.device)))
+        settings = Settings.current(_platform(problem.device))
+        call = _compiled(found.traced, problem.form.op._schema.name, problem.device, settings, problem.where is not None)
     return OneOp(call, found.given, found.draws, found.written, found.made, found.is_list, found.checks, found.numbers)
 
 
@@ -467,15 +473,18 @@ def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], 
         outputs = [None if node is None else next(found) for node in nodes]
         for operand, value in zip(targets, outputs, strict=False):
             value = _fitting(value, operand.place)
+            slot = slots[operand.slot]
             held[operand.slot] = memory.write(held[operand.slot], operand.place, value)
+            if slot.sharding is not None and slot.shape is not None:  # it is one of an array of this shape
+                held[operand.slot] = memory.alike(held[operand.slot], slot.shape, slot.dtype)
         new = [_spread(value, item) for value, item in zip(outputs, made, strict=True) if item is not None] if made else []
         checks[:] = [(check.error, check.message) for check in results.checks]
         code = [Check.first_failed(results.checks)] if results.checks else []
         return [*(held[slot] for slot in written), *new, *code]
 
     program.__name__ = problem.form.op._schema.name.replace("::", "_")
-    sharding = SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(slots[index].shape, slots[index].dtype, sharding=sharding) for index in given]
+    sharding = meshes.as_sharding(problem.where or device)
+    avals = [jax.ShapeDtypeStruct(slots[index].shape, slots[index].dtype, sharding=slots[index].sharding or sharding) for index in given]
     if interpreter.draws_random:
         avals.append(jax.ShapeDtypeStruct((2,), np.uint32, sharding=sharding))
     count = len(avals)
@@ -484,7 +493,10 @@ def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], 
             jax.eval_shape(program, *avals)  # says in which dtypes numbers are wanted
         avals += [jax.ShapeDtypeStruct((), wanted.dtype, sharding=sharding) for wanted in watch.wanted]
     with metrics.timed("trace"):
-        traced = _traced(program, avals, device)
+        if problem.where is None:
+            traced = _traced(program, avals, device)
+        else:
+            traced = _traced(partitionable(program), avals, device, [slots[slot].sharding for slot in written])
     if watch.looked or len(watch.wanted) != len(avals) - count:
         raise watch.refuse()
     variant = Variant(tuple(dict.fromkeys(watch.guards)), tuple(watch.wanted))
@@ -497,25 +509,36 @@ def _tracing(device: jax.Device) -> Iterator[None]:
         yield
 
 
-def compiled(program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, settings: Settings) -> Any:
-    """The program's call: arrays to arrays. Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory."""
+def compiled(
+    program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, settings: Settings, shardings: Sequence[Sharding | None] = ()
+) -> Any:
+    """The program's call: arrays to arrays. shardings: of the first results; None where XLA chooses.
+
+    Raises: UnsupportedOp as ByTorch; CompilationError; OutOfMemory.
+    """
     with metrics.timed("compile"):
-        return _compiled(_traced(program, avals, device), program.__name__, device, settings)
+        on_mesh = any(len(aval.sharding.device_set) > 1 for aval in avals)
+        return _compiled(_traced(program, avals, device, shardings), program.__name__, device, settings, on_mesh)
 
 
-def _traced(program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device) -> jax.stages.Traced:
+def _traced(
+    program: Any, avals: Sequence[jax.ShapeDtypeStruct], device: jax.Device, shardings: Sequence[Sharding | None] = ()
+) -> jax.stages.Traced:
+    """shardings: of the first results; None where XLA chooses."""
     with _tracing(device):
         try:
-            return jax.jit(program, keep_unused=True).trace(*avals)
+            traced = jax.jit(program, keep_unused=True).trace(*avals)
         except UnsupportedOp as error:
             raise ByTorch(error.message) from error
+        return sharded_as(traced, program.__name__, avals, shardings) if any(shardings) else traced
 
 
-def _compiled(traced: jax.stages.Traced, name: str, device: jax.Device, settings: Settings) -> Any:
+def _compiled(traced: jax.stages.Traced, name: str, device: jax.Device, settings: Settings, on_mesh: bool) -> Any:
     platform = _platform(device)
+    options = options_for(platform, traced.jaxpr, settings, on_mesh)
     with _tracing(device):
         try:
-            return programs.compile_lowered(traced.lower(), device, options_for(platform, traced.jaxpr, settings), None, False).call
+            return programs.compile_lowered(traced.lower(), device, options, None, False).call
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise (execution_error if is_exhausted(error) else compilation_error)(name, error) from error
 

@@ -16,16 +16,18 @@ import jax
 import jax.extend
 import numpy as np
 import torch
+from jax.sharding import NamedSharding
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves
 
 from .. import forks
 from ..engine.executable import drawing_under_trace, execution_error
 from ..lowering import dtypes
+from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import late_checks, private
+from ..runtime import late_checks, meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from . import generators, places, storages
@@ -119,15 +121,33 @@ class _Call:
         self.arrays.append(array)
         self.slots.append(held)
 
-    def finish(self) -> jax.Device:
-        """Bring numbers of the CPU to the device, which is returned. Raises: RuntimeError if a tensor is on another one."""
+    def finish(self, is_traced: bool, own: NamedSharding | None) -> tuple[jax.Device, NamedSharding | None]:
+        """Bring numbers of the CPU to the device, which is returned, and to the mesh, if it is one of several.
+        is_traced: by JAX. own: the sharding that the op itself names.
+
+        Raises: RuntimeError if a tensor is on another device; DeviceMismatch for two meshes.
+        """
         assert self.device is not None
         if self._elsewhere is not None:
             raise mixed(self.op, self._elsewhere, self.device)
         device = places.jax_device(self.device.index)
+        where = self._on_mesh(own) if meshes.exist() and not is_traced else None
         for slot, tensor in self._hosts:
-            self.arrays[slot] = storages.as_array(tensor, device)
-        return device
+            self.arrays[slot] = storages.as_array(tensor, where or device)
+            self.slots[slot] = self.slots[slot]._replace(sharding=where)
+        return device, where
+
+    def _on_mesh(self, own: NamedSharding | None) -> NamedSharding | None:
+        """The mesh on which an operand lies; all are on it from now on."""
+        shardings = [meshes.sharding_of(array) for array in self.arrays]
+        where = meshes.common([*shardings, own])
+        for slot, storage in self.storages.items() if where is not None else ():
+            array = self.arrays[slot]
+            if array is not None and where is not None:
+                if shardings[slot] is None:
+                    array = self.arrays[slot] = storages.spread(storage, array, where)
+                self.slots[slot] = self.slots[slot]._replace(sharding=meshes.sharding_of(array))
+        return where
 
 
 def check_kind(op: OpOverload, tensor: torch.Tensor) -> bool:
@@ -217,17 +237,17 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     noted_targets = tuple([call.note(target) for target in targets])
     if call.device is None:
         call.device = places.with_index(torch.device(storages.NAME))
-    device = call.finish()
+    device, where = call.finish(is_traced, sharding_of_call(form.op, args))
     settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
     slots = tuple(call.slots)
     key = (
-        form.op, device.id, _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]), noted_targets, slots,
-        torch.get_default_dtype(), settings,
+        form.op, meshes.key_of(where or device), _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]),
+        noted_targets, slots, torch.get_default_dtype(), settings,
     )  # fmt: skip
     unsure = bool(call.numbers) and doubtful(form.name, call.numbers, call.dtypes)
     found, taken = find(
         _traced_programs if is_traced else _programs, traced_op if is_traced else build, key, call.numbers, unsure,
-        lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers)),
+        lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers), where),
     )  # fmt: skip
     if isinstance(found, str):
         raise ByTorch(found)
@@ -239,8 +259,8 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
     if is_traced and found.draws:
         raise drawing_under_trace(str(form.op))
     if found.draws:
-        arrays.append(generators.seed(call.generator, call.device.index, device))
-    arrays += [_number(value, dtype, device) for value, dtype in taken]
+        arrays.append(generators.seed(call.generator, call.device.index, where or device))
+    arrays += [_number(value, dtype, where or device) for value, dtype in taken]
     try:
         results = _inlined(found.traced, arrays) if is_traced else list(found.call(arrays))
     except jax.errors.JaxRuntimeError as error:
@@ -381,15 +401,15 @@ class _Makers:
 _makers = _Makers()
 
 
-def _number(value: Any, dtype: np.dtype, device: jax.Device) -> jax.Array:
-    """A Python number as an array on the device."""
+def _number(value: Any, dtype: np.dtype, where: meshes.Where) -> jax.Array:
+    """A Python number as an array."""
     kind = type(value)
     # The sign tells zeros apart.
-    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, device.id
+    key = kind, value, math.copysign(1.0, value) if kind is float else None, dtype, meshes.key_of(where)
     array = _numbers.get(key)
     if array is None:
         with jax.enable_x64(True), jax.ensure_compile_time_eval():
-            array = jax.device_put(number(value, dtype), device)
+            array = jax.device_put(number(value, dtype), where)
         _numbers.put(key, array)
     return array
 

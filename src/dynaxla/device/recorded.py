@@ -10,17 +10,19 @@ import jax
 import numpy as np
 import torch
 from jax.extend.core import jaxpr_as_fun
-from torch._ops import OpOverload
+from jax.sharding import NamedSharding
 
 from ..engine.executable import execution_error
+from ..lowering.cpu.partitionable import partitionable
+from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import late_checks
+from ..runtime import late_checks, meshes
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import storage_extent
 from . import one_op
-from .one_op import Made, Traced
+from .one_op import Made, Problem, Traced
 
 # Compiled recordings.
 CAPACITY = 256
@@ -36,7 +38,7 @@ class Known:
 
     Attributes: name; function (traced: arrays to arrays, in the order of `one_op.Traced`); given, draws, written, is_list, checks, numbers
     (as there); made (for each new tensor the size of its storage in bytes, shape, stride, dtype); kinds (shape and dtype of the arrays that
-    it gives).
+    it gives); sharding (that the op itself names).
     """
 
     name: str
@@ -49,16 +51,18 @@ class Known:
     checks: tuple[tuple[type[Exception], str], ...]
     numbers: Any
     kinds: tuple[tuple[Any, Any], ...]
+    sharding: NamedSharding | None
 
     @staticmethod
-    def of(op: OpOverload, found: Traced) -> Known:
+    def of(problem: Problem, found: Traced) -> Known:
         made = tuple(None if item is None else _sized(item) for item in found.made)
         jaxpr = found.traced.jaxpr
         count = len(found.written) + sum(item is not None for item in made)
         kinds = tuple((aval.shape, aval.dtype) for aval in jaxpr.out_avals[:count])
         return Known(
-            str(op), jaxpr_as_fun(jaxpr), found.given, found.draws, found.written, made, found.is_list, found.checks, found.numbers, kinds
-        )
+            str(problem.form.op), jaxpr_as_fun(jaxpr), found.given, found.draws, found.written, made, found.is_list, found.checks,
+            found.numbers, kinds, sharding_of_call(problem.form.op, problem.args),
+        )  # fmt: skip
 
 
 def _sized(item: Made) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]:
@@ -79,15 +83,19 @@ class Step(NamedTuple):
 class _Program(NamedTuple):
     """Attributes: wanted (the values that it gives); call; checks (by the step that has them)."""
 
-    wanted: tuple[int, ...]
+    wanted: tuple[Wanted, ...]
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
     checks: tuple[tuple[int, type[Exception], str], ...]
 
 
-def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int], device: jax.Device) -> Sequence[jax.Array]:
+# A value, and the sharding that it has; None where XLA chooses.
+Wanted = tuple[int, NamedSharding | None]
+
+
+def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wanted], device: jax.Device) -> Sequence[jax.Array]:
     """The wanted values.
 
-    Raises: what the first check that fails asks for, of whatever op; CompilationError; ExecutionError.
+    Raises: what the first check that fails asks for, of whatever op; CompilationError; ExecutionError; DeviceMismatch for two meshes.
     """
     metrics.add("lazy_ops", len(steps))
     if not wanted and not any(step.key[0].checks for step in steps):
@@ -95,14 +103,19 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
     with metrics.timed("lookup"):
         settings = Settings.current("cuda" if device.platform == "gpu" else device.platform)
         # An op that was not recorded after all has left its operands among the arrays.
-        key = device.id, settings, tuple([(array.shape, array.dtype) for array in arrays]), tuple([step.key for step in steps])
+        where, placed = None, tuple[NamedSharding | None, ...]()
+        if meshes.exist():
+            where, arrays = _on_mesh(steps, arrays)
+            placed = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
+        kinds = tuple([(array.shape, array.dtype) for array in arrays])
+        key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed
         known = _programs.get(key) or ()
         program = _choose(known, tuple(wanted))
     numbers = _numbers(steps)
     seeds = [step.seed for step in steps if step.seed is not None]
-    given = [*arrays, *_brought([*numbers.values(), *([np.stack(seeds)] if seeds else [])], device)]
+    given = [*arrays, *_brought([*numbers.values(), *([np.stack(seeds)] if seeds else [])], where or device)]
     if program is None:
-        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), given, device, settings)
+        program = _compile(steps, len(arrays), list(numbers), tuple(wanted), given, device, settings, where)
         _programs.put(key, (*known[-_VARIANTS + 1 :], program))
     else:
         metrics.add("found_compiled")
@@ -124,7 +137,16 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[int
     return [by_value[value] for value in wanted]
 
 
-def _choose(known: Sequence[_Program], wanted: tuple[int, ...]) -> _Program | None:
+def _on_mesh(steps: Sequence[Step], arrays: Sequence[jax.Array]) -> tuple[NamedSharding | None, Sequence[jax.Array]]:
+    """The mesh on which an array lies, or None, and all arrays there."""
+    shardings = [meshes.sharding_of(array) for array in arrays]
+    where = meshes.common([*shardings, *(step.key[0].sharding for step in steps)])
+    if where is None:
+        return None, arrays
+    return where, [meshes.moved(array, where) if own is None else array for array, own in zip(arrays, shardings, strict=True)]
+
+
+def _choose(known: Sequence[_Program], wanted: tuple[Wanted, ...]) -> _Program | None:
     """Of programs of the same ops, the one for these values."""
     for program in known:
         if program.wanted == wanted:
@@ -150,17 +172,17 @@ def _cast(values: list[Any], dtype: np.dtype) -> np.ndarray:
     return np.array([number(value, dtype) for value in values], dtype)
 
 
-def _brought(arrays: Sequence[np.ndarray], device: jax.Device) -> list[jax.Array]:
+def _brought(arrays: Sequence[np.ndarray], where: meshes.Where) -> list[jax.Array]:
     with jax.enable_x64(True):
-        return [jax.device_put(array, device) for array in arrays]
+        return [jax.device_put(array, where) for array in arrays]
 
 
 def _compile(
-    steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: tuple[int, ...], given: Sequence[jax.Array], device: jax.Device,
-    settings: Settings,
+    steps: Sequence[Step], count: int, dtypes: Sequence[np.dtype], wanted: tuple[Wanted, ...], given: Sequence[jax.Array],
+    device: jax.Device, settings: Settings, where: NamedSharding | None,
 ) -> _Program:  # fmt: skip
     """count: of arrays that were there before; given: these, the numbers by dtype, and the seeds."""
-    needed = _needed(steps, wanted)
+    needed = _needed(steps, [value for value, _ in wanted])
     checks = tuple((index, *check) for index, step in enumerate(steps) if needed[index] for check in step.key[0].checks)
     taken = [[dtype for _, dtype in step.numbers] for step in steps]
     draws = [step.seed is not None for step in steps]
@@ -181,12 +203,16 @@ def _compile(
                 codes.append((len(known.checks), results[-1]))
             values.update(zip(range(first, first + len(known.kinds)), results, strict=False))
         code = [_first_failed(codes)] if codes else []
-        return [*(values[value] for value in wanted), *code]
+        return [*(values[value] for value, _ in wanted), *code]
 
     program.__name__ = "recorded_ops"
-    sharding = jax.sharding.SingleDeviceSharding(device)
-    avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
-    return _Program(wanted, one_op.compiled(program, avals, device, settings), checks)
+    if where is None:
+        sharding = jax.sharding.SingleDeviceSharding(device)
+        avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding) for array in given]
+        return _Program(wanted, one_op.compiled(program, avals, device, settings), checks)
+    avals = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding) for array in given]
+    call = one_op.compiled(partitionable(program), avals, device, settings, [sharding for _, sharding in wanted])
+    return _Program(wanted, call, checks)
 
 
 def _needed(steps: Sequence[Step], wanted: Sequence[int]) -> list[bool]:

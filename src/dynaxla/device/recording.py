@@ -26,7 +26,7 @@ from ..errors import ExecutionError
 from ..lowering import dtypes
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import private
+from ..runtime import meshes, private
 from ..runtime.layout import row_major
 from . import generators, op_by_op, places, recorded, storages
 from .counterparts import Form
@@ -62,15 +62,20 @@ class Waiting(storages.StandIn):
 
     Attributes: recording (None when it has run); value (its number there); kind (shape and dtype of the array that it will be);
     before (what the storage held when the recording first wrote to it; _NOTHING for a storage that the recording has made);
-    outcome (the array, or the exception that says why there is none).
+    outcome (the array, or the exception that says why there is none); sharding (which the array has, as that before had it; None where
+    XLA chooses).
     """
 
-    __slots__ = ("__weakref__", "before", "kind", "outcome", "recording", "value")
+    __slots__ = ("__weakref__", "before", "kind", "outcome", "recording", "sharding", "value")
 
     def __init__(self, recording: Recording, value: int, kind: tuple[Any, Any], before: Any) -> None:
         self.recording: Recording | None = recording
         self.value, self.kind, self.before = value, kind, before
         self.outcome: Any = None
+        self.sharding = storages.sharding_of_held(before) if meshes.exist() else None
+
+    def lies(self, storage: torch.UntypedStorage) -> storages.Lies:
+        return self.kind[0], self.sharding
 
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
         with _lock:
@@ -131,7 +136,8 @@ class Recording:
                 steps, arrays = list(self.steps), list(self.arrays)
                 waiting = [found for reference in self.waiting if (found := reference()) is not None and found.recording is self]
                 try:
-                    results = recorded.run(steps, arrays, [found.value for found in waiting], self.device)
+                    wanted = [(found.value, found.sharding) for found in waiting]
+                    results = recorded.run(steps, arrays, wanted, self.device)
                 except Exception as error:
                     for reference in self.waiting:  # those that a finalizer has added, too
                         if (found := reference()) is not None and found.recording is self:
@@ -203,7 +209,7 @@ class _Lent:
 
 def _known(problem: Problem) -> Known | Resized:
     found = traced_op(problem)
-    return found if isinstance(found, Resized) else Known.of(problem.form.op, found)
+    return found if isinstance(found, Resized) else Known.of(problem, found)
 
 
 class _Notes:
@@ -284,6 +290,8 @@ class _Notes:
                 value, kind = (None, None) if held is None else self.recording.value_of(held)
             self.values.append(value)
             parts += storage.nbytes(), kind
+            if meshes.exist():
+                parts.append(storages.sharding_of_held(held))
             self.storages.append(storage)
             self.held.append(held)
         dtype = tensor.dtype
@@ -394,7 +402,7 @@ class _Described:
                 kind = held.kind
             elif isinstance(held, jax.Array):
                 kind = held.shape, held.dtype
-            self._slots.append(Held(storage.nbytes(), *kind))
+            self._slots.append(Held(storage.nbytes(), *kind, storages.sharding_of_held(held) if meshes.exist() else None))
         return Operand(slot, Place.of(tensor))
 
 

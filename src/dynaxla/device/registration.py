@@ -17,7 +17,7 @@ from ..buffers import device_kinds
 from ..errors import UnsupportedVersion
 from ..lowering import registry
 from ..runtime import devices, private
-from . import in_storages, kernels, module, moves, places, storage_methods, storages
+from . import gradient_shardings, in_storages, kernels, module, moves, places, storage_methods, storages
 
 _lock = forks.lock()
 _enabled: list[bool] = []
@@ -74,6 +74,7 @@ def _in_this_thread(outputs: Any) -> Iterator[None]:
                 raise
     if met is not None:
         raise met
+    gradient_shardings.follow_all()
 
 
 def enable_device() -> None:

@@ -14,17 +14,22 @@ from typing import Any
 import jax
 import numpy as np
 import torch
+from jax.sharding import NamedSharding, Sharding
 
 from .. import forks
 from ..errors import UnsupportedTensor
 from ..lowering import dtypes
-from ..runtime import private, transfer
+from ..runtime import meshes, private, transfer
 from ..runtime.layout import storage_extent
 from . import places
 from .beginnings import first_of
 
 NAME = "jax"
 _ARRAY = "_dynaxla_array"
+
+
+# The shape of a storage's array, and its sharding on a mesh. None: nobody has written to it; it lies on one device.
+Lies = tuple[tuple[int, ...] | None, NamedSharding | None]
 
 
 class StandIn:
@@ -35,6 +40,10 @@ class StandIn:
     def array(self, storage: torch.UntypedStorage) -> jax.Array | None:
         """As `array_of`."""
         raise NotImplementedError
+
+    def lies(self, storage: torch.UntypedStorage) -> Lies:
+        """As `lies`."""
+        return _lies(self.array(storage))
 
 
 def make_storage(nbytes: int, device: torch.device, array: jax.Array | StandIn | None = None) -> torch.UntypedStorage:
@@ -197,12 +206,41 @@ def replace_arrays(changes: Sequence[tuple[torch.UntypedStorage, jax.Array | Sta
     return True
 
 
-def as_array(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
+def lies(storage: torch.UntypedStorage) -> Lies:
+    """How a storage's array lies on several devices. What is recorded is not computed for this."""
+    held = held_by(storage)
+    return held.lies(storage) if isinstance(held, StandIn) else _lies(held)
+
+
+def _lies(array: jax.Array | None) -> Lies:
+    return (None, None) if array is None or any_tracer((array,)) else (array.shape, meshes.sharding_of(array))
+
+
+def sharding_of_held(held: object) -> NamedSharding | None:
+    """How an array, or what a recording has in its place, lies on a mesh; None for one device, for nothing, and where XLA chooses."""
+    if isinstance(held, jax.Array):
+        return None if any_tracer((held,)) else meshes.sharding_of(held)
+    return getattr(held, "sharding", None)
+
+
+def sharding_in(storage: torch.UntypedStorage) -> NamedSharding | None:
+    """How a storage's array lies on a mesh, or None."""
+    return lies(storage)[1] if meshes.exist() else None
+
+
+def spread(storage: torch.UntypedStorage, array: jax.Array, where: NamedSharding) -> jax.Array:
+    """What is in a storage, an array on one device, as one that is whole on each of a mesh's. It stays there."""
+    found = meshes.moved(array, where)
+    replace_arrays([(storage, array, found)])  # if another thread has written to it, this one reads what was there
+    return found
+
+
+def as_array(tensor: torch.Tensor, where: meshes.Where | Sharding) -> jax.Array:
     """A copy of a CPU tensor's value. Raises: ForkError."""
     if forks.is_cut_off():
         raise forks.cut_off()
     with jax.enable_x64(True), jax.ensure_compile_time_eval():
-        return jax.device_put(_host_copy(tensor), device)
+        return jax.device_put(_host_copy(tensor), where)
 
 
 def _host_copy(tensor: torch.Tensor) -> np.ndarray:
@@ -227,7 +265,7 @@ def on_host(array: jax.Array, dtype: torch.dtype) -> torch.Tensor:
         )
     if not array.size:
         return torch.empty(array.shape, dtype=dtype)
-    if array.device.platform == "cpu":
+    if meshes.sharding_of(array) is None and array.device.platform == "cpu":
         return transfer.export_array(array).clone()
     memory = np.array(array).reshape(-1).view(np.uint8)
     return torch.from_numpy(memory).view(dtype).reshape(array.shape)
@@ -270,4 +308,4 @@ def _longer(array: jax.Array, nbytes: int) -> jax.Array:
     memory = np.zeros(nbytes, np.uint8)
     before = np.array(array).reshape(-1).view(np.uint8)
     memory[: before.size] = before
-    return jax.device_put(memory, array.device)
+    return jax.device_put(memory, meshes.common([meshes.sharding_of(array)]) or array.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,19 @@ from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedOp
 from ..observe import metrics
 from ..runtime import affinity, callbacks, heap, private, programs
+
+_watching: list[list[Executable]] = []
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Executable]]:
+    """Inside, in all threads: the programs that run, as they come."""
+    seen: list[Executable] = []
+    _watching.append(seen)
+    try:
+        yield seen
+    finally:
+        _watching[:] = [other for other in _watching if other is not seen]
 
 
 class Executable:
@@ -59,6 +72,8 @@ class Executable:
         return self._run(tensors)
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
+        for seen in _watching:
+            seen.append(self)
         binding = self.binding
         if self._call is None:
             return binding.outputs((), tensors)

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 from jax.experimental.layout import Format, Layout
 from jax.extend.core import jaxpr_as_fun
+from jax.sharding import Sharding
 
 from ..errors import CompilationError
 from ..runtime.programs import Orders
@@ -44,6 +45,28 @@ def with_open_layouts(
     returned = [_open(sharding) if index in results else sharding for index in range(count)]
     with jax.enable_x64(True):
         return jax.jit(run, keep_unused=True, in_shardings=given, out_shardings=returned).trace(*avals)
+
+
+def sharded_as(
+    traced: jax.stages.Traced,
+    name: str,
+    avals: Sequence[jax.ShapeDtypeStruct],
+    shardings: Sequence[Sharding | None],
+    donated: Sequence[int] = (),
+) -> jax.stages.Traced:
+    """A traced program whose first results have these shardings; XLA chooses those of all others, and where there is None.
+
+    name: of the program. avals: what it was traced with. donated: the arguments, by index, that it may write to. Its results are a list.
+    """
+    evaluate = jaxpr_as_fun(traced.jaxpr)
+
+    def run(*arrays: jax.Array) -> list[jax.Array]:
+        return list(evaluate(*arrays))
+
+    run.__name__ = name
+    returned = [*shardings, *[None] * (len(traced.jaxpr.jaxpr.outvars) - len(shardings))]
+    with jax.enable_x64(True):
+        return jax.jit(run, keep_unused=True, donate_argnums=tuple(donated), out_shardings=returned).trace(*avals)
 
 
 def check_closed(orders: Orders, open_ones: Collection[int]) -> None:

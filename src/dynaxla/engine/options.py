@@ -54,9 +54,19 @@ def with_tiles(compile: Callable[[Mapping[str, Any]], Compiled], options: Mappin
         return compile({**options, **_BY_CUBLAS})
 
 
-def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT) -> Mapping[str, Any]:
-    """The XLA options of a program for a platform, by name, as far as this XLA has them. settings: torch's, which the program follows."""
+# Seconds that a program's devices wait for each other before XLA ends the process: on a busy machine, 40 (XLA's own number) are too few.
+_RENDEZVOUS = {
+    "xla_cpu_collective_call_terminate_timeout_seconds": 3600,
+    "xla_cpu_collective_timeout_seconds": 3600,
+}
+
+
+def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT, on_mesh: bool = False) -> Mapping[str, Any]:
+    """The XLA options of a program for a platform, by name, as far as this XLA has them. settings: torch's, which the program follows.
+    on_mesh: whether it runs on several devices."""
     options = default_options(platform)
+    if on_mesh and platform == "cpu":
+        options = {**options, **_known(tuple(_RENDEZVOUS.items()))}
     if settings.deterministic:
         options = {**options, **_DETERMINISTIC}
     if _VECTORS in options and not _may_be_wide(program.jaxpr):
@@ -68,13 +78,17 @@ def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT)
 def default_options(platform: str) -> Mapping[str, Any]:
     """The XLA options of all but a few programs for a platform."""
     wanted = _wanted(platform)
-    if not wanted:
-        return {}
+    return _known(tuple(wanted.items())) if wanted else {}
+
+
+@functools.cache
+def _known(wanted: tuple[tuple[str, Any], ...]) -> Mapping[str, Any]:
+    """Those of these options that XLA has."""
     # All of XLA's options are known on every platform: a program for the CPU shows whether this one is.
     with jax.default_device(cpu_device()):
         trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
     options = {}
-    for name, value in wanted.items():
+    for name, value in wanted:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
             compile_lowered(trivial, cpu_device(), {name: value})
             options[name] = value

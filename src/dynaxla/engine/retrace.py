@@ -9,6 +9,7 @@ from ..config import Options
 from ..errors import CompilationError
 from ..observe import metrics
 from ..runtime import by_torch, programs
+from .layouts import sharded_as
 from .xla import Program
 
 
@@ -37,13 +38,16 @@ class RetracedProgram(Program):
             executable = self.executable(None, specialised.buffers, specialised.facts)
             return executable(executable.take(args))
         traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
+        where = buffers.where
+        if where is not None:
+            traced = sharded_as(traced, self.name, buffers.avals(), buffers.shardings, buffers.donated)
         lowered = self.lower(traced)
         with metrics.timed("lookup"):
             key = (programs.fingerprint(lowered), buffers.facts, facts, specialised.settings)
             found = self._executables.get(key)
         if found is None:
             try:
-                compiled = self.compile(lowered, traced, specialised.settings)
+                compiled = self.compile(lowered, traced, specialised.settings, where=where)
             except CompilationError as error:
                 self.do_without_refusable(error)
                 return self._trace_and_run(args)

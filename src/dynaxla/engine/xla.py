@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import NamedSharding
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks
@@ -28,12 +29,14 @@ from ..config import Options
 from ..errors import CompilationError, DynaxlaError, UnsupportedTensor
 from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes, registry
 from ..lowering.cpu.halves import with_few_roundings
+from ..lowering.cpu.partitionable import partitionable
 from ..lowering.cpu.transposes import Orders, without_transposes
-from ..lowering.forms import Choices
+from ..lowering.forms import Choices, generic
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
+from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import dump, metrics
-from ..runtime import background, by_torch, devices, heap, private, programs, streams
+from ..runtime import background, by_torch, devices, heap, meshes, private, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.store import Keeper
 from ..tuning import Tuner
@@ -41,7 +44,7 @@ from . import early_checks, records
 from .blocks import in_parts
 from .executable import Executable, compilation_error, drawing_under_trace, execution_error, is_exhausted
 from .facts import Facts, Returned
-from .layouts import check_closed, opens_layouts, with_open_layouts
+from .layouts import check_closed, opens_layouts, sharded_as, with_open_layouts
 from .options import default_options, options_for, with_tiles
 from .pending import Kernels, Pending
 
@@ -127,6 +130,11 @@ class Program:
         self.interpreter = Interpreter(graph.module, self.platform, kernels=options.fallback == "kernel", is_lowered=graph.is_lowered)
         self.static_inputs = frozenset(graph.static)
         self._kind = kind_of(self.device.type)
+        if self._kind is None and meshes.exist() and shardings_in(graph.module.graph):
+            raise UnsupportedTensor(
+                f"{self.name} marks a tensor on {self.device}, and only those on the device jax lie on a mesh",
+                hint='dynaxla.enable_device(), and move the model and its inputs there: x.to("jax")',
+            )
         self._remade = graph.remade
         self.opens_layouts = self._kind is None and opens_layouts(self.platform)
         self.loose = graph.loose
@@ -369,10 +377,13 @@ class Program:
                 traced, buffers, facts = self.trace(specialised.function, specialised.buffers)
             else:
                 checks, traced = apart
+        where = buffers.where
+        if where is not None:
+            traced = sharded_as(traced, self.name, buffers.avals(), buffers.shardings, donated)
         lowered = self.lower(traced)
         try:
-            first = None if checks is None else self.compile(self.lower(checks), checks, specialised.settings)
-            compiled = self.compile(lowered, traced, specialised.settings)
+            first = None if checks is None else self.compile(self.lower(checks), checks, specialised.settings, where=where)
+            compiled = self.compile(lowered, traced, specialised.settings, where=where)
         except CompilationError as error:
             self.do_without_refusable(error)
             return self._build(specialised)
@@ -484,9 +495,10 @@ class Program:
         # A graph without buffers of its own may still check something, or call a kernel for its effect.
         if not buffers.nodes and not interpreter.acts:
             return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
+        choose = self.choose if buffers.where is None else generic
         function = Function(
             interpreter, symbols, given, buffers.nodes, buffers.numbers,
-            settings=settings, choose=self.choose, reorders=reorders,
+            settings=settings, choose=choose, reorders=reorders and buffers.where is None, where=buffers.where,
         )  # fmt: skip
         return Specialised(function, buffers, Facts(), settings, symbols, given)
 
@@ -510,11 +522,21 @@ class Program:
             return Returned([*buffers.pack(outputs), *code], Facts(checks, results.numbers, results.kernels))
 
         avals = buffers.avals()
-        traced, orders = self.traced(program, self.name, avals, self.interpreter, buffers.free, buffers.donated)
+        if buffers.where is not None:
+            traced, orders = self._traced_for_mesh(program, avals, buffers.donated), dict[int, tuple[int, ...]]()
+        else:
+            traced, orders = self.traced(program, self.name, avals, self.interpreter, buffers.free, buffers.donated)
         facts = traced.out_info.facts
         if self.opens_layouts and (buffers.loose or buffers.free):
             traced = with_open_layouts(traced, self.name, avals, buffers.loose, buffers.free)
         return traced, buffers.ordered(orders), facts
+
+    def _traced_for_mesh(self, run: Any, avals: Sequence[jax.ShapeDtypeStruct], donated: Sequence[int]) -> jax.stages.Traced:
+        """As `traced`, of what XLA's partitioner can cut into parts."""
+        registry.fill()  # not under jax tracing
+        run.__name__ = self.name
+        with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
+            return jax.jit(partitionable(run), keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
 
     def traced(
         self,
@@ -554,10 +576,15 @@ class Program:
             return private.lower(traced)
 
     def compile(
-        self, lowered: jax.stages.Lowered, traced: jax.stages.Traced, settings: Settings, module: torch.fx.GraphModule | None = None
+        self,
+        lowered: jax.stages.Lowered,
+        traced: jax.stages.Traced,
+        settings: Settings,
+        module: torch.fx.GraphModule | None = None,
+        where: NamedSharding | None = None,
     ) -> programs.XlaProgram:
-        """module: of a part of the graph. Raises: CompilationError; OutOfMemory."""
-        options = self._xla_options(traced, settings)
+        """module: of a part of the graph. where: the mesh that the program is for. Raises: CompilationError; OutOfMemory."""
+        options = self._xla_options(traced, settings, where is not None)
         store, heap_is_kept = self.store("programs"), self.options.heap == "keep"
 
         def compile() -> programs.XlaProgram:
@@ -578,8 +605,8 @@ class Program:
         dump.record(self._dump_name(), module or self.interpreter.module, lowered, compiled.text, self.options.dump_directory)
         return compiled
 
-    def _xla_options(self, traced: jax.stages.Traced, settings: Settings) -> Mapping[str, Any]:
-        return {**options_for(self.platform, traced.jaxpr, settings), **self.options.xla}
+    def _xla_options(self, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
+        return {**options_for(self.platform, traced.jaxpr, settings, on_mesh), **self.options.xla}
 
     def _dump_name(self) -> str:
         """The graph's name; with a number behind it for every executable after the first."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from jax import Array
+from jax.sharding import NamedSharding
 from torch.fx import Node
 
 from .checks import Checks
@@ -25,7 +26,8 @@ class Context:
     Attributes: platform ("cpu", "cuda", "rocm", "tpu", or PORTABLE: see eager.py); eager (what eager mode does there); settings; choose
     (the form for a problem: see forms.py); sum (over dimensions, which disappear); node (the FX node being lowered); values (of the nodes
     so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it calls of
-    torch's: node and arguments that are no tensors); turn (what the next kernel with an effect waits for).
+    torch's: node and arguments that are no tensors); turn (what the next kernel with an effect waits for); where (on a mesh: the sharding
+    of what is whole on each device).
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class Context:
         choose: Choice = expected,
         reorders: bool = False,
         drawn: Array | int = 0,
+        where: NamedSharding | None = None,
     ) -> None:
         """key: what random numbers come from. drawn: how many keys other programs take of it first.
         reorders: whether cpu/transposes.py will see the traced program."""
@@ -47,6 +50,7 @@ class Context:
         self.sum = summing(reorders)
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
+        self.where = where
         self._symbols = symbols or SymbolValues()
         self._begin(key, drawn)
 

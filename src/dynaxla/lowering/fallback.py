@@ -123,11 +123,22 @@ def call_back(
 
     write, views, copies: as of `Kernel`, for these arrays. outputs: what the results are like. plain: the node's arguments that are no
     tensors, by which programs that look the same are told apart. acts: whether it does more than compute; such calls have one order.
+    Raises: UnsupportedOp for one that acts, over a mesh of devices.
     """
+    if ctx.where is not None and acts:
+        raise UnsupportedOp(
+            f"{ctx.node.target} draws random numbers or is called for its effect, and each device of a mesh would call torch's kernel",
+            op=str(ctx.node.target),
+            hint="keep its operands on one device, or write a lowering: docs/add-an-op.md",
+        )
     shapes = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in outputs]
     ctx.kernels.append((ctx.node.name, plain))
     if not acts:
-        return list(buffer_callback(Kernel(write, views, copies), shapes)(*arrays))
+        call = buffer_callback(Kernel(write, views, copies), shapes)
+        if ctx.where is None:
+            return list(call(*arrays))
+        results = call(*(jax.lax.with_sharding_constraint(array, ctx.where) for array in arrays))
+        return [jax.lax.with_sharding_constraint(result, ctx.where) for result in results]
 
     def in_turn(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         buffers[-1].zero_()

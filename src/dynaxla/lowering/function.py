@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import torch
+from jax.sharding import NamedSharding
 from torch.fx import GraphModule, Node
 
 from . import dtypes
@@ -42,7 +43,7 @@ class Function:
     """A graph with concrete sizes, callable with arrays.
 
     interpreter: the graph. symbols: its sizes. numbers: the inputs that are no tensors, by position. outputs: the nodes whose arrays it
-    gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders: as for `Context`.
+    gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders, where: as for `Context`.
     Attributes: default_dtype (torch's, as it was when this was made); draws_random (whether it needs a key); specs (what each tensor among
     the inputs is like, by position); read (those of these positions that something is computed from).
 
@@ -70,6 +71,7 @@ class Function:
         settings: Settings | None = None,
         choose: Choice | None = None,
         reorders: bool = False,
+        where: NamedSharding | None = None,
     ) -> None:
         self._interpreter = interpreter
         self._symbols = symbols or SymbolValues()
@@ -79,7 +81,7 @@ class Function:
         self._outputs, self._returned = list(outputs), list(returned)
         self._settings = settings or Settings.current(interpreter.platform)
         self.default_dtype = dtypes.default()
-        self._choose, self._reorders = choose or generic, reorders
+        self._choose, self._reorders, self._where = choose or generic, reorders, where
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
         self.specs: dict[int, TensorSpec] = {
@@ -93,7 +95,7 @@ class Function:
 
         Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
         """
-        ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders, drawn)
+        ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders, drawn, self._where)
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
             found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from typing import Any
 
+import jax
 import torch
 from torch.fx import Node
 
@@ -77,6 +79,12 @@ def user_line(node: Node) -> str:
         return frame
     path, number, function = frame.removeprefix("File ").split(", ", 2)
     return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
+
+
+def line_scope(node: Node) -> contextlib.AbstractContextManager[Any]:
+    """Inside, what is traced has the user's line in the name that XLA knows it by: as `at[model.py:41, in forward]`."""
+    line = user_line(node).rpartition("/")[2]
+    return jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext()
 
 
 def user_frame(trace: str | None) -> str:

@@ -24,7 +24,7 @@ from .context import Context
 from .cpu import weight_orders
 from .cpu.in_memory import in_memory
 from .cpu.shared_values import shared_values
-from .graphs import FOR_CHECKS, describe_inputs, user_line
+from .graphs import FOR_CHECKS, describe_inputs, line_scope, user_line
 from .keyed import alone, draw, keyed, operands, random_key
 from .metadata import TensorSpec
 from .ops.control_flow import CONTROL_FLOW, Subgraph
@@ -158,8 +158,11 @@ class Interpreter:
                 value = ctx.claims[step.node]
                 if value is None:
                     continue
-            else:
+            elif ctx.where is None:
                 value = self._evaluate(step, values, ctx)
+            else:
+                with line_scope(step.node):
+                    value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)
             if step.node in self._shared:

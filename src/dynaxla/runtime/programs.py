@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import Mesh, NamedSharding
 
 from ..observe import metrics
 from . import affinity, heap, private
@@ -44,7 +45,8 @@ class XlaProgram:
     text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
     calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
     dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in one
-    piece of C, if there is such a way, which gives what `results` makes arrays of).
+    piece of C, if there is such a way, which gives what `results` makes arrays of); mesh (of several devices on which it runs); memory
+    (gives what it needs on each device, as XLA says it, if it runs on a mesh).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -54,6 +56,8 @@ class XlaProgram:
     orders: Callable[[], tuple[Orders, Orders]] = lambda: ({}, {})
     execute: Callable[[Sequence[jax.Array]], Any] | None = None
     results: Callable[[Any], Sequence[jax.Array]] = list
+    mesh: Mesh | None = None
+    memory: Callable[[], Any] = lambda: None
 
 
 def compile_lowered(
@@ -158,13 +162,20 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
 
     if executable is None or not hasattr(executable, "execute_sharded"):
         return XlaProgram(call, text, calls_back=calls_back, orders=orders)
-    device = executable.local_devices()[0]
-    under_way = _under_way.setdefault(device, deque(maxlen=_MOST_UNDER_WAY))
+    devices = executable.local_devices()
+    under_way = [_under_way.setdefault(device, deque(maxlen=_MOST_UNDER_WAY)) for device in devices]
     execute = functools.partial(executable.execute_sharded, with_tokens=True)
+    mesh = None if len(devices) == 1 else _mesh_of(compiled)
+    memory = executable.get_compiled_memory_stats
+    if len(devices) > 1 and Fast.result_handler is None:
+        return XlaProgram(call, text, calls_back=calls_back, orders=orders, mesh=mesh, memory=memory)
+    assemble = _results if len(devices) == 1 else _whole(compiled)
 
     def results(done: Any) -> Sequence[jax.Array]:
-        under_way.append(done.consume_token())
-        return _results(done)
+        token = done.consume_token()
+        for tokens in under_way:
+            tokens.append(token)
+        return assemble(done)
 
     def run(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
         return results(execute(arrays))
@@ -174,8 +185,8 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
 
     # JAX's own client for the CPU runs a program in another thread; what a kernel of torch's raises there belongs to this call.
     if calls_back and is_cpu:
-        return XlaProgram(wait, text, calls_back=calls_back, orders=orders)
-    return XlaProgram(run, text, calls_back=calls_back, orders=orders, execute=execute, results=results)
+        return XlaProgram(wait, text, calls_back=calls_back, orders=orders, mesh=mesh, memory=memory)
+    return XlaProgram(run, text, calls_back=calls_back, orders=orders, execute=execute, results=results, mesh=mesh, memory=memory)
 
 
 # By device, what tells of each of its last programs that it is done, also where nobody holds the results. XLA begins no more than 32
@@ -251,6 +262,20 @@ def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.
 def _results(done: Any) -> Sequence[jax.Array]:
     """The arrays that an execution gives."""
     return [shards[0] for shards in done.disassemble_into_single_device_arrays()]
+
+
+def _mesh_of(compiled: jax.stages.Compiled) -> Mesh:
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    return next(sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+
+
+def _whole(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]]:
+    """What makes arrays of an execution's results on several devices."""
+    make = Fast.result_handler
+    assert make is not None
+    results = zip(jax.tree.leaves(compiled.out_info), jax.tree.leaves(compiled.output_shardings), strict=True)
+    handlers = [make(jax.core.ShapedArray(info.shape, info.dtype), sharding, committed=True) for info, sharding in results]
+    return lambda done: done.consume_with_handlers(handlers)
 
 
 def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:

@@ -38,6 +38,7 @@ ELSEWHERE: dict[str, str] = {
         dynaxla.together.default dynaxla.turned.default dynaxla.within.default""",
     # What it gives depends on the program's checks.
     "lowering/ops/test_held.py": "dynaxla.held.default",
+    "sharding/test_marking.py": "dynaxla.sharding_constraint.default",
     # They have no result, or one that says nothing.
     "lowering/ops/test_assertions.py": """
         aten._assert_async.default aten._assert_async.msg aten._assert_scalar.default aten._assert_tensor_metadata.default

@@ -1,0 +1,163 @@
+"""Which dimension of a tensor lies along which axes of a mesh."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, TypeAlias
+
+import jax
+import torch
+from jax.sharding import PartitionSpec
+from torch import nn
+
+from ..device import copies, gradient_shardings, storages
+from ..device.memory import Place
+from ..errors import ArgumentError, UnsupportedTensor
+from ..lowering.ops import sharding_constraints
+from ..runtime import meshes
+from .mesh import Mesh
+
+# By dimension: the axes along which it is sharded.
+Spec: TypeAlias = Sequence[str | Sequence[str] | None] | PartitionSpec
+
+
+def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
+    """Have a tensor on the device "jax" lie on a mesh. Its values, views and identity stay; so does its version.
+
+    spec: for each dimension None, an axis' name, or a tuple of names, as in JAX's PartitionSpec; dimensions that are left out are whole on
+    each device. Inside a program (torch.compile, compile_step, to_jax, and for what lazy mode has recorded) it says how the result lies
+    there, and gradients lie alike. Returns: the tensor; inside a program a new one.
+
+    Raises: ArgumentError for what is no spec of the tensor; UnsupportedTensor for one that is not on the device, or a part of another.
+    """
+    mesh = Mesh.of(mesh)
+    axes = _checked(tensor, mesh, spec)
+    if torch.compiler.is_compiling():
+        return sharding_constraints.sharding_constraint(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
+    _check_kind(tensor)
+    storage = tensor.untyped_storage()
+    if isinstance(storages.held_by(storage), storages.StandIn) or storages.hold_tracers([tensor]):
+        return sharding_constraints.sharding_constraint(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
+    place = Place.of(tensor)
+    if tensor.numel() and not place.fills(storage.nbytes()):
+        raise UnsupportedTensor(
+            f"a tensor {_shown(tensor)} is a part of another one's memory, or overlaps itself: it has no sharding of its own",
+            hint="mark the whole tensor, or a copy of this one: x.clone()",
+        )
+    if len(mesh.devices) == 1:
+        if mesh.devices[0] != tensor.device.index:
+            raise ArgumentError(f"{mesh} is another device than that of a tensor {_shown(tensor)} on {tensor.device}", hint="move it there")
+        return tensor
+    packed = [axes[dim] for dim in place.layout.permutation]
+    sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
+    gradient_shardings.will_follow(tensor)
+    while tensor.numel():
+        array = copies.packed_array(tensor)
+        if array.sharding == sharding or storages.replace_arrays([(storage, array, meshes.moved(array, sharding))]):
+            break
+    return tensor
+
+
+def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
+    """The spec as the op takes it: for each dimension, axes with commas between them. Raises: ArgumentError."""
+    if isinstance(spec, str) or len(tuple(spec)) > tensor.dim():
+        raise ArgumentError(
+            f"spec {spec!r} has {len(tuple(spec))} entries for a tensor {_shown(tensor)} of {tensor.dim()} dimensions",
+            hint="one entry for each dimension: None, an axis' name, or a tuple of names",
+        )
+    found: list[str] = []
+    used: set[str] = set()
+    for dim, entry in enumerate(spec):
+        names = () if entry is None else (entry,) if isinstance(entry, str) else tuple(entry)
+        count = 1
+        for name in names:
+            if name not in mesh.names:
+                raise ArgumentError(
+                    f"spec {spec!r} of a tensor {_shown(tensor)} names an axis {name!r}, which {mesh} does not have",
+                    hint=f"its axes are {', '.join(mesh.names)}",
+                )
+            if name in used:
+                raise ArgumentError(
+                    f"spec {spec!r} of a tensor {_shown(tensor)} has the axis {name!r} twice",
+                    hint="an axis shards one dimension: leave it out of one of the entries",
+                )
+            used.add(name)
+            count *= mesh.sizes[mesh.names.index(name)]
+        size = tensor.shape[dim]
+        if size % count:
+            raise ArgumentError(
+                f"dimension {dim} of a tensor {_shown(tensor)} has size {size}, which {count} devices along {names} do not divide",
+                hint=f"pad it to {-(-size // count) * count}, or leave the dimension whole: None in the spec",
+            )
+        found.append(",".join(names))
+    return found + [""] * (tensor.dim() - len(found))
+
+
+def _check_kind(tensor: torch.Tensor) -> None:
+    if not storages.is_ours(tensor):
+        raise UnsupportedTensor(
+            f"a tensor {_shown(tensor)} is on {tensor.device}, and only those on the device jax lie on a mesh",
+            hint='dynaxla.enable_device(), and move it there: x.to("jax")',
+        )
+
+
+def _shown(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.Module:
+    """Have a module's parameters and buffers, and the gradients that they have, lie on a mesh. It is moved to the device "jax" if it is not
+    there.
+
+    specs: by pattern, as of fnmatch, of names in `named_parameters` and `named_buffers`; the last one that matches holds. What none
+    matches is whole on each device. Returns: the module.
+
+    Raises: ArgumentError for a pattern that matches no name; as `mark_sharding`. If a spec is none of its tensor, nothing has been sharded.
+    """
+    mesh = Mesh.of(mesh)
+    if not all(map(storages.is_ours, _tensors(model).values())):
+        model.to(f"jax:{mesh.devices[0]}")
+    tensors = _tensors(model)
+    for pattern in specs:
+        if not any(fnmatchcase(name, pattern) for name in tensors):
+            names = ", ".join(list(tensors)[:20])
+            raise ArgumentError(f"the pattern {pattern!r} matches no parameter or buffer", hint=f"there are {names}")
+    chosen = {name: next((spec for pattern, spec in reversed(list(specs.items())) if fnmatchcase(name, pattern)), ()) for name in tensors}
+    for name, tensor in tensors.items():
+        try:
+            _checked(tensor, mesh, chosen[name])
+        except ArgumentError as error:
+            raise ArgumentError(f"{name}: {error.message}", hint=error.hint) from None
+    for name, tensor in tensors.items():
+        mark_sharding(tensor, mesh, chosen[name])
+        if tensor.grad is not None:
+            mark_sharding(tensor.grad, mesh, chosen[name])
+    return model
+
+
+def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def sharding_of(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
+    """How a tensor that fills its storage lies on a mesh, by its own dimensions; None for one on a single device.
+
+    Raises: UnsupportedTensor for one that is not on the device "jax".
+    """
+    _check_kind(tensor)
+    return meshes.sharding_of(copies.value_of(tensor.detach()))
+
+
+def local_shards(tensor: torch.Tensor) -> list[tuple[torch.device, tuple[slice, ...], torch.Tensor]]:
+    """The parts of a tensor on the devices of this process: where each lies, which part it is, and a copy on the CPU.
+
+    Raises: UnsupportedTensor for a tensor that is not on the device "jax".
+    """
+    _check_kind(tensor)
+    array = copies.value_of(tensor.detach())
+    numbers = {device: index for index, device in enumerate(jax.local_devices())}
+    return [
+        (torch.device("jax", numbers[shard.device]), shard.index, storages.on_host(shard.data, tensor.dtype))
+        for shard in array.addressable_shards
+    ]

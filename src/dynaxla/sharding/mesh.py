@@ -1,0 +1,73 @@
+"""Devices with axes: what tensors are sharded over."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import torch
+
+from ..device import places
+from ..errors import ArgumentError
+from ..lowering.ops import sharding_constraints
+
+
+class Mesh:
+    """Devices of the device "jax" in rows and columns, each axis with a size and a name.
+
+    Attributes: sizes; names; devices (by their numbers: 3 is "jax:3"), in row-major order.
+    """
+
+    def __init__(self, sizes: Sequence[int], names: Sequence[str], devices: Sequence[int | str | torch.device] | None = None) -> None:
+        """devices: which ones, in order; by default as many as are needed, from "jax:0" on.
+
+        Raises: ArgumentError for sizes and names that are no mesh, or too few devices; RuntimeError for a device that does not exist.
+        """
+        self.sizes, self.names = tuple(int(size) for size in sizes), tuple(names)
+        count = math.prod(self.sizes)
+        shown = f"a mesh of sizes {self.sizes} with axes {self.names}"
+        if not self.sizes or len(self.sizes) != len(self.names) or min(self.sizes) < 1:
+            raise ArgumentError(f"{shown}: sizes are positive, and each has a name", hint='as in Mesh((2, 4), ("fsdp", "tp"))')
+        if len(set(self.names)) < len(self.names) or not all(isinstance(name, str) and name.isidentifier() for name in self.names):
+            raise ArgumentError(f"{shown}: names are identifiers, each another one", hint='as in Mesh((2, 4), ("fsdp", "tp"))')
+        self.devices = tuple(range(count)) if devices is None else tuple(places.named(device).index for device in devices)
+        there = len(places.devices())
+        if len(self.devices) != count or len(set(self.devices)) < count:
+            raise ArgumentError(
+                f"{shown} needs {count} different devices, not {list(self.devices)}", hint="give as many as sizes multiply to"
+            )
+        if max(self.devices) >= there:
+            raise ArgumentError(
+                f"{shown} needs {count} devices, and JAX has {there} here",
+                hint=f"make it smaller; for trials on a CPU start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}",
+            )
+        sharding_constraints.mesh(self.sizes, self.names, self.devices)
+
+    @staticmethod
+    def of(mesh: Any) -> Mesh:
+        """A mesh, or torch's DeviceMesh, whose ranks are the devices' numbers. Raises: ArgumentError for something else."""
+        if isinstance(mesh, Mesh):
+            return mesh
+        names, ranks = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "mesh", None)
+        if not isinstance(ranks, torch.Tensor):
+            raise ArgumentError(f"{mesh!r} is no mesh", hint="make one by dynaxla.Mesh(sizes, names), or give a torch DeviceMesh")
+        if names is None:
+            raise ArgumentError(f"{mesh!r} has no names for its dimensions", hint="give it mesh_dim_names")
+        return Mesh(tuple(ranks.shape), names, ranks.flatten().tolist())
+
+    @property
+    def jax(self) -> jax.sharding.Mesh:
+        """The same for JAX."""
+        return sharding_constraints.mesh(self.sizes, self.names, self.devices)
+
+    def __repr__(self) -> str:
+        axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
+        return f"Mesh({axes}; devices {list(self.devices)})"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and (self.sizes, self.names, self.devices) == (other.sizes, other.names, other.devices)
+
+    def __hash__(self) -> int:
+        return hash((self.sizes, self.names, self.devices))

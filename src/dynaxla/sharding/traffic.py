@@ -1,0 +1,162 @@
+"""What compiled programs move between the devices of a mesh, and what each device keeps: read from XLA's own text of them."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from ..engine import executable
+from ..engine.executable import Executable
+from ..errors import ArgumentError
+
+_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{_KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
+_ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_LINE = re.compile(r"at\[([^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Collectives of a program that are alike.
+
+    Attributes: program (its name); kind (XLA's); axes (of the mesh, between whose devices it moves data; those of its groups as text where
+    they are no axes); count; bytes (of all their results on one device); lines (the user's, as far as they are known).
+    """
+
+    program: str
+    kind: str
+    axes: str
+    count: int
+    bytes: int
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Of a program on each device, in bytes.
+
+    Attributes: program; arguments; results (without those that are written in place); temporary.
+    """
+
+    program: str
+    arguments: int
+    results: int
+    temporary: int
+
+
+@dataclass(frozen=True)
+class Report:
+    """What programs move and keep. Attributes: collectives; memory. Its text is a table."""
+
+    collectives: tuple[Collective, ...]
+    memory: tuple[Memory, ...]
+
+    def count(self, kind: str) -> int:
+        """How many collectives of a kind there are in all programs."""
+        return sum(item.count for item in self.collectives if item.kind == kind)
+
+    def __str__(self) -> str:
+        moved = Table("program", "collective", "axes", "count", "bytes", "lines", title="Moved, by device")
+        for item in self.collectives:
+            moved.add_row(item.program, item.kind, item.axes, str(item.count), f"{item.bytes:,}", "\n".join(item.lines))
+        kept = Table("program", "arguments", "results", "temporary", title="Bytes on each device")
+        for memory in self.memory:
+            kept.add_row(memory.program, *(f"{value:,}" for value in (memory.arguments, memory.results, memory.temporary)))
+        text = io.StringIO()
+        Console(width=140, file=text).print(moved, kept)
+        return text.getvalue()
+
+
+def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+    """What the programs of one call move and keep. The function (compiled by torch.compile or compile_step, or one that calls such) is
+    called, with all that it does: a training step trains.
+
+    Raises: ArgumentError if the call runs no compiled program on a mesh.
+    """
+    with executable.watched() as ran:
+        function(*args, **kwargs)
+    found = [program for program in dict.fromkeys(ran) if program.program is not None and program.program.mesh is not None]
+    if not found:
+        raise ArgumentError(
+            f"a call of {getattr(function, '__name__', function)!r} runs no compiled program on several devices",
+            hint="compile it with torch.compile or dynaxla.compile_step, and shard what it reads: dynaxla.mark_sharding",
+        )
+    collectives = [item for program in found for item in _collectives(program)]
+    return Report(tuple(collectives), tuple(map(_memory, found)))
+
+
+def _collectives(ran: Executable) -> list[Collective]:
+    assert ran.program is not None
+    mesh = ran.program.mesh
+    found: dict[tuple[str, str], list[tuple[int, str]]] = {}
+    for match in _INSTRUCTION.finditer(ran.program.text()):
+        rest = match["rest"]
+        line = _LINE.search(rest)
+        size = _bytes(match["type"], "-start(" in match[0])
+        found.setdefault((match["kind"], _axes(rest, mesh)), []).append((size, line[1] if line else ""))
+    return [
+        Collective(ran.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line})))
+        for (kind, axes), items in sorted(found.items())
+    ]
+
+
+def _bytes(text: str, is_start: bool) -> int:
+    """The size of a collective's result. text: its type in HLO; is_start: which has the operands first."""
+    sizes = [-(-math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8) for dtype, shape in _ARRAY.findall(text)]
+    return sum(sizes[len(sizes) // 2 :] if is_start and len(sizes) > 1 else sizes)
+
+
+def _bits(dtype: str) -> int:
+    """Of an element. dtype: as in HLO."""
+    found = re.search(r"\d+", dtype)
+    return 8 if found is None else int(found[0])
+
+
+def _axes(text: str, mesh: Any) -> str:
+    """The axes of a mesh between whose devices a collective works. text: its attributes in HLO."""
+    groups = _groups(text)
+    if groups is None:
+        return ", ".join(mesh.axis_names)
+    names = list(mesh.axis_names)
+    grid = np.arange(mesh.size).reshape([mesh.shape[name] for name in names])
+    for count in range(1, len(names) + 1):
+        for chosen in itertools.combinations(range(len(names)), count):
+            rest = [axis for axis in range(len(names)) if axis not in chosen]
+            rows = grid.transpose([*rest, *chosen]).reshape(-1, math.prod(grid.shape[axis] for axis in chosen))
+            if {frozenset(row.tolist()) for row in rows} == groups:
+                return ", ".join(names[axis] for axis in chosen)
+    return " ".join(str(sorted(group)) for group in sorted(groups, key=min))
+
+
+def _groups(text: str) -> set[frozenset[int]] | None:
+    """Which devices work together; None for all."""
+    if listed := _LISTED.search(text):
+        return {frozenset(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1] or "")} or None
+    if iota := _IOTA.search(text):
+        shape, dims, order = ([int(part) for part in group.split(",")] if group else [] for group in iota.groups())
+        numbers = np.arange(math.prod(dims)).reshape(dims)
+        rows = (numbers.transpose(order) if order else numbers).reshape(shape)
+        return {frozenset(row.tolist()) for row in rows}
+    return None
+
+
+def _memory(ran: Executable) -> Memory:
+    assert ran.program is not None
+    stats = ran.program.memory()
+    return Memory(
+        ran.name,
+        stats.argument_size_in_bytes,
+        stats.output_size_in_bytes - stats.alias_size_in_bytes,
+        stats.temp_size_in_bytes,
+    )

@@ -1,0 +1,38 @@
+"""What XLA's partitioner gets: general branches, the user's lines, and the same values."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from dynaxla.lowering.cpu import exponential, folding
+from dynaxla.lowering.cpu.in_memory import in_memory
+from dynaxla.lowering.cpu.partitionable import partitionable
+
+
+def _program(x: jax.Array) -> dict[str, jax.Array]:
+    with jax.named_scope("at[model.py:3]"):
+        total = folding.reduce_sum(in_memory(exponential.exp(x)), (1,))
+    return {"total": total, "product": x @ x.T}
+
+
+def test_general_branches_and_lines() -> None:
+    x = np.linspace(-1, 1, 8 * 256, dtype=np.float32).reshape(8, 256)
+    general = jax.jit(partitionable(_program)).trace(x)
+    assert {equation.primitive.name for equation in general.jaxpr.eqns} <= {"exp", "reduce_sum", "transpose", "dot_general"}
+    assert "at[model.py:3]" in {str(equation.source_info.name_stack) for equation in general.jaxpr.eqns}
+    assert "cond" in str(jax.make_jaxpr(_program)(x)), "there is something to leave out"
+    found, expected = general.lower().compile()(x), jax.jit(_program)(x)
+    assert found.keys() == expected.keys()
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], rtol=1e-5)
+
+
+def test_branches_by_value_stay() -> None:
+    def program(x: jax.Array) -> jax.Array:
+        return lax.cond(x[0] > 0, jnp.sin, jnp.cos, x)
+
+    for x in (np.ones(3, np.float32), -np.ones(3, np.float32)):
+        np.testing.assert_array_equal(jax.jit(partitionable(program))(x), jax.jit(program)(x))

@@ -221,6 +221,33 @@ def check_constraints_in_programs() -> None:
             torch.testing.assert_close((result.cpu(), leaf.grad.cpu()), expected, rtol=1e-4, atol=1e-5)
 
 
+def check_constraints_in_steps() -> None:
+    host, weight = _made(8, 16, spec=("tp",))
+    given = torch.randn(4, 8)
+    leaf = nn.Parameter(weight)
+    updates = torch.optim.SGD([leaf], lr=0.1)
+
+    def of(x: torch.Tensor, weight: torch.Tensor, mark: bool) -> torch.Tensor:
+        hidden = x @ weight
+        return (mark_sharding(hidden, MESH, ("tp", "fsdp")) if mark else hidden).sin()
+
+    @dynaxla.compile_step(fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        result = of(x, leaf, True)
+        result.sum().backward()
+        updates.step()
+        updates.zero_grad()
+        return result.detach()
+
+    expected = nn.Parameter(host.clone())
+    of(given, expected, False).sum().backward()
+    result = step(given.to("jax"))
+    assert spec_of(result) == ("tp", "fsdp")
+    torch.testing.assert_close(result.cpu(), of(given, host, False), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(leaf.detach().cpu(), host - 0.1 * expected.grad, rtol=1e-4, atol=1e-5)
+    assert spec_of(leaf) == ("tp",)
+
+
 def check_kernels_of_torchs() -> None:
     @torch.library.custom_op("dynaxla_test::reversed_rows", mutates_args=())
     def reversed_rows(x: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
@@ -10,12 +10,13 @@ import jax
 import torch
 from jax.sharding import PartitionSpec
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..device import copies, gradient_shardings, storages
 from ..device.memory import Place
 from ..errors import ArgumentError, UnsupportedTensor
 from ..lowering.ops import sharding_constraints
-from ..runtime import meshes
+from ..runtime import meshes, private
 from .mesh import Mesh
 
 # By dimension: the axes along which it is sharded.
@@ -27,18 +28,20 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
 
     spec: for each dimension None, an axis' name, or a tuple of names, as in JAX's PartitionSpec; dimensions that are left out are whole on
     each device. Inside a program (torch.compile, compile_step, to_jax, and for what lazy mode has recorded) it says how the result lies
-    there, and gradients lie alike. Returns: the tensor; inside a program a new one.
+    there; gradients lie alike, but in steps, where XLA chooses. Returns: the tensor; inside a program a new one.
 
     Raises: ArgumentError for what is no spec of the tensor; UnsupportedTensor for one that is not on the device, or a part of another.
     """
     mesh = Mesh.of(mesh)
     axes = _checked(tensor, mesh, spec)
+    if isinstance(tensor, FakeTensor):
+        return _recorded(tensor, lambda x: sharding_constraints.OP(x, mesh.sizes, mesh.names, mesh.devices, axes))
     if torch.compiler.is_compiling():
-        return sharding_constraints.sharding_constraint(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
+        return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     _check_kind(tensor)
     storage = tensor.untyped_storage()
     if isinstance(storages.held_by(storage), storages.StandIn) or storages.hold_tracers([tensor]):
-        return sharding_constraints.sharding_constraint(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
+        return sharding_constraints.OP(tensor, mesh.sizes, mesh.names, mesh.devices, axes)
     place = Place.of(tensor)
     if tensor.numel() and not place.fills(storage.nbytes()):
         raise UnsupportedTensor(
@@ -57,6 +60,15 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
         if array.sharding == sharding or storages.replace_arrays([(storage, array, meshes.moved(array, sharding))]):
             break
     return tensor
+
+
+def _recorded(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """What a step that is recorded has in a tensor's place. It does not record functions with a derivative of their own, nor hooks, so how
+    the gradient lies is left to XLA."""
+    result = tensor.clone()
+    with torch.no_grad(), private.below_autograd():
+        result.copy_(constrain(result))
+    return result
 
 
 def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:

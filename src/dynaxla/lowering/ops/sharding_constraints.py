@@ -40,7 +40,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
 
 
 def _backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    return sharding_constraint(grad, *ctx.how), None, None, None, None
+    return OP(grad, *ctx.how), None, None, None, None
 
 
 sharding_constraint.register_autograd(_backward, setup_context=_save)

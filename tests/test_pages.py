@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -32,6 +33,11 @@ expected = torch.ones(4, 4, requires_grad=True)
 torch.nn.functional.silu(expected @ expected.T).sum().backward()
 torch.testing.assert_close(torch.tensor(slope.tolist()), expected.grad)
 """,
+    "many-devices": """
+assert losses[0] > losses[1] > losses[2]
+weight = model[0].weight
+assert [tuple(dynaxla.sharding.sharding_of(x).spec) for x in (weight, optimizer.state[weight]["exp_avg"])] == [("tp", "fsdp")] * 2
+""",
     "torchax": """
 torch.testing.assert_close(jnp.square(prediction - ys).mean().item(), torch_losses[0], rtol=1e-4, atol=1e-6)
 torch.testing.assert_close(torch.tensor(losses), torch.tensor(torch_losses), rtol=1e-4, atol=1e-6)
@@ -59,7 +65,8 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     program = "\n".join([*blocks, CHECKS[page]])
     if "enable_device()" in program:  # which is for a process's life
         (tmp_path / "page.py").write_text(program)
-        done = subprocess.run([sys.executable, "page.py"], capture_output=True, text=True, check=False)
+        devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"} if page == "many-devices" else {}
+        done = subprocess.run([sys.executable, "page.py"], env=os.environ | devices, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     else:
         exec(compile(program, f"{page}.md", "exec"), {"__name__": "page"})

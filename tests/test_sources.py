@@ -30,6 +30,8 @@ OPEN = frozenset(
         *("_aot_autograd", "_decomp", "_device", "_dynamo", "_functorch", "_guards", "_inductor", "_ops", "_prims", "_prims_common"),
         *("_pytree", "_python_dispatch", "_subclasses", "_boxed_call", "_torchdynamo_orig_callable"),
         *("_disable_current_modes", "_get_current_dispatch_mode_stack", "_get_current_function_mode_stack"),
+        # The namespace of collectives in graphs.
+        "_c10d_functional",
         # What ops say of themselves.
         *("_schema", "_opname", "_overloadname", "_can_decompose"),
         # Base classes in torch.nn; named tuples; CPython.

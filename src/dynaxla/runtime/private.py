@@ -445,6 +445,12 @@ def made_into_op(value: Any) -> Any:
 PLACEMENTS, PROCESSES = "torch._C._distributed", "torch._C._distributed_c10d"
 
 
+def local_part(tensor: Any) -> torch.Tensor:
+    """What of a DTensor lies on this process, itself: `to_local` gives a view."""
+    found: torch.Tensor = tensor._local_tensor
+    return found
+
+
 def finished_work() -> Any:
     """What an op of torch.distributed gives for work that is done."""
     return torch.distributed.Work.boxed(torch._C._distributed_c10d.FakeWork())

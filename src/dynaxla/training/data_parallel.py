@@ -100,8 +100,7 @@ class _Average:
 
 def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
     """Give each parameter the mean of its gradients over the group's processes: one collective for each dtype."""
-    from torch.distributed import _functional_collectives as functional
-
+    functional = torch.ops._c10d_functional
     with torch.no_grad():
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
         for parameter in parameters:
@@ -109,17 +108,16 @@ def _average(parameters: list[torch.nn.Parameter], group: Any) -> None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
         for gradients in by_dtype.values():
             shares = [gradient / group.size() for gradient in gradients]
-            for gradient, total in zip(gradients, functional.all_reduce_coalesced(shares, "sum", group), strict=True):
-                gradient.copy_(total)
+            for gradient, total in zip(gradients, functional.all_reduce_coalesced(shares, "sum", group.group_name), strict=True):
+                gradient.copy_(functional.wait_tensor(total))
 
 
 def _share_buffers(buffers: Sequence[torch.Tensor], group: Any) -> None:
     """Give all processes the buffers of the first one, as the module does before a forward pass."""
-    from torch.distributed import _functional_collectives as functional
-
+    functional = torch.ops._c10d_functional
     with torch.no_grad():
         for buffer in buffers:
-            buffer.copy_(functional.broadcast(buffer, 0, group))
+            buffer.copy_(functional.wait_tensor(functional.broadcast(buffer, 0, group.group_name)))
 
 
 # What runs inside of these is not the step's.

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ..runtime import private
+
 
 def local_lists(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]] | None:
     """The arguments of a fused step with local tensors in the places of DTensors.
@@ -44,4 +46,4 @@ def _is_distributed(tensor: Any) -> bool:
 
 
 def _local(tensor: Any) -> Any:
-    return tensor._local_tensor if _is_distributed(tensor) else tensor
+    return private.local_part(tensor) if _is_distributed(tensor) else tensor

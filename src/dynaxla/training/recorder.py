@@ -139,7 +139,8 @@ class Recorder:
                 found = writing_collectives.note(op, args)
             if found is not NotImplemented:
                 return found
-        if op.namespace in NAMESPACES and not (op._schema.name in COLLECTIVES or op._schema.name == WAIT):
+        waits = op._schema.name == WAIT and isinstance(args[0], FakeTensor)  # for what the step itself has called
+        if op.namespace in NAMESPACES and not (waits or op._schema.name in COLLECTIVES):
             hint = "compile the model alone with torch.compile(model, backend='dynaxla'); backward, collectives and optimizer run as usual"
             raise CaptureError(f"a step calls {op}, a collective or other work in the background", op=str(op), hint=hint)
         if op is aten._local_scalar_dense.default:

@@ -336,7 +336,7 @@ class Visitor:
     def _note(self, values: dict[str, Any], name: str, path: str, names: Names, trusted: bool, by_trusted: bool) -> None:
         """One global. trusted: its module is; only what could be patched counts then. by_trusted: the code that reads it is, too."""
         value = values[name]
-        if trusted and "__getattribute__" in vars(type(value)) and is_trusted_class(type(value)):
+        if trusted and isinstance(vars(type(value)).get("__getattribute__"), types.FunctionType) and is_trusted_class(type(value)):
             self._space_item(values, name, value)  # asking it anything may warn: `torch.distributed.reduce_op`
         elif isinstance(value, types.ModuleType):
             self._space_item(values, name, value)

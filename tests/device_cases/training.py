@@ -214,7 +214,8 @@ def check_recurrent_layers() -> None:
         torch.manual_seed(0)
         x = torch.randn(2, 3, 4, dtype=torch.float64)
         layers = [
-            nn.LSTM(4, 3, num_layers=2, bidirectional=True), nn.LSTM(4, 3, proj_size=2), nn.GRU(4, 3, bias=False, batch_first=True),
+            nn.LSTM(4, 3, num_layers=2, bidirectional=True), nn.LSTM(4, 3, proj_size=2), nn.LSTM(4, 3, bias=False),
+            nn.GRU(4, 3, bias=False, batch_first=True),
             nn.GRU(4, 3, 2), nn.RNN(4, 3, nonlinearity="relu"), nn.GRUCell(4, 3), nn.LSTMCell(4, 3), nn.RNNCell(4, 3),
         ]  # fmt: skip
         found = []

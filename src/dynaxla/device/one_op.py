@@ -136,6 +136,11 @@ def _replace(value: Any, function: Callable[[Any], Any]) -> Any:
     return torch.device("cpu") if isinstance(value, torch.device) else value
 
 
+def _lstm_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, cx: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    """Also without biases, where torch's own raises."""
+    return cx.new_empty(cx.shape), cx.new_empty(cx.shape), input_gates.new_empty(input_gates.shape)
+
+
 def _gru_cell(input_gates: torch.Tensor, hidden_gates: torch.Tensor, hx: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
     return hx.new_empty(hx.shape), hx.new_empty(hx.shape[0], 5 * hx.shape[1])
 
@@ -165,8 +170,9 @@ def _grouped_mm(x: torch.Tensor, y: torch.Tensor, *args: Any, out_dtype: torch.d
     return x.new_empty_strided((*outer, columns), (*strides, 1))
 
 
-# Results of ops that torch has no fake results of on a CPU. Source: ATen native/cuda/RNN.cu
+# Results of ops of which torch has no fake results on a CPU, or not of all calls. Source: ATen native/cuda/RNN.cu
 _FAKES: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten._thnn_fused_lstm_cell.default: _lstm_cell,
     torch.ops.aten._thnn_fused_gru_cell.default: _gru_cell,
     torch.ops.aten._thnn_fused_gru_cell_backward.default: _gru_cell_backward,
     torch.ops.aten.histc.default: _histc,

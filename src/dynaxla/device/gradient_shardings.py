@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..runtime import meshes
-from . import storages
+from . import copies, storages
 from .recording import Waiting
 
 # What has been sharded, and may get a gradient.
@@ -34,12 +34,13 @@ def _follow(gradient: torch.Tensor, tensor: torch.Tensor) -> None:
     """gradient: with the tensor's shape and strides."""
     storage = gradient.untyped_storage()
     shape, sharding = storages.lies(tensor.untyped_storage())
-    own, present = storages.lies(storage)
-    is_whole = gradient.numel() * gradient.itemsize == storage.nbytes()
-    if sharding is None or present == sharding or own != shape or not is_whole:
+    if sharding is None or gradient.numel() * gradient.itemsize != storage.nbytes():
         return
     held = storages.held_by(storage)
     if isinstance(held, Waiting) and held.recording is not None:
-        held.sharding = sharding
-    elif (array := storages.array_of(storage)) is not None:
+        if held.kind[0] == shape:
+            held.sharding = sharding
+        return
+    array = copies.packed_array(gradient)  # a program may have given it in another shape
+    if array.shape == shape and meshes.sharding_of(array) != sharding:
         storages.replace_arrays([(storage, array, meshes.moved(array, sharding))])

@@ -26,6 +26,21 @@ from .expected import ON_THE_DEVICE, by_case
 from .trial import SEED, Outcome, Raised, Run, Runner, error_name, gradients_of, quiet, states_of
 
 
+def _values(run: Run) -> list[torch.Tensor]:
+    """All that a call gave."""
+    return [item for item in pytree.tree_leaves((run.inputs, run.result, run.gradients)) if isinstance(item, torch.Tensor)]
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach().to_dense() if tensor.layout != torch.strided else tensor.detach()
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _is_close(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two runs of a kernel differ by rounding alone."""
+    return one.dtype == other.dtype and torch.allclose(_wide(one), _wide(other), rtol=1e-2, atol=1e-6, equal_nan=True)
+
+
 def to_the_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     """Copies that lie in memory as these do, and share it as they do."""
     storages: dict[int, torch.UntypedStorage] = {}
@@ -129,7 +144,7 @@ class DeviceRunner(Runner):
             filled = self._call(trial, None)
         finally:
             torch.use_deterministic_algorithms(False)
-        if isinstance(super().compare(trial, filled, expected), Outcome):
+        if all(map(_is_close, _values(filled), _values(expected))):
             return found
         return Outcome("pass", "values not compared: uninitialised memory")
 

@@ -49,12 +49,12 @@ def check_stale_views_are_found() -> None:
     finish = op_by_op._Call.finish
     first: dict[int, tuple[torch.UntypedStorage, Any]] = {}
 
-    def stale(call: Any) -> Any:
+    def stale(call: Any, *settings: Any) -> Any:
         for slot, storage in call.storages.items() if call.op is torch.ops.aten.clone.default else ():
             old = first.setdefault(storage._cdata, (storage, call.arrays[slot]))[1]
             if old is not None and (old.shape, old.dtype) == (call.arrays[slot].shape, call.arrays[slot].dtype):
                 call.arrays[slot] = old
-        return finish(call)
+        return finish(call, *settings)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(op_by_op._Call, "finish", stale)

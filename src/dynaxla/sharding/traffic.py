@@ -5,14 +5,13 @@ from __future__ import annotations
 import io
 import itertools
 import math
+import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from ..engine import executable
 from ..engine.executable import Executable
@@ -67,6 +66,11 @@ class Report:
         return sum(item.count for item in self.collectives if item.kind == kind)
 
     def __str__(self) -> str:
+        state = random.getstate()
+        from rich.console import Console  # which draws from Python's random numbers when it is imported
+        from rich.table import Table
+
+        random.setstate(state)
         moved = Table("program", "collective", "axes", "count", "bytes", "lines", title="Moved, by device")
         for item in self.collectives:
             moved.add_row(item.program, item.kind, item.axes, str(item.count), f"{item.bytes:,}", "\n".join(item.lines))

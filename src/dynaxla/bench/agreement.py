@@ -91,6 +91,11 @@ def _compare_leaf(mine: Any, eager: Any, reference: Any, moved: Sequence[Any], w
     for fact in ("shape", "dtype", "device"):
         if getattr(mine, fact) != getattr(eager, fact):
             return Agreement(False, detail=f"{fact} {getattr(mine, fact)}, eager gives {getattr(eager, fact)}")
+    if eager.is_complex():
+        parts = [
+            torch.view_as_real(item) if isinstance(item, torch.Tensor) and item.is_complex() else item for item in (mine, eager, reference)
+        ]
+        return _compare_leaf(parts[0], parts[1], parts[2], [torch.view_as_real(item) for item in moved], whole)
     if not eager.is_floating_point():
         differing = int((mine != eager).sum())
         return Agreement(not differing, float(differing > 0), detail=f"{differing} of {eager.numel()} elements differ" if differing else "")

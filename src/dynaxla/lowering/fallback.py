@@ -7,7 +7,9 @@ a buffer of the program would be written.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -84,11 +86,16 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
 
+    variant = _out_variant(function) if len(tensor_outputs) == len(outputs) else None
+
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         values = list(leaves)
         for index, tensor in zip(positions, tensors, strict=True):
             values[index] = tensor
         real_args, real_kwargs = pytree.tree_unflatten(values, tree)
+        if variant is not None and len(variant.names) == len(buffers):
+            variant.op(*real_args, **real_kwargs, **dict(zip(variant.names, buffers, strict=True)))
+            return
         results = pytree.tree_leaves(function(*real_args, **real_kwargs))
         found = [result for result in results if isinstance(result, torch.Tensor)]
         if len(found) != len(tensor_outputs):
@@ -106,6 +113,30 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     found = iter(call_back(ctx, write, arrays, tensor_outputs, views=views, plain=plain, acts=acts, copies=may_keep(function)))
     values = [next(found) if isinstance(spec, TensorSpec) else None for spec in outputs]
     return pytree.tree_unflatten(values, output_tree)
+
+
+@dataclass(frozen=True)
+class _OutVariant:
+    """An overload that writes its results where it is told. Attributes: op; names (of the arguments that say where, in order)."""
+
+    op: torch._ops.OpOverload
+    names: tuple[str, ...]
+
+
+@functools.cache
+def _out_variant(op: Any) -> _OutVariant | None:
+    """That of an op of ATen's; None if it has none."""
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
+        return None
+    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))
+    wanted = [(argument.name, str(argument.type)) for argument in op._schema.arguments]
+    for name in packet.overloads():
+        other = getattr(packet, name)
+        out = [argument for argument in other._schema.arguments if argument.is_out]
+        given = [(argument.name, str(argument.type)) for argument in other._schema.arguments if not argument.is_out]
+        if out and given == wanted and all(str(argument.type) == "Tensor" for argument in out):
+            return _OutVariant(other, tuple(argument.name for argument in out))
+    return None
 
 
 def call_back(

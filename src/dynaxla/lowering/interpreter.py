@@ -21,7 +21,7 @@ from ..observe import coverage
 from . import dtypes, fallback, refusals
 from .asynchronous import is_collective
 from .context import Context
-from .cpu import weight_orders
+from .cpu import faster_kernels, weight_orders
 from .cpu.in_memory import in_memory
 from .cpu.shared_values import shared_values
 from .graphs import FOR_CHECKS, describe_inputs, line_scope, user_line
@@ -226,8 +226,13 @@ class Interpreter:
         kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
         if step.takes_context:
             kwargs["ctx"] = ctx
+        problem = faster_kernels.problem_of(node, ctx) if self.kernels else None
         try:
-            value = step.function(*args, **kwargs)
+            if problem is None:
+                value = step.function(*args, **kwargs)
+            else:
+                form = ctx.choose(faster_kernels.KERNEL, problem)
+                value = form.run(problem, lambda: _call_kernel(node, values, ctx), lambda: step.function(*args, **kwargs))
         except UnsupportedOp as error:
             if not self.kernels or not fallback.can_stand_in(node.target):
                 raise _located(error, node) from None
@@ -255,6 +260,10 @@ def _dtypes(node: Node) -> set[torch.dtype]:
 
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
     coverage.fell_back(str(node.target), reason, user_line(node))
+    return _call_kernel(node, values, ctx, must_run)
+
+
+def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bool = False) -> Any:
     args = [_substitute(arg, values) for arg in node.args]
     kwargs = {name: _substitute(arg, values) for name, arg in node.kwargs.items()}
     return fallback.call_kernel(ctx, args, kwargs, must_run)

@@ -17,8 +17,9 @@ import functools
 import os
 from typing import Any
 
-# Bytes of a program's temporary memory and results, from which glibc would return them.
-LARGE = 16 << 20
+# Bytes of a program's temporary memory and results, from which glibc returns them: its own thresholds begin at 128 KiB, and follow what is
+# freed only as far as one piece at a time.
+LARGE = 256 << 10
 # Source: mallopt(3).
 _M_MXFAST, _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _MOST = 1, -1, -3, 2**31 - 1
 

@@ -12,7 +12,7 @@ from jax import Array, lax
 
 from .. import dtypes
 from ..context import Context
-from ..cpu.folding import reduce_max, reduce_min
+from ..cpu.folding import reduce_max, reduce_min, reduce_prod, sum_neighbours
 from ..dimensions import reduced, surely, wrap
 from ..dtypes import DType
 from ..promotion import broadcast_shapes, convert, expand
@@ -99,7 +99,7 @@ def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | Non
     """
     out = dtype or dtypes.widen_integers(x.dtype)
     dims = reduced(dim, x.ndim)
-    reduce = lax.reduce_and if out == np.bool_ else lax.reduce_prod
+    reduce = lax.reduce_and if out == np.bool_ else reduce_prod
     return keep(convert(reduce(convert(x, dtypes.accumulator(out)), dims), out), x, dims, keepdim)
 
 
@@ -340,11 +340,11 @@ def _moments(x: Array, dim: Dims, correction: float | None) -> tuple[Array, Arra
     dims = reduced(dim, x.ndim)
     x = convert(x, dtypes.accumulator(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
-    total = lax.reduce_sum(x, dims)
+    total = sum_neighbours(x, dims)
     center = lax.div(total, _number(count, total))
     away = lax.sub(x, spread(center, x.shape, dims))
     parts = [lax.real(away), lax.imag(away)] if dtypes.is_complex(x.dtype) else [away]
-    squares = functools.reduce(lax.add, [lax.reduce_sum(lax.square(part), dims) for part in parts])
+    squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
     freedom = max(count - (1 if correction is None else correction), 0)
     return lax.div(squares, _number(freedom, squares)), center, dims
 
@@ -411,7 +411,7 @@ def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
     # An infinite maximum would make inf - inf.
     top = lax.select(lax.is_finite(top), top, _number(0, top))
     shift = convert(top, work.dtype)
-    total = lax.log(lax.reduce_sum(lax.exp(lax.sub(work, spread(shift, x.shape, dims))), dims))
+    total = lax.log(sum_neighbours(lax.exp(lax.sub(work, spread(shift, x.shape, dims))), dims))
     return keep(convert(lax.add(total, shift), out), x, dims, keepdim)
 
 

@@ -1,0 +1,189 @@
+"""Ops that torch's own kernels compute faster than XLA:CPU, which calls one function for each number of some, sorts by comparisons that it
+compiles, and adds scans up in passes over all numbers.
+
+What a kernel saves is told in nanoseconds for each number of the op's largest tensor, measured (`dynaxla bench-cpu ops`, one thread) where
+nothing stands around the op. A program that calls one writes the operands to memory, and reads the results from there, which XLA would
+compute on the way: the table has what saves more than that. To call a kernel takes some 20 microseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..context import Context
+from ..forms import Forms
+from ..metadata import TensorSpec
+
+aten = torch.ops.aten
+
+# Nanoseconds that a kernel has to save.
+_WORTHWHILE = 50_000
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call of an op. Attributes: op; dtype (torch's, of its first tensor); numbers (of its largest tensor); settings (its arguments that
+    are no tensors, by name, as far as it is given any); platform."""
+
+    op: torch._ops.OpOverload
+    dtype: torch.dtype
+    numbers: int
+    settings: tuple[tuple[str, Any], ...]
+    platform: str
+
+    def __str__(self) -> str:
+        return f"{self.op} of {self.numbers} numbers, {self.dtype}"
+
+
+# Nanoseconds for a number, by the dtypes for which the op has a kernel that is worth it.
+Saving = Mapping[torch.dtype, float]
+_HALVES = (torch.bfloat16,)
+_WIDE = (torch.float32, torch.float64)
+_INTEGERS = (torch.int32, torch.int64)
+
+
+def _floats(nanoseconds: float) -> Saving:
+    return dict.fromkeys(_WIDE, nanoseconds)
+
+
+def _numbers(nanoseconds: float) -> Saving:
+    return dict.fromkeys((*_WIDE, *_INTEGERS), nanoseconds)
+
+
+def _halves(nanoseconds: float) -> Saving:
+    return dict.fromkeys(_HALVES, nanoseconds)
+
+
+_SAVINGS: dict[torch._ops.OpOverload, Saving] = {
+    # One call of a function for each number.
+    aten.acos.default: _floats(16),
+    aten.asin.default: _floats(11),
+    aten.atan.default: _floats(15),
+    aten.atan2.default: _floats(19),
+    aten.cos.default: _floats(10),
+    aten.digamma.default: _floats(5),
+    aten.div.Tensor_mode: _floats(35),
+    aten.exp2.default: _floats(2),
+    aten.floor_divide.default: _floats(35),
+    aten.fmod.Scalar: _floats(30),
+    aten.fmod.Tensor: _floats(30),
+    aten.gcd.default: dict.fromkeys(_INTEGERS, 60),
+    aten.lcm.default: dict.fromkeys(_INTEGERS, 60),
+    aten.lgamma.default: _floats(4),
+    aten.log10.default: _floats(3),
+    aten.pow.Tensor_Scalar: _floats(5),
+    aten.pow.Tensor_Tensor: _floats(5),
+    aten.remainder.Scalar: _floats(30),
+    aten.remainder.Tensor: _floats(30),
+    aten.sin.default: _floats(10),
+    aten.special_bessel_j0.default: _floats(5),
+    aten.tan.default: _floats(35),
+    # Order.
+    aten.argsort.default: _numbers(150),
+    aten.argsort.stable: _numbers(150),
+    aten.kthvalue.default: _numbers(140),
+    aten.median.default: _numbers(240),
+    aten.median.dim: _numbers(200),
+    aten.mode.default: _numbers(100),
+    aten.nanmedian.default: _numbers(240),
+    aten.nanmedian.dim: _numbers(200),
+    aten.sort.default: _numbers(150),
+    aten.sort.stable: _numbers(150),
+    aten.topk.default: _numbers(150),
+    # Scans.
+    aten.cummax.default: _numbers(20),
+    aten.cummin.default: _numbers(20),
+    aten.cumprod.default: _numbers(9),
+    aten.cumsum.default: _numbers(6),
+    aten.logcumsumexp.default: _floats(300),
+    # Moves and sums that XLA does number by number.
+    aten._pdist_backward.default: _floats(100),
+    aten._pdist_forward.default: _floats(100),
+    aten.cat.default: _halves(7),
+    aten.dot.default: _floats(0.6),
+    aten.embedding_dense_backward.default: _halves(2.5),
+    aten.index_select.default: _floats(6),
+    aten.scatter_add.default: _floats(4),
+    aten.sum.default: _halves(1),
+    aten.sum.dim_IntList: _halves(1),
+    aten.trace.default: _floats(0.7),
+    aten.vdot.default: _floats(0.6),
+}
+
+
+def _is_costly_power(problem: Problem) -> bool:
+    """XLA multiplies where the exponent is a small whole number, and takes roots for halves of such."""
+    exponent = dict(problem.settings).get("exponent")
+    return not isinstance(exponent, (int, float)) or abs(exponent) > 4 or (2 * exponent) % 1 != 0
+
+
+def _is_of_smallest(problem: Problem) -> bool:
+    """XLA has a form of its own for the largest floats."""
+    return dict(problem.settings).get("largest") is False or not problem.dtype.is_floating_point
+
+
+def _floors(problem: Problem) -> bool:
+    return dict(problem.settings).get("rounding_mode") == "floor"
+
+
+def _is_of_columns(problem: Problem) -> bool:
+    """XLA copies whole rows as fast."""
+    return dict(problem.settings).get("dim") not in (0, None)
+
+
+# Which calls of an op its saving is of.
+_WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
+    aten.div.Tensor_mode: _floors,
+    aten.index_select.default: _is_of_columns,
+    aten.pow.Tensor_Scalar: _is_costly_power,
+    aten.topk.default: _is_of_smallest,
+}
+
+
+def _fits(problem: Problem) -> bool:
+    return problem.op in _SAVINGS
+
+
+def _suits(problem: Problem) -> bool:
+    saving = _SAVINGS[problem.op].get(problem.dtype, 0.0) * problem.numbers
+    return saving > _WORTHWHILE and _WHERE.get(problem.op, lambda _: True)(problem)
+
+
+KERNEL: Forms[Problem] = Forms("kernel")
+Compute = Callable[[], Any]
+
+
+@KERNEL.form("torch", platforms=["cpu"], fits=_fits, suits=_suits)
+def _by_torch(problem: Problem, kernel: Compute, lowering: Compute) -> Any:
+    return kernel()
+
+
+@KERNEL.form("xla")
+def _by_xla(problem: Problem, kernel: Compute, lowering: Compute) -> Any:
+    return lowering()
+
+
+def problem_of(node: Node, ctx: Context) -> Problem | None:
+    """The current node's problem; None for an op that has no faster kernel."""
+    if node.target not in _SAVINGS or ctx.platform != "cpu":
+        return None
+    op: Any = node.target
+    given = {argument.name: value for argument, value in zip(op._schema.arguments, node.args, strict=False)} | dict(node.kwargs)
+    specs = {name: _tensors(value, ctx) for name, value in given.items()}
+    tensors = [spec for found in specs.values() for spec in found]
+    results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
+    if not tensors or any(spec.dtype.is_complex for spec in (*tensors, *results)):
+        return None
+    settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
+    return Problem(op, tensors[0].dtype, max(math.prod(spec.shape) for spec in (*tensors, *results)), settings, ctx.platform)
+
+
+def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:
+    found = [ctx.spec_of(item) for item in (value if isinstance(value, (tuple, list)) else (value,))]
+    return [item for item in found if isinstance(item, TensorSpec)]

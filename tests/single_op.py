@@ -40,10 +40,10 @@ def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs
     return run_ops([Call(op, args, kwargs, expected)])[0]
 
 
-def run_ops(calls: Sequence[Call]) -> list[Any]:
-    """The results of each call, all computed by one program."""
+def run_ops(calls: Sequence[Call], options: Options | None = None) -> list[Any]:
+    """The results of each call, all computed by one program. options: by default each op has to have a lowering."""
     module, tensors, results = graph_of(calls)
-    given = iter(Program(AtenGraph("ops", module), Options(fallback="error"))(tensors))
+    given = iter(Program(AtenGraph("ops", module), options or Options(fallback="error"))(tensors))
     return pytree.tree_map_only(torch.fx.Node, lambda _: next(given), results)
 
 

@@ -53,6 +53,7 @@ ON_THE_DEVICE: tuple[Expected, ...] = (
     Expected("python_ref_db", "_refs._conversions.chalf", _ALL, _PLAIN, "RuntimeError", _HALF),
     Expected("op_db", "tensor_split", _ALL, _PLAIN, "RuntimeError", "torch wants a tensor of sections on the CPU, whatever the device"),
     Expected("op_db", "tensor_split", ("float64",), ("gradients",), "RuntimeError", "torch wants a tensor of sections on the CPU"),
+    Expected("python_ref_db", "_refs.tensor_split", _ALL, ("samples", "noncontiguous"), "ValueError", "as tensor_split"),
     Expected("op_db", "to_sparse", _ALL, _PLAIN, "NotImplementedError", "the device has strided tensors only"),
 )
 

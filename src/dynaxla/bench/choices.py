@@ -30,9 +30,10 @@ LAYERS = "layers"
 MEMORY = "training-memory"
 LENGTHS = "lengths"
 INTEROP = "interop"
+OPS = "ops"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
     "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
-    FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP,
+    FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, OPS,
 )  # fmt: skip
 DEVICE_PARTS = ("inference", "forward-backward", "training-sgd")

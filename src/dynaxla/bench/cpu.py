@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..runtime import machine
-from . import beside_jax, generation, layers, lengths, report, suites, tables
+from . import beside_jax, generation, layers, lengths, ops, report, suites, tables
 from . import engines as engine_table
 from .benchmark_error import BenchmarkError
 from .cells import Cells
-from .choices import FIRST_CALL, INTEROP, LAYERS, LENGTHS, MEMORY, STARTS
+from .choices import FIRST_CALL, INTEROP, LAYERS, LENGTHS, MEMORY, OPS, STARTS
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .peak_memory import step_memory
@@ -98,7 +98,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
     Raises: BenchmarkError.
     """
-    known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP]
+    known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, OPS]
     unknown = [name for name in parts if name not in known]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
@@ -107,6 +107,9 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     file = output / "cpu.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for name in parts or known:
+        if name == OPS:  # in files of its own
+            good = ops.write(output, models, seconds) and good
+            continue
         if name == FIRST_CALL:
             found[name] = {"environment": report.environment(), **measure_first_calls(models)}
         elif name == STARTS:

@@ -17,7 +17,7 @@ import numpy as np
 from jax import Array, lax
 
 from .evaluation import Evaluation, bind
-from .folding import is_foldable, sum_rows
+from .folding import is_foldable, sum_neighbours, sum_rows
 from .in_memory import in_memory
 
 Order = tuple[int, ...]
@@ -133,6 +133,8 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
         (array,) = _in_order(operands, order)
         if name == "reduce_sum" and is_foldable(array, changed["axes"]):
             return [Ordered(_sum_rows(operands[0], array, order, changed["axes"]), result)]
+        if name == "reduce_sum":
+            return [Ordered(sum_neighbours(array, changed["axes"]), result)]
         return _bound(equation, [array], changed, result)
     return _bound(equation, [item.plain() for item in operands], params, None)
 

@@ -18,7 +18,7 @@ from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert
 from ..registry import lowers
-from .moments import affine, along, but_channels, mean_over, moments_over, reciprocal_root
+from .moments import affine, along, mean_over, moments_over, reciprocal_root
 
 aten = torch.ops.aten
 
@@ -178,12 +178,38 @@ def native_group_norm(
     Shape:  that of x; mean and 1 / standard deviation are (batch, group).
     Dtype:  that of x; the others as PyTorch has them, computed in float32 for half types.
     """
-    grouped = lax.reshape(convert(x, dtypes.accumulator(x.dtype)), (batch, group, channels // group, space))
-    mean, variance, centered = moments_over(grouped, (2, 3))
-    inverse = reciprocal_root(variance, eps)
-    out = lax.reshape(lax.mul(centered, along(inverse, grouped.shape, (0, 1))), x.shape)
-    out = affine(out, weight, bias, (1,))
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    groups = _Groups(batch, channels, group, x.shape, ctx)
+    mean = groups.mean(groups.sums(wide))
+    centered = lax.sub(wide, groups.spread(mean))
+    inverse = reciprocal_root(groups.mean(groups.sums(lax.square(centered))), eps)
+    out = affine(lax.mul(centered, groups.spread(inverse)), weight, bias, (1,))
     return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, inverse)
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Channels in groups. What is as large as x keeps its dimensions: then it may lie in memory in whatever order it has."""
+
+    batch: int
+    channels: int
+    group: int
+    shape: tuple[int, ...]
+    ctx: Context
+
+    def sums(self, x: Array) -> Array:
+        """Of each channel, over its places."""
+        return self.ctx.sum(x, range(2, len(self.shape)))
+
+    def mean(self, sums: Array) -> Array:
+        """Of each group's elements, of their sums by channel."""
+        total = lax.reduce_sum(lax.reshape(sums, (self.batch, self.group, self.channels // self.group)), (2,))
+        return lax.div(total, lax.full_like(total, math.prod(self.shape) // max(self.batch * self.group, 1)))
+
+    def spread(self, of_groups: Array) -> Array:
+        """One number for each group, in the places of all its elements."""
+        by_channel = along(of_groups, (self.batch, self.group, self.channels // self.group), (0, 1))
+        return along(lax.reshape(by_channel, (self.batch, self.channels)), self.shape, (0, 1))
 
 
 @lowers(aten.native_group_norm_backward.default)
@@ -207,22 +233,21 @@ def native_group_norm_backward(
     Dtype:  that of x, or a wider weight's, as torch's fake kernel has it (autograd rounds); the weight's, or without a weight that of x.
     """
     dtype = dtypes.accumulator(x.dtype)
-    shape = (batch, group, channels // group, space)
+    groups = _Groups(batch, channels, group, x.shape, ctx)
     wide = convert(grad, dtype)
-    inverse = convert(rstd, dtype)
-    normalized = lax.sub(lax.reshape(convert(x, dtype), shape), along(convert(mean, dtype), shape, (0, 1)))
-    normalized = lax.mul(normalized, along(inverse, shape, (0, 1)))
+    inverse = groups.spread(convert(rstd, dtype))
+    normalized = lax.mul(lax.sub(convert(x, dtype), groups.spread(convert(mean, dtype))), inverse)
+    of_grad, of_product = groups.sums(wide), groups.sums(lax.mul(wide, normalized))
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
-        scaled = lax.reshape(affine(wide, weight, None, (1,)), shape)
-        grad_input = lax.reshape(_through_normalization(scaled, normalized, inverse, (2, 3), (0, 1)), x.shape)
-        grad_input = convert(grad_input, ctx.output[0].jax_dtype)
+        grad_mean, slope = (groups.spread(groups.mean(affine(sums, weight, None, (1,)))) for sums in (of_grad, of_product))
+        away = lax.sub(lax.sub(affine(wide, weight, None, (1,)), grad_mean), lax.mul(normalized, slope))
+        grad_input = convert(lax.mul(away, inverse), ctx.output[0].jax_dtype)
     parameter_dtype = x.dtype if weight is None else weight.dtype
     if output_mask[1]:
-        product = lax.reshape(lax.mul(lax.reshape(wide, shape), normalized), (batch, channels, space))
-        grad_weight = convert(lax.reduce_sum(product, (0, 2)), parameter_dtype)
+        grad_weight = convert(lax.reduce_sum(of_product, (0,)), parameter_dtype)
     if output_mask[2]:
-        grad_bias = convert(lax.reduce_sum(wide, but_channels(x)), parameter_dtype)
+        grad_bias = convert(lax.reduce_sum(of_grad, (0,)), parameter_dtype)
     return grad_input, grad_weight, grad_bias
 
 

@@ -1,0 +1,105 @@
+"""torch's kernels in the places of lowerings: the same results, where they are worth their call and may be called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from compare import assert_equal
+from lowering.table import ROWS
+from lowering.table.rows import Op
+from lowering.test_every_op import calls
+from single_op import run_ops
+
+import dynaxla
+from dynaxla.config import Options
+from dynaxla.lowering.cpu.faster_kernels import _SAVINGS
+from dynaxla.lowering.fallback import _out_variant
+
+FASTER = [row for row in ROWS if row.op in _SAVINGS]
+TOGETHER = 8
+NUMBERS = 200_000
+
+
+def kernels(function: Callable[[], object]) -> int:
+    """How many of torch's kernels programs call in a call."""
+    before = dynaxla.metrics.snapshot().get("kernels", 0)
+    function()
+    return dynaxla.metrics.snapshot().get("kernels", 0) - before
+
+
+@pytest.mark.parametrize("first", range(0, len(FASTER), TOGETHER), ids=lambda first: str(FASTER[first]))
+def test_values_and_strides(first: int) -> None:
+    rows: list[Op] = FASTER[first : first + TOGETHER]
+    wanted = [
+        (row, *item)
+        for row in rows
+        for item in calls(row, [dtype for dtype in row.dtypes if dtype in _SAVINGS[row.op]], ["dense", "transposed", "with gaps", "empty"])
+    ]
+    options = Options(forms={"kernel": "torch"})
+    results = []
+    assert kernels(lambda: results.extend(run_ops([call for _, _, _, call, _ in wanted], options))) > len(wanted) // 2
+    for (row, form, dtype, call, expected), result in zip(wanted, results, strict=True):
+        try:
+            assert_equal(result, expected, tolerance=row.tolerance.get(dtype))
+        except AssertionError as error:
+            raise AssertionError(f"{row}, {form}, {dtype}, of {call.args}: {error}") from error
+
+
+def test_all_have_rows() -> None:
+    """And ATen writes all results into the program's memory."""
+    assert sorted(map(str, _SAVINGS.keys() - {row.op for row in FASTER})) == []
+    assert [str(op) for op in _SAVINGS if _out_variant(op) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("function", "x", "expected"),
+    [
+        (torch.cos, torch.ones(NUMBERS), 1),
+        (torch.cos, torch.ones(1000), 0),
+        (torch.cos, torch.ones(NUMBERS, dtype=torch.bfloat16), 0),
+        (lambda x: x**3, torch.ones(NUMBERS), 0),
+        (lambda x: x**0.3, torch.ones(NUMBERS), 1),
+        (lambda x: x.topk(3).values, torch.ones(NUMBERS), 0),
+        (lambda x: x.topk(3, largest=False).values, torch.ones(NUMBERS), 1),
+        (lambda x: torch.div(x, 3, rounding_mode="trunc"), torch.ones(NUMBERS), 0),
+        (lambda x: torch.div(x, 3, rounding_mode="floor"), torch.ones(NUMBERS), 1),
+        (lambda x: torch.floor_divide(x, x), torch.ones(NUMBERS), 1),
+        (lambda x: torch.complex(x, x).cos().real, torch.ones(NUMBERS), 0),
+    ],
+)  # fmt: skip
+def test_where_it_is_worth_a_call(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected: int) -> None:
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    assert_equal(compiled(x), function(x), tolerance=(1e-2, 1e-2) if x.dtype == torch.bfloat16 else None)
+    assert kernels(lambda: compiled(x)) == expected
+    for options in ({"forms": {"kernel": "xla"}}, {"fallback": "error"}):
+        compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
+        assert kernels(lambda compiled=compiled: compiled(x)) == 0
+
+
+def test_gradients() -> None:
+    def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.layer_norm(x.sin(), (1000,), w, b)
+        return y.cumsum(-1).sort(-1).values.median(-1).values
+
+    found = []
+    for run in (function, torch.compile(function, backend="dynaxla", fullgraph=True)):
+        generator = torch.Generator().manual_seed(0)
+        leaves = [torch.randn(shape, generator=generator).requires_grad_() for shape in ((300, 1000), (1000,), (1000,))]
+        result = run(*leaves)
+        result.sum().backward()
+        found.append([result.detach(), *(leaf.grad for leaf in leaves)])
+    assert_equal(found[1], found[0], tolerance=(1e-4, 1e-4))
+
+
+def test_under_jax_there_are_none() -> None:
+    """JAX can differentiate and batch what it sees."""
+    import jax
+
+    function = dynaxla.to_jax(lambda x: torch.cos(x).sum())
+    x = jax.numpy.linspace(0, 1, NUMBERS)
+    before = dynaxla.metrics.snapshot().get("kernels", 0)
+    found = jax.grad(function)(x)
+    assert_equal(torch.from_dlpack(found), -torch.sin(torch.linspace(0, 1, NUMBERS)), tolerance=(1e-5, 1e-5))
+    assert dynaxla.metrics.snapshot().get("kernels", 0) == before

@@ -53,11 +53,12 @@ def may_keep(op: Any) -> bool:
     return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _KEEPS_NOTHING
 
 
-def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False) -> Any:
+def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False, into: bool = False) -> Any:
     """The current node's results, computed by the op's own kernel when the program runs.
 
     args, kwargs: the node's, with arrays for tensors; tensors reach the kernel with the strides that they have in eager mode. A kernel
     that is not ATen's gets them in memory of its own. must_run: also where nothing is to be computed, as the kernel will raise.
+    into: whether it may write its results into the program's memory itself, as an op may whose results are known to be as promised.
     Raises: UnsupportedOp if a result is neither a tensor nor None, or for an op that must not go this way.
     """
     function: Any = ctx.node.target
@@ -86,7 +87,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
 
-    variant = _out_variant(function) if len(tensor_outputs) == len(outputs) else None
+    variant = _out_variant(function) if into and len(tensor_outputs) == len(outputs) else None
 
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         values = list(leaves)

@@ -232,7 +232,7 @@ class Interpreter:
                 value = step.function(*args, **kwargs)
             else:
                 form = ctx.choose(faster_kernels.KERNEL, problem)
-                value = form.run(problem, lambda: _call_kernel(node, values, ctx), lambda: step.function(*args, **kwargs))
+                value = form.run(problem, lambda: _call_kernel(node, values, ctx, into=True), lambda: step.function(*args, **kwargs))
         except UnsupportedOp as error:
             if not self.kernels or not fallback.can_stand_in(node.target):
                 raise _located(error, node) from None
@@ -263,10 +263,10 @@ def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, m
     return _call_kernel(node, values, ctx, must_run)
 
 
-def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bool = False) -> Any:
+def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bool = False, into: bool = False) -> Any:
     args = [_substitute(arg, values) for arg in node.args]
     kwargs = {name: _substitute(arg, values) for name, arg in node.kwargs.items()}
-    return fallback.call_kernel(ctx, args, kwargs, must_run)
+    return fallback.call_kernel(ctx, args, kwargs, must_run, into)
 
 
 def find_rule(node: Node, platform: str, registry: Registry = default_registry) -> Rule | None:

@@ -13,6 +13,7 @@ from ..errors import DynaxlaError
 from .aten_graph import COPIES, computed_on
 from .checkpointing import complete, give_keys, states_as_tensors
 from .crossings import has_several, remove_detours
+from .gathered_again import gather_again
 
 aten = torch.ops.aten
 
@@ -25,7 +26,8 @@ class WrittenInBothPasses(DynaxlaError):
 def partition(
     joint: GraphModule, inputs: Any, *, platform: str, exact_rng: bool = False, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """Split AOTAutograd's joint graph so that little is saved and only what is cheap, or in a checkpointed region, is computed twice.
+    """Split AOTAutograd's joint graph so that little is saved and only what is cheap, or in a checkpointed region, is computed twice; and
+    parameters that lie on several processes are gathered twice.
 
     An input that the user changes must not be saved itself, since autograd refuses what has changed in the meantime. A clone of it takes
     its place (AOTAutograd makes one where the input requires grad). It is cheap, so the minimal cut is told not to compute it again.
@@ -52,6 +54,7 @@ def partition(
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         elif node.target in COPIES and len(computed_on(node)) > 1:  # between devices: cheap to no graph
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
+    gather_again(joint, options.get("static_lifetime_input_indices") or ())
     give_keys(joint, platform, exact_rng)
     with states_as_tensors(platform):
         graphs = min_cut_rematerialization_partition(joint, inputs, **options)

@@ -1,0 +1,60 @@
+"""Parameters that a graph gathers from several processes: the backward graph gathers them again, instead of keeping them from the forward
+graph on, so that no process has all of them at once."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch.fx import GraphModule, Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+aten = torch.ops.aten
+
+_GATHERS = ("_c10d_functional::all_gather_into_tensor", "_c10d_functional::all_gather_into_tensor_coalesced")
+_WAIT = "_c10d_functional::wait_tensor"
+# What only moves elements, besides views.
+_MOVES = frozenset([aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, aten._to_copy.default, operator.getitem])
+
+
+def gather_again(joint: GraphModule, parameters: Collection[int]) -> None:
+    """Tag what gathers parameters, and what is moved and converted on the way there and from there, for torch's partitioner; but for what
+    has been tagged by the user's policy (`torch.utils.checkpoint`).
+
+    parameters: their positions among the inputs that AOTAutograd was given.
+    """
+    of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if _position(node) in parameters}
+    gathered: set[Node] = set()
+    for node in joint.graph.nodes:
+        sources = node.all_input_nodes
+        if node.op != "call_function" or not sources or not of_parameters.issuperset(sources) or not (_is_gather(node) or _is_cheap(node)):
+            continue
+        of_parameters.add(node)
+        if _is_gather(node) or not gathered.isdisjoint(sources):
+            gathered.add(node)
+    waiting = list(gathered)
+    while waiting:
+        node = waiting.pop()
+        if node.op != "placeholder":
+            node.meta.setdefault("recompute", CheckpointPolicy.MUST_RECOMPUTE)
+            waiting += [source for source in node.all_input_nodes if source.meta.get("recompute") is None]
+
+
+def _position(placeholder: Node) -> int | None:
+    """Of the input that a placeholder is, or is a part of."""
+    description = placeholder.meta.get("desc")
+    while hasattr(description, "base"):  # a tensor that wraps others
+        description = description.base
+    return getattr(description, "idx", None)
+
+
+def _is_gather(node: Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in _GATHERS
+
+
+def _is_cheap(node: Node) -> bool:
+    op = node.target
+    if op in _MOVES:
+        return True
+    return isinstance(op, torch._ops.OpOverload) and (op._schema.name == _WAIT or op.is_view or torch.Tag.pointwise in op.tags)

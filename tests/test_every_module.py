@@ -33,7 +33,8 @@ ELSEWHERE = {
     "device/test_models_on_the_device.py": "device/moves",
     # What processes do together is tested with several of them.
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
-    "training/test_data_parallel.py": "training/local_shards",
+    "training/test_data_parallel.py": "training/local_shards training/parallel_modules",
+    "training/test_fully_sharded.py": "runtime/private_fsdp",
     # Several devices are a process's from its start.
     "sharding/test_marking.py": (
         "sharding/mesh sharding/traffic runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"

@@ -1,4 +1,4 @@
-"""What the sources may not say: addresses outside of `buffers/`, and private entry points outside of the module for them."""
+"""What the sources may not say: addresses outside of `buffers/`, and private entry points outside of the modules for them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import dynaxla
 
 ROOT = Path(dynaxla.__file__).parent
 SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
-PRIVATE = "runtime/private.py"
+PRIVATE = ("runtime/private.py", "runtime/private_fsdp.py")
 
 # What gives the address of a tensor or an array.
 ADDRESSES = frozenset(["data_ptr", "const_data_ptr", "mutable_data_ptr", "unsafe_buffer_pointer", "__array_interface__", "storage_at"])
@@ -115,30 +115,30 @@ def addresses(sources: dict[str, str]) -> list[str]:
     return [
         f"{file}:{line}: {name}"
         for file, text in sources.items()
-        if file != PRIVATE and not file.startswith("buffers/")
+        if file not in PRIVATE and not file.startswith("buffers/")
         for line, name, _ in named(text)
         if name in ADDRESSES or name.endswith("_data_ptr_")
     ]
 
 
 def private_modules(sources: dict[str, str]) -> list[str]:
-    """Where a source outside of the module for them names a private module, or something in it."""
+    """Where a source outside of the modules for them names a private module, or something in it."""
     return [
         f"{file}:{line}: {name}"
         for file, text in sources.items()
-        if file != PRIVATE
+        if file not in PRIVATE
         for line, name in in_private_modules(text)
         if (file, name) not in REASONS
     ]
 
 
 def private_attributes(sources: dict[str, str]) -> list[str]:
-    """Where a source outside of the module for them names something with an underscore that is neither ours nor open to all."""
+    """Where a source outside of the modules for them names something with an underscore that is neither ours nor open to all."""
     ours = frozenset().union(*map(own_names, sources.values()))
     return [
         f"{file}:{line}: {name}"
         for file, text in sources.items()
-        if file != PRIVATE
+        if file not in PRIVATE
         for line, name, owner in named(text)
         if name.startswith("_")
         and not name.startswith("__")

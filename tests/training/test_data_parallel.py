@@ -25,13 +25,11 @@ def run(rank, *settings):
 world, rendezvous, results, *names = sys.argv[1:]
 start_processes(run, (int(world), rendezvous, results, names), int(world), start_method="fork")
 """
-# One program for a step, forward and backward programs, and a step in parts.
+# One program for a step, recorded and lazy, and forward and backward programs.
 QUICK = [
     *("tensor_parallel/recorded/adamw", "parametrized_fsdp/recorded/sgd", "data_parallel/recorded/sgd"),
-    *("tensor_parallel/model/sgd", "fsdp/model/adamw", "fsdp/step/sgd"),
+    *("tensor_parallel/model/sgd", "fsdp/model/adamw", "fsdp/recorded/adamw"),
 ]
-# FSDP2 frees and fills the memory of parameters in hooks, which no recording follows.
-NOT_RECORDED = ("fsdp", "hybrid", "tensor_parallel_and_fsdp")
 
 
 def found(folder: Path, world: int, names: list[str]) -> dict[str, list[parallelisms.Found]]:
@@ -59,5 +57,5 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 def test_every_way(way: str, world: int, tmp_path: Path) -> None:
     if world < parallelisms.WAYS[way][1]:
         pytest.skip("a mesh of two dimensions needs four processes")
-    modes = [mode for mode in parallelisms.MODES if not (mode == "recorded" and way in NOT_RECORDED)]
+    modes = parallelisms.MODES
     check(found(tmp_path, world, [f"{way}/{mode}/{optimizer}" for mode in modes for optimizer in parallelisms.OPTIMIZERS]))

@@ -14,29 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import CaptureError
 from ..runtime import private
 
 if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 
-def is_there() -> bool:
-    """Whether this process can have such modules."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
-
-
 def found_in(objects: Iterable[Any]) -> list[DistributedDataParallel]:
     """Those modules among them, each once."""
     found = {id(item): item for item in objects if isinstance(item, torch.nn.parallel.DistributedDataParallel)}
     return list(found.values())
-
-
-def refuse(modules: Iterable[DistributedDataParallel]) -> None:
-    """Raises: CaptureError for a module whose gradients no program can average."""
-    for module in modules:
-        if reason := why_not(module):
-            raise CaptureError(f"a step has a DistributedDataParallel with {reason}", hint="leave it out, or leave fullgraph out")
 
 
 def why_not(module: DistributedDataParallel) -> str:

@@ -32,7 +32,7 @@ from ..errors import CaptureError
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private
 from ..runtime.private import storage_id
-from . import arrays, data_parallel, scalars, writing_collectives
+from . import arrays, parallel_modules, scalars, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
@@ -475,7 +475,7 @@ _HANDLERS = (
 
 def handlers() -> tuple[CodeType, ...]:
     """What runs inside of these is not the step's."""
-    return (*_HANDLERS, *data_parallel.HANDLERS, *private.codes_of_placement())
+    return (*_HANDLERS, *parallel_modules.HANDLERS, *private.codes_of_placement())
 
 
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))

@@ -22,7 +22,7 @@ from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
 from ..observe import metrics
 from ..runtime import by_torch
-from . import data_parallel, lazy
+from . import lazy
 from .likenesses import detached
 from .observation import Refused
 from .traces import Traces
@@ -144,15 +144,16 @@ class CompiledStep(Generic[P, R]):
         return result
 
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:
-        modules = self._watched.data_parallel(args, kwargs)
-        if reason := next(filter(None, map(data_parallel.why_not, modules)), ""):
-            _log.info("%s runs in eager mode: its DistributedDataParallel has %s", self, reason)
+        modules = self._watched.parallel_modules(args, kwargs)
+        modules.prepare()
+        if reason := modules.why_not():
+            _log.info("%s runs in eager mode: it has %s", self, reason)
             metrics.add("eager_steps")
             return detached(self._function(*args, **kwargs))
         exposed = self._watched.exposed(args, kwargs)
         before = len(exposed)
         try:
-            with data_parallel.averaging(modules):
+            with modules.in_a_step():
                 return lazy.run(self._traces, self._function, args, kwargs, exposed)
         finally:
             if len(exposed) > before:  # the step has got at memory, and may have kept what reaches it

@@ -21,10 +21,10 @@ from ..observe import metrics
 from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.private import storage_id
-from . import data_parallel
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .contents import HOLDS_VALUES
 from .observation import observe
+from .parallel_modules import ParallelModules
 from .parts import Part
 from .recorder import Recorder, handlers
 from .recordings import Output, Recording, build, known_of
@@ -79,12 +79,13 @@ class Watched:
         # Whether the step may find something that Python can write to and a tensor lie in, as far as is known. To search at every call
         # would take as long as lists are that it can find.
         self.has_holders = True
-        # The DistributedDataParallel modules that the last recording has found.
-        self._modules: list[Any] = []
+        # What the last recording has found of these.
+        self._modules = ParallelModules()
 
     def situation(self, args: Any, kwargs: Any) -> Situation:
         """Raises: CaptureError for what cannot be watched."""
-        data_parallel.refuse(self._modules)
+        self._modules.prepare()
+        self._modules.refuse()
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
         return Situation(around, given, self._key(around, given))
@@ -115,6 +116,7 @@ class Watched:
         Raises: CaptureError; scalars.Compared; what the function raises. All is as it was before then.
         """
         with capture_lock.one_at_a_time(), metrics.timed("capture"):
+            self.parallel_modules(args, kwargs).prepare()
             for _ in range(_MOST_ATTEMPTS):
                 self._known = None  # learning rates may have changed since
                 around = self._around()
@@ -140,12 +142,12 @@ class Watched:
                     f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
                 )
 
-    def data_parallel(self, args: Any, kwargs: Any) -> list[Any]:
-        """The DistributedDataParallel modules that the step can read."""
-        if not data_parallel.is_there():
-            return []
+    def parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
+        """Those that the step can read."""
+        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+            return ParallelModules()
         found = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
-        return data_parallel.found_in(found.objects.values())
+        return ParallelModules.among(found.objects.values())
 
     def exposed(self, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
         """The tensors whose memory the step's Python can read and write without torch, by their storages' ids."""
@@ -275,15 +277,15 @@ class Watched:
         # The recording may run code that earlier ones did not, and change what does not count for these.
         everything = walk({"step": self._function, "args": args, "kwargs": kwargs})
         refuse_sources(everything)
-        modules = self._modules = data_parallel.found_in(everything.objects.values()) if data_parallel.is_there() else []
-        data_parallel.refuse(modules)
+        modules = self._modules = ParallelModules.among(everything.objects.values())
+        modules.refuse()
         stand_ins = StandIns(self._arrays(around) | self._arrays(given), around, given)
         recorder = Recorder(tensors, next(_seeds), stand_ins.tensors, stand_ins.read)
         untouched = Untouched(everything.tensors, everything.objects)
         # For this thread only: learning rates are traced, step counts stay in tensors, and ops are ATen's ordinary ones.
         groups = _Groups(around, {place: recorder.table.at(place) for place in self._inputs(around)})
         try:
-            with compiling(), other_groups(groups.shadows), data_parallel.averaging(modules):
+            with compiling(), other_groups(groups.shadows), modules.in_a_step():
                 result = recorder.run(self._observed, *stand_ins.enter(args, kwargs))
             if written := stand_ins.restore_values(all_of_them=self._touched is None):
                 hint = "do that outside the step, or keep the numbers in a tensor"

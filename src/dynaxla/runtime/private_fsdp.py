@@ -1,0 +1,297 @@
+"""The insides of FSDP2 (`torch.distributed.fsdp.fully_shard`), all of which are private to torch: which parameters go together, how each of
+them is cut, and the hooks that gather and free them.
+
+A *state* is torch's of one `fully_shard` call, a *group* of those of its parameters that lie on one mesh, a *parameter* one of these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+State = Any
+Group = Any
+Parameter = Any
+
+
+def modules_among(objects: Iterable[Any]) -> list[torch.nn.Module]:
+    """The modules that `fully_shard` has been called with, each once."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return [] if kind is None else list({id(item): item for item in objects if isinstance(item, kind)}.values())
+
+
+def states_of(modules: Iterable[Any]) -> list[State]:
+    """Their states, each once."""
+    return list({id(state): state for state in (module._get_fsdp_state() for module in modules)}.values())
+
+
+def groups_of(state: State) -> Sequence[Group]:
+    """Its groups, in the order in which they are gathered."""
+    found: Sequence[Group] = state._fsdp_param_groups
+    return found
+
+
+def prepare(modules: Sequence[Any]) -> None:
+    """Have torch do what it does before a first forward pass, and free the parameters that an earlier pass has left gathered."""
+    inside = {id(part) for module in modules for part in module.modules() if part is not module}
+    for state in states_of(module for module in modules if id(module) not in inside):
+        if state._is_root is None and len(state._modules) == 1:
+            state._lazy_init()
+    for state in states_of(modules):
+        for group in groups_of(state):
+            free(group)
+
+
+def free(group: Group) -> None:
+    """Its modules have their own parts of parameters, as between two steps; gradients that wait for more of them stand where torch looks
+    first."""
+    for parameter in group.fsdp_params:
+        whole = getattr(parameter, "_unsharded_param", None)
+        if whole is not None and whole.grad is not None:
+            add_waiting(parameter, whole.grad)
+            whole.grad = None
+    group._to_sharded()  # nothing if they have
+
+
+def why_not_gathered(state: State) -> str:
+    """What a state asks for that functional collectives do not do; "" for nothing."""
+    from torch.distributed.fsdp import CPUOffloadPolicy
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+
+    if state._is_root is None:
+        return "modules that belong to no single root module"
+    for group in groups_of(state):
+        reasons = {
+            "parameters that are replicated, not sharded": not isinstance(group.mesh_info, FSDPMeshInfo),
+            "dp_mesh_dims": group.mesh_info.is_spmd_mesh,
+            "a hook for all-reduces": group._all_reduce_hook is not None,
+            "collectives of its own": type(group._all_gather_comm) is not collectives.DefaultAllGather
+            or type(group._reduce_scatter_comm) is not collectives.DefaultReduceScatter,
+            "parameters that are offloaded": isinstance(group.offload_policy, CPUOffloadPolicy),
+            "tensors that are gathered in a way of their own (fsdp_pre_all_gather)": any(
+                hasattr(own_part(parameter), "fsdp_pre_all_gather") for parameter in group.fsdp_params
+            ),
+        }
+        if reason := next((reason for reason, holds in reasons.items() if holds), ""):
+            return reason
+    return ""
+
+
+@contextlib.contextmanager
+def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: Callable[..., Any]) -> Iterator[None]:
+    """Inside, these run in the places of a state's hooks: (module, args, kwargs) gives what a module is called with, (module, args, output)
+    what it gives."""
+    handles = state._pre_forward_hook_handle, state._post_forward_hook_handle
+    numbers = {handle.id for item in handles for handle in getattr(item, "handles", (item,))}
+    replaced: list[tuple[Any, int, Any]] = []
+    for module in state._modules:
+        for hooks, own in ((module._forward_pre_hooks, pre_forward), (module._forward_hooks, post_forward)):
+            for number in numbers & hooks.keys():
+                replaced.append((hooks, number, hooks[number]))
+                hooks[number] = own
+    state._pre_forward, state._post_forward = pre_forward, post_forward  # where a method has been made to gather, too
+    try:
+        yield
+    finally:
+        del state._pre_forward, state._post_forward
+        for hooks, number, hook in replaced:
+            hooks[number] = hook
+
+
+@contextlib.contextmanager
+def without_memory(group: Group, gather: Callable[[], object], drop: Callable[[], object]) -> Iterator[None]:
+    """Inside, these are called where somebody asks for a group's parameters (`module.unshard()`), and to let them go."""
+    group.unshard, group.wait_for_unshard, group.reshard = (lambda async_op=False: None), gather, drop
+    try:
+        yield
+    finally:
+        del group.unshard, group.wait_for_unshard, group.reshard
+
+
+def modules_of(state: State) -> Sequence[torch.nn.Module]:
+    """Those that the state was made for: all of them together run once, or one."""
+    found: Sequence[torch.nn.Module] = state._modules
+    return found
+
+
+def to_device(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What a root module is called with, where its parameters are."""
+    if state._device.type == "cpu" or not (args or kwargs):
+        return args, kwargs
+    given, named = torch.distributed.utils._to_kwargs(args, kwargs, state._device, False)
+    return given[0], named[0]
+
+
+def cast_inputs(state: State, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """What a module is called with, as its mixed precision wants it."""
+    found: tuple[Any, Any] = state._cast_forward_inputs(args, kwargs)
+    return found
+
+
+def cast_output(state: State, output: Any) -> Any:
+    """What a module gives, as its mixed precision wants it."""
+    return state._cast_output_dtype(output)
+
+
+def tensors_with_gradient(output: Any) -> list[torch.Tensor]:
+    """The tensors in a module's output that a backward pass begins at."""
+    from torch.distributed.fsdp._common_utils import collect_grad_tensors
+
+    return list(collect_grad_tensors(output))
+
+
+def is_in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+# Of a group.
+
+
+def is_freed_after_forward(group: Group) -> bool:
+    """Whether whole parameters are not kept for the backward pass."""
+    return bool(group._reshard_after_forward)
+
+
+def shard_group(group: Group) -> Any:
+    """The processes that have its parameters in parts."""
+    return group._all_gather_process_group
+
+
+def reduce_group(group: Group) -> Any:
+    """The processes that sum its gradients in parts."""
+    return group._reduce_scatter_process_group
+
+
+def replica_group(group: Group) -> Any | None:
+    """The processes that have the same parts; None if no others do."""
+    return group._all_reduce_process_group if group._is_hsdp else None
+
+
+def dtypes_of_gradients(group: Group) -> tuple[torch.dtype | None, torch.dtype | None]:
+    """In which they are kept, and in which they are summed; None: as they come."""
+    return group._orig_dtype, group._reduce_dtype
+
+
+def partial_sum(group: Group) -> torch.Tensor | None:
+    """Gradients, flat, that other replicas have yet to add theirs to."""
+    found: torch.Tensor | None = group._partial_reduce_output
+    return found
+
+
+def keep_partial_sum(group: Group, value: torch.Tensor | None) -> None:
+    """See `partial_sum`."""
+    group._partial_reduce_output = value
+
+
+def scaling(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
+    """What gradients are divided by before they are summed and after, and by which ops of functional collectives they are summed: in parts,
+    and over replicas."""
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import _get_gradient_divide_factors
+
+    factor = group.gradient_divide_factor
+    before, after, scatter, everywhere = _get_gradient_divide_factors(
+        reduce_group(group), replica_group(group), dtype, group.device.type, factor, group.force_sum_reduction_for_comms
+    )
+    average, total = torch.distributed.ReduceOp.AVG, torch.distributed.ReduceOp.SUM
+    if scatter not in (average, total):  # scaled inside of the collective
+        before, scatter = factor, total
+    scattered, summed = ("avg" if op == average else "sum" for op in (scatter, everywhere))
+    return before or 1.0, after or 1.0, scattered, summed
+
+
+# Of a parameter.
+
+
+def sharded(parameter: Parameter) -> torch.nn.Parameter:
+    """The parameter as optimizers see it."""
+    found: torch.nn.Parameter = parameter.sharded_param
+    return found
+
+
+def own_part(parameter: Parameter) -> torch.Tensor:
+    """What of it lies on this process, itself."""
+    found: torch.Tensor = parameter.sharded_param._local_tensor
+    return found
+
+
+def part_sizes(parameter: Parameter) -> tuple[torch.Size, torch.Size, torch.Size, int]:
+    """The sizes of this process's part, of a part with padding (the same on all), of the whole, and the dimension that is cut."""
+    return parameter.sharded_size, parameter.padded_sharded_param_size, parameter._orig_size, parameter.fsdp_placement.dim
+
+
+def dtype_of_use(parameter: Parameter) -> torch.dtype:
+    """In which it is gathered and computed with."""
+    found: torch.dtype = parameter.param_dtype or parameter.orig_dtype
+    return found
+
+
+def wrap_whole(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
+    """What modules compute with: a DTensor where the parameter is one besides (tensor parallelism)."""
+    if parameter._unsharded_dtensor_spec is None:
+        return local
+    return wrap(local, parameter._get_unsharded_dtensor_spec(local))
+
+
+def wrap(local: torch.Tensor, spec: Any) -> torch.Tensor:
+    """A DTensor of this process's part. spec: where it lies, and what the whole is like."""
+    from torch.distributed.tensor import DTensor
+
+    found: torch.Tensor = DTensor(local, spec, requires_grad=False)
+    return found
+
+
+def unwrap(tensor: Any) -> tuple[torch.Tensor, Any]:
+    """This process's part of a tensor and where it lies; None for the latter if the tensor is no DTensor."""
+    return (tensor._local_tensor, tensor._spec) if hasattr(tensor, "_spec") else (tensor, None)
+
+
+def put(parameter: Parameter, tensor: torch.Tensor) -> None:
+    """Have all modules that share the parameter find this in its place."""
+    tensor._is_param = True  # what `isinstance(x, torch.nn.Parameter)` goes by
+    parameter._setattr_on_modules(tensor)
+
+
+def take_away(parameter: Parameter) -> None:
+    """Have all modules that share the parameter find the sharded one."""
+    parameter._setattr_on_modules(parameter.sharded_param)
+
+
+def waiting(parameter: Parameter) -> torch.Tensor | None:
+    """The sum of gradients of earlier backward passes that processes have not exchanged yet, of the whole."""
+    found: torch.Tensor | None = parameter.unsharded_accumulated_grad
+    return found
+
+
+def forget_waiting(parameter: Parameter) -> None:
+    """See `waiting`."""
+    parameter.unsharded_accumulated_grad = None
+
+
+def add_waiting(parameter: Parameter, gradient: torch.Tensor) -> None:
+    """Add to the gradients that processes have not exchanged yet."""
+    before = parameter.unsharded_accumulated_grad
+    if before is None and parameter.reduce_dtype is not None:
+        gradient = gradient.to(parameter.reduce_dtype)
+    parameter.unsharded_accumulated_grad = gradient if before is None else before + gradient
+
+
+def gradient_part(parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:
+    """This process's part of a gradient of the whole, laid as the parameter is."""
+    found: torch.Tensor = parameter._get_grad_inner_tensor(gradient)
+    return found
+
+
+def add_gradient(parameter: Parameter, part: torch.Tensor) -> None:
+    """Add this process's part of a gradient to `.grad`, and call the hooks that wait for that."""
+    if parameter.sharded_param.grad is None:
+        parameter.sharded_param.grad = parameter.to_sharded_dtensor(part)
+    else:
+        parameter.sharded_param.grad._local_tensor += part
+    for hook in (getattr(parameter.sharded_param, "_post_accumulate_grad_hooks", None) or {}).values():
+        hook(parameter.sharded_param)

@@ -1,0 +1,620 @@
+"""What the processes of `test_fully_sharded.py` run: FSDP2 in steps, recorded and lazy, each compared with eager mode."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import parallelisms
+import pytest
+import torch
+import torch.distributed as dist
+from compare import assert_equal
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
+from torch.utils.checkpoint import checkpoint
+
+import dynaxla
+from dynaxla.lowering.ops import collectives
+
+Case = Callable[[], None]
+Net = Callable[[], nn.Module]
+Step = Callable[[torch.Tensor], Any]
+CASES: dict[str, Case] = {}
+WORLD = 2
+WIDTH = 6
+
+
+def case(function: Case) -> Case:
+    CASES[function.__name__] = function
+    return function
+
+
+def run(rank: int, rendezvous: str, results: str, names: list[str]) -> None:
+    """A process of the group: every case in turn; what it raised goes to a file."""
+    os.environ["DYNAXLA_CACHE"] = ""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    found: dict[str, str] = {}
+    for name in names:
+        torch._dynamo.reset()
+        try:
+            CASES[name]()
+            found[name] = ""
+        except BaseException:
+            found[name] = traceback.format_exc()
+        dist.barrier()
+    Path(f"{results}{rank}").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
+
+
+def mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (WORLD,))
+
+
+class Block(nn.Module):
+    """Sizes that two processes cut into unequal parts, one of which is empty."""
+
+    def __init__(self, hidden: int = 5) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, hidden), nn.Linear(hidden, WIDTH)
+        self.scale = nn.Parameter(torch.ones(1, WIDTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(torch.tanh(self.up(x))) * self.scale
+
+
+def blocks(outermost: Any = None, **settings: Any) -> nn.Sequential:
+    """outermost: other settings for the module that has all others."""
+    net = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 3))
+    for block in list(net)[:2]:
+        fully_shard(block, mesh=mesh(), **settings)
+    return fully_shard(net, mesh=mesh(), **(outermost or settings))
+
+
+def mixed() -> nn.Sequential:
+    precisions = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
+    outermost = {"mp_policy": MixedPrecisionPolicy(**precisions, output_dtype=torch.float32)}
+    return blocks(outermost, mp_policy=MixedPrecisionPolicy(**precisions))
+
+
+def plain_step(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = net(x).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def batch(number: int) -> torch.Tensor:
+    return torch.linspace(-1, 1, 4 * WIDTH).view(4, WIDTH) * (dist.get_rank() + 1) + number / 8
+
+
+def state(net: nn.Module) -> list[Any]:
+    """This process's parts of parameters and gradients."""
+    found: list[Any] = []
+    for parameter in net.parameters():
+        assert isinstance(parameter, (DTensor, nn.Parameter))
+        for tensor in (parameter.detach(), parameter.grad):
+            found.append((tensor.to_local(), tensor.placements) if isinstance(tensor, DTensor) else tensor)
+    return found
+
+
+def agree(
+    build: Net = blocks,
+    make: Callable[[nn.Module, torch.optim.Optimizer], Step] = plain_step,
+    *,
+    calls: int = 3,
+    recorded: bool = True,
+    between: Callable[[nn.Module, int], object] = lambda net, number: None,
+    tolerance: tuple[float, float] = (1e-4, 1e-5),
+    modes: tuple[str, ...] = ("recorded", "lazy"),
+) -> None:
+    """Each mode gives what eager mode gives. recorded: whether the step can be. between: is called with the network and a number before
+    each call."""
+    found = []
+    for mode in ("eager", *modes):
+        torch.manual_seed(0)
+        net = build()
+        step = make(net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9))
+        printed: list[int] = []
+
+        def printing(x: torch.Tensor, step: Step = step, printed: list[int] = printed) -> Any:
+            printed.append(len(printed))  # no recording does that
+            return step(x)
+
+        compiled = dynaxla.compile_step(step, fullgraph=recorded) if mode == "recorded" else dynaxla.compile_step(printing)
+        call = step if mode == "eager" else compiled
+        before, results = dynaxla.metrics.snapshot().get("steps", 0), []
+        for number in range(calls):
+            between(net, number)
+            results.append((call(batch(number)).detach(), state(net)))
+        found.append(results)
+        assert mode != "recorded" or not recorded or dynaxla.metrics.snapshot()["steps"] - before == calls
+    for results in found[1:]:
+        assert_equal(results, found[0], tolerance=tolerance)
+
+
+@case
+def unequal_parts() -> None:
+    agree()
+
+
+@case
+def mixed_precision() -> None:
+    agree(mixed, tolerance=(3e-2, 1e-2))
+
+
+@case
+def mixed_precision_of_parameters_alone() -> None:
+    agree(lambda: blocks(mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)), tolerance=(3e-2, 1e-2))
+
+
+def accumulating(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        total = torch.zeros(())
+        for index, part in enumerate(x.chunk(2)):
+            net.set_requires_gradient_sync(index == 1)
+            loss = net(part).square().mean()
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        return total
+
+    return step
+
+
+@case
+def gradients_accumulate_in_a_step() -> None:
+    agree(make=accumulating)
+
+
+@case
+def gradients_accumulate_in_another_precision() -> None:
+    agree(mixed, accumulating, tolerance=(3e-2, 1e-2))
+
+
+@case
+def gathered_parameters_stay_while_gradients_accumulate() -> None:
+    def make(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            for index, part in enumerate(x.chunk(2)):
+                net.set_requires_gradient_sync(index == 1)
+                net.set_reshard_after_backward(index == 1)
+                loss = net(part).square().mean()
+                loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    agree(make=make)
+    agree(lambda: blocks(reshard_after_forward=False), make)
+
+
+@case
+def gradients_accumulate_over_steps() -> None:
+    """Every second step exchanges gradients; the ones before leave them to it."""
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss
+
+        return step
+
+    def between(net: Any, number: int) -> None:
+        net.set_requires_gradient_sync(number % 2 == 1)
+
+    agree(make=make, calls=6, between=between)
+
+
+@case
+def what_a_step_leaves_and_finds_is_watched() -> None:
+    """The same step without an exchange of gradients, and with one: two programs, and gradients that wait in between."""
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss
+
+        return step
+
+    def between(net: Any, number: int) -> None:
+        net.set_requires_gradient_sync(number == 1)
+
+    agree(lambda: fully_shard(nn.Linear(WIDTH, 3), mesh=mesh()), make, calls=2, between=between, modes=("recorded",))
+
+
+@case
+def eager_passes_between_steps() -> None:
+    """An evaluation leaves the outermost parameters gathered, and a pass that exchanges nothing leaves gradients to the step."""
+
+    def between(net: Any, number: int) -> None:
+        with torch.no_grad():
+            net(batch(7))
+        if number == 2:
+            net.set_requires_gradient_sync(False)
+            net(batch(5)).sum().backward()
+            net.set_requires_gradient_sync(True)
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss
+
+        return step
+
+    agree(make=make, calls=4, between=between)
+
+
+def replicated(shape: tuple[int, int]) -> nn.Module:
+    net = nn.Sequential(Block(), nn.Linear(WIDTH, 3))
+    device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
+    fully_shard(net[0], mesh=device_mesh)
+    return fully_shard(net, mesh=device_mesh)
+
+
+@case
+def replicas() -> None:
+    agree(lambda: replicated((WORLD, 1)))
+    agree(lambda: replicated((1, WORLD)))
+
+
+@case
+def replicas_that_add_gradients_later() -> None:
+    def make(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            for index, part in enumerate(x.chunk(2)):
+                net.set_requires_all_reduce(index == 1)
+                loss = net(part).square().mean()
+                loss.backward()
+            optimizer.step()
+            return loss
+
+        return step
+
+    agree(lambda: replicated((WORLD, 1)), make)
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.block = nn.Embedding(7, WIDTH), Block()
+        self.head = nn.Linear(WIDTH, 7, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.block(self.embedding((x * 10).long() % 7)))  # type: ignore[no-any-return]
+
+
+@case
+def tied_parameters() -> None:
+    def build() -> nn.Module:
+        net = Tied()
+        fully_shard(net.block, mesh=mesh())
+        return fully_shard(net, mesh=mesh())
+
+    agree(build)
+
+
+@case
+def modules_that_are_gathered_together() -> None:
+    def build() -> nn.Module:
+        net = Tied()
+        fully_shard(net.block, mesh=mesh())
+        fully_shard([net.embedding, net.head], mesh=mesh())
+        return fully_shard(net, mesh=mesh())
+
+    agree(build)
+
+
+@case
+def another_dimension_is_cut() -> None:
+    def build() -> nn.Module:
+        net = nn.Sequential(Block(8), nn.Linear(WIDTH, 4))
+        fully_shard(net[0], mesh=mesh(), shard_placement_fn=lambda parameter: Shard(parameter.ndim - 1))
+        return fully_shard(net, mesh=mesh())
+
+    agree(build)
+
+
+@case
+def frozen_and_ignored_parameters() -> None:
+    def build() -> nn.Module:
+        net = nn.Sequential(Block(), Block(), nn.Linear(WIDTH, 3))
+        net[0].requires_grad_(False)
+        net[1].up.bias.requires_grad_(False)
+        fully_shard(net[0], mesh=mesh())
+        fully_shard(net[1], mesh=mesh(), ignored_params={net[1].scale})
+        return fully_shard(net, mesh=mesh(), ignored_params={net[1].scale})
+
+    agree(build)
+
+
+class Choosing(nn.Module):
+    """Has a parameter, and a module, that it does not use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused, self.spare = Block(), Block(), nn.Parameter(torch.ones(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+@case
+def parameters_without_gradients() -> None:
+    def build() -> nn.Module:
+        net = Choosing()
+        fully_shard(net.used, mesh=mesh())
+        fully_shard(net.unused, mesh=mesh())
+        return fully_shard(net, mesh=mesh())
+
+    agree(build)
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(self.block(x).sin())  # type: ignore[no-any-return]
+
+
+@case
+def a_module_that_runs_twice() -> None:
+    def build() -> nn.Module:
+        net = Twice()
+        fully_shard(net.block, mesh=mesh())
+        return fully_shard(net, mesh=mesh())
+
+    agree(build)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module, reentrant: bool) -> None:
+        super().__init__()
+        self.inner, self.reentrant = inner, reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant)  # type: ignore[no-any-return]
+
+
+@case
+def checkpoints() -> None:
+    for reentrant in (False, True):
+        for outside in (False, True):
+
+            def build(reentrant: bool = reentrant, outside: bool = outside) -> nn.Module:
+                net = nn.Sequential(nn.Linear(WIDTH, WIDTH), *(Checkpointed(Block(), reentrant) for _ in range(2)))
+                for part in list(net)[1:]:
+                    fully_shard(part.inner if outside else part, mesh=mesh())
+                return fully_shard(net, mesh=mesh())
+
+            agree(build)
+
+
+@case
+def parameters_that_stay_after_the_forward_pass() -> None:
+    agree(lambda: blocks(reshard_after_forward=False))
+
+
+@case
+def parameters_that_are_kept_on_fewer_processes() -> None:
+    agree(lambda: blocks(reshard_after_forward=1))
+
+
+@case
+def another_factor() -> None:
+    def build() -> nn.Module:
+        net: Any = blocks(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float64))
+        net.set_gradient_divide_factor(3.0)
+        for block in list(net)[:2]:
+            block.set_gradient_divide_factor(5.0)
+        return net  # type: ignore[no-any-return]
+
+    agree(build)
+
+
+@case
+def clipped_gradients() -> None:
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().mean()
+            loss.backward()
+            norm = nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+            optimizer.step()
+            return norm.full_tensor() + loss  # type: ignore[operator]
+
+        return step
+
+    agree(make=make)
+
+
+class Method(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = Block()
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.block(x).cos()  # type: ignore[no-any-return]
+
+
+@case
+def another_method_than_forward() -> None:
+    def build() -> nn.Module:
+        net = fully_shard(Method(), mesh=mesh())
+        register_fsdp_forward_method(net, "encode")
+        return net
+
+    def make(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = net.encode(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss  # type: ignore[no-any-return]
+
+        return step
+
+    agree(build, make)
+
+
+@case
+def without_gradients() -> None:
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            with torch.no_grad():
+                before = net(x)
+            return before + net(x)
+
+        return step
+
+    agree(make=make)
+
+
+@case
+def gathered_when_asked() -> None:
+    def make(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            net[0].unshard()
+            total = net[0].up.weight.detach().sum()
+            net[0].reshard()
+            net[1].unshard(async_op=True)
+            return total + plain_step(net, optimizer)(x)
+
+        return step
+
+    agree(make=make)
+
+
+@case
+def a_step_that_fails_leaves_parts() -> None:
+    net = blocks()
+    parts = list(net.parameters())
+
+    class Failing(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            raise LookupError("planted")
+
+    net[2].register_forward_hook(lambda *_: Failing()(batch(0)))
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return net(x).sum()  # type: ignore[no-any-return]
+
+    for fullgraph in (True, False):
+        with pytest.raises(LookupError, match="planted"):
+            dynaxla.compile_step(step, fullgraph=fullgraph)(batch(0))
+        assert all(one is other for one, other in zip(net.parameters(), parts, strict=True)) or not fullgraph
+
+
+@case
+def what_is_not_supported_says_so() -> None:
+    def build() -> Any:
+        net: Any = blocks()
+        net.set_all_reduce_hook(lambda gradient: gradient.mul_(2))
+        return net
+
+    net = build()
+    with pytest.raises(dynaxla.CaptureError, match="module of fully_shard with a hook for all-reduces"):
+        dynaxla.compile_step(plain_step(net, torch.optim.SGD(net.parameters(), lr=0.1)), fullgraph=True)(batch(0))
+    agree(build, recorded=False)
+
+
+@case
+def a_setting_that_changes_makes_another_program() -> None:
+    def between(net: Any, number: int) -> None:
+        net.set_requires_gradient_sync(number != 1)
+        net.set_gradient_divide_factor(2.0 if number < 4 else WORLD * 2.0)
+
+    agree(
+        lambda: blocks(mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float64)),
+        calls=6,
+        between=between,
+    )
+
+
+class Counted:
+    """Counts the collectives that programs call, and what they give."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.elements: Counter[str] = Counter()
+
+    def __enter__(self) -> Counted:
+        self._before = dict(collectives._IN_PLACE)
+        for name, function in self._before.items():
+            collectives._IN_PLACE[name] = self._counting(name.partition("::")[2], function)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        collectives._IN_PLACE.update(self._before)
+
+    def _counting(self, name: str, function: Callable[..., None]) -> Callable[..., None]:
+        def counting(outputs: Any, inputs: Any, *args: Any) -> None:
+            self.calls[name] += 1
+            self.elements[name] += sum(output.numel() for output in outputs)
+            function(outputs, inputs, *args)
+
+        return counting
+
+
+@case
+def collectives_of_a_step() -> None:
+    """One for each group: gathered for the forward pass and again for the backward pass (the outermost group stays), reduced once."""
+    torch.manual_seed(0)
+    net = nn.Sequential(Block(8), Block(8), nn.Linear(WIDTH, 4))
+    whole = sum(parameter.numel() for parameter in net.parameters())
+    for block in list(net)[:2]:
+        fully_shard(block, mesh=mesh(), shard_placement_fn=lambda parameter: Shard(parameter.ndim - 1))
+    fully_shard(net, mesh=mesh())
+    step = dynaxla.compile_step(plain_step(net, torch.optim.SGD(net.parameters(), lr=0.1)), fullgraph=True)
+    with Counted() as counted:
+        step(batch(0))
+    assert counted.calls == {"all_gather_into_tensor": 5, "reduce_scatter_tensor": 3}
+    assert counted.elements["reduce_scatter_tensor"] == whole / WORLD
+    assert counted.elements["all_gather_into_tensor"] <= 2 * whole
+
+
+@case
+def a_compiled_model_gathers_again() -> None:
+    """The backward graph gathers what it needs; autograd keeps activations, and this process's parts of parameters."""
+    net = nn.Sequential(*(Block(8) for _ in range(3)))
+    parameters = {name: parameter.numel() for name, parameter in net.named_parameters()}
+    parallelisms.parametrized_fsdp(net)
+    model = torch.compile(net, backend="dynaxla")
+    kept: list[int] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(0 if isinstance(tensor, DTensor) else tensor.numel())
+        return tensor
+
+    with Counted() as counted:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = model(batch(0)).square().mean()
+        assert counted.calls == {"all_gather_into_tensor": len(parameters)}
+        loss.backward()
+    # The first layer's input needs no gradient, and biases are not needed.
+    again = sum(not name.endswith("bias") for name in parameters) - 1
+    assert counted.calls == {"all_gather_into_tensor": len(parameters) + again, "reduce_scatter_tensor": len(parameters)}
+    rows = len(batch(0))
+    assert sum(kept) <= sum(parameters.values()) / WORLD * 1.2 + rows * 3 * (2 * WIDTH + 8), kept

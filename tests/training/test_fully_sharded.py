@@ -1,0 +1,117 @@
+"""FSDP2 in steps, on two processes, compared with eager mode. See fully_sharded.py."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import fully_sharded
+import pytest
+import torch
+from scripts import run_script
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+
+SCRIPT = """
+import sys
+from torch.multiprocessing import start_processes
+
+def run(rank, *settings):
+    import fully_sharded
+    fully_sharded.run(rank, *settings)
+
+world, rendezvous, results, *names = sys.argv[1:]
+start_processes(run, (rendezvous, results, names), int(world), start_method="fork")
+"""
+QUICK = ["what_a_step_leaves_and_finds_is_watched", "collectives_of_a_step"]
+
+
+def check(folder: Path, names: list[str]) -> None:
+    run_script(SCRIPT, [str(fully_sharded.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names])
+    for rank in range(fully_sharded.WORLD):
+        found = pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes())
+        errors = [f"{name}, process {rank}\n{error}" for name, error in found.items() if error]
+        assert not errors, "\n".join(errors)
+
+
+def test_as_in_eager(tmp_path: Path) -> None:
+    check(tmp_path, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in fully_sharded.CASES if name not in QUICK])
+def test_each_as_in_eager(name: str, tmp_path: Path) -> None:
+    check(tmp_path, [name])
+
+
+# Eight processes, of which this is one: collectives of the backend "fake" do nothing. What XLA allocates is known from the program.
+MEMORY = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+import dynaxla
+from dynaxla.runtime import programs
+
+WORLD, WIDTH, ROWS = 8, 256, 128
+compiled, temporary = programs._program, []
+
+
+def noting(executable, *args):
+    temporary.append(executable.get_compiled_memory_stats().temp_size_in_bytes)
+    return compiled(executable, *args)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH, bias=False), nn.Linear(4 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def of_a_step(layers):
+    net = nn.Sequential(*(Block() for _ in range(layers)))
+    whole = sum(parameter.numel() for parameter in net.parameters())
+    for block in net:
+        fully_shard(block, mesh=mesh)
+    fully_shard(net, mesh=mesh)
+    optimizer = torch.optim.AdamW(net.parameters())
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    dynaxla.compile_step(step, fullgraph=True)(torch.randn(ROWS, WIDTH))
+    states = [item for state in optimizer.state.values() for item in state.values() if isinstance(item, DTensor)]
+    assert len(states) == 2 * len(list(net.parameters()))
+    mine = sum(tensor.to_local().numel() for tensor in [*net.parameters(), *states])
+    assert mine <= 1.01 * 3 * whole / WORLD, (mine, whole)
+    return temporary[-1], 4 * whole
+
+
+programs._program = noting
+dist.init_process_group("fake", rank=0, world_size=WORLD, store=FakeStore())
+mesh = init_device_mesh("cpu", (WORLD,))
+(less, _), (more, parameters) = of_a_step(12), of_a_step(24)
+activations = 4 * ROWS * (WIDTH + 4 * WIDTH)  # what autograd saves of a layer: the inputs of its products
+print(f"12 layers: {less / 1e6:.2f} MB, 24 layers: {more / 1e6:.2f} MB; of 12 layers: activations {12 * activations / 1e6:.2f} MB, "
+      f"parameters {parameters / 2e6:.2f} MB")
+assert more - less <= 1.05 * 12 * activations
+"""
+
+
+@pytest.mark.slow
+def test_whole_parameters_do_not_live_from_the_forward_to_the_backward_pass() -> None:
+    """`pytest -m slow tests/training/test_fully_sharded.py -k whole_parameters -s` prints the figures."""
+    print(run_script(MEMORY, []))

@@ -37,11 +37,13 @@ def groups_of(state: State) -> Sequence[Group]:
 
 def prepare(modules: Sequence[Any]) -> None:
     """Have torch do what it does before a first forward pass, and free the parameters that an earlier pass has left gathered."""
-    inside = {id(part) for module in modules for part in module.modules() if part is not module}
-    for state in states_of(module for module in modules if id(module) not in inside):
-        if state._is_root is None and len(state._modules) == 1:
-            state._lazy_init()
-    for state in states_of(modules):
+    states = states_of(modules)
+    if any(state._is_root is None for state in states):
+        inside = {id(part) for module in modules for part in module.modules() if part is not module}
+        for state in states_of(module for module in modules if id(module) not in inside):
+            if state._is_root is None and len(state._modules) == 1:
+                state._lazy_init()
+    for state in states:
         for group in groups_of(state):
             free(group)
 

@@ -38,8 +38,6 @@ def gathering(modules: Sequence[Any]) -> Iterator[None]:
             stack.enter_context(fsdp.without_hooks(state.state, state.pre_forward, state.post_forward))
         for group in call.groups:
             stack.enter_context(fsdp.without_memory(group.group, group.gather, group.drop))
-        if call.groups:
-            stack.enter_context(torch.autograd.graph.saved_tensors_hooks(call.pack, call.unpack))
         yield
 
 
@@ -56,18 +54,28 @@ class _Call:
         # Whether the backward pass that runs will call `finish`.
         self._is_awaited = False
         self._places: dict[int, tuple[_Group, int]] = {}
+        self._hooks = contextlib.ExitStack()
 
     def drop(self) -> None:
         """All modules have their own parts of parameters again."""
+        self.end()
         for group in self.groups:
             group.drop()
 
     def begin(self, state: _State) -> bool:
         """A module of a state is called. Returns: whether its forward pass contains those of all others."""
-        if self.root is not None or fsdp.is_in_backward():
+        if self.root not in (None, state) or fsdp.is_in_backward():
             return False
+        self.end()  # where an earlier one has raised
         self.root, self._is_awaited = state, False
+        if private.saved_tensor_hooks() is None:  # what the user does with all that autograd saves is done with parameters, too
+            self._hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack))
         return True
+
+    def end(self) -> None:
+        """The forward pass that contains those of all others has ended."""
+        self.root = None
+        self._hooks.close()
 
     def await_end(self) -> None:
         """Have what a backward pass leaves to be done when it ends done then."""
@@ -161,7 +169,7 @@ class _State:
         if not self._to_come:
             self._complete(output)
         if self._call.root is self:
-            self._call.root = None
+            self._call.end()
             for state in reversed(self._call.states):
                 if state._to_come:
                     state._complete(output)

@@ -35,21 +35,26 @@ class ParallelModules:
         """Parameters of sharded modules lie as they do between two steps, whatever has run before."""
         fully_sharded.prepare(self.sharded)
 
-    def why_not(self) -> str:
-        """Why a step cannot do by functional collectives what these modules do; "" if it can."""
-        if reason := next(filter(None, map(data_parallel.why_not, self.averaged)), ""):
-            return f"a DistributedDataParallel with {reason}"
-        return f"a module of fully_shard with {reason}" if (reason := fully_sharded.why_not(self.sharded)) else ""
+    def why_not_averaged(self) -> str:
+        """Why a step that does not run in eager mode would not average gradients as these modules do; "" if it does."""
+        reason = next(filter(None, map(data_parallel.why_not, self.averaged)), "")
+        return f"a DistributedDataParallel with {reason}" if reason else ""
+
+    def why_not_gathered(self) -> str:
+        """Why a step has to leave the gathering of parameters to torch's own hooks; "" if it does not."""
+        reason = fully_sharded.why_not(self.sharded)
+        return f"a module of fully_shard with {reason}" if reason else ""
 
     def refuse(self) -> None:
-        """Raises: CaptureError for a module whose collectives no program can have."""
-        if reason := self.why_not():
+        """Raises: CaptureError for a module whose collectives no recording can have."""
+        if reason := self.why_not_averaged() or self.why_not_gathered():
             raise CaptureError(f"a step has {reason}", hint="leave it out, or leave fullgraph out")
 
     @contextlib.contextmanager
     def in_a_step(self) -> Iterator[None]:
-        """Inside, they use functional collectives, which a step notes."""
-        with data_parallel.averaging(self.averaged), fully_sharded.gathering(self.sharded):
+        """Inside, they use functional collectives, which a step notes, where they can."""
+        gathered = () if self.why_not_gathered() else self.sharded
+        with data_parallel.averaging(self.averaged), fully_sharded.gathering(gathered):
             yield
 
 

@@ -146,7 +146,7 @@ class CompiledStep(Generic[P, R]):
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:
         modules = self._watched.parallel_modules(args, kwargs)
         modules.prepare()
-        if reason := modules.why_not():
+        if reason := modules.why_not_averaged():
             _log.info("%s runs in eager mode: it has %s", self, reason)
             metrics.add("eager_steps")
             return detached(self._function(*args, **kwargs))

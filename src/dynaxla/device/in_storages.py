@@ -105,27 +105,29 @@ def _array_in(storage: torch.UntypedStorage, dtype: torch.dtype, shape: tuple[in
 
 @dataclasses.dataclass(frozen=True)
 class _Input:
-    """An input that the program takes: position; place (in its own memory, from its first element on); held (None: it fills its storage,
-    whose array has the packed shape); is_host (a number of the CPU); sharding (of the array on a mesh; None: on one device)."""
+    """An input that the program takes: position; place (in its own memory, from its first element on); held (None: it fills its storage);
+    is_host (a number of the CPU); sharding (of the array on a mesh; None: on one device); shape (of the array of a storage that it fills;
+    None: the packed one)."""
 
     position: int
     place: Place
     held: Held | None
     is_host: bool
     sharding: NamedSharding | None = None
+    shape: tuple[int, ...] | None = None
 
     @property
     def aval(self) -> jax.ShapeDtypeStruct:
         if self.held is not None:
             return jax.ShapeDtypeStruct(self.held.shape, self.held.dtype, sharding=self.sharding)
-        return jax.ShapeDtypeStruct(self.place.layout.packed_shape, dtypes.to_jax(self.place.dtype), sharding=self.sharding)
+        shape = self.place.layout.packed_shape if self.shape is None else self.shape
+        return jax.ShapeDtypeStruct(shape, dtypes.to_jax(self.place.dtype), sharding=self.sharding)
 
 
 class StorageBuffers:
     """See `protocol.Buffers`."""
 
     loose: Mapping[int, int] = {}
-    free: Sequence[int] = ()
     orders: Mapping[int, tuple[int, ...]] = {}
 
     def __init__(self, request: Request) -> None:
@@ -207,22 +209,33 @@ class StorageBuffers:
 
     def _on_mesh(self, given: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
         """The mesh on which an input lies, or that the graph names; all inputs are on it from now on. Those that fill their storages lie in
-        them as the program takes them."""
+        them as the program takes them: packed, but for what a backward pass gets of a forward pass (see `free`)."""
         ours = [index for index, item in enumerate(self._inputs) if storages.is_ours(given[item.position])]
         tensors = {index: given[self._inputs[index].position] for index in ours}
         where = meshes.common([*(storages.sharding_in(tensor.untyped_storage()) for tensor in tensors.values()), *constraints])
         if where is None:
             return None
+        written = {position for _, position in self._written}
         for index, item in enumerate(self._inputs):
-            sharding = where
+            sharding, shape = where, None
             if index in tensors:
                 tensor = tensors[index]
                 storage = tensor.untyped_storage()
-                array = copies.packed_array(tensor) if item.held is None else storages.array_of(storage)
+                array = storages.array_of(storage)
+                if self._phase == "backward" and array is not None and array.dtype == item.aval.dtype and item.position not in written:
+                    shape = array.shape
+                elif item.held is None:
+                    array = copies.packed_array(tensor)
                 assert array is not None
                 sharding = meshes.sharding_of(array) or meshes.sharding_of(storages.spread(storage, array, where)) or where
-            self._inputs[index] = dataclasses.replace(item, sharding=sharding)
+            self._inputs[index] = dataclasses.replace(item, sharding=sharding, shape=shape)
         return where
+
+    @property
+    def free(self) -> Sequence[int]:
+        """Of a forward pass on a mesh, all results that are new tensors: some have one dimension for several that are sharded."""
+        count = len(self._slots)
+        return range(count, count + len(self._buffers)) if self.where is not None and self._phase == "forward" else ()
 
     @property
     def shardings(self) -> Sequence[NamedSharding | None]:

@@ -502,7 +502,8 @@ def _trace(problem: Problem, module: GraphModule, nodes: Sequence[Node | None], 
         if problem.where is None:
             traced = _traced(program, avals, device)
         else:
-            traced = _traced(partitionable(program), avals, device, [slots[slot].sharding for slot in written])
+            free = range(len(written), len(written) + sum(item is not None for item in made))
+            traced = _traced(partitionable(program, free), avals, device, [slots[slot].sharding for slot in written])
     if watch.looked or len(watch.wanted) != len(avals) - count:
         raise watch.refuse()
     variant = Variant(tuple(dict.fromkeys(watch.guards)), tuple(watch.wanted))

@@ -523,7 +523,7 @@ class Program:
 
         avals = buffers.avals()
         if buffers.where is not None:
-            traced, orders = self._traced_for_mesh(program, avals, buffers.donated), dict[int, tuple[int, ...]]()
+            traced, orders = self._traced_for_mesh(program, avals, buffers), dict[int, tuple[int, ...]]()
         else:
             traced, orders = self.traced(program, self.name, avals, self.interpreter, buffers.free, buffers.donated)
         facts = traced.out_info.facts
@@ -531,12 +531,12 @@ class Program:
             traced = with_open_layouts(traced, self.name, avals, buffers.loose, buffers.free)
         return traced, buffers.ordered(orders), facts
 
-    def _traced_for_mesh(self, run: Any, avals: Sequence[jax.ShapeDtypeStruct], donated: Sequence[int]) -> jax.stages.Traced:
+    def _traced_for_mesh(self, run: Any, avals: Sequence[jax.ShapeDtypeStruct], buffers: Buffers) -> jax.stages.Traced:
         """As `traced`, of what XLA's partitioner can cut into parts."""
         registry.fill()  # not under jax tracing
         run.__name__ = self.name
         with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
-            return jax.jit(partitionable(run), keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
+            return jax.jit(partitionable(run, buffers.free), keep_unused=True, donate_argnums=tuple(buffers.donated)).trace(*avals)
 
     def traced(
         self,

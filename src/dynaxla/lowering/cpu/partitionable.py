@@ -1,35 +1,124 @@
-"""What XLA's partitioner can cut into parts: a traced program with its general branches instead of those for a single CPU.
+"""What XLA's partitioner can cut into parts: a traced program with its general branches instead of those for a single CPU, and without
+dimensions that are made of several.
 
 Lowerings choose by `lax.platform_dependent` what one CPU computes fastest: sums folded into vector registers, exponentials of arithmetic on
 bits, values written to memory by calls. The partitioner sees slices and barriers in these, and copies whole arrays from device to device.
+
+ATen's products of matrices have one dimension for all batches: attention makes one of (batch, heads). If both are sharded, no sharding says
+how that one lies, and the partitioner gathers the heads. So a reshape that makes one dimension of several waits until something needs it:
+products, elementwise functions and reductions work on the dimensions that it was made of.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
+from jax import lax
 
 from .evaluation import Evaluation, bind
+from .transposes import ELEMENTWISE, REDUCTIONS
 
 # No platform's name, so that each choice is the general one.
 _NONE = "none"
 
 
+@dataclass(frozen=True)
+class _Merged:
+    """A reshape that waits. array: its dimensions are those of all groups, in order. groups: by dimension of the value, the sizes of which it
+    is made; none for a size of 1."""
+
+    array: Any
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(map(math.prod, self.groups))
+
+    def dims(self, wanted: Sequence[int]) -> tuple[int, ...]:
+        """The array's dimensions of these of the value."""
+        starts = np.cumsum([0, *map(len, self.groups)])
+        return tuple(int(dim) for index in wanted for dim in range(starts[index], starts[index + 1]))
+
+    def of(self, groups: Sequence[tuple[int, ...]]) -> _Merged:
+        """The same value, made of others."""
+        return _Merged(lax.reshape(self.array, [size for group in groups for size in group]), tuple(groups))
+
+
+def _merged(value: Any) -> _Merged:
+    """A value as one that is made of its own dimensions."""
+    if isinstance(value, _Merged):
+        return value
+    groups = tuple((size,) if size != 1 else () for size in value.shape)
+    return _Merged(lax.squeeze(value, [dim for dim, size in enumerate(value.shape) if size == 1]), groups)
+
+
+def _value(merged: _Merged) -> Any:
+    return merged.array if all(len(group) == 1 for group in merged.groups) else merged
+
+
+def _groups(sizes: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
+    """Of which of the sizes, none of them 1, the shape's are made; None if they are not."""
+    left, found = [size for size in sizes if size != 1], []
+    for wanted in shape:
+        group: list[int] = []
+        while left and math.prod(group) < wanted:
+            group.append(left.pop(0))
+        if math.prod(group) != wanted:
+            return None
+        found.append(tuple(group))
+    return tuple(found)
+
+
 class _General(Evaluation[Any]):
+    """Its values are arrays and `_Merged`."""
+
+    def __init__(self, free: Collection[int]) -> None:
+        super().__init__(_NONE)
+        self._free = free
+
     def lift(self, array: Any) -> Any:
         return array
 
     def lower(self, value: Any) -> Any:
-        return value
+        return lax.reshape(value.array, value.shape) if isinstance(value, _Merged) else value
+
+    def give(self, index: int, value: Any) -> Any:
+        return value.array if index in self._free and isinstance(value, _Merged) else self.lower(value)
 
     def in_memory(self, value: Any) -> Any:
         return value
 
     def apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
-        return bind(equation, operands)
+        name, params = equation.primitive.name, equation.params
+        if name == "reshape" and params["dimensions"] is None:
+            return [_reshape(operands[0], params["new_sizes"])]
+        merged = next((operand for operand in operands if isinstance(operand, _Merged)), None)
+        if merged is None:
+            return bind(equation, operands)
+        if name == "slice" and params["strides"] is None and tuple(params["limit_indices"]) == merged.shape and not any(params["start_indices"]):
+            return [merged]
+        if name == "dot_general":
+            return [_product(equation, *map(_merged, operands))]
+        if name == "transpose":
+            order = params["permutation"]
+            return [_Merged(lax.transpose(merged.array, merged.dims(order)), tuple(merged.groups[dim] for dim in order))]
+        if name in REDUCTIONS:
+            groups = tuple(group for dim, group in enumerate(merged.groups) if dim not in params["axes"])
+            (array,) = bind(equation, [merged.array], {**params, "axes": merged.dims(params["axes"])})
+            return [_value(_Merged(array, groups))]
+        if name in ELEMENTWISE and all(not isinstance(item, _Merged) or item.groups == merged.groups for item in operands):
+            arrays = [
+                item.array if isinstance(item, _Merged) else lax.reshape(item, merged.array.shape) if np.ndim(item) else item
+                for item in operands
+            ]
+            return [_Merged(array, merged.groups) for array in bind(equation, arrays)]
+        return bind(equation, [self.lower(operand) for operand in operands])
 
     def _apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name = str(equation.source_info.name_stack)
@@ -37,6 +126,38 @@ class _General(Evaluation[Any]):
             return super()._apply(equation, operands)
 
 
-def partitionable(program: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function of arrays, of its general branches. It must be traced, by `jax.jit` for example."""
-    return _General(_NONE).of(program)
+def _reshape(value: Any, shape: Sequence[int]) -> Any:
+    array = value.array if isinstance(value, _Merged) else value
+    groups = _groups(array.shape, shape) if math.prod(shape) > 1 else None
+    if groups is None or all(len(group) <= 1 for group in groups):
+        return lax.reshape(array, shape)
+    return _Merged(lax.squeeze(array, [dim for dim, size in enumerate(array.shape) if size == 1]), groups)
+
+
+def _product(equation: Any, x: _Merged, y: _Merged) -> Any:
+    (contracted, batch), own, other = equation.params["dimension_numbers"], list(x.groups), list(y.groups)
+    for one, two in zip((*contracted[0], *batch[0]), (*contracted[1], *batch[1]), strict=True):
+        if len(own[one]) <= 1:
+            own[one] = other[two]
+        elif len(other[two]) <= 1:
+            other[two] = own[one]
+        elif own[one] != other[two]:
+            own[one] = other[two] = (math.prod(own[one]),)
+    x, y = x.of(own), y.of(other)
+    numbers = tuple((x.dims(pair[0]), y.dims(pair[1])) for pair in (contracted, batch))
+    (array,) = bind(equation, [x.array, y.array], {**equation.params, "dimension_numbers": numbers})
+    rest = [
+        item.groups[dim]
+        for item, used in ((x, (*contracted[0], *batch[0])), (y, (*contracted[1], *batch[1])))
+        for dim in range(len(item.groups))
+        if dim not in used
+    ]
+    return _value(_Merged(array, (*(x.groups[dim] for dim in batch[0]), *rest)))
+
+
+def partitionable(program: Callable[..., Any], free: Collection[int] = ()) -> Callable[..., Any]:
+    """The same function of arrays, of its general branches. It must be traced, by `jax.jit` for example.
+
+    free: the indices of results that may have any shape, as long as their elements in row-major order are the same.
+    """
+    return _General(free).of(program)

@@ -119,12 +119,12 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
     if name == "conv_general_dilated":
         return _convolution(equation, operands)
     order = _common_order(operands)
-    if order is not None and name in _ELEMENTWISE:
+    if order is not None and name in ELEMENTWISE:
         results = _bound(equation, _in_order(operands, order), params, order)
         return [Ordered(result.array, order, (equation, operands)) for result in results] if name in _SIMPLE else list(results)
     if order is not None and name in _BY_DIMENSION:
         return _bound(equation, _in_order(operands, order), _BY_DIMENSION[name](dict(params), order), order)
-    if order is not None and name in _REDUCTIONS:
+    if order is not None and name in REDUCTIONS:
         axes = params["axes"]
         remaining = [dim for dim in order if dim not in axes]
         names = sorted(remaining)
@@ -209,7 +209,7 @@ def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
 
 
 # fmt: off
-_ELEMENTWISE = frozenset([
+ELEMENTWISE = frozenset([
     "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "clamp",
     "convert_element_type", "copy", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1",
     "floor", "ge", "gt", "imag", "integer_pow", "is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min",
@@ -224,7 +224,7 @@ _SIMPLE = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "squar
 _DEPTH = 3
 _PARTS = 8
 
-_REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
+REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
 
 Change = Callable[[dict[str, Any], Order], dict[str, Any]]
 

@@ -36,9 +36,7 @@ ELSEWHERE = {
     "training/test_data_parallel.py": "training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     # Several devices are a process's from its start.
-    "sharding/test_marking.py": (
-        "sharding/mesh sharding/traffic runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"
-    ),
+    "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

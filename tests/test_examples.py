@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+from on_device import NEEDS_DEVICE
 from scripts import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -37,4 +39,52 @@ def test_examples(tmp_path: Path) -> None:
     assert float(re.findall(r"at most (\S+) from that", of_kernel)[0]) < 1e-4
     assert "takes tokens: int64[batch, length], for cpu, cuda, tpu" in of_export
     assert "without torch, 3 shapes differ" in of_export
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {Path(command[0]).name for command in commands}
+    others = {"train_on_a_mesh.py", "unet3d_on_a_mesh.py"}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {Path(command[0]).name for command in commands} | others
+
+
+# The device is enabled for a process's life, and so is the number of its virtual devices. torchvision's ops may have to be declared.
+ON_A_MESH = """
+import runpy, sys, torch
+from dynaxla.bench import suites
+torch.set_num_threads(1)
+if not {"linear", "unet3d_on_a_mesh.py"} & {part.rpartition("/")[2] for part in sys.argv}:
+    suites._import("torchvision")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def losses_of(name: str, *arguments: str) -> list[float]:
+    printed = run_script(ON_A_MESH, [str(EXAMPLES / name), *arguments], own=True)
+    return [float(found) for found in re.findall(r"loss (\S+)", printed)]
+
+
+@NEEDS_DEVICE
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["linear --way batch", "linear --way megatron-lm", "linear --way fsdp", "gpt2"])
+def test_training_on_a_mesh(workload: str) -> None:
+    """Twenty losses of eight devices are those of one, dropout included."""
+    expected, found = (losses_of("train_on_a_mesh.py", *workload.split(), "--devices", devices) for devices in ("1", "8"))
+    assert len(expected) == len(found) == 20
+    assert max(abs(one - other) for one, other in zip(expected, found, strict=True)) < 1e-5
+    assert found[-1] < found[0]
+
+
+@NEEDS_DEVICE
+@pytest.mark.slow
+def test_resnet50_on_a_mesh() -> None:
+    """Its batch norms, of eight images and at last one place each, make much of rounding: the first loss is that of one device."""
+    found = losses_of("train_on_a_mesh.py", "resnet50")
+    (expected,) = losses_of("train_on_a_mesh.py", "resnet50", "--devices", "1", "--steps", "1")
+    assert abs(found[0] - expected) < 1e-4
+    assert found[-1] < found[0] / 10
+
+
+@NEEDS_DEVICE
+@pytest.mark.slow
+def test_unet3d_on_a_mesh() -> None:
+    """It reaches its Dice score, or says that it has not; its first losses are those of one device."""
+    found = losses_of("unet3d_on_a_mesh.py")[:20]
+    expected = losses_of("unet3d_on_a_mesh.py", "--devices", "1", "--score", "0")[:20]
+    assert max(abs(one - other) for one, other in zip(expected, found, strict=True)) < 1e-5

@@ -37,6 +37,8 @@ torch.testing.assert_close(torch.tensor(slope.tolist()), expected.grad)
 assert losses[0] > losses[1] > losses[2]
 weight = model[0].weight
 assert [tuple(dynaxla.sharding.sharding_of(x).spec) for x in (weight, optimizer.state[weight]["exp_avg"])] == [("tp", "fsdp")] * 2
+assert planned.memory[0].arguments < (2 * 4096 * 16384 + 8192 * 4096) * 4 // 64
+assert {item.axes for item in planned.collectives} <= {"fsdp", "tp"}
 """,
     "torchax": """
 torch.testing.assert_close(jnp.square(prediction - ys).mean().item(), torch_losses[0], rtol=1e-4, atol=1e-6)

@@ -29,10 +29,11 @@ SENTENCES = ["eagers_results", "no_stale_parameters", "nothing_lost", "no_dead_e
 DEVICE = [] if IS_OLDEST else ["the_device"]
 
 
-def own_process(*arguments: str) -> subprocess.CompletedProcess[str]:
+def own_process(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """One whose heap is as the C library has it. Without a GPU: where torch sees one, its autograd begins threads, which a child lacks."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
     environment |= {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= variables
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False)
 
 
@@ -42,6 +43,12 @@ def test_what_the_readme_promises() -> None:
     done = own_process("-m", "promises", *SENTENCES, "recording", *DEVICE, "none_of_this_name")
     assert re.findall("^failed: (.*)$", done.stderr, re.MULTILINE) == ["none_of_this_name"], done.stderr
     assert done.returncode == 1
+
+
+@pytest.mark.skipif(IS_OLDEST, reason="torch 2.11 cannot have the device")
+def test_meshes_change_nothing_that_others_see() -> None:
+    done = own_process("-m", "promises", "meshes", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    assert done.returncode == 0, done.stderr
 
 
 @contextlib.contextmanager

@@ -143,6 +143,8 @@ def check_two_meshes() -> None:
         for run in (torch.add, compile_anew(lambda x, y: x + y)):
             with pytest.raises(DeviceMismatch, match=r"two meshes: Mesh\(a=4\) over the devices \[0, 1, 2, 3\] and Mesh"):
                 run(one, other)
+        with pytest.raises(DeviceMismatch, match="two meshes"):
+            dynaxla.compile_step(torch.add)(one, other)
         with dynaxla.lazy():
             total = one + other
             with pytest.raises(DeviceMismatch, match="two meshes"):
@@ -333,6 +335,37 @@ def check_bad_marks() -> None:
     with pytest.raises(UnsupportedTensor, match="marks a tensor on cpu"):
         compile_anew(lambda x: mark_sharding(x * 2, MESH, ("fsdp",)))(torch.ones(8, 8))
     assert spec_of(x) is None
+
+
+def check_bad_marks_in_every_way() -> None:
+    class DeviceMesh:
+        mesh, mesh_dim_names = torch.arange(8).view(2, 4), ("fsdp", "tp")
+
+    def lazily(x: torch.Tensor, mesh: Any, spec: Any) -> None:
+        with dynaxla.lazy():
+            mark_sharding(x * 2, mesh, spec)
+
+    def of(x: torch.Tensor, spec: Any) -> torch.Tensor:
+        return mark_sharding(x * 2, MESH, spec)
+
+    x = torch.zeros(6, 8, device="jax")
+    ways: list[Callable[[Any], Any]] = [
+        lambda spec: mark_sharding(x, DeviceMesh(), spec), lambda spec: shard_module(nn.Linear(8, 6), MESH, {"weight": spec}),
+        lambda spec: shard_module(nn.Linear(8, 6), DeviceMesh(), {"weight": spec}), lambda spec: lazily(x, MESH, spec),
+        lambda spec: lazily(x, DeviceMesh(), spec), lambda spec: compile_anew(of)(x, spec),
+        lambda spec: dynaxla.compile_step(of, fullgraph=True)(x, spec), lambda spec: dynaxla.compile_step(of)(x, spec),
+        lambda spec: jax.jit(dynaxla.as_jax(lambda x: of(x, spec)))(jax.numpy.ones((6, 8))),
+    ]  # fmt: skip
+    for way in ways:
+        with pytest.raises(ArgumentError, match=r"(?s)dimension 0 of a tensor float32\[6, 8\] has size 6.* along \('tp',\).*pad it to 8"):
+            way(("tp",))
+        with pytest.raises(ArgumentError, match=r"(?s)names an axis 'pp', which Mesh\(fsdp=2, tp=4; .*its axes are fsdp, tp"):
+            way((None, "pp"))
+    virtual = mark_sharding(torch.zeros(8, 8, device="jax"), Mesh((8,), ("a",), virtual=True), ("a",))
+    real = mark_sharding(torch.zeros(8, 8, device="jax"), MESH, ("fsdp",))
+    with pytest.raises(DeviceMismatch, match="two meshes"):
+        sharding.report(compile_anew(torch.add), virtual, real, run=False)
+    assert not sharding.report(compile_anew(lambda x: x * 2), real, run=False).collectives
 
 
 def check_bad_meshes() -> None:

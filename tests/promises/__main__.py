@@ -26,13 +26,18 @@ if torch.__version__ < (2, 12):
     }  # fmt: skip
 
 # It listens to the log.
-ALLOWED = {"no_dead_ends": {"logger dynaxla"}, "the_device": {"logger torch._subclasses.fake_tensor"}}
+ALLOWED = {
+    "no_dead_ends": {"logger dynaxla"},
+    "the_device": {"logger torch._subclasses.fake_tensor"},
+    "meshes": {"logger torch._subclasses.fake_tensor"},
+}
 # What `enable_device` is there to change, for the life of the process: a device of torch's, on JAX's own client.
 LASTING = {
     "the_device": {
         "torch accelerator", "names of Tensor", "names of Module", "kernels for CPU", "jax's clients", "jax's handler of forks", "atexit",
     }
 }  # fmt: skip
+LASTING["meshes"] = LASTING["the_device"]
 
 
 def settle() -> None:

@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import pytest
 import torch
 from compare import assert_equal, check
@@ -276,6 +277,36 @@ def the_device() -> None:
     model(x).sum().backward()
 
 
+def meshes() -> None:
+    """With eight devices: meshes, real and virtual ones, what lies on them, steps and reports change nothing but what `enable_device` does;
+    JAX has the devices that it had, and others' torch.compile does what it did."""
+    flags = os.environ["XLA_FLAGS"]
+    dynaxla.enable_device()
+    assert len(jax.devices()) == 8
+    for mesh in (dynaxla.Mesh((2, 4), ("fsdp", "tp")), dynaxla.Mesh((4, 4), ("fsdp", "tp"), virtual=True)):
+        model = dynaxla.shard_module(network(), mesh, {"0.weight": ("tp",), "2.weight": (None, "tp")})
+        x = dynaxla.mark_sharding(randn(16, 8).to("jax"), mesh, ("fsdp",))
+        optimizer = torch.optim.AdamW(model.parameters())
+
+        def step(x: torch.Tensor, model: nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        whole = dynaxla.compile_step(step, fullgraph=True)
+        assert dynaxla.sharding.report(whole, x, run=not mesh.is_virtual).count("all-reduce")
+        for run in (whole, step):
+            run(x).item()
+        with dynaxla.lazy():
+            step(x)
+        compiled(model)(x).sum().backward()
+    assert (os.environ["XLA_FLAGS"], len(jax.devices())) == (flags, 8)
+    host = randn(4, 8)
+    assert_equal(torch.compile(lambda x: x.sin() @ x.t(), backend="aot_eager")(host), host.sin() @ host.t())
+
+
 class FromOutside:
     """Lets another thread look at the state while a step is being recorded. The step only counts, and waits for the other's count."""
 
@@ -342,6 +373,6 @@ def recording() -> None:
 SCENARIOS = {
     scenario.__name__: scenario
     for scenario in (
-        eagers_results, no_stale_parameters, nothing_lost, no_dead_ends, clear_failure, no_side_effects, recording, the_device,
+        eagers_results, no_stale_parameters, nothing_lost, no_dead_ends, clear_failure, no_side_effects, recording, the_device, meshes,
     )
 }  # fmt: skip

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 import pytest
 from on_device import NEEDS_DEVICE, run_checks
+from scripts import completed
 
 pytestmark = NEEDS_DEVICE
 EIGHT = "--xla_force_host_platform_device_count=8"
+
+
+def run_without_gathering(name: str) -> None:
+    """All checks of a module of device_cases, in whose programs XLA gathers nothing for want of a way from one sharding to another."""
+    done = completed(f"import device_cases; device_cases.run({name!r})", own=True, XLA_FLAGS=EIGHT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "rematerialization" not in done.stderr, done.stderr[-3000:]
+
+
+def test_attention_on_meshes() -> None:
+    run_without_gathering("mesh_attention")
+
+
+def test_virtual_meshes() -> None:
+    run_checks("virtual_meshes", own=True)
 
 
 def test_on_meshes() -> None:
@@ -17,4 +33,9 @@ def test_on_meshes() -> None:
 @pytest.mark.slow
 def test_training_on_meshes() -> None:
     """Each mode, layers in Megatron's style and a small GPT. One step that trains is in the other test."""
-    run_checks("mesh_training", XLA_FLAGS=EIGHT, own=True)
+    run_without_gathering("mesh_training")
+
+
+@pytest.mark.slow
+def test_what_moves_between_2_and_8_and_64_devices() -> None:
+    run_checks("mesh_counts", XLA_FLAGS="--xla_force_host_platform_device_count=64", own=True)

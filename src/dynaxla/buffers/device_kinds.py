@@ -10,7 +10,7 @@ from ..capture.aten_graph import Phase
 from ..lowering import Interpreter, SymbolValues
 from .native import Place
 from .plan import Storages
-from .protocol import Buffers
+from .protocol import Binding, Buffers
 
 
 class Unlike(Exception):
@@ -22,7 +22,8 @@ class Request:
     """A graph for whose tensors buffers are wanted.
 
     Attributes: interpreter; symbols (its sizes); args (a call's inputs); phase; place; storages; remade (see `AtenGraph`); donate (whether
-    inputs that the graph writes to may be given to the program, so that it writes in place).
+    inputs that the graph writes to may be given to the program, so that it writes in place); planned (whether the program will not
+    run, so that inputs may be planned for a virtual mesh).
     """
 
     interpreter: Interpreter
@@ -33,6 +34,7 @@ class Request:
     storages: Storages
     remade: frozenset[int]
     donate: bool
+    planned: bool = False
 
 
 class Kind(Protocol):
@@ -42,6 +44,13 @@ class Kind(Protocol):
 
     def are_traced(self, args: Sequence[Any]) -> bool:
         """Whether arrays of a call are tracers, since JAX traces what calls the graph: then JAX traces that, and no program is called."""
+
+    def plans(self, args: Sequence[Any]) -> Any:
+        """Hashable: how a call's inputs lie on a mesh, or would lie on a virtual one."""
+
+    def blank(self, binding: Binding, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+        """The graph's outputs without values, of a program that does not run. lie: how its results lie, by shape and sharding. Empties
+        args."""
 
     def outlived(self, error: Exception) -> Exception:
         """What to raise for JAX's exception where a tracer's function has ended."""

@@ -70,11 +70,11 @@ class Buffers(Protocol):
     """The memory of one graph with concrete sizes.
 
     Attributes: nodes (whose values the program gives); numbers (nodes that are returned as numbers); free (the indices among `nodes` of
-    results whose dimensions may lie in any order; on a mesh those of results that may have any shape, in row-major order); loose (the arrays among `avals()` whose dimensions may, by index, with the position of
-    each among the graph's inputs); orders (as given to `ordered`); donated (the arrays among `avals()`, by index, that a program may write
-    to: the first of its results are what becomes of them); facts (hashable: what a binding depends on besides numbers); where (the
-    sharding of what is whole on each device of a mesh, if the program runs on one); shardings (of the first of its results then; XLA
-    chooses where there is None).
+    results whose dimensions may lie in any order; on a mesh, of results that may have any shape, their elements in row-major order); loose
+    (the arrays among `avals()` whose dimensions may, by index, with the position of each among the graph's inputs); orders (as given to
+    `ordered`); donated (the arrays among `avals()`, by index, that a program may write to: the first of its results are what becomes of
+    them); facts (hashable: what a binding depends on besides numbers); where (the sharding of what is whole on each device of a mesh, if
+    the program runs on one); shardings (of the first of its results then; XLA chooses where there is None).
     """
 
     @property

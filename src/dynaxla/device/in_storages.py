@@ -8,6 +8,7 @@ writes it where it lies, from an offset that it gets as a number.
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,21 @@ def signature(args: Sequence[Any]) -> tuple[Any, ...]:
         sharding = storages.sharding_in(tensor.untyped_storage()) if meshes.exist() and storages.is_ours(tensor) else None
         found.append((tuple(tensor.stride()), (tensor.is_conj(), tensor.is_neg()), sharding, _held(tensor, position, first)))
     return tuple(found)
+
+
+def plans(args: Sequence[Any]) -> tuple[Any, ...]:
+    """See `device_kinds.Kind`."""
+    return tuple([_plan_of(arg) if storages.is_ours(arg) else None for arg in args])
+
+
+def _plan_of(tensor: torch.Tensor) -> storages.Lies:
+    storage = tensor.untyped_storage()
+    return next((plan for plan in (storages.plan_of(storage), storages.lies(storage)) if plan[1] is not None), (None, None))
+
+
+def blank(binding: Any, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+    """See `device_kinds.Kind`."""
+    return cast("StorageBinding", binding).blank(args, lie)
 
 
 def are_traced(args: Sequence[Any]) -> bool:
@@ -175,7 +191,10 @@ class StorageBuffers:
         self._inputs = [self._input(position, tensor, held[position]) for position, tensor in given.items()]
         constraints = shardings_in(interpreter.module.graph) if meshes.exist() else []
         self._names_mesh = bool(constraints)
-        self.where = self._on_mesh(given, constraints) if meshes.exist() and not storages.hold_tracers(args) else None
+        if request.planned:
+            self.where = self._planned(given, constraints)
+        else:
+            self.where = self._on_mesh(given, constraints) if meshes.exist() and not storages.hold_tracers(args) else None
         self._positions = passed + sorted(aliased - set(passed))
         self._draws_random = interpreter.draws_random
         self.numbers: Sequence[Node] = [output.node for output in self._outputs if isinstance(output, Constant) and output.node is not None]
@@ -229,6 +248,16 @@ class StorageBuffers:
                 assert array is not None
                 sharding = meshes.sharding_of(array) or meshes.sharding_of(storages.spread(storage, array, where)) or where
             self._inputs[index] = dataclasses.replace(item, sharding=sharding, shape=shape)
+        return where
+
+    def _planned(self, given: Mapping[int, torch.Tensor], constraints: Sequence[NamedSharding]) -> NamedSharding | None:
+        """As `_on_mesh`, of a mesh on which inputs lie or would lie; they stay where they are. All others are whole on each device."""
+        plans = [_plan_of(given[item.position]) if storages.is_ours(given[item.position]) else (None, None) for item in self._inputs]
+        where = meshes.common([*(sharding for _, sharding in plans), *constraints])
+        for index, (item, (shape, sharding)) in enumerate(zip(self._inputs, plans, strict=True)):
+            fits = item.held is None and shape is not None and math.prod(shape) == math.prod(item.aval.shape)
+            fits = fits and (shape == item.aval.shape or self._phase == "backward")
+            self._inputs[index] = dataclasses.replace(item, sharding=sharding if fits else where, shape=shape if fits else None)
         return where
 
     @property
@@ -457,6 +486,19 @@ class StorageBinding:
             item, tensor = self._inputs[index], tensors[index]
             if _held(tensor, item.position, first) != item.held:
                 raise Unlike
+
+    def blank(self, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
+        """What a call gives whose program does not run: tensors that nobody has written to. Inputs stay as they are.
+
+        lie: the shapes and shardings of the program's results, for which the tensors are planned.
+        """
+        taken = [args[position] for position in self._positions]
+        args.clear()
+        made = [storages.make(*item, self._place.device) for item in self._made]
+        for tensor, (shape, sharding) in zip(made, lie[len(self._slots) :], strict=False):
+            if isinstance(sharding, NamedSharding):
+                storages.plan(tensor.untyped_storage(), shape, sharding)
+        return self.outputs(made, taken)
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         taken = cast("_Taken", tensors)

@@ -79,6 +79,9 @@ def empty_like(
         shape, sharding = storages.lies(tensor.untyped_storage())
         if sharding is not None and shape == Place.of(made).layout.packed_shape:
             storages.set_array(made.untyped_storage(), copies.zeros(shape, made.dtype, sharding))
+        shape, sharding = storages.plan_of(tensor.untyped_storage())
+        if shape is not None and sharding is not None:
+            storages.plan(made.untyped_storage(), shape, sharding)
     return made
 
 

@@ -216,6 +216,18 @@ def _lies(array: jax.Array | None) -> Lies:
     return (None, None) if array is None or any_tracer((array,)) else (array.shape, meshes.sharding_of(array))
 
 
+_PLAN = "_dynaxla_plan"
+
+
+def plan(storage: torch.UntypedStorage, shape: tuple[int, ...], sharding: NamedSharding) -> None:
+    """How an array of this shape in a storage would lie on a virtual mesh: programs are compiled for that when `report` asks."""
+    setattr(storage, _PLAN, (shape, sharding))
+
+
+def plan_of(storage: torch.UntypedStorage) -> Lies:
+    return getattr(storage, _PLAN, (None, None))
+
+
 def sharding_of_held(held: object) -> NamedSharding | None:
     """How an array, or what a recording has in its place, lies on a mesh; None for one device, for nothing, and where XLA chooses."""
     if isinstance(held, jax.Array):

@@ -60,6 +60,11 @@ class Executable:
         self._is_new = True
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
 
+    def show(self) -> None:
+        """To those who watch: as if it ran."""
+        for seen in _watching:
+            seen.append(self)
+
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """tensors: as `take` gives them.
 

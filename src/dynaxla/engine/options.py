@@ -61,6 +61,15 @@ _RENDEZVOUS = {
 }
 
 
+# For programs that nobody runs: code that is quick to make, in one piece.
+_QUICK = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
+
+
+def quick_options() -> Mapping[str, Any]:
+    """For programs that are compiled to be looked at."""
+    return _known(tuple(_QUICK.items()))
+
+
 def options_for(platform: str, program: ClosedJaxpr, settings: Settings = EXACT, on_mesh: bool = False) -> Mapping[str, Any]:
     """The XLA options of a program for a platform, by name, as far as this XLA has them. settings: torch's, which the program follows.
     on_mesh: whether it runs on several devices."""

@@ -45,7 +45,7 @@ from .blocks import in_parts
 from .executable import Executable, compilation_error, drawing_under_trace, execution_error, is_exhausted
 from .facts import Facts, Returned
 from .layouts import check_closed, opens_layouts, sharded_as, with_open_layouts
-from .options import default_options, options_for, with_tiles
+from .options import default_options, options_for, quick_options, with_tiles
 from .pending import Kernels, Pending
 
 # What keeps what later processes read, by folder; None for nothing.
@@ -160,8 +160,11 @@ class Program:
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at():
             return self.run_by_torch(args)
-        if self._kind is not None and self._kind.are_traced(args):
-            return self._inlined(self._kind, args)
+        if self._kind is not None:
+            if self._kind.are_traced(args):
+                return self._inlined(self._kind, args)
+            if meshes.is_planning():
+                return self._planned(self._kind, args)
         key = self._key(args)
         executable: Executable | Pending | None = self._executables.get(key)
         if executable is None:
@@ -179,6 +182,17 @@ class Program:
             f"{self.name} finds its inputs laid out in another way each time that it looks",
             hint="do not write to them in other threads while it is called; if nobody does, this is a defect of dynaxla: please report it",
         )
+
+    def _planned(self, kind: Kind, args: list[Any]) -> list[Any]:
+        """A call whose program is compiled to be looked at, and does not run."""
+        key = "planned", self._key(args), kind.plans(args)
+        with self._lock:
+            executable = self._executables.get(key)
+            if executable is None:
+                executable = self.build(self.specialise(args, planned=True))
+                self._executables.put(key, executable)
+        executable.show()
+        return kind.blank(executable.binding, args, executable.program.lie() if executable.program is not None else ())
 
     def _inlined(self, kind: Kind, args: list[Any]) -> list[Any]:
         """A call inside a function that JAX traces: the graph becomes part of that. What it would check of values, nobody can look at.
@@ -477,15 +491,15 @@ class Program:
 
     # The way of a graph with concrete sizes
 
-    def specialise(self, args: Sequence[Any], settings: Settings | None = None) -> Specialised:
-        """The graph for inputs like these. settings: torch's, if not its present ones."""
+    def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
+        """The graph for inputs like these. settings: torch's, if not its present ones. planned: see `Request`."""
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         reorders = self.platform == "cpu" and interpreter.has_convolutions
         place = Place(self.device, self.jax_device)
         buffers: Buffers
         if self._kind is not None:
             remade, donate = self._remade, self.options.donate
-            buffers = self._kind.buffers(Request(interpreter, symbols, args, self.phase, place, self._storages, remade, donate))
+            buffers = self._kind.buffers(Request(interpreter, symbols, args, self.phase, place, self._storages, remade, donate, planned))
         else:
             free, loose = reorders or self.opens_layouts, self.loose if self.opens_layouts else None
             buffers = NativeBuffers(
@@ -606,7 +620,8 @@ class Program:
         return compiled
 
     def _xla_options(self, traced: jax.stages.Traced, settings: Settings, on_mesh: bool = False) -> Mapping[str, Any]:
-        return {**options_for(self.platform, traced.jaxpr, settings, on_mesh), **self.options.xla}
+        quick = quick_options() if meshes.is_planning() else {}
+        return {**options_for(self.platform, traced.jaxpr, settings, on_mesh), **quick, **self.options.xla}
 
     def _dump_name(self) -> str:
         """The graph's name; with a number behind it for every executable after the first."""

@@ -6,11 +6,13 @@ import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import torch
 
 from .. import forks
+from ..errors import UnsupportedVersion
 from . import private
 from .private import Fast
 
@@ -93,17 +95,38 @@ def environment(name: str, value: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
+def virtual_devices(count: int) -> list[jax.Device]:
+    """Devices for which programs are compiled, and on which none runs. Raises: ForkError; UnsupportedVersion."""
+    if forks.is_cut_off():
+        raise forks.cut_off()
+    with _making:
+        if count not in _virtual_clients:
+            with private.client_lock:
+                client = private.make_cpu_client(count)
+            if client is None:
+                raise UnsupportedVersion(
+                    f"jaxlib {private.jaxlib_version()} makes no virtual devices without XLA_FLAGS",
+                    hint=f"start Python with XLA_FLAGS=--xla_force_host_platform_device_count={count}, and make an ordinary mesh",
+                )
+            _virtual_clients[count] = client
+    return _virtual_clients[count].local_devices()
+
+
+# By the number of devices.
+_virtual_clients: dict[int, Any] = {}
+
+
 def _had_used_xla() -> bool:
     """In a child: whether there were clients of ours in the parent.
 
     Ours, and MLIR's pool, are never freed: that would be to wait for their threads.
     """
     devices = [own.device for own in _own_clients.values() if own.device is not None]
-    for device in devices:
-        forks.leave(device.client)
+    for client in [*(device.client for device in devices), *_virtual_clients.values()]:
+        forks.leave(client)
     if pool := private.mlir_threads():
         forks.leave(pool)
-    return bool(devices)
+    return bool(devices or _virtual_clients)
 
 
 forks.uses_xla(_had_used_xla)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
 import jax
@@ -25,6 +27,28 @@ def may_exist() -> None:
 def exist() -> bool:
     """Whether there may be any."""
     return bool(_exist)
+
+
+class _Planning(threading.local):
+    on = False
+
+
+_planning = _Planning()
+
+
+def is_planning() -> bool:
+    """Whether this thread compiles programs to look at them, and runs none."""
+    return _planning.on
+
+
+@contextlib.contextmanager
+def planning() -> Iterator[None]:
+    """Inside, this thread's programs of tensors on the device are compiled, for virtual meshes, too, and do not run."""
+    before, _planning.on = _planning.on, True
+    try:
+        yield
+    finally:
+        _planning.on = before
 
 
 def sharding_of(array: jax.Array | None) -> NamedSharding | None:
@@ -53,7 +77,7 @@ def common(shardings: Iterable[NamedSharding | None]) -> NamedSharding | None:
             continue
         if found is None:
             found = sharding.mesh
-        elif _numbers(found) != _numbers(sharding.mesh):
+        elif tuple(found.devices.flat) != tuple(sharding.mesh.devices.flat):
             raise DeviceMismatch(
                 f"tensors of one program lie on two meshes: {described(found)} and {described(sharding.mesh)}",
                 hint="make both meshes of the same devices in the same order, or have one tensor on the other's: dynaxla.mark_sharding",

@@ -526,12 +526,12 @@ if _CompileOptions is None or _DeviceList is None:  # a client of ours could not
     Fast.make_cpu_client = None
 
 
-def make_cpu_client() -> Any | None:
+def make_cpu_client(devices: int = 1) -> Any | None:
     """A PJRT client for the CPU whose programs run in the thread that calls them; None where jaxlib lacks the means."""
     if Fast.make_cpu_client is None:
         return None
     try:
-        return Fast.make_cpu_client(asynchronous=False)
+        return Fast.make_cpu_client(asynchronous=False, **({} if devices == 1 else {"num_devices": devices}))
     except TypeError:  # it takes other arguments now
         Fast.make_cpu_client = None
         return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, Sharding
 
 from ..observe import metrics
 from . import affinity, heap, private
@@ -46,7 +46,7 @@ class XlaProgram:
     calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
     dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in one
     piece of C, if there is such a way, which gives what `results` makes arrays of); mesh (of several devices on which it runs); memory
-    (gives what it needs on each device, as XLA says it, if it runs on a mesh).
+    (gives what it needs on each device, as XLA says it, if it runs on a mesh); lie (gives the shapes and shardings of its results).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -58,6 +58,7 @@ class XlaProgram:
     results: Callable[[Any], Sequence[jax.Array]] = list
     mesh: Mesh | None = None
     memory: Callable[[], Any] = lambda: None
+    lie: Callable[[], Sequence[tuple[tuple[int, ...], Sharding]]] = lambda: ()
 
 
 def compile_lowered(
@@ -166,9 +167,10 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     under_way = [_under_way.setdefault(device, deque(maxlen=_MOST_UNDER_WAY)) for device in devices]
     execute = functools.partial(executable.execute_sharded, with_tokens=True)
     mesh = None if len(devices) == 1 else _mesh_of(compiled)
-    memory = executable.get_compiled_memory_stats
+    facts: dict[str, Any] = {"calls_back": calls_back, "orders": orders, "mesh": mesh, "memory": executable.get_compiled_memory_stats}
+    facts["lie"] = functools.partial(_lie, compiled)
     if len(devices) > 1 and Fast.result_handler is None:
-        return XlaProgram(call, text, calls_back=calls_back, orders=orders, mesh=mesh, memory=memory)
+        return XlaProgram(call, text, **facts)
     assemble = _results if len(devices) == 1 else _whole(compiled)
 
     def results(done: Any) -> Sequence[jax.Array]:
@@ -185,8 +187,8 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
 
     # JAX's own client for the CPU runs a program in another thread; what a kernel of torch's raises there belongs to this call.
     if calls_back and is_cpu:
-        return XlaProgram(wait, text, calls_back=calls_back, orders=orders, mesh=mesh, memory=memory)
-    return XlaProgram(run, text, calls_back=calls_back, orders=orders, execute=execute, results=results, mesh=mesh, memory=memory)
+        return XlaProgram(wait, text, **facts)
+    return XlaProgram(run, text, execute=execute, results=results, **facts)
 
 
 # By device, what tells of each of its last programs that it is done, also where nobody holds the results. XLA begins no more than 32
@@ -267,6 +269,11 @@ def _results(done: Any) -> Sequence[jax.Array]:
 def _mesh_of(compiled: jax.stages.Compiled) -> Mesh:
     shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
     return next(sharding.mesh for sharding in shardings if isinstance(sharding, NamedSharding))
+
+
+def _lie(compiled: jax.stages.Compiled) -> list[tuple[tuple[int, ...], Sharding]]:
+    infos = jax.tree.leaves(compiled.out_info)
+    return [(info.shape, sharding) for info, sharding in zip(infos, jax.tree.leaves(compiled.output_shardings), strict=True)]
 
 
 def _whole(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]]:

@@ -48,12 +48,15 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
             f"a tensor {_shown(tensor)} is a part of another one's memory, or overlaps itself: it has no sharding of its own",
             hint="mark the whole tensor, or a copy of this one: x.clone()",
         )
+    packed = [axes[dim] for dim in place.layout.permutation]
+    sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
+    if mesh.is_virtual:
+        storages.plan(storage, place.layout.packed_shape, sharding)
+        return tensor
     if len(mesh.devices) == 1:
         if mesh.devices[0] != tensor.device.index:
             raise ArgumentError(f"{mesh} is another device than that of a tensor {_shown(tensor)} on {tensor.device}", hint="move it there")
         return tensor
-    packed = [axes[dim] for dim in place.layout.permutation]
-    sharding = sharding_constraints.sharding_of(mesh.sizes, mesh.names, mesh.devices, packed)
     gradient_shardings.will_follow(tensor)
     while tensor.numel():
         array = copies.packed_array(tensor)
@@ -129,7 +132,7 @@ def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.M
     """
     mesh = Mesh.of(mesh)
     if not all(map(storages.is_ours, _tensors(model).values())):
-        model.to(f"jax:{mesh.devices[0]}")
+        model.to("jax" if mesh.is_virtual else f"jax:{mesh.devices[0]}")
     tensors = _tensors(model)
     for pattern in specs:
         if not any(fnmatchcase(name, pattern) for name in tensors):

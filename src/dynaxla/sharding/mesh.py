@@ -17,11 +17,20 @@ from ..lowering.ops import sharding_constraints
 class Mesh:
     """Devices of the device "jax" in rows and columns, each axis with a size and a name.
 
-    Attributes: sizes; names; devices (by their numbers: 3 is "jax:3"), in row-major order.
+    Attributes: sizes; names; devices (by their numbers: 3 is "jax:3"; negative numbers are virtual ones), in row-major order.
     """
 
-    def __init__(self, sizes: Sequence[int], names: Sequence[str], devices: Sequence[int | str | torch.device] | None = None) -> None:
-        """devices: which ones, in order; by default as many as are needed, from "jax:0" on.
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        names: Sequence[str],
+        devices: Sequence[int | str | torch.device] | None = None,
+        *,
+        virtual: bool = False,
+    ) -> None:
+        """devices: which ones, in order; by default as many as are needed, from "jax:0" on. virtual: devices that are not there, as many as
+        are needed. Tensors that are marked for these stay where they are, with their values, and all that runs ignores it:
+        `dynaxla.sharding.report` alone compiles programs for such a mesh, and runs none of them.
 
         Raises: ArgumentError for sizes and names that are no mesh, or too few devices; RuntimeError for a device that does not exist.
         """
@@ -32,6 +41,13 @@ class Mesh:
             raise ArgumentError(f"{shown}: sizes are positive, and each has a name", hint='as in Mesh((2, 4), ("fsdp", "tp"))')
         if len(set(self.names)) < len(self.names) or not all(isinstance(name, str) and name.isidentifier() for name in self.names):
             raise ArgumentError(f"{shown}: names are identifiers, each another one", hint='as in Mesh((2, 4), ("fsdp", "tp"))')
+        self.is_virtual = virtual
+        if virtual:
+            if devices is not None:
+                raise ArgumentError(f"{shown} is virtual, and has devices {list(devices)}", hint="leave them out: it has its own")
+            self.devices = tuple(range(-count, 0))
+            sharding_constraints.mesh(self.sizes, self.names, self.devices)
+            return
         self.devices = tuple(range(count)) if devices is None else tuple(places.named(device).index for device in devices)
         there = len(places.devices())
         if len(self.devices) != count or len(set(self.devices)) < count:
@@ -64,7 +80,7 @@ class Mesh:
 
     def __repr__(self) -> str:
         axes = ", ".join(f"{name}={size}" for name, size in zip(self.names, self.sizes, strict=True))
-        return f"Mesh({axes}; devices {list(self.devices)})"
+        return f"Mesh({axes}; virtual)" if self.is_virtual else f"Mesh({axes}; devices {list(self.devices)})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and (self.sizes, self.names, self.devices) == (other.sizes, other.names, other.devices)

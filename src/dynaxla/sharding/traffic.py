@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import math
@@ -16,6 +17,7 @@ import numpy as np
 from ..engine import executable
 from ..engine.executable import Executable
 from ..errors import ArgumentError
+from ..runtime import meshes
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{_KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
@@ -25,6 +27,8 @@ _IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?
 _MESH = re.compile(
     r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<order>[\d,]+|\[[^()]*\](?:T\([\d,]*\))?)\))? \{(?P<axes>[^}]*)\}"
 )
+# Letters of what is told of groups that are no axes.
+_MOST = 60
 _LINE = re.compile(r"at\[([^\]]*)\]")
 
 
@@ -85,19 +89,23 @@ class Report:
         return text.getvalue()
 
 
-def report(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Report:
+def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
     """What the programs of one call move and keep. The function (compiled by torch.compile or compile_step, or one that calls such) is
     called, with all that it does: a training step trains.
 
+    run: with False programs are compiled, as quickly as that can be done, and do not run, also for a virtual mesh: what they write to stays
+    as it was, and tensors that they make are zeros. All else in the function is done, also by eager mode.
+
     Raises: ArgumentError if the call runs no compiled program on a mesh.
     """
-    with executable.watched() as ran:
+    with executable.watched() as ran, contextlib.nullcontext() if run else meshes.planning():
         function(*args, **kwargs)
     found = [program for program in dict.fromkeys(ran) if program.program is not None and program.program.mesh is not None]
     if not found:
         raise ArgumentError(
             f"a call of {getattr(function, '__name__', function)!r} runs no compiled program on several devices",
-            hint="compile it with torch.compile or dynaxla.compile_step, and shard what it reads: dynaxla.mark_sharding",
+            hint="compile it with torch.compile or dynaxla.compile_step, and shard what it reads: dynaxla.mark_sharding; for a virtual "
+            "mesh say run=False",
         )
     collectives = [item for program in found for item in _collectives(program)]
     return Report(tuple(collectives), tuple(map(_memory, found)))
@@ -135,7 +143,7 @@ def _axes(text: str, mesh: Any) -> str:
     try:
         groups = _groups(text)
     except ValueError:  # a release of XLA that writes it in another way
-        return text.partition("replica_groups=")[2][:60]
+        return text.partition("replica_groups=")[2][:_MOST]
     if groups is None:
         return ", ".join(mesh.axis_names)
     names = list(mesh.axis_names)
@@ -146,7 +154,8 @@ def _axes(text: str, mesh: Any) -> str:
             rows = grid.transpose([*rest, *chosen]).reshape(-1, math.prod(grid.shape[axis] for axis in chosen))
             if {frozenset(row.tolist()) for row in rows} == groups:
                 return ", ".join(names[axis] for axis in chosen)
-    return " ".join(str(sorted(group)) for group in sorted(groups, key=min))
+    text = " ".join(str(sorted(group)) for group in sorted(groups, key=min))
+    return text if len(text) <= _MOST else f"{text[:_MOST]}..."
 
 
 def _groups(text: str) -> set[frozenset[int]] | None:

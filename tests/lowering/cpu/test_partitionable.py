@@ -36,3 +36,22 @@ def test_branches_by_value_stay() -> None:
 
     for x in (np.ones(3, np.float32), -np.ones(3, np.float32)):
         np.testing.assert_array_equal(jax.jit(partitionable(program))(x), jax.jit(program)(x))
+
+
+def test_dimensions_stay_what_they_are_made_of() -> None:
+    """Products, their operands made in one way, in two, or of one dimension; transposes, sums and elementwise functions in between."""
+    x, y, z = (np.random.default_rng(0).standard_normal(shape).astype(np.float32) for shape in ((2, 3, 4, 1, 5), (6, 5, 7), (3, 2, 5, 7)))
+
+    def program(x: jax.Array, y: jax.Array, z: jax.Array) -> list[jax.Array]:
+        left = x.reshape(6, 4, 5)
+        product = jnp.tanh(lax.dot_general(left, y, (((2,), (1,)), ((0,), (0,)))) * 2)
+        other = lax.dot_general(left, z.reshape(6, 5, 7), (((2,), (1,)), ((0,), (0,))))
+        both = lax.dot_general(left.reshape(24, 5), product.reshape(24, 7), (((0,), (0,)), ((), ())))
+        return [product, other + product, both, product.transpose(2, 0, 1).sum(1), left.reshape(24, 5).sum(0), product.reshape(2, 3, 4, 7)]
+
+    expected = program(x, y, z)
+    for free in ((), (0,)):
+        found = jax.jit(partitionable(program, free))(x, y, z)
+        assert found[0].shape == ((2, 3, 4, 7) if free else (6, 4, 7))
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(np.reshape(one, other.shape), other, rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,8 @@ _NONE = "none"
 
 @dataclass(frozen=True)
 class _Merged:
-    """A reshape that waits. array: its dimensions are those of all groups, in order. groups: by dimension of the value, the sizes of which it
-    is made; none for a size of 1."""
+    """A reshape that waits. array: its dimensions are those of all groups, in order. groups: by dimension of the value, the sizes of which
+    it is made; none for a size of 1."""
 
     array: Any
     groups: tuple[tuple[int, ...], ...]
@@ -101,7 +101,12 @@ class _General(Evaluation[Any]):
         merged = next((operand for operand in operands if isinstance(operand, _Merged)), None)
         if merged is None:
             return bind(equation, operands)
-        if name == "slice" and params["strides"] is None and tuple(params["limit_indices"]) == merged.shape and not any(params["start_indices"]):
+        if (
+            name == "slice"
+            and params["strides"] is None
+            and tuple(params["limit_indices"]) == merged.shape
+            and not any(params["start_indices"])
+        ):
             return [merged]
         if name == "dot_general":
             return [_product(equation, *map(_merged, operands))]
@@ -124,6 +129,10 @@ class _General(Evaluation[Any]):
         name = str(equation.source_info.name_stack)
         with jax.named_scope(name) if name else contextlib.nullcontext():  # it has the user's line
             return super()._apply(equation, operands)
+
+
+def _takes_all(params: Mapping[str, Any], shape: tuple[int, ...]) -> bool:
+    return params["strides"] is None and not any(params["start_indices"]) and tuple(params["limit_indices"]) == shape
 
 
 def _reshape(value: Any, shape: Sequence[int]) -> Any:

@@ -1,0 +1,68 @@
+"""With eight devices: attention whose batch and heads are sharded moves nothing, in each mode. XLA says on stderr if it gathers what it
+cannot take from one sharding to another, and the test looks at that."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from dynaxla import Mesh, mark_sharding, sharding
+
+from .on_meshes import spec_of
+from .running import MODES, array_of, compile_anew
+
+MESH = Mesh((2, 4), ("fsdp", "tp"))
+# The batch is larger than the axis that it is sharded along: a dimension of batch and heads could not be sharded along both axes.
+BATCH, LENGTH, HEADS, WIDTH = 4, 6, 4, 8
+
+
+def _heads(x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(-1, (HEADS, WIDTH)).transpose(1, 2)
+
+
+def fused(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return nn.functional.scaled_dot_product_attention(*map(_heads, (query, key, value)), is_causal=True).transpose(1, 2).flatten(2)
+
+
+def by_hand(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    query, key, value = map(_heads, (query, key, value))
+    weights = (query @ key.transpose(-1, -2) / WIDTH**0.5).softmax(-1)
+    return (weights @ value).transpose(1, 2).reshape(BATCH, LENGTH, HEADS * WIDTH)
+
+
+def check_heads_stay_sharded() -> None:
+    for function in (fused, by_hand):
+        host = [torch.randn(BATCH, LENGTH, HEADS * WIDTH, requires_grad=True) for _ in range(3)]
+        expected = function(*host)
+        expected.square().sum().backward()
+        for mode in (*MODES, "compiled"):
+            given = [mark_sharding(x.detach().to("jax"), MESH, ("fsdp", None, "tp")).requires_grad_() for x in host]
+            run = compile_anew(function) if mode == "compiled" else function
+            with MODES.get(mode, MODES["eager"])():
+                result = run(*given)
+                result.square().sum().backward()
+            assert spec_of(result.detach()) == ("fsdp", None, "tp"), mode
+            torch.testing.assert_close(result.detach().cpu(), expected.detach(), rtol=1e-4, atol=1e-5)
+            for x, y in zip(given, host, strict=True):
+                torch.testing.assert_close(x.grad.cpu(), y.grad, rtol=1e-4, atol=1e-5)
+            if mode == "compiled":
+                moved = sharding.report(lambda *args, compiled=run: compiled(*args).square().mean().backward(), *given).collectives
+                assert not moved
+
+
+def check_a_product_for_each_head() -> None:
+    """The result has the dimensions of its operands in its storage, and is a tensor like others."""
+    x, y = (torch.randn(BATCH, HEADS, *shape) for shape in ((LENGTH, WIDTH), (WIDTH, LENGTH)))
+    given = [mark_sharding(value.to("jax"), MESH, ("fsdp", "tp")).flatten(0, 1) for value in (x, y)]
+    result, expected = torch.bmm(*given), x.flatten(0, 1) @ y.flatten(0, 1)
+    assert array_of(result).shape == (BATCH, HEADS, LENGTH, LENGTH)
+    assert tuple(array_of(result).sharding.spec) == ("fsdp", "tp")
+    torch.testing.assert_close(result.cpu(), expected)
+    result[3:7].mul_(2)
+    result.transpose_(0, 2)
+    expected[3:7].mul_(2)
+    expected.transpose_(0, 2)
+    for found in (result, result.contiguous(), result[1:]):
+        torch.testing.assert_close(found.cpu(), expected[1:] if found.shape[0] < LENGTH else expected)
+    compiled = compile_anew(lambda x, y: torch.bmm(x, y).sum((0, 1)))
+    torch.testing.assert_close(compiled(*given).cpu(), (x.flatten(0, 1) @ y.flatten(0, 1)).sum((0, 1)), rtol=1e-4, atol=1e-5)

@@ -1,0 +1,101 @@
+"""With one device: programs for meshes of devices that are not there are compiled, and not run."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import pytest
+import torch
+from torch import nn
+
+import dynaxla
+from dynaxla import Mesh, mark_sharding, shard_module, sharding
+from dynaxla.errors import ArgumentError
+
+MESH = Mesh((64, 4), ("data", "model"), virtual=True)
+SPECS = {"0.weight": ("model", "data"), "0.bias": ("model",), "2.weight": ("data", "model")}
+
+
+def _model() -> nn.Module:
+    return shard_module(nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)), MESH, SPECS)
+
+
+def check_a_step_does_not_run() -> None:
+    """Neither parameters nor optimizer state change, which lies as the parameters do; afterwards the step is what it was."""
+    model = _model()
+    x = mark_sharding(torch.randn(2048, 64).to("jax"), MESH, ("data",))
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = [parameter.detach().cpu() for parameter in model.parameters()]
+
+    @dynaxla.compile_step(fullgraph=True)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    for _ in range(2):
+        found = sharding.report(step, x, run=False)
+    assert found.count("all-reduce") + found.count("reduce-scatter") >= 1
+    assert {item.axes for item in found.collectives} <= {"data", "model", "data, model"}
+    weights = 2 * 64 * 128 * 4
+    (memory,) = found.memory
+    assert 3 * weights // 256 < memory.arguments < 3 * weights // 256 + x.nbytes // 64 + 4096  # Adam has two of each
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter.detach().cpu(), old)
+    expected = model(x).square().mean().item()
+    assert abs(step(x).item() - expected) < 1e-5
+    assert not torch.equal(next(model.parameters()).detach().cpu(), before[0])
+
+
+def check_both_passes() -> None:
+    """What the forward pass keeps is planned for the backward pass as XLA has laid it."""
+    model, x = _model(), mark_sharding(torch.randn(64, 64).to("jax"), MESH, ("data",))
+    compiled = torch.compile(model, backend="dynaxla")
+
+    def passes() -> None:
+        compiled(x).sum().backward()
+
+    found = sharding.report(passes, run=False)
+    assert [memory.program.rpartition("_")[2] for memory in found.memory] == ["forward", "backward"]
+    assert found.count("collective-permute") == found.count("all-to-all") == 0
+    model.zero_grad()
+    torch.testing.assert_close(compiled(x), model(x))
+
+
+def check_constraints() -> None:
+    """Of a virtual mesh they mean something where a program is compiled to be looked at."""
+    host = torch.randn(64, 64)
+    x = mark_sharding(host.to("jax"), MESH, ("data",))
+
+    def gathered(x: torch.Tensor) -> torch.Tensor:
+        return mark_sharding(x * 2, MESH, ()) + 1
+
+    compiled = torch.compile(gathered, backend="dynaxla")
+    (moved,) = sharding.report(compiled, x, run=False).collectives
+    assert (moved.kind, moved.axes, moved.bytes) == ("all-gather", "data", host.nbytes)
+    for run in (compiled, gathered):
+        torch.testing.assert_close(run(x).cpu(), host * 2 + 1)
+    with dynaxla.lazy():
+        result = gathered(x)
+    torch.testing.assert_close(result.cpu(), host * 2 + 1)
+
+
+def check_that_it_is_said() -> None:
+    x = mark_sharding(torch.ones(64, 64, device="jax"), MESH, ("data",))
+    with pytest.raises(ArgumentError, match=r"(?s)no compiled program on several devices.*run=False"):
+        sharding.report(torch.compile(lambda x: x * 2, backend="dynaxla"), x)
+    with pytest.raises(ArgumentError, match=r"(?s)is virtual, and has devices \[0, 1\].*leave them out"):
+        Mesh((2,), ("a",), (0, 1), virtual=True)
+    with pytest.raises(ArgumentError, match=r"size 6, which 64 devices .*Mesh|size 6, which 64 devices"):
+        mark_sharding(torch.ones(6, device="jax"), MESH, ("data",))
+    assert repr(MESH) == "Mesh(data=64, model=4; virtual)"
+    assert sharding.sharding_of(x) is None
+
+
+def check_nothing_is_left_behind() -> None:
+    assert "XLA_FLAGS" not in os.environ
+    assert len(jax.devices()) == 1
+    assert jax.config.jax_enable_x64 is False

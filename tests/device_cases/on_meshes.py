@@ -447,7 +447,7 @@ def check_what_moves_is_what_theory_says() -> None:
     forward = torch.compile(_Layers(2).to("jax"), backend="dynaxla")
     (moved,) = sharding.report(forward, mark_sharding(torch.randn(16, 16).to("jax"), mesh, (None, "data"))).collectives
     assert any("on_meshes.py" in line for line in moved.lines)
-    with pytest.raises(ArgumentError, match="runs no compiled program on several devices"):
+    with pytest.raises(ArgumentError, match="runs no program on several devices"):
         sharding.report(torch.sin, x)
 
 

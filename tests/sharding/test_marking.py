@@ -25,6 +25,10 @@ def test_virtual_meshes() -> None:
     run_checks("virtual_meshes", own=True)
 
 
+def test_reports() -> None:
+    run_checks("reports", XLA_FLAGS=EIGHT, own=True)
+
+
 def test_on_meshes() -> None:
     """What is sharded in storages, and `sharding_constraint` in programs."""
     run_checks("on_meshes", XLA_FLAGS=EIGHT, own=True)

@@ -23,7 +23,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.decompositions import decompositions
-from ..engine.executable import compilation_error, execution_error, is_exhausted
+from ..engine.executable import Bare, compilation_error, execution_error, is_exhausted
 from ..engine.layouts import sharded_as
 from ..engine.options import options_for
 from ..errors import UnsupportedOp
@@ -545,7 +545,8 @@ def _compiled(traced: jax.stages.Traced, name: str, device: jax.Device, settings
     options = options_for(platform, traced.jaxpr, settings, on_mesh)
     with _tracing(device):
         try:
-            return programs.compile_lowered(traced.lower(), device, options, None, False).call
+            compiled = programs.compile_lowered(traced.lower(), device, options, None, False)
+            return Bare(name, compiled) if on_mesh else compiled.call
         except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
             raise (execution_error if is_exhausted(error) else compilation_error)(name, error) from error
 

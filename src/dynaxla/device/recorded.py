@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +13,7 @@ import torch
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import NamedSharding
 
-from ..engine.executable import execution_error
+from ..engine.executable import execution_error, is_watched
 from ..lowering.cpu.partitionable import partitionable
 from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
@@ -71,13 +72,15 @@ def _sized(item: Made) -> tuple[int, tuple[int, ...], tuple[int, ...], torch.dty
 
 class Step(NamedTuple):
     """A recorded op: key (Known, the number of its first result, the numbers of the values that it takes); first; numbers (with the dtypes
-    that it takes them in); seed (uint32[2], if it draws); where (the user's line, if the op has checks)."""
+    that it takes them in); seed (uint32[2], if it draws); where (the user's line, if the op has checks); line (the user's, if somebody
+    looks at what runs)."""
 
     key: tuple[Any, ...]
     first: int
     numbers: Sequence[tuple[Any, np.dtype]]
     seed: np.ndarray | None
     where: str
+    line: str = ""
 
 
 class _Program(NamedTuple):
@@ -108,7 +111,8 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wan
             where, arrays = _on_mesh(steps, arrays)
             placed = tuple([meshes.sharding_of(array) for array in arrays]) if where is not None else ()
         kinds = tuple([(array.shape, array.dtype) for array in arrays])
-        key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed
+        # What is looked at has a program in which each op is known by its line.
+        key = device.id, settings, kinds, tuple([step.key for step in steps]), where, placed, where is not None and is_watched()
         known = _programs.get(key) or ()
         program = _choose(known, tuple(wanted))
     numbers = _numbers(steps)
@@ -186,19 +190,20 @@ def _compile(
     checks = tuple((index, *check) for index, step in enumerate(steps) if needed[index] for check in step.key[0].checks)
     taken = [[dtype for _, dtype in step.numbers] for step in steps]
     draws = [step.seed is not None for step in steps]
-    keys = [step.key for step in steps]
+    keys, lines = [step.key for step in steps], [step.line for step in steps]
 
     def program(*inputs: jax.Array) -> list[jax.Array]:
         values = {-1 - index: array for index, array in enumerate(inputs[:count])}
         numbers = {dtype: iter(array) for dtype, array in zip(dtypes, inputs[count:], strict=False)}
         seeds = iter(inputs[-1] if any(draws) else ())
         codes: list[tuple[int, jax.Array]] = []
-        for (known, first, *operands), is_needed, own, is_drawn in zip(keys, needed, taken, draws, strict=True):
+        for (known, first, *operands), is_needed, own, is_drawn, line in zip(keys, needed, taken, draws, lines, strict=True):
             more = [next(seeds)] if is_drawn else []
             more += [next(numbers[dtype]) for dtype in own]
             if not is_needed:
                 continue
-            results = known.function(*[values[operand] for operand in operands], *more)
+            with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext():
+                results = known.function(*[values[operand] for operand in operands], *more)
             if known.checks:
                 codes.append((len(known.checks), results[-1]))
             values.update(zip(range(first, first + len(known.kinds)), results, strict=False))

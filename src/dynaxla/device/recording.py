@@ -8,12 +8,9 @@ program depends on, but for which values are still wanted when it runs, and are 
 
 from __future__ import annotations
 
-import os
-import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import jax
@@ -22,11 +19,12 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from .. import forks
+from ..engine.executable import is_watched
 from ..errors import ExecutionError
 from ..lowering import dtypes
 from ..lowering.settings import Settings
 from ..observe import metrics
-from ..runtime import meshes, private
+from ..runtime import meshes, private, user_frames
 from ..runtime.layout import row_major
 from . import generators, op_by_op, places, recorded, storages
 from .counterparts import Form
@@ -324,7 +322,8 @@ class _Notes:
         seed = generators.drawn(self.generator, self.device.index) if known.draws else None
         first = self.recording.values
         self.recording.values = first + len(known.kinds)
-        return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, _where() if known.checks else "")
+        where, line = _where() if known.checks else "", user_frames.line() if is_watched() else ""
+        return Step((known, first, *[self.values[slot] for slot in known.given]), first, taken, seed, where, line)
 
     def write(self, known: Known, first: int) -> bool:
         """Let the storages have what the op writes, when it is recorded.
@@ -406,19 +405,10 @@ class _Described:
         return Operand(slot, Place.of(tensor))
 
 
-# Frames of these files are not the user's.
-_OTHERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
-
-
 def _where() -> str:
     """The innermost line of the user's that is being run, as a part of a sentence."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        if not code.co_filename.startswith(_OTHERS):
-            return f" at {code.co_filename}:{frame.f_lineno}, in {code.co_name}"
-        frame = frame.f_back
-    return ""
+    found = user_frames.innermost()
+    return "" if found is None else f" at {found[0]}:{found[1]}, in {found[2]}"
 
 
 def _device_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Sequence[torch.Tensor]) -> torch.device:

@@ -37,6 +37,7 @@ from ..lowering.graphs import describe_inputs, user_line
 from ..observe import coverage, metrics
 from ..runtime import by_torch, devices
 from ..runtime.programs import Orders
+from . import held_back
 from .bucket import Bucket
 from .executable import Executable
 from .layouts import opens_layouts
@@ -213,6 +214,8 @@ class SplitProgram:
         self._dead_after = [[node for node, last in last_use.items() if last == index and node not in kept] for index in range(len(parts))]
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        if held_back.threads:
+            held_back.hold_back(self, args)
         values: dict[Any, Any] = dict(zip(self.placeholders, args, strict=True))
         args.clear()
         for (part, run), dead in zip(self.parts, self._dead_after, strict=True):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import torch
@@ -12,20 +12,47 @@ import torch
 from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedOp
 from ..observe import metrics
-from ..runtime import affinity, callbacks, heap, private, programs
+from ..runtime import affinity, callbacks, heap, private, programs, user_frames
 
-_watching: list[list[Executable]] = []
+_watching: list[list[Ran]] = []
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[list[Executable]]:
-    """Inside, in all threads: the programs that run, as they come."""
-    seen: list[Executable] = []
+def watched() -> Iterator[list[Ran]]:
+    """Inside, in all threads: the programs that run, as they come; of eager ops and recordings those on a mesh alone."""
+    seen: list[Ran] = []
     _watching.append(seen)
     try:
         yield seen
     finally:
         _watching[:] = [other for other in _watching if other is not seen]
+
+
+def is_watched() -> bool:
+    """Whether somebody wants to know what runs."""
+    return bool(_watching)
+
+
+class Bare:
+    """A program on a mesh without a binding: an eager op's, or that of a recording. Call it with arrays. Attributes: name; program."""
+
+    def __init__(self, name: str, program: programs.XlaProgram) -> None:
+        self.name, self.program = name, program
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+        if _watching:
+            ran = Ran(self.name, self.program, user_frames.line())
+            for seen in _watching:
+                seen.append(ran)
+        return self.program.call(arrays)
+
+
+class Ran(NamedTuple):
+    """A program that has run. Attributes: name; program; line (the user's that has called it, if it is `Bare`)."""
+
+    name: str
+    program: programs.XlaProgram | None
+    line: str = ""
 
 
 class Executable:
@@ -61,9 +88,9 @@ class Executable:
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
 
     def show(self) -> None:
-        """To those who watch: as if it ran."""
+        """That it runs, to those who watch; a program for a plan only seems to."""
         for seen in _watching:
-            seen.append(self)
+            seen.append(Ran(self.name, self.program))
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
         """tensors: as `take` gives them.
@@ -77,8 +104,7 @@ class Executable:
         return self._run(tensors)
 
     def _run(self, tensors: Sequence[torch.Tensor]) -> list[Any]:
-        for seen in _watching:
-            seen.append(self)
+        self.show()
         binding = self.binding
         if self._call is None:
             return binding.outputs((), tensors)

@@ -40,7 +40,7 @@ from ..runtime import background, by_torch, devices, heap, meshes, private, prog
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.store import Keeper
 from ..tuning import Tuner
-from . import early_checks, records
+from . import early_checks, held_back, records
 from .blocks import in_parts
 from .executable import Executable, compilation_error, drawing_under_trace, execution_error, is_exhausted
 from .facts import Facts, Returned
@@ -160,6 +160,8 @@ class Program:
     def __call__(self, args: list[Any]) -> list[Any]:
         if by_torch.is_looked_at():
             return self.run_by_torch(args)
+        if held_back.threads:
+            held_back.hold_back(self, args)
         if self._kind is not None:
             if self._kind.are_traced(args):
                 return self._inlined(self._kind, args)
@@ -403,6 +405,20 @@ class Program:
             return self._build(specialised)
         self.record(key, lowered, traced, specialised.settings, facts, buffers.orders)
         return self.executable(compiled, buffers, facts, first)
+
+    def compiled_for(self, specialised: Specialised, known: jax.stages.Traced | None) -> tuple[Executable, jax.stages.Traced]:
+        """What would run on a mesh, for looking at alone: it checks nothing. And what was traced for it, which is `known` for other
+        placements of the same inputs."""
+        assert specialised.function is not None
+        buffers = specialised.buffers
+        if known is None:
+            known, _, facts = self.trace(specialised.function, buffers, guarded=not buffers.donated)
+            if buffers.donated and facts.checks:
+                apart = self._split_checks(known, buffers)
+                known = self.trace(specialised.function, buffers)[0] if apart is None else apart[1]
+        traced = sharded_as(known, self.name, buffers.avals(), buffers.shardings, buffers.donated)
+        compiled = self.compile(self.lower(traced), traced, specialised.settings, where=buffers.where)
+        return self.executable(compiled, buffers, Facts()), known
 
     def _split_checks(self, traced: jax.stages.Traced, buffers: Buffers) -> tuple[jax.stages.Traced, jax.stages.Traced] | None:
         with metrics.timed("trace"), jax.default_device(self.jax_device):

@@ -594,3 +594,9 @@ def uncompiled(function: Any) -> Any:
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether autograd calls something of the user's (`register_hook`) with this tensor's gradient, or after it has been added."""
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
+
+
+def autograd_place() -> tuple[int, bool]:
+    """The number of the last node that autograd has made, and False; in a backward pass that of the node whose turn it is, and True."""
+    node = torch._C._current_autograd_node()
+    return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)

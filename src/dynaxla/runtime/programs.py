@@ -46,7 +46,8 @@ class XlaProgram:
     calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
     dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in one
     piece of C, if there is such a way, which gives what `results` makes arrays of); mesh (of several devices on which it runs); memory
-    (gives what it needs on each device, as XLA says it, if it runs on a mesh); lie (gives the shapes and shardings of its results).
+    (gives what it needs on each device, as XLA says it, if it runs on a mesh); costs (gives what XLA counts in it by name, such as "flops",
+    on each device); lie (gives the shapes and shardings of its results).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -59,6 +60,7 @@ class XlaProgram:
     mesh: Mesh | None = None
     memory: Callable[[], Any] = lambda: None
     lie: Callable[[], Sequence[tuple[tuple[int, ...], Sharding]]] = lambda: ()
+    costs: Callable[[], Mapping[str, float]] = lambda: {}
 
 
 def compile_lowered(
@@ -168,7 +170,7 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     execute = functools.partial(executable.execute_sharded, with_tokens=True)
     mesh = None if len(devices) == 1 else _mesh_of(compiled)
     facts: dict[str, Any] = {"calls_back": calls_back, "orders": orders, "mesh": mesh, "memory": executable.get_compiled_memory_stats}
-    facts["lie"] = functools.partial(_lie, compiled)
+    facts |= {"lie": functools.partial(_lie, compiled), "costs": lambda: compiled.cost_analysis() or {}}
     if len(devices) > 1 and Fast.result_handler is None:
         return XlaProgram(call, text, **facts)
     assemble = _results if len(devices) == 1 else _whole(compiled)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import io
+import dataclasses
 import itertools
 import math
-import random
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..engine import executable
-from ..engine.executable import Executable
+from ..engine.executable import Executable, Ran
 from ..errors import ArgumentError
 from ..runtime import meshes
+from .pictures import draw
+from .printed import table, text_of
 
 _KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{_KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
@@ -34,10 +37,11 @@ _LINE = re.compile(r"at\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives of a program that are alike.
+    """Collectives that are alike, of all runs of the programs of one name.
 
-    Attributes: program (its name); kind (XLA's); axes (of the mesh, between whose devices it moves data; those of its groups as text where
-    they are no axes); count; bytes (of all their results on one device); lines (the user's, as far as they are known).
+    Attributes: program (its name; an eager op's; "recorded_ops" of lazy mode); kind (XLA's); axes (of the mesh, between whose devices it
+    moves data; those of its groups as text where they are no axes); count; bytes (of all their results on one device); lines (the user's,
+    as far as they are known: of what XLA has made one of several collectives, one).
     """
 
     program: str
@@ -50,20 +54,25 @@ class Collective:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a program on each device, in bytes.
+    """Of a program on each device, in bytes; of programs of one name, as of an eager op for several shapes, of the one that needs most.
 
-    Attributes: program; arguments; results (without those that are written in place); temporary.
+    Attributes: program; arguments; results (without those that are written in place); temporary; runs (how often they ran).
     """
 
     program: str
     arguments: int
     results: int
     temporary: int
+    runs: int = 1
+
+    @property
+    def total(self) -> int:
+        return self.arguments + self.results + self.temporary
 
 
 @dataclass(frozen=True)
 class Report:
-    """What programs move and keep. Attributes: collectives; memory. Its text is a table."""
+    """What programs move and keep. Attributes: collectives; memory. Its text is a table, and `picture` draws it."""
 
     collectives: tuple[Collective, ...]
     memory: tuple[Memory, ...]
@@ -72,46 +81,77 @@ class Report:
         """How many collectives of a kind there are in all programs."""
         return sum(item.count for item in self.collectives if item.kind == kind)
 
-    def __str__(self) -> str:
-        state = random.getstate()
-        from rich.console import Console  # which draws from Python's random numbers when it is imported
-        from rich.table import Table
+    def picture(self, path: str | Path) -> None:
+        """Draw it: bytes that are moved, by kind and axes, with the lines that move them; bytes that programs need on each device.
 
-        random.setstate(state)
-        moved = Table("program", "collective", "axes", "count", "bytes", "lines", title="Moved, by device")
+        path: of the file, whose ending says of what kind it is: .png, .svg, .pdf. Raises: ArgumentError without matplotlib, and for an
+        ending that it does not know.
+        """
+        draw(path, self.collectives, self.memory)
+
+    def __str__(self) -> str:
+        moved = table("program", "collective", "axes", "count", "bytes", "lines", title="Moved, by device")
         for item in self.collectives:
             moved.add_row(item.program, item.kind, item.axes, str(item.count), f"{item.bytes:,}", "\n".join(item.lines))
-        kept = Table("program", "arguments", "results", "temporary", title="Bytes on each device")
+        kept = table("program", "runs", "arguments", "results", "temporary", title="Bytes on each device")
         for memory in self.memory:
-            kept.add_row(memory.program, *(f"{value:,}" for value in (memory.arguments, memory.results, memory.temporary)))
-        text = io.StringIO()
-        Console(width=140, file=text).print(moved, kept)
-        return text.getvalue()
+            kept.add_row(
+                memory.program, str(memory.runs), *(f"{value:,}" for value in (memory.arguments, memory.results, memory.temporary))
+            )
+        return text_of(moved, kept)
 
 
 def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
-    """What the programs of one call move and keep. The function (compiled by torch.compile or compile_step, or one that calls such) is
-    called, with all that it does: a training step trains.
+    """What the programs of one call move and keep: compiled graphs and steps, eager ops, and what lazy mode has recorded. The function is
+    called, with all that it does: a training step trains. What it records in lazy mode counts if it runs in the call.
 
     run: with False programs are compiled, as quickly as that can be done, and do not run, also for a virtual mesh: what they write to stays
     as it was, and tensors that they make are zeros. All else in the function is done, also by eager mode.
 
-    Raises: ArgumentError if the call runs no compiled program on a mesh.
+    Raises: ArgumentError if the call runs no program on a mesh.
     """
     with executable.watched() as ran, contextlib.nullcontext() if run else meshes.planning():
         function(*args, **kwargs)
-    found = [program for program in dict.fromkeys(ran) if program.program is not None and program.program.mesh is not None]
-    if not found:
+    on_mesh = [program for program in ran if program.program is not None and program.program.mesh is not None]
+    if not on_mesh:
         raise ArgumentError(
-            f"a call of {getattr(function, '__name__', function)!r} runs no compiled program on several devices",
-            hint="compile it with torch.compile or dynaxla.compile_step, and shard what it reads: dynaxla.mark_sharding; for a virtual "
-            "mesh say run=False",
+            f"a call of {getattr(function, '__name__', function)!r} runs no program on several devices",
+            hint="shard what it reads: dynaxla.mark_sharding; for a virtual mesh compile it, and say run=False",
         )
-    collectives = [item for program in found for item in _collectives(program)]
-    return Report(tuple(collectives), tuple(map(_memory, found)))
+    return Report(_together(on_mesh), _largest(on_mesh))
 
 
-def _collectives(ran: Executable) -> list[Collective]:
+def _together(ran: Sequence[Ran]) -> tuple[Collective, ...]:
+    """What programs of one name move in all their runs."""
+    once: dict[int, list[Collective]] = {}
+    found: dict[tuple[str, str, str], list[tuple[Collective, str]]] = {}
+    for item in ran:
+        if id(item.program) not in once:
+            once[id(item.program)] = _collectives(item)
+        for collective in once[id(item.program)]:
+            found.setdefault((collective.program, collective.kind, collective.axes), []).append((collective, item.line))
+    return tuple(
+        Collective(
+            *key,
+            sum(collective.count for collective, _ in items),
+            sum(collective.bytes for collective, _ in items),
+            tuple(sorted({line for collective, called in items for line in collective.lines or (called,) if line})),
+        )
+        for key, items in found.items()
+    )
+
+
+def _largest(ran: Sequence[Ran]) -> tuple[Memory, ...]:
+    """Of programs of one name, that which needs most."""
+    runs = Counter(item.name for item in ran)
+    found: dict[str, Memory] = {}
+    for memory in [_memory(item) for item in {id(item.program): item for item in ran}.values()]:
+        if memory.program not in found or memory.total > found[memory.program].total:
+            found[memory.program] = dataclasses.replace(memory, runs=runs[memory.program])
+    return tuple(found.values())
+
+
+def _collectives(ran: Ran | Executable) -> list[Collective]:
     assert ran.program is not None
     mesh = ran.program.mesh
     found: dict[tuple[str, str], list[tuple[int, str]]] = {}
@@ -204,7 +244,7 @@ def _counted(dims: Sequence[int], order: Sequence[int]) -> np.ndarray:
     return numbers.transpose(order) if order else numbers
 
 
-def _memory(ran: Executable) -> Memory:
+def _memory(ran: Ran | Executable) -> Memory:
     assert ran.program is not None
     stats = ran.program.memory()
     return Memory(

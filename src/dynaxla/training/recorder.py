@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 from ..buffers.addresses import elements_behind, lies_within
 from ..errors import CaptureError
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
-from ..runtime import private
+from ..runtime import private, user_frames
 from ..runtime.private import storage_id
 from . import arrays, parallel_modules, scalars, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
@@ -86,6 +86,8 @@ class Recorder:
         self._keep: list[Any] = []
         self._number_fakes: dict[float, FakeTensor] = {}
         self._draws = Draws()
+        # By the number of autograd's node.
+        self._lines: dict[int, str] = {}
         self._again: dict[Node, Node] = {}
         self._dispatch = _Dispatch(self)
 
@@ -173,7 +175,19 @@ class Recorder:
             return result  # a question, such as on which device a tensor is
         inputs = tree_map_only(torch.Tensor, lambda fake: self._nodes[id(fake)], (faked_args, faked_kwargs))
         node = self.graph.call_function(op, *inputs)
+        node.meta["stack_trace"] = self._line()
         return self._note(node, result)
+
+    def _line(self) -> str:
+        """The user's line of an op, as fx has it; of an op in a backward pass that of the op whose derivative it computes."""
+        number, is_backward = private.autograd_place()
+        if is_backward and number in self._lines:
+            return self._lines[number]
+        found = user_frames.innermost()
+        line = "" if found is None else '  File "{}", line {}, in {}'.format(*found)
+        if not is_backward:
+            self._lines.setdefault(number, line)
+        return line
 
     def _draw(self, op: Any, args: Any, kwargs: Any, result: Any) -> Any:
         """Note an op that draws random numbers. result: as fake tensors."""

@@ -10,12 +10,13 @@ import itertools
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from ..config import Options
+from ..engine.held_back import HeldBack, first_program
 from ..errors import CaptureError
 from ..observe import metrics
 from ..runtime import capture_lock
@@ -38,6 +39,7 @@ from .untouched import Untouched
 # How often a step is recorded anew because it ran code that earlier recordings did not run.
 _MOST_ATTEMPTS = 6
 _seeds = itertools.count(1)
+T = TypeVar("T")
 _numbers = itertools.count()
 
 
@@ -79,6 +81,8 @@ class Watched:
         # Whether the step may find something that Python can write to and a tensor lie in, as far as is known. To search at every call
         # would take as long as lists are that it can find.
         self.has_holders = True
+        # What the last capture has recorded, if its program is for a first call alone.
+        self._first: Recording | None = None
         # What the last recording has found of these.
         self._modules = ParallelModules()
 
@@ -172,6 +176,26 @@ class Watched:
             given.restore()
             raise
 
+    def held_back(self, args: Any, kwargs: Any, look: Callable[[Walk], T]) -> tuple[HeldBack | None, T]:
+        """What calls will run once there is the state that a first call leaves, and what `look` gives of what the function can read then.
+
+        Nothing runs, and all is as before. Raises: as `capture`.
+        """
+        program, initial = self.capture(args, kwargs)
+        around = self._around()
+        given = self._walk({"args": args, "kwargs": kwargs}, around)
+        try:
+            if self._first is None:
+                _put(around, given, initial)
+            else:  # the first call has a program of its own
+                _put(around, given, self._first.left(around, initial))
+                return self.held_back(args, kwargs, look)
+            later = self._around()
+            return program.held_back(later, self._walk({"args": args, "kwargs": kwargs}, later)), look(later)
+        finally:
+            around.restore()
+            given.restore()
+
     def _around(self) -> Walk:
         """What the function can read now."""
         if self._known is None or not self._known.around.is_unchanged(self._known.inputs, self._known.arrays):
@@ -221,7 +245,7 @@ class Watched:
 
     def _settled(self, around: Walk, given: Walk, args: Any, kwargs: Any) -> tuple[_Program, dict[Place, Any]]:
         """The program for this state, and what must be put in place before it runs."""
-        own = self._key(around, given)
+        own, self._first = self._key(around, given), None
         first = self._record(around, given, args, kwargs)
         initial = first.initial_values(around)
         try:
@@ -251,7 +275,7 @@ class Watched:
             raise CaptureError(
                 "a step computes in Python with a number that differs from run to run (random, time, a tensor's value)", hint=hint
             )
-        program = _Program(again, around, given)
+        program, self._first = _Program(again, around, given), again
         program.compile(self._options, around, given)
         self._programs.put(own, program)
         if following.share(program):
@@ -467,6 +491,10 @@ class _Program:
             item = self._inputs[position]
             values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.input_at(item)
         return values
+
+    def held_back(self, around: Walk, given: Walk) -> HeldBack | None:
+        """What a call would run."""
+        return first_program(lambda: self._part.run(self._values(around, given)))
 
     def run(self, around: Walk, given: Walk) -> Any:
         """Call it, and put what it gives where the step would have put it. Returns: the step's result."""

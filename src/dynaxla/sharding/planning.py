@@ -1,0 +1,339 @@
+"""A search for how a training step's parameters and batch should lie on a mesh: XLA compiles what is tried, and nothing runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ..config import Options
+from ..device import storages
+from ..device.memory import Place
+from ..engine.executable import Executable
+from ..engine.xla import Program
+from ..errors import ArgumentError, CaptureError
+from ..training.observation import Refused
+from ..training.step import CompiledStep
+from ..training.watched import Watched
+from . import traffic
+from .hypothetical import Dims, bytes_of_inputs, placed, storage_key
+from .marking import mark_sharding, shard_module
+from .mesh import Mesh
+from .placements import Choices, Group, Placement, groups_of
+from .printed import table, text_of
+from .traffic import Collective, Memory
+
+_log = logging.getLogger("dynaxla")
+# Code that is never run need not be fast.
+_QUICKLY = {
+    "cpu": {
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """A placement's time is flops / flops_per_second + bytes / bytes_per_second + collectives * seconds_per_collective, of one device.
+
+    bytes: what it sends, by ring algorithms: of a result of b bytes between n devices 2 b (n - 1) / n in an all-reduce, b (n - 1) in a
+    reduce-scatter, b in a permute, and b (n - 1) / n in all others. flops: as XLA counts them. What is in the body of a loop counts once.
+    That memory is read and written, and that devices compute while data moves, is not in it. The defaults are round numbers for a GPU
+    among others in a machine.
+    """
+
+    flops_per_second: float = 1e14
+    bytes_per_second: float = 1e11
+    seconds_per_collective: float = 1e-5
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A placement that was tried.
+
+    Attributes: what (in words; "3, but" is as the third one, but for one thing); memory (bytes on each device); seconds (by the model);
+    flops, moved (bytes), collectives (of each device). What was not compiled, since what the step reads does not fit, has the bytes of
+    that as its memory, and infinite seconds.
+    """
+
+    what: str
+    memory: int
+    seconds: float = math.inf
+    flops: float = 0.0
+    moved: int = 0
+    collectives: int = 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How parameters and a batch should lie on a mesh. Its text is a table of what was tried.
+
+    Attributes: mesh; specs (by parameter's name, for `shard_module`); inputs (specs of the tensors among the step's arguments, in order);
+    trial (the figures); collectives; memory (XLA's figures, in bytes); tried (everything that was tried, in order).
+    """
+
+    mesh: Mesh
+    specs: Mapping[str, tuple[Any, ...]]
+    inputs: tuple[tuple[Any, ...], ...]
+    trial: Trial
+    collectives: tuple[Collective, ...]
+    memory: Memory
+    tried: tuple[Trial, ...]
+
+    def apply(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
+        """Have a model's parameters lie as planned, what state optimizers have as its parameters do, and buffers whole on each device.
+
+        Raises: as `shard_module`.
+        """
+        shard_module(model, self.mesh, self.specs)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for parameter, state in [item for optimizer in optimizers for item in optimizer.state.items() if id(item[0]) in names]:
+            for tensor in state.values():
+                if isinstance(tensor, torch.Tensor) and storages.is_ours(tensor) and tensor.shape == parameter.shape:
+                    mark_sharding(tensor, self.mesh, self.specs.get(names[id(parameter)], ()))
+        return model
+
+    def apply_to_inputs(self, *args: Any, **kwargs: Any) -> None:
+        """Have a step's arguments lie as planned. Raises: as `mark_sharding`."""
+        for tensor, spec in zip(_tensors((args, kwargs)), self.inputs, strict=True):
+            if storages.is_ours(tensor):
+                mark_sharding(tensor, self.mesh, spec)
+
+    def __str__(self) -> str:
+        made = table("", "tried", "memory", "microseconds", "flops", "moved", "collectives", title=f"Placements on {self.mesh}, by device")
+        for number, trial in enumerate(self.tried, 1):
+            mark = f"{number} *" if trial is self.trial else str(number)
+            time = f"{trial.seconds * 1e6:,.2f}" if math.isfinite(trial.seconds) else "not compiled"
+            figures = (f"{trial.flops:,.0f}", f"{trial.moved:,}", str(trial.collectives)) if math.isfinite(trial.seconds) else ("", "", "")
+            made.add_row(mark, trial.what, f"{trial.memory:,}", time, *figures)
+        return text_of(made)
+
+
+def plan(
+    step: Callable[..., Any],
+    *args: Any,
+    mesh: Any,
+    memory: int | None = None,
+    model: nn.Module | None = None,
+    costs: Costs | None = None,
+    compilations: int = 60,
+    **kwargs: Any,
+) -> Plan:
+    """Search for how a step's parameters and batch should lie on a mesh, so that it fits and takes the least time by a simple model.
+
+    step: what compile_step has made, or a function that it could make one of; it is recorded, as at a first call, and does not run. args,
+    kwargs: as for a call. model: whose parameters are placed; by default the one module that the step reads. memory: the bytes that a
+    program may need on each device; None: any. costs: see `Costs`. compilations: how many placements XLA may compile.
+
+    The search begins with data parallelism, fully sharded parameters, pairs of matrices, and what combines these, takes the best, and
+    changes one thing at a time for as long as that is better. Optimizers' state and gradients lie as parameters do; buffers are whole.
+    Tensors, modules, optimizers and random numbers are as before. The log (INFO) tells what is tried.
+
+    Raises: ArgumentError if nothing that was tried fits into `memory` (it says which needs the least), if the step is several programs, or
+    if it reads no one module with parameters on the device "jax"; CaptureError for a step that cannot be recorded.
+    """
+    search = _Search(_Recorded.of(step, args, kwargs, model), Mesh.of(mesh), memory, costs or Costs(), compilations)
+    return search.run()
+
+
+class _Recorded:
+    """A step as a program of which nothing is compiled yet.
+
+    Attributes: program; inputs (of a call of it); model (the parameters by name); like (by `storage_key` of an input: the name of the
+    parameter as which it lies); batch (the tensors among the step's arguments).
+    """
+
+    def __init__(self, program: Program, inputs: list[Any], model: nn.Module, like: Mapping[int, str], batch: list[torch.Tensor]) -> None:
+        self.program, self.inputs, self.model, self.like, self.batch = program, inputs, model, like, batch
+
+    @staticmethod
+    def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _Recorded:
+        function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
+        quickly = _QUICKLY.get(_platform(), {})
+        options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
+        watched = Watched(function, options)
+        try:
+            found, (module, like) = watched.held_back(args, kwargs, lambda walk: _states(walk, model))
+        except Refused as error:
+            hint = "do that outside of the step: a plan is made for a step that is one program"
+            raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
+        if found is None:
+            raise ArgumentError(f"{getattr(function, '__name__', function)!r} computes nothing", hint="give the step that trains")
+        if not isinstance(found.program, Program):
+            hint = "leave out what dynaxla has no lowering for: `dynaxla ops`"
+            raise ArgumentError(f"{getattr(function, '__name__', function)!r} is several programs, and a plan is made for one", hint=hint)
+        return _Recorded(found.program, found.inputs, module, like, _tensors((args, kwargs)))
+
+
+def _platform() -> str:
+    import jax
+
+    return jax.local_devices()[0].platform
+
+
+def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, str]]:
+    """The model that a step reads, and what lies as its parameters do. Raises: ArgumentError if there is none, or several."""
+    if model is None:
+        modules = [value for value in walk.objects.values() if isinstance(value, nn.Module)]
+        inner = {id(child) for module in modules for child in module.modules() if child is not module}
+        outer = list({id(module): module for module in modules if id(module) not in inner}.values())
+        outer = [module for module in outer if any(True for _ in module.parameters())]
+        if len(outer) != 1:
+            kinds = ", ".join(type(module).__name__ for module in outer) or "none"
+            raise ArgumentError(
+                f"a step reads {len(outer)} modules with parameters ({kinds})", hint="say which one: plan(..., model=model)"
+            )
+        model = outer[0]
+    if not all(map(storages.is_ours, model.parameters())):
+        raise ArgumentError("a plan is for a model on the device jax", hint='dynaxla.enable_device(), and model.to("jax")')
+    like: dict[int, str] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    states = [(parameter, state) for optimizer in walk.optimizers.values() for parameter, state in optimizer.state.items()]
+    for parameter, state in [*((parameter, {}) for parameter in model.parameters()), *states]:
+        if (name := names.get(id(parameter))) is not None:
+            for tensor in (parameter, parameter.grad, *state.values()):
+                if isinstance(tensor, torch.Tensor) and storages.is_ours(tensor) and tensor.shape == parameter.shape:
+                    like[storage_key(tensor)] = name
+    return model, like
+
+
+def _tensors(arguments: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)]
+
+
+class _Search:
+    def __init__(self, recorded: _Recorded, mesh: Mesh, memory: int | None, costs: Costs, compilations: int) -> None:
+        self._recorded, self._mesh, self._memory, self._costs, self._compilations = recorded, mesh, memory, costs, compilations
+        self._groups: list[Group] = groups_of(recorded.model)
+        self._rows = next((tensor.shape[0] for tensor in recorded.batch if tensor.dim()), None)
+        for tensor in recorded.batch:
+            if self._is_batch(tensor) and not Place.of(tensor).fills(tensor.untyped_storage().nbytes()):
+                raise ArgumentError(
+                    f"an argument of shape {list(tensor.shape)} is a part of another tensor's memory: it cannot lie on a mesh by itself",
+                    hint="give the step a copy: x.clone()",
+                )
+        self._choices = Choices(self._groups, mesh, self._rows)
+        self._tried: dict[Placement, Trial] = {}
+        self._compiled = 0
+        self._traced: Any = None
+        self._best: tuple[Placement, Executable] | None = None
+
+    def run(self) -> Plan:
+        seeds = self._choices.seeds()
+        for what, placement in sorted(seeds.items(), key=lambda item: self._bytes(item[1])):
+            self._try(what, placement)
+        best = min(self._tried, key=self._score)
+        is_better = True
+        while is_better and self._compiled < self._compilations:
+            is_better = False
+            number = list(self._tried).index(best) + 1
+            for what, placement in self._moves(best):
+                self._try(f"{number}, but {what}", placement)
+                if placement in self._tried and self._score(placement) < self._score(best):
+                    best, is_better = placement, True
+                    break
+        if self._best is None or self._excess(self._tried[best]):
+            raise self._does_not_fit()
+        return self._plan(*self._best)
+
+    def _moves(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
+        for what, other in self._choices.moves(placement):
+            if self._compiled >= self._compilations:
+                return
+            if other not in self._tried:
+                yield what, other
+
+    def _try(self, what: str, placement: Placement) -> None:
+        if placement in self._tried or self._compiled >= self._compilations:
+            return
+        needed = self._bytes(placement)
+        if self._memory is not None and needed > self._memory:
+            trial, executable = Trial(what, needed), None
+        else:
+            self._compiled += 1
+            trial, executable = self._compile(what, placement)
+        self._tried[placement] = trial
+        _log.info("plan: %d of %d: %s: %d bytes, %g s", self._compiled, self._compilations, what, trial.memory, trial.seconds)
+        if executable is not None and not self._excess(trial) and min(self._tried, key=self._score) == placement:
+            self._best = placement, executable
+
+    def _compile(self, what: str, placement: Placement) -> tuple[Trial, Executable]:
+        program = self._recorded.program
+        inputs = placed(self._recorded.inputs, self._mesh, self._dims(placement))
+        executable, self._traced = program.compiled_for(program.specialise(inputs), self._traced)
+        assert executable.program is not None
+        collectives, memory = traffic._collectives(executable), traffic._memory(executable)
+        flops = float(executable.program.costs().get("flops", 0.0))
+        moved = sum(self._sent(item) for item in collectives)
+        count = sum(item.count for item in collectives)
+        costs = self._costs
+        seconds = flops / costs.flops_per_second + moved / costs.bytes_per_second + count * costs.seconds_per_collective
+        return Trial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
+
+    def _sent(self, item: Collective) -> int:
+        """The bytes that a device sends. See `Costs`."""
+        sizes = dict(zip(self._mesh.names, self._mesh.sizes, strict=True))
+        names = item.axes.split(", ")
+        count = math.prod(sizes[name] for name in names) if all(name in sizes for name in names) else math.prod(self._mesh.sizes)
+        parts = {"all-reduce": 2 * (count - 1) / count, "reduce-scatter": count - 1, "collective-permute": 1}
+        return round(item.bytes * parts.get(item.kind, (count - 1) / count))
+
+    def _score(self, placement: Placement) -> tuple[float, float, int]:
+        trial = self._tried[placement]
+        return self._excess(trial), trial.seconds, trial.memory
+
+    def _excess(self, trial: Trial) -> int:
+        """The bytes that do not fit."""
+        return 0 if self._memory is None else max(0, trial.memory - self._memory)
+
+    def _bytes(self, placement: Placement) -> int:
+        return bytes_of_inputs(self._recorded.inputs, self._mesh, self._dims(placement))
+
+    def _dims(self, placement: Placement) -> dict[int, Dims]:
+        by_name = self._by_name(placement)
+        found = {key: by_name[name] for key, name in self._recorded.like.items()}
+        return found | {storage_key(tensor): self._of_input(tensor, placement) for tensor in self._recorded.batch if self._is_batch(tensor)}
+
+    def _is_batch(self, tensor: torch.Tensor) -> bool:
+        return storages.is_ours(tensor) and tensor.dim() > 0 and tensor.shape[0] == self._rows
+
+    def _of_input(self, tensor: torch.Tensor, placement: Placement) -> Dims:
+        return (placement.batch,) if self._is_batch(tensor) and placement.batch else ()
+
+    def _by_name(self, placement: Placement) -> dict[str, Dims]:
+        found: dict[str, Dims] = {}
+        for group, dims in zip(self._groups, placement.dims, strict=True):
+            found.update(dict.fromkeys(group.names, dims))
+            found.update(dict.fromkeys(group.followers, dims[:1]))
+        return found
+
+    def _does_not_fit(self) -> ArgumentError:
+        least = min(self._tried.values(), key=lambda trial: trial.memory)
+        needs = "needs" if math.isfinite(least.seconds) else "reads"
+        return ArgumentError(
+            f"of {len(self._tried)} placements on {self._mesh} none fits into {self._memory} bytes on each device: "
+            f"{least.what!r} {needs} {least.memory}, the least that was found",
+            hint="give more memory, more devices, a smaller batch, or more compilations",
+        )
+
+    def _plan(self, placement: Placement, executable: Executable) -> Plan:
+        specs = {name: _spec(dims) for name, dims in self._by_name(placement).items() if any(dims)}
+        inputs = tuple(_spec(self._of_input(tensor, placement)) for tensor in self._recorded.batch)
+        collectives = tuple(traffic._collectives(executable))
+        tried = tuple(self._tried.values())
+        return Plan(self._mesh, specs, inputs, self._tried[placement], collectives, traffic._memory(executable), tried)
+
+
+def _spec(dims: Dims) -> tuple[Any, ...]:
+    """As `mark_sharding` takes it."""
+    return tuple(None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims)

@@ -1,0 +1,28 @@
+"""Tables as text."""
+
+from __future__ import annotations
+
+import io
+import random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def table(*columns: str, title: str) -> Table:
+    state = random.getstate()
+    from rich.table import Table  # it draws from Python's random numbers when it is imported
+
+    random.setstate(state)
+    return Table(*columns, title=title)
+
+
+def text_of(*tables: Table) -> str:
+    state = random.getstate()
+    from rich.console import Console
+
+    random.setstate(state)
+    text = io.StringIO()
+    Console(width=140, file=text).print(*tables)
+    return text.getvalue()

@@ -1,0 +1,236 @@
+"""With eight devices: `torch.distributed.checkpoint`, from any mesh to any other, without a whole tensor on the CPU."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import nn
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from dynaxla import Mesh, mark_sharding
+from dynaxla.device import storages
+from dynaxla.errors import ArgumentError, UnsupportedTensor
+from dynaxla.sharding import checkpointable
+
+from .on_meshes import MESH, spec_of
+
+OTHER = Mesh((4, 2), ("a", "b"), [5, 4, 7, 6, 1, 0, 3, 2])
+
+
+def saved(state: Any, path: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.save(state, checkpoint_id=path)
+
+
+def loaded(state: Any, path: Any) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        dcp.load(state, checkpoint_id=path)
+
+
+@contextmanager
+def folders() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder)
+
+
+@contextmanager
+def copies_to_the_cpu() -> Iterator[list[int]]:
+    """The sizes in bytes of all copies to the CPU, and of all copies from it, that are made meanwhile."""
+    sizes: list[int] = []
+    on_host, as_array = storages.on_host, storages.as_array
+
+    def noted(array: Any, dtype: torch.dtype) -> torch.Tensor:
+        sizes.append(array.size * array.dtype.itemsize)
+        return on_host(array, dtype)
+
+    def noted_too(tensor: torch.Tensor, where: Any) -> Any:
+        sizes.append(tensor.nbytes)
+        return as_array(tensor, where)
+
+    storages.on_host, storages.as_array = noted, noted_too  # type: ignore[assignment]
+    try:
+        yield sizes
+    finally:
+        storages.on_host, storages.as_array = on_host, as_array
+
+
+def _on(mesh: Mesh | None, spec: Any, host: torch.Tensor) -> torch.Tensor:
+    return host.to("jax") if mesh is None else mark_sharding(host.to("jax"), mesh, spec)
+
+
+# Ways to lie: a mesh (None: one device), and the spec of a tensor of three dimensions.
+WAYS: list[tuple[Mesh | None, Any]] = [
+    (MESH, ("fsdp", "tp")), (MESH, (None, ("fsdp", "tp"))), (MESH, ("tp",)), (OTHER, (None, "b", "a")), (OTHER, (("b", "a"),)), (None, ()),
+]  # fmt: skip
+
+
+Way = tuple[Mesh | None, Any]
+
+
+def from_meshes(hosts: dict[str, Callable[[], torch.Tensor]], targets: Callable[[Mesh | None, Any], list[Way]]) -> None:
+    """Save tensors that lie in each of the ways, and load them into others."""
+    for mesh, spec in WAYS:
+        state = {name: _on(mesh, spec, make()) for name, make in hosts.items()} | {"scalar": _on(mesh, (), torch.tensor(3.5))}
+        before = {name: (tensor.cpu(), spec_of(tensor)) for name, tensor in state.items()}
+        with folders() as folder:
+            saved(checkpointable(state), folder)
+            for name, tensor in state.items():
+                torch.testing.assert_close(tensor.cpu(), before[name][0])
+                assert spec_of(tensor) == before[name][1]
+            for target_mesh, target_spec in targets(mesh, spec):
+                target = {
+                    name: _on(target_mesh, target_spec if tensor.dim() else (), torch.zeros_like(tensor, device="cpu"))
+                    for name, tensor in state.items()
+                }
+                lies = {name: spec_of(tensor) for name, tensor in target.items()}
+                loaded(checkpointable(target), folder)
+                for name, tensor in target.items():
+                    torch.testing.assert_close(tensor.cpu(), before[name][0], msg=lambda said: f"{name}, {spec} to {target_spec}: {said}")  # noqa: B023
+                    assert (spec_of(tensor), tensor.stride()) == (lies[name], state[name].stride()), name
+            plain = {name: torch.zeros_like(tensor, device="cpu") for name, tensor in state.items()}
+            loaded(plain, folder)
+            for name, tensor in plain.items():
+                torch.testing.assert_close(tensor, before[name][0])
+
+
+def check_from_one_mesh_to_another() -> None:
+    hosts: dict[str, Callable[[], torch.Tensor]] = {
+        "ordinary": lambda: torch.randn(8, 16, 4),
+        "transposed": lambda: torch.randn(4, 16, 8).transpose(0, 2),
+        "half": lambda: torch.randn(8, 16, 4).bfloat16(),
+    }
+    from_meshes(hosts, lambda *way: [WAYS[(WAYS.index(way) + step) % len(WAYS)] for step in (0, 1, 3)])
+
+
+def check_from_plain_tensors() -> None:
+    host = torch.randn(16, 8)
+    target = _on(MESH, ("tp", "fsdp"), torch.zeros(16, 8, dtype=torch.bfloat16))
+    with folders() as folder:
+        saved({"x": host}, folder)
+        loaded(checkpointable({"x": target}), folder)
+    torch.testing.assert_close(target.cpu(), host.bfloat16())  # DCP copies, whatever the dtypes
+
+
+def check_parts_alone_pass_the_cpu() -> None:
+    """Each part is written once, and what is replicated is not written for each device that has it."""
+    rows, columns = 256, 64
+    for mesh, spec, parts in [(MESH, ("fsdp", "tp"), 8), (MESH, ("tp",), 4), (MESH, (), 1), (OTHER, (None, "b"), 2)]:
+        state = {"x": _on(mesh, spec, torch.randn(rows, columns))}
+        nbytes = rows * columns * 4
+        with folders() as folder:
+            with copies_to_the_cpu() as sizes:
+                saved(checkpointable(state), folder)
+            assert sizes == [nbytes // parts] * parts, (spec, sizes)
+            entry = dcp.FileSystemReader(folder).read_metadata().state_dict_metadata["x"]
+            assert isinstance(entry, TensorStorageMetadata)
+            assert sum(math.prod(chunk.sizes) for chunk in entry.chunks) == rows * columns
+            target = _on(MESH, (("tp", "fsdp"),), torch.zeros(rows, columns))
+            with copies_to_the_cpu() as sizes:
+                loaded(checkpointable({"x": target}), folder)
+            assert sum(sizes) == 2 * nbytes, "what was there before is copied to the CPU, and what is read from it"
+            assert max(sizes) == nbytes // 8
+        torch.testing.assert_close(target.cpu(), state["x"].cpu())
+
+
+def check_loading_writes_in_place() -> None:
+    weight = nn.Parameter(_on(MESH, ("fsdp", "tp"), torch.zeros(16, 8)))
+    views, copied = (weight.detach().t(), weight.detach()[2:5, 1]), weight.detach().clone()
+    identity, storage, version, host = id(weight), weight.untyped_storage(), weight._version, torch.randn(16, 8)
+    state = {"model": {"weight": weight, "name": "before"}, "list": [1, 2], "many": [weight.detach()], "epoch": 3}
+    found = {"model": {"weight": weight.detach(), "name": ""}, "list": [0, 0], "many": [weight.detach()], "epoch": 0}
+    with torch.no_grad(), folders() as folder:
+        weight.copy_(host)
+        saved(checkpointable(state), folder)
+        weight.zero_()
+        version = weight._version
+        loaded(checkpointable(found), folder)
+    assert (id(weight), weight.untyped_storage(), spec_of(weight)) == (identity, storage, ("fsdp", "tp"))
+    assert weight._version > version
+    torch.testing.assert_close(weight.detach().cpu(), host)
+    for view, expected in zip(views, (host.t(), host[2:5, 1]), strict=True):
+        torch.testing.assert_close(view.cpu(), expected)
+    assert not copied.cpu().any(), "who has the old array keeps it"
+    assert (found["model"]["name"], found["list"], found["epoch"]) == ("before", [1, 2], 3)  # type: ignore[index]
+    assert found["many"][0].untyped_storage() is storage  # type: ignore[index]
+    with torch.no_grad():
+        weight.requires_grad_()
+        loss = (weight * 2).sum()
+    assert loss.isfinite()
+
+
+def check_programs_write_in_place_to_what_was_loaded() -> None:
+    """No memory is shared with what was read, nor between devices: a program that is given one of them may write to it."""
+
+    @torch.compile(backend="dynaxla")
+    def grow(x: torch.Tensor) -> None:
+        x.mul_(2)
+
+    host = torch.randn(16, 8)
+    x = _on(MESH, ("tp",), host)
+    with folders() as folder:
+        saved(checkpointable({"x": x}), folder)
+        target = _on(MESH, ("tp",), torch.zeros(16, 8))
+        for _ in range(2):
+            loaded(checkpointable({"x": target}), folder)
+            kept = target.clone()
+            torch.testing.assert_close(target.cpu(), host)
+            grow(target)
+            torch.testing.assert_close(target.cpu(), host * 2)
+            torch.testing.assert_close(kept.cpu(), host)
+
+
+def check_nothing_is_written_if_a_read_fails() -> None:
+    hosts = {f"x{index}": torch.randn(16, 8) for index in range(3)}
+    state = {name: _on(MESH, ("fsdp", "tp"), host) for name, host in hosts.items()}
+    with folders() as folder:
+        saved(checkpointable({"first": {"x0": state["x0"]}, "rest": {"x1": state["x1"], "x2": state["x2"]}}), folder)
+        target = {name: _on(OTHER, ("a",), torch.zeros(16, 8)) for name in hosts}
+        view = {"first": checkpointable({"x0": target["x0"]}), "rest": checkpointable({"x1": target["x1"], "x2": target["x2"]})}
+        versions = [tensor._version for tensor in target.values()]
+        file = next(folder.glob("*.distcp"))
+        content = file.read_bytes()
+        file.write_bytes(content[: len(content) * 2 // 3])
+        with pytest.raises(dcp.api.CheckpointException):
+            loaded(view, folder)
+        assert all(not tensor.cpu().any() for tensor in target.values())
+        assert versions == [tensor._version for tensor in target.values()]
+        file.write_bytes(content)
+        loaded(view, folder)
+    for name, tensor in target.items():
+        torch.testing.assert_close(tensor.cpu(), hosts[name])
+
+
+def check_a_checkpoint_with_other_contents() -> None:
+    x = _on(MESH, ("fsdp",), torch.zeros(16, 8))
+    with folders() as folder:
+        saved(checkpointable({"x": x, "n": 1}), folder)
+        for state in ({"y": x}, {"x": _on(MESH, ("fsdp",), torch.zeros(16, 4))}):
+            with pytest.raises((dcp.api.CheckpointException, ValueError)):
+                loaded(checkpointable(state), folder)
+    assert not x.cpu().any()
+
+
+def check_a_view_too_deep() -> None:
+    x = _on(MESH, ("fsdp",), torch.zeros(16, 8))
+    with folders() as folder:
+        with pytest.raises(dcp.api.CheckpointException, match="too deep"):
+            saved({"all": {"model": checkpointable({"x": x})}}, folder)
+        saved({"all": {"model": {"x": torch.ones(16, 8)}}}, folder)
+        with pytest.raises(dcp.api.CheckpointException):
+            loaded({"all": {"model": checkpointable({"x": x})}}, folder)
+        with pytest.raises(UnsupportedTensor, match="async_save"):
+            dcp.async_save(checkpointable({"x": x}), checkpoint_id=folder)
+    assert not x.cpu().any()
+    with pytest.raises(ArgumentError, match="a state dict"):
+        checkpointable([x])  # type: ignore[arg-type]

@@ -1,0 +1,127 @@
+"""With eight devices: what reports tell of each mode, and whose lines they name."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+
+import dynaxla
+from dynaxla import Mesh, mark_sharding, shard_module
+from dynaxla.errors import ArgumentError
+from dynaxla.sharding import report
+
+MESH = Mesh((8,), ("tp",))
+_FILE = Path(__file__).name
+
+
+class _Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 64, bias=False), nn.Linear(64, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.up(x)
+        hidden = torch.relu(hidden)
+        return self.down(hidden)
+
+
+def _line(text: str, function: str) -> str:
+    """As reports name it."""
+    number = next(number for number, line in enumerate(Path(__file__).read_text().splitlines(), 1) if line.strip() == text)
+    return f"{_FILE}:{number}, in {function}"
+
+
+def _training() -> tuple[Any, tuple[torch.Tensor, torch.Tensor]]:
+    model = shard_module(nn.Sequential(_Layer(), _Layer()), MESH, {"*.up.weight": ("tp",), "*.down.weight": (None, "tp")})
+    updates = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.mse_loss(model(x), y)
+        loss.backward()
+        updates.step()
+        updates.zero_grad()
+        return loss.detach()
+
+    return step, (mark_sharding(torch.randn(8, 16).to("jax"), MESH, ()), torch.randn(8, 16).to("jax"))
+
+
+UP, DOWN = _line("hidden = self.up(x)", "forward"), _line("return self.down(hidden)", "forward")
+BACKWARD = _line("loss.backward()", "step")
+
+
+def check_recorded_steps() -> None:
+    """The first layer's input has no gradient; a backward pass's sums belong to the lines of the forward pass."""
+    step, args = _training()
+    compiled = dynaxla.compile_step(step, fullgraph=True)
+    compiled(*args)
+    found = report(compiled, *args)
+    (moved,) = found.collectives
+    assert (moved.kind, moved.axes, moved.count, moved.lines) == ("all-reduce", "tp", 3, tuple(sorted((UP, DOWN))))
+
+
+def check_eager_mode() -> None:
+    """Each op by its name, as often as it runs."""
+    step, args = _training()
+    step(*args)
+    found = report(step, *args)
+    assert [(item.program, item.kind, item.axes, item.count, item.bytes, item.lines) for item in found.collectives] == [
+        ("aten::mm", "all-reduce", "tp", 3, 3 * 8 * 16 * 4, tuple(sorted((DOWN, BACKWARD))))
+    ]
+    products = next(memory for memory in found.memory if memory.program == "aten::mm")
+    assert products.runs == 11, "four, and two for each in the backward pass but for the first, whose input has no gradient"
+    assert "aten::relu" in str(found)
+
+
+def check_lazy_mode() -> None:
+    step, args = _training()
+
+    def lazily() -> None:
+        with dynaxla.lazy():
+            step(*args)
+
+    for _ in range(2):
+        lazily()
+    found = report(lazily)
+    assert [(item.program, item.kind, item.axes, item.count) for item in found.collectives] == [("recorded_ops", "all-reduce", "tp", 3)]
+    assert found.collectives[0].lines == tuple(sorted((DOWN, BACKWARD)))
+    assert len(found.memory) == 1
+    before = dynaxla.observe.metrics.snapshot()["compile"]
+    lazily()  # a recording that nobody looks at has the program that it had
+    assert dynaxla.observe.metrics.snapshot()["compile"] == before
+
+
+def check_compiled_graphs() -> None:
+    """A program that runs twice in a call moves twice as much."""
+    x = mark_sharding(torch.randn(8, 16).to("jax"), MESH, ("tp",))
+
+    @torch.compile(backend="dynaxla")
+    def total(x: torch.Tensor) -> torch.Tensor:
+        return x.sum()
+
+    total(x)
+    (once,) = report(lambda: total(x)).collectives
+    twice = report(lambda: (total(x), total(x)))
+    assert (twice.collectives[0].count, twice.collectives[0].bytes) == (2 * once.count, 2 * once.bytes)
+    assert twice.memory[0].runs == 2
+    assert once.lines == (_line("return x.sum()", "total"),)
+
+
+def check_pictures() -> None:
+    step, args = _training()
+    found = report(step, *args)
+    with tempfile.TemporaryDirectory() as folder:
+        for ending, begins in {"png": b"\x89PNG", "svg": b"<?xml"}.items():
+            path = Path(folder) / f"picture.{ending}"
+            found.picture(path)
+            assert path.read_bytes().startswith(begins)
+        with pytest.raises(ArgumentError, match="does not know"):
+            found.picture(Path(folder) / "picture.words")
+        with mock.patch.dict(sys.modules, {"matplotlib.figure": None}), pytest.raises(ArgumentError, match="needs matplotlib"):
+            found.picture(path)

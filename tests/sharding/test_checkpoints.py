@@ -1,0 +1,60 @@
+"""`torch.distributed.checkpoint` on a mesh of eight devices, and between it and processes with DTensors."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import gloo_checkpoints
+import pytest
+import torch.multiprocessing
+from on_device import NEEDS_DEVICE, run_checks
+from scripts import run_script
+
+pytestmark = NEEDS_DEVICE
+EIGHT = "--xla_force_host_platform_device_count=8"
+# Arguments: what to do; a folder; names of checkpoints.
+ON_THE_MESH = """
+import sys
+import torch, dynaxla
+import gloo_checkpoints
+dynaxla.enable_device()
+from device_cases.checkpoints import checkpointable, loaded, mark_sharding, saved, MESH, OTHER, spec_of
+what, folder, *names = sys.argv[1:]
+for mesh, specs in [(MESH, [("fsdp", "tp"), ("tp",), (None, "fsdp"), ()]), (OTHER, [("b",), ("b", "a"), (("a", "b"),), (None, "a")])]:
+    expected = gloo_checkpoints.expected()
+    state = {
+        name: mark_sharding((host if what == "save" else torch.zeros_like(host)).to("jax"), mesh, spec)
+        for (name, host), spec in zip(expected.items(), specs)
+    }
+    if what == "save":
+        saved(checkpointable(state), f"{folder}/jax")
+        break
+    for name in names:
+        lies = [spec_of(tensor) for tensor in state.values()]
+        loaded(checkpointable(state), f"{folder}/{name}")
+        assert lies == [spec_of(tensor) for tensor in state.values()]
+        for key, tensor in state.items():
+            torch.testing.assert_close(tensor.cpu(), expected[key], rtol=0, atol=0)
+            tensor.zero_()
+"""
+
+
+def test_checkpoints() -> None:
+    run_checks("checkpoints", XLA_FLAGS=EIGHT, own=True)
+
+
+@pytest.mark.slow
+def test_training_from_checkpoints() -> None:
+    run_checks("checkpoint_training", XLA_FLAGS=EIGHT, own=True)
+
+
+@pytest.mark.slow
+def test_dtensors_in_processes(tmp_path: Path) -> None:
+    """What the mesh writes, DTensors in two and in four processes read; what they write, two meshes read."""
+    run_script(ON_THE_MESH, ["save", str(tmp_path)], own=True, XLA_FLAGS=EIGHT)
+    for world in (2, 4):
+        torch.multiprocessing.spawn(gloo_checkpoints.run, (world, str(tmp_path)), nprocs=world)
+        errors = [pickle.loads((tmp_path / f"error{world}.{rank}").read_bytes()) for rank in range(world)]
+        assert not any(errors), "\n".join(errors)
+    run_script(ON_THE_MESH, ["load", str(tmp_path), "jax", "2", "4"], own=True, XLA_FLAGS=EIGHT)

@@ -1,0 +1,19 @@
+"""Searches for placements, on a mesh of eight devices."""
+
+from __future__ import annotations
+
+import pytest
+from on_device import NEEDS_DEVICE, run_checks
+
+pytestmark = NEEDS_DEVICE
+EIGHT = "--xla_force_host_platform_device_count=8"
+
+
+def test_planning() -> None:
+    run_checks("planning", XLA_FLAGS=EIGHT, own=True)
+
+
+@pytest.mark.slow
+def test_planning_on_two_axes() -> None:
+    """Models with more than one kind of layer, on two axes."""
+    run_checks("planning_models", XLA_FLAGS=EIGHT, own=True)

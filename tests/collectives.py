@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import random
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -33,17 +35,17 @@ def case(function: Case) -> Case:
     return function
 
 
-def run(rank: int, rendezvous: str, results: str) -> None:
-    """A process of the group: every case in turn; what it raised goes to a file."""
+def run(rank: int, rendezvous: str, results: str, *names: str) -> None:
+    """A process of the group: these cases, or all of them, in turn; what it raised goes to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
     found: dict[str, str] = {}
-    for name, function in CASES.items():
+    for name in names or CASES:
         torch._dynamo.reset()
         torch.manual_seed(0)
         try:
-            function(rank)
+            globals()[name](rank)
             found[name] = ""
         except Exception:
             found[name] = traceback.format_exc()
@@ -488,10 +490,11 @@ def an_unused_parameter_is_an_error(rank: int) -> None:
 
 @case
 def independent_collectives_have_one_order(rank: int) -> None:
-    """Whatever is ready first, on whatever thread: sums would be of other tensors, or of other sizes."""
-    import random
-    import time
+    independent(rank, count=30, calls=10)
 
+
+def independent(rank: int, count: int, calls: int) -> None:
+    """Whatever is ready first, on whatever thread: sums would be of other tensors, or of other sizes."""
     waits = random.Random(rank)
 
     @torch.library.custom_op("test_collectives::late", mutates_args=())
@@ -500,19 +503,23 @@ def independent_collectives_have_one_order(rank: int) -> None:
         return x.clone()
 
     late.register_fake(torch.empty_like)
-    count = 30
 
     def function(x: torch.Tensor) -> list[torch.Tensor]:
         return [fc.all_reduce(late(x[: 1 + number % 7] + number), "sum", dist.group.WORLD) for number in range(count)]
 
     torch.set_num_threads(4)
     run, before = compiled(function, fullgraph=True), dynaxla.metrics.snapshot()
-    for call in range(10):
+    for call in range(calls):
         x = torch.arange(7.0) * (rank + 1) + call
         whole = torch.arange(7.0) * 3 + 2 * call
         assert_equal(run(x), [whole[: 1 + number % 7] + 2 * number for number in range(count)])
     torch.set_num_threads(1)
-    assert dynaxla.metrics.snapshot()["calls"] - before.get("calls", 0) == 10, "one program holds them all"
+    assert dynaxla.metrics.snapshot()["calls"] - before.get("calls", 0) == calls, "one program holds them all"
+
+
+def many_independent(rank: int) -> None:
+    """Takes minutes."""
+    independent(rank, count=100, calls=1000)
 
 
 @case

@@ -31,8 +31,11 @@ start_processes(run, tuple(sys.argv[2:]), int(sys.argv[1]), start_method="fork")
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     """What each process raised, by case."""
-    folder: Path = tmp_path_factory.mktemp("group")
-    run_script(SCRIPT, [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results")])
+    return run(tmp_path_factory.mktemp("group"))
+
+
+def run(folder: Path, *names: str) -> list[dict[str, str]]:
+    run_script(SCRIPT, [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names])
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(collectives.WORLD)]
 
 
@@ -40,3 +43,9 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
 def test_as_in_eager(name: str, found: list[dict[str, str]]) -> None:
     errors = [error for of_rank in found if (error := of_rank[name])]
     assert not errors, "\n".join(errors)
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_collectives(tmp_path: Path) -> None:
+    """A hundred in a program, which nothing but their order in the graph orders: a thousand calls, four threads, random delays."""
+    assert [found["many_independent"] for found in run(tmp_path, "many_independent")] == ["", ""]

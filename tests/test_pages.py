@@ -45,6 +45,10 @@ assert plan.trial.memory <= 15_000
 (memory,) = dynaxla.sharding.report(step, x, y).memory
 assert memory.total <= 15_000
 """,
+    "many-processes": """
+assert list(losses) == [*range(1, 9)] and losses[8] < losses[1]
+assert sorted(path.name for path in Path("checkpoints").iterdir()) == ["2", "4", "6", "8"]
+""",
     "torchax": """
 torch.testing.assert_close(jnp.square(prediction - ys).mean().item(), torch_losses[0], rtol=1e-4, atol=1e-6)
 torch.testing.assert_close(torch.tensor(losses), torch.tensor(torch_losses), rtol=1e-4, atol=1e-6)
@@ -63,17 +67,30 @@ torch.testing.assert_close(torch.tensor(held.tolist()), model.cpu()(x).detach(),
 }
 
 
+# What a page's program needs of its environment, and what runs it.
+VARIABLES = {
+    "many-devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
+    "many-processes": {"OMP_NUM_THREADS": "1", "DYNAXLA_CACHE": ""},
+}
+RUNNERS = {"many-processes": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
+
+
+def blocks_of(page: str) -> list[str]:
+    """The program of a page."""
+    return re.findall(r"^```python\n(.*?)^```", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
 @pytest.mark.parametrize("page", CHECKS)
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
-    program = "\n".join([*blocks, CHECKS[page]])
-    if "enable_device()" in program:  # which is for a process's life
+    program = "\n".join([*blocks_of(page), CHECKS[page]])
+    if "enable_device()" in program or "init_process_group" in program:  # which is for a process's life
         (tmp_path / "page.py").write_text(program)
-        devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"} if page == "many-devices" else {}
-        done = subprocess.run([sys.executable, "page.py"], env=os.environ | devices, capture_output=True, text=True, check=False)
+        environment = os.environ | VARIABLES.get(page, {})
+        command = [sys.executable, *RUNNERS.get(page, []), "page.py"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
     else:
         exec(compile(program, f"{page}.md", "exec"), {"__name__": "page"})

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .errors import ArgumentError as ArgumentError
     from .errors import ArtifactError as ArtifactError
     from .errors import CaptureError as CaptureError
+    from .errors import CollectiveFailed as CollectiveFailed
+    from .errors import CollectiveMismatch as CollectiveMismatch
     from .errors import CompilationError as CompilationError
     from .errors import DeviceMismatch as DeviceMismatch
     from .errors import DynaxlaError as DynaxlaError
@@ -55,8 +57,9 @@ _PUBLIC = {
     "backend": ("dynaxla", "dynaxla_retrace"),
     "device": ("enable_device", "lazy", "set_mode", "sync"),
     "errors": (
-        "ArgumentError", "ArtifactError", "CaptureError", "CompilationError", "DeviceMismatch", "DynaxlaError", "ExecutionError",
-        "ForkError", "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor", "UnsupportedVersion",
+        "ArgumentError", "ArtifactError", "CaptureError", "CollectiveFailed", "CollectiveMismatch", "CompilationError", "DeviceMismatch",
+        "DynaxlaError", "ExecutionError", "ForkError", "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor",
+        "UnsupportedVersion",
     ),
     "exported.model": ("ExportedModel", "load_artifact"),
     "interop": ("as_jax", "as_torch", "to_jax", "to_torch"),

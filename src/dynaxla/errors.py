@@ -84,5 +84,17 @@ class ForkError(DynaxlaError):
     """XLA is needed in a process that was forked from one that had used it."""
 
 
+class CollectiveMismatch(ExecutionError):
+    """The processes of a group are about to call different collectives. Inputs are unchanged.
+
+    No process has begun the collective, unless one runs a program that it has run before: then the group cannot be used any more.
+    """
+
+
+class CollectiveFailed(ExecutionError):
+    """A collective of a program failed, or another process did not come to it: it has ended, or hangs. Inputs are unchanged, and the group
+    cannot be used any more."""
+
+
 class OutOfMemory(ExecutionError):
     """The device had too little memory for the program. Inputs are unchanged."""

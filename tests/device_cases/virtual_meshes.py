@@ -85,7 +85,7 @@ def check_constraints() -> None:
 
 def check_that_it_is_said() -> None:
     x = mark_sharding(torch.ones(64, 64, device="jax"), MESH, ("data",))
-    with pytest.raises(ArgumentError, match=r"(?s)no compiled program on several devices.*run=False"):
+    with pytest.raises(ArgumentError, match=r"(?s)no program on several devices.*run=False"):
         sharding.report(torch.compile(lambda x: x * 2, backend="dynaxla"), x)
     with pytest.raises(ArgumentError, match=r"(?s)is virtual, and has devices \[0, 1\].*leave them out"):
         Mesh((2,), ("a",), (0, 1), virtual=True)

@@ -10,6 +10,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from torch.fx import Node
 
+from ..runtime.same_collectives import Agreement
 from .checks import Checks
 from .cpu.folding import summing
 from .eager import eager_on
@@ -26,7 +27,8 @@ class Context:
     Attributes: platform ("cpu", "cuda", "rocm", "tpu", or PORTABLE: see eager.py); eager (what eager mode does there); settings; choose
     (the form for a problem: see forms.py); sum (over dimensions, which disappear); node (the FX node being lowered); values (of the nodes
     so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it calls of
-    torch's: node and arguments that are no tensors); turn (what the next kernel with an effect waits for); where (on a mesh: the sharding
+    torch's: node and arguments that are no tensors); agreement (on its collectives); turn (what the next kernel with an effect waits
+    for); where (on a mesh: the sharding
     of what is whole on each device).
     """
 
@@ -50,6 +52,7 @@ class Context:
         self.sum = summing(reorders)
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
+        self.agreement = Agreement()
         self.where = where
         self._symbols = symbols or SymbolValues()
         self._begin(key, drawn)

@@ -2,7 +2,8 @@
 
 Not those that draw random numbers, which would be others. Nor those that hand on, or are given, what an op keeps for its gradient alone in
 a form of its own: a workspace of oneDNN's, the state of a generator, logarithms whose dtype or padding only the kernel knows. If one kind
-has run the forward graph, the other one must not run the backward graph.
+has run the forward graph, the other one must not run the backward graph. Nor those with collectives: programs compare with other processes
+which ones they call (runtime/same_collectives.py), and kernels do not.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from .asynchronous import is_collective
 from .graphs import viewed
 from .interpreter import draws_random, inner_graphs
 from .keyed import keyed
@@ -46,7 +48,7 @@ def is_interchangeable(module: GraphModule) -> bool:
     """Whether it makes no difference beyond rounding who runs a graph, nor who runs those that it exchanges tensors with."""
     for graph in (module, *inner_graphs(module)):
         nodes = list(graph.graph.nodes)
-        if any(draws_random(node) or node.target is keyed for node in nodes):
+        if any(draws_random(node) or node.target is keyed or is_collective(node) for node in nodes):
             return False
         kept = {node for node in nodes if _is_kept(node)}
         given = [operand for node in nodes for operand in _taken(node)]

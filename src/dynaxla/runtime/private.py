@@ -451,9 +451,44 @@ def local_part(tensor: Any) -> torch.Tensor:
     return found
 
 
+def done_work() -> Any:
+    """Work that is done."""
+    return torch._C._distributed_c10d.FakeWork()
+
+
 def finished_work() -> Any:
     """What an op of torch.distributed gives for work that is done."""
-    return torch.distributed.Work.boxed(torch._C._distributed_c10d.FakeWork())
+    return torch.distributed.Work.boxed(done_work())
+
+
+# Groups of processes. Each has what works for a kind of device; a group that a debugging mode wraps does not tell of it.
+
+
+def process_group(name: str) -> Any:
+    """The group that has this name now."""
+    return torch.distributed.distributed_c10d._resolve_process_group(name)
+
+
+def store_of(group: Any) -> Any:
+    """What a group's processes have in common; None for a group that is there for a look at it, and for one that does not tell."""
+    return None if "fake" in group.name() else group.get_group_store()
+
+
+def timeout_of(group: Any) -> float:
+    """How long a collective of CPU tensors may take, in seconds."""
+    options = getattr(group._get_backend(torch.device("cpu")), "options", None)
+    found = getattr(options, "_timeout", None) or torch.distributed.constants.default_pg_timeout
+    return float(found.total_seconds())
+
+
+def all_gather(group: Any, output: torch.Tensor, tensor: torch.Tensor) -> Any:
+    """Work that gathers one tensor of each process."""
+    return group._allgather_base(output, tensor)
+
+
+def reduce_scatter(group: Any, output: torch.Tensor, tensor: torch.Tensor, options: Any) -> Any:
+    """Work that gives each process its part of a sum."""
+    return group._reduce_scatter_base(output, tensor, options)
 
 
 # DistributedDataParallel's insides.

@@ -194,7 +194,10 @@ class Session(TorchDispatchMode):
         return self._outside(op, args, kwargs)
 
     def _is_at_hand(self, op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-        """Whether an op computes with nothing but 0-dim tensors on the CPU whose values are known."""
+        """Whether an op computes with nothing but 0-dim tensors on the CPU whose values are known. A collective is to be where other
+        processes have it, who may have recorded the step."""
+        if op._schema.name in COLLECTIVES:
+            return False
         found = False
         for value in (*args, *kwargs.values()):
             if isinstance(value, torch.Tensor):

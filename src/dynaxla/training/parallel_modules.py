@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,17 @@ if TYPE_CHECKING:
     from torch.nn.parallel import DistributedDataParallel
 
 
+def may_be_there() -> bool:
+    """Whether this process is one of a group."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def free_memory(objects: Iterable[Any]) -> bool:
+    """Whether a module among them frees and fills the memory of its parameters (FSDP), for which its first call prepares it."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and any(isinstance(item, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)) for item in objects)
+
+
 @dataclass(frozen=True)
 class ParallelModules:
     """Attributes: averaged (DistributedDataParallel); sharded (those that `fully_shard` was called with)."""
@@ -26,7 +38,7 @@ class ParallelModules:
     @classmethod
     def among(cls, objects: Iterable[Any]) -> ParallelModules:
         """Those that a step can reach; none without a group of processes."""
-        if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        if not may_be_there():
             return cls()
         objects = list(objects)
         return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects))

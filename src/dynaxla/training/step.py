@@ -3,7 +3,7 @@
 A call whose surroundings and arguments have been recorded runs a program and nothing else (watched.py). Else the step is recorded. Where
 that fails, because Python does something that no program can (prints, counts, looks at values), nothing has happened yet: this call runs in
 eager mode, since at the first call many things happen that never happen again, and if the next one cannot be recorded either, the step
-runs lazily from then on (lazy.py).
+runs lazily from then on (lazy.py). Where there are other processes it runs lazily at once (`Watched.begins_lazily`).
 """
 
 from __future__ import annotations
@@ -134,13 +134,14 @@ class CompiledStep(Generic[P, R]):
                 raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
             raise error
         self._failures += 1
-        if self._failures < _MOST_FAILURES:
+        if self._failures < _MOST_FAILURES and not self._watched.begins_lazily(args, kwargs):
             _log.info("%s runs in eager mode once: %s", self, error)
             metrics.add("eager_steps")
             return detached(self._function(*args, **kwargs))
         result = self._run_lazily(args, kwargs)
-        self._lazy = str(error) or type(error).__name__
-        _log.info("%s runs lazily: %s", self, self._lazy)
+        if self._failures >= _MOST_FAILURES:
+            self._lazy = str(error) or type(error).__name__
+            _log.info("%s runs lazily: %s", self, self._lazy)
         return result
 
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:

@@ -171,6 +171,10 @@ class Walk:
         self._renew_gradients()
         return released
 
+    def gradients_at(self, places: Iterable[str]) -> dict[Place, Any]:
+        """What stands there, to be put back."""
+        return {(place, "grad"): self.holders[place].items["grad"] for place in places if place in self.holders}
+
     def accept_gradients(self, released: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
         """Those that now stand in the places of released ones. If they are like those, the walk holds again."""
         replaced = 0
@@ -221,8 +225,8 @@ class Walk:
     def _fact(self, value: Any) -> Any:
         if (found := content(value)) is not NO_CONTENT:
             return found
-        if isinstance(value, (tuple, frozenset)):
-            items = tuple.__iter__(value) if isinstance(value, tuple) else frozenset.__iter__(value)
+        if issubclass(type(value), (tuple, frozenset)):  # asking an object for its class may warn
+            items = tuple.__iter__(value) if issubclass(type(value), tuple) else frozenset.__iter__(value)
             path = None if type(value) in (tuple, frozenset, torch.Size) else self.path_of(value)
             return type(value), path, tuple(map(self._fact, items))
         path = self.path_of(value)

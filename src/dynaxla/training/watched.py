@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,10 +18,12 @@ from torch.utils._pytree import tree_leaves, tree_unflatten
 from ..config import Options
 from ..engine.held_back import HeldBack, first_program
 from ..errors import CaptureError
+from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.private import storage_id
+from . import parallel_modules
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .contents import HOLDS_VALUES
 from .observation import observe
@@ -148,10 +150,15 @@ class Watched:
 
     def parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
         """Those that the step can read."""
-        if not torch.distributed.is_available() or not torch.distributed.is_initialized():
-            return ParallelModules()
-        found = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
-        return ParallelModules.among(found.objects.values())
+        return ParallelModules.among(self._objects(args, kwargs)) if parallel_modules.may_be_there() else ParallelModules()
+
+    def begins_lazily(self, args: Any, kwargs: Any) -> bool:
+        """Whether the step's first call is not eager mode's: another process may have recorded it, and collectives of eager mode are not
+        always those of a program. The first call of a module that frees its parameters' memory (FSDP) prepares it, so that is eager mode's."""
+        return parallel_modules.may_be_there() and not parallel_modules.free_memory(self._objects(args, kwargs))
+
+    def _objects(self, args: Any, kwargs: Any) -> Iterable[Any]:
+        return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched).objects.values()
 
     def exposed(self, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
         """The tensors whose memory the step's Python can read and write without torch, by their storages' ids."""
@@ -466,6 +473,8 @@ class _Program:
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
         self._part = Part(recorder.graph, placeholders, outputs, recorder.constants)
+        # Another process may end at any time.
+        self._may_be_left = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and isinstance(template, Output)]
         templates = [*self._result, *self._changes.values()]
         self._used = {
@@ -499,8 +508,13 @@ class _Program:
     def run(self, around: Walk, given: Walk) -> Any:
         """Call it, and put what it gives where the step would have put it. Returns: the step's result."""
         values = self._values(around, given)
+        before = around.gradients_at(self._new_gradients) if self._may_be_left else {}
         released = around.release_gradients(self._new_gradients, self._used)
-        outputs = self._part.run(values)
+        try:
+            outputs = self._part.run(values)
+        except BaseException:
+            _put(around, given, before)
+            raise
         metrics.add("steps")
         # All is built before anything is changed: a new number may depend on one that changes, too.
         changes = {place: build(template, lambda output: outputs[output.index], given) for place, template in self._changes.items()}

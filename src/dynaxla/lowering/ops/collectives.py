@@ -1,100 +1,124 @@
 """Collectives of `torch.distributed` inside a program: it calls torch's own, on its own buffers, with the user's process groups.
 
 All of a program's collectives have one order, that of the graph: each takes the turn that the one before has handed on, since XLA knows no
-order among them, and two processes that call collectives in different orders wait for each other for ever. One returns when its result has
-arrived, so that waiting for it (`wait_tensor`) is nothing.
+order among them, and two processes that call collectives in different orders wait for each other for ever. Before a program's first run
+its processes compare which ones they call (`runtime/same_collectives.py`). One returns when its result has arrived, so that waiting for it
+(`wait_tensor`) is nothing.
 
 Source: torch.distributed._functional_collectives; its ops are the functional forms of the collectives in torch.distributed.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from jax import Array
 
+from ...runtime import private
 from ...runtime.layout import row_major
+from ...runtime.same_collectives import Collective
 from .. import asynchronous
 from ..context import Context
 from ..fallback import PLATFORMS, call_back
+from ..graphs import user_line
 from ..registry import lowers
 
 Tensors = Sequence[torch.Tensor]
+# What starts a collective that writes its outputs: gets the group, outputs, inputs, and what the op has besides; gives the work.
+Start = Callable[..., Any]
 
 
-def _all_reduce(outputs: Tensors, inputs: Tensors, reduce_op: str, group: Any) -> None:
+def _all_reduce(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str) -> Any:
     outputs[0].copy_(inputs[0])
-    _wait(_op("all_reduce_")(outputs[0], reduce_op, group))
+    return group.allreduce([outputs[0]], _summing(torch.distributed.AllreduceOptions(), reduce_op))
 
 
-def _all_reduce_coalesced(outputs: Tensors, inputs: Tensors, reduce_op: str, group: Any) -> None:
+def _all_reduce_coalesced(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str) -> Any:
     for output, operand in zip(outputs, inputs, strict=True):
         output.copy_(operand)
-    _wait(*_op("all_reduce_coalesced_")(list(outputs), reduce_op, group))
+    return group.allreduce_coalesced(list(outputs), _summing(torch.distributed.AllreduceCoalescedOptions(), reduce_op))
 
 
-def _broadcast(outputs: Tensors, inputs: Tensors, source: int, group: Any) -> None:
+def _broadcast(group: Any, outputs: Tensors, inputs: Tensors, source: int) -> Any:
     outputs[0].copy_(inputs[0])
-    _wait(_op("broadcast_")(outputs[0], source, group))
+    options = torch.distributed.BroadcastOptions()
+    options.rootRank, options.rootTensor = source, 0
+    return group.broadcast([outputs[0]], options)
 
 
-def _all_gather(outputs: Tensors, inputs: Tensors, size: int, group: Any) -> None:
-    _wait(_op("all_gather_into_tensor_out")(inputs[0], size, group, out=outputs[0]))
+def _all_gather(group: Any, outputs: Tensors, inputs: Tensors, size: int) -> Any:
+    return private.all_gather(group, outputs[0], inputs[0])
 
 
-def _reduce_scatter(outputs: Tensors, inputs: Tensors, reduce_op: str, size: int, group: Any) -> None:
-    _wait(_op("reduce_scatter_tensor_out")(inputs[0], reduce_op, size, group, out=outputs[0]))
+def _all_gather_coalesced(group: Any, outputs: Tensors, inputs: Tensors, size: int) -> Any:
+    return group.allgather_into_tensor_coalesced(list(outputs), list(inputs))
 
 
-def _op(name: str) -> Any:
-    return getattr(torch.ops._c10d_functional, name)
+def _reduce_scatter(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str, size: int) -> Any:
+    return private.reduce_scatter(group, outputs[0], inputs[0], _summing(torch.distributed.ReduceScatterOptions(), reduce_op))
 
 
-def _wait(*results: torch.Tensor) -> None:
-    for result in results:
-        torch.ops._c10d_functional.wait_tensor(result)
+def _reduce_scatter_coalesced(group: Any, outputs: Tensors, inputs: Tensors, reduce_op: str, size: int) -> Any:
+    options = _summing(torch.distributed.ReduceScatterOptions(), reduce_op)
+    return group.reduce_scatter_tensor_coalesced(list(outputs), list(inputs), options)
 
 
-def _into(op: Any, takes_several: bool) -> Callable[..., None]:
-    """A collective that makes tensors of its own, and then copies them."""
-
-    def run(outputs: Tensors, inputs: Tensors, *args: Any) -> None:
-        found = op(list(inputs) if takes_several else inputs[0], *args)
-        found = [found] if isinstance(found, torch.Tensor) else list(found)
-        _wait(*found)
-        for output, result in zip(outputs, found, strict=True):
-            output.copy_(result)
-
-    return run
+def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, received: Sequence[int], sent: Sequence[int]) -> Any:
+    return group.alltoall_base(outputs[0], inputs[0], list(received), list(sent))
 
 
-# What writes its result where it is wanted.
-_IN_PLACE: dict[str, Callable[..., None]] = {
+def _by_itself(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
+    """An op that makes a tensor of its own, and whose work cannot be had."""
+    outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *settings, group.group_name)))
+    return private.done_work()
+
+
+def _summing(options: Any, reduce_op: str) -> Any:
+    options.reduceOp = getattr(torch.distributed.ReduceOp, reduce_op.upper())
+    return options
+
+
+_STARTS: dict[str, Start] = {
     "_c10d_functional::all_gather_into_tensor": _all_gather,
+    "_c10d_functional::all_gather_into_tensor_coalesced": _all_gather_coalesced,
     "_c10d_functional::all_reduce": _all_reduce,
     "_c10d_functional::all_reduce_coalesced": _all_reduce_coalesced,
+    "_c10d_functional::all_to_all_single": _all_to_all,
     "_c10d_functional::broadcast": _broadcast,
     "_c10d_functional::reduce_scatter_tensor": _reduce_scatter,
+    "_c10d_functional::reduce_scatter_tensor_coalesced": _reduce_scatter_coalesced,
 }
 
 
 def _collective(*args: Any, ctx: Context) -> Any:
     """The result of the current node's collective, when it has arrived."""
     op: Any = ctx.node.target
-    operands, *rest = args
-    several = isinstance(operands, list)
-    run = _IN_PLACE.get(op._schema.name) or _into(op, several)
-    arrays: list[Array] = operands if several else [operands]
+    operands, *settings, name = args
+    start, agreement = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op), ctx.agreement
+    arrays: list[Array] = operands if isinstance(operands, list) else [operands]
     given = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     views = [(tuple(array.shape), row_major(array.shape)) for array in arrays]
+    index, on_cpu = agreement.add(_described(ctx, settings, name)), ctx.platform == "cpu"
 
     def write(outputs: Tensors, inputs: Tensors) -> None:
-        run(outputs, inputs, *rest)
+        agreement.run(index, lambda group: start(group, outputs, inputs, *settings), on_cpu)
 
-    results = call_back(ctx, write, arrays, given, views=views, plain=tuple(map(str, rest)), acts=True)
+    plain = (*map(str, settings), str(name))
+    results = call_back(ctx, write, arrays, given, views=views, plain=plain, acts=True)
     return results if isinstance(ctx.output, (tuple, list)) else results[0]
+
+
+def _described(ctx: Context, settings: Sequence[Any], name: str) -> Collective:
+    op: Any = ctx.node.target
+    operands, kind = ctx.input(0), op._opname
+    tensors = tuple(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
+    if kind == "all_to_all_single":
+        received, sent = map(tuple, settings)
+        return Collective(name, kind, (), tensors, (sent, received), user_line(ctx.node))
+    return Collective(name, kind, tuple(map(str, settings)), tensors, (), user_line(ctx.node))
 
 
 for _name in asynchronous.COLLECTIVES:

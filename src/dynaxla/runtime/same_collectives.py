@@ -1,0 +1,325 @@
+"""Processes that call collectives in programs compare which ones, before a program's first run: else they would wait for each other for
+ever, or add up what does not belong together.
+
+What is compared is the order of the collectives over each group, not programs: one process may have them in two programs (it has looked at
+a value in between), another in one. A process counts the collectives that its programs have called over a group. In a program's first run
+it posts in the group's store, under that count, which ones come next, and waits until every other process of the group has said the same.
+One whose program has run before posts nothing and compares nothing. But where its collective does not return within `_SOON`, it looks into
+the store, and answers if somebody asks.
+
+What nobody asks about is not compared: programs that have all run before, and collectives outside of programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+
+from ..errors import CollectiveFailed, CollectiveMismatch
+from ..observe import metrics
+from . import private
+
+# Seconds: how long a collective takes before its process looks whether another one asks; the longest pause between such looks; how long one
+# whose collective has failed listens for the others.
+_SOON, _LATE, _LAST = 0.1, 2.0, 1.0
+# How many of the last collectives of a group a process can still tell of: those that it need not wait in, as the source of a broadcast.
+_MOST_RECENT = 256
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective of a program.
+
+    Attributes: group (its name); kind (of op); settings (what besides the tensors all processes must say alike); tensors (like
+    "f32[4, 8]"); splits (of all_to_all: how much goes to each process, and comes from each); where (the user's line, if known).
+    """
+
+    group: str
+    kind: str
+    settings: tuple[str, ...]
+    tensors: tuple[str, ...]
+    splits: tuple[tuple[int, ...], ...] = ()
+    where: str = ""
+
+    def fits(self, other: Collective, me: int, them: int) -> bool:
+        """Whether this one of process `me` of the group and that one of process `them` can be one collective."""
+        if (self.kind, self.settings) != (other.kind, other.settings):
+            return False
+        if not self.splits or not other.splits:
+            return self.tensors == other.tensors and self.splits == other.splits
+        (sent, received), (their_sent, their_received) = self.splits, other.splits
+        same_rows = [_rows(text) for text in self.tensors] == [_rows(text) for text in other.tensors]
+        return same_rows and sent[them] == their_received[me] and received[them] == their_sent[me]
+
+    def __str__(self) -> str:
+        splits = [f"sends {list(self.splits[0])}, gets {list(self.splits[1])}"] if self.splits else []
+        return f"{self.kind}({', '.join([*self.tensors, *self.settings, *splits])})" + (f" at {self.where}" if self.where else "")
+
+
+def _rows(text: str) -> str:
+    """What a tensor is like, but for its first dimension."""
+    head, _, sizes = text.partition("[")
+    return f"{head}[{sizes.partition(',')[2]}"
+
+
+class Agreement:
+    """The collectives of a program, in their order. Whether the group's processes agree on them is asked in the program's first run."""
+
+    def __init__(self) -> None:
+        self.collectives: list[Collective] = []
+        self._is_settled = False
+
+    def add(self, collective: Collective) -> int:
+        """Note the next one, while the program is traced. Returns: its index."""
+        self.collectives.append(collective)
+        return len(self.collectives) - 1
+
+    def run(self, index: int, start: Callable[[Any], Any], looks: bool) -> None:
+        """Call a collective, and wait for it. start: gets the group, and gives the work. looks: whether waiting is for the result, as on
+        the CPU, so that others can be answered meanwhile.
+
+        Raises: CollectiveMismatch; CollectiveFailed; what `start` raises.
+        """
+        collective = self.collectives[index]
+        group = private.process_group(collective.group)
+        channel = _channels.get(group)
+        if channel is None:
+            channel = _channels[group] = _Channel(group)
+        if not self._is_settled:
+            is_first = all(item.group != collective.group for item in self.collectives[:index])
+            channel.agree(self._from(index, collective.group), is_first, private.timeout_of(group))
+            self._is_settled = index == len(self.collectives) - 1
+        channel.begin(collective)
+        work = start(group)
+        try:
+            pause = _SOON
+            while not _has_arrived(work, pause if looks and channel.others else None):
+                pause = min(2 * pause, _LATE)
+                with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
+                    channel.answer(self._from(index + 1, collective.group))
+        except RuntimeError as error:
+            raise channel.failed(collective, self._from(index + 1, collective.group), error) from error
+        except BaseException:  # Ctrl-C
+            with contextlib.suppress(RuntimeError):
+                work.wait()  # until nothing writes to the program's memory any more
+            raise
+
+    def _from(self, index: int, group: str) -> list[Collective]:
+        return [item for item in self.collectives[index:] if item.group == group]
+
+
+def _has_arrived(work: Any, seconds: float | None) -> bool:
+    """Wait for a collective, for so long at most. Raises: RuntimeError if it has failed."""
+    if seconds is None:
+        work.wait()
+        return True
+    try:
+        work.wait(datetime.timedelta(seconds=seconds))
+    except RuntimeError:
+        if not work.is_completed():
+            return False
+        work.wait()  # whether it has failed, or arrived in this moment
+    return True
+
+
+class _Channel:
+    """What this process knows of a group. Attributes: others (the places in the group of the other processes, if they can be asked)."""
+
+    def __init__(self, group: Any) -> None:
+        """It must not hold the group."""
+        self._ranks = torch.distributed.get_process_group_ranks(group)
+        self._me = int(group.rank())
+        self._store = private.store_of(group)
+        self.others = [place for place in range(len(self._ranks)) if place != self._me] if self._store is not None else []
+        self._count = 0
+        self._recent: deque[Collective] = deque(maxlen=_MOST_RECENT)
+        self._round = 0
+        # By place: from which count on, and what, a process has said.
+        self._said: dict[int, tuple[int, list[Collective]]] = {}
+        self._answered: set[int] = set()
+        self._looks = 0
+        self._difference: CollectiveMismatch | None = None
+
+    def begin(self, collective: Collective) -> None:
+        """The next collective starts."""
+        self._count += 1
+        self._recent.append(collective)
+
+    def agree(self, coming: Sequence[Collective], is_first: bool, seconds: float) -> None:
+        """Wait until all others have said that they call the collectives that come now.
+
+        is_first: of its program. seconds: how long. Raises: CollectiveMismatch; CollectiveFailed if one does not come.
+        """
+        unheard = [place for place in self.others if not self._covers(place)]
+        if not self.others or not (is_first or unheard):
+            return
+        try:
+            self._post(self._count, coming)
+            for place in self.others:
+                if place not in unheard:
+                    self._compare(place, self._count, coming)
+            if unheard:
+                self._ask()
+                self._hear(unheard, coming, seconds)
+            metrics.add("agreements")
+        except CollectiveMismatch:
+            self._start_anew()
+            raise
+        except RuntimeError as error:
+            if isinstance(error, CollectiveFailed):
+                raise
+            raise CollectiveFailed(
+                f"the store of the group of ranks {self._ranks} cannot be reached: {error}",
+                op=str(coming[0]),
+                hint="the process that has it, rank 0 as a rule, has probably ended: look at its log, and start all processes anew",
+            ) from error
+
+    def _hear(self, unheard: list[int], coming: Sequence[Collective], seconds: float) -> None:
+        end, pause = time.monotonic() + seconds, 0.001
+        while True:
+            unheard = [place for place in unheard if not self._listen(place, self._count, coming)]
+            if not unheard:
+                return
+            if time.monotonic() > end:
+                break
+            self.answer(coming)  # others may ask about what this process has done
+            if self._difference is not None:
+                raise self._difference
+            time.sleep(pause)
+            pause = min(1.5 * pause, 0.05)
+        raise CollectiveFailed(
+            f"{self._names(unheard)} of the group of ranks {self._ranks} did not come to a collective within {seconds:g} s, the group's "
+            f"timeout: rank {self._ranks[self._me]} waits to compare it before its program's first run",
+            op=str(coming[0]),
+            hint="see whether that process is alive, and whether it calls the same step or model, compiled, too",
+        )
+
+    def answer(self, coming: Sequence[Collective]) -> None:
+        """Tell those who ask which collectives this process has called, and which come in its program.
+
+        Raises: RuntimeError of the store.
+        """
+        looks = self._store.add("dynaxla/asked", 0)
+        if looks == self._looks:
+            return
+        all_answered = True
+        for place in self.others:
+            asked = self._read(f"asking/{place}")
+            if asked is None or asked[0] != self._round:
+                continue
+            stretch = self._stretch(asked[1], coming)
+            if not stretch:
+                all_answered &= asked[1] < self._count
+                continue
+            if asked[1] not in self._answered:
+                self._post(asked[1], stretch)
+            try:
+                self._listen(place, asked[1], stretch)
+            except CollectiveMismatch as error:
+                self._difference = error
+        if all_answered:
+            self._looks = looks
+
+    def failed(self, collective: Collective, coming: Sequence[Collective], error: Exception) -> Exception:
+        """The exception for a collective that has failed, when the others have had time to say what they call."""
+        place, stretch = self._count - 1, [collective, *coming]
+        unheard = list(self.others)
+        with contextlib.suppress(RuntimeError):
+            try:
+                self._post(place, stretch)
+                end = time.monotonic() + _LAST
+                while unheard and self._difference is None and time.monotonic() < end:
+                    unheard = [other for other in unheard if not self._listen(other, place, stretch)]
+                    time.sleep(0.02)
+            except CollectiveMismatch as difference:
+                self._difference = difference
+        if self._difference is not None:
+            return self._difference
+        silent = f"; nothing is heard of {self._names(unheard)}" if unheard and len(unheard) < len(self.others) else ""
+        return CollectiveFailed(
+            f"a collective of ranks {self._ranks} failed on rank {self._ranks[self._me]}: {_first_line(error)}{silent}",
+            op=str(collective),
+            hint="another process has ended, hangs, or calls something else: look at its log; the program has written nothing, so save a "
+            "checkpoint if you need one, and start all processes anew, since the group cannot be used any more",
+        )
+
+    # What is said
+
+    def _covers(self, place: int) -> bool:
+        start, said = self._said.get(place, (0, ()))
+        return start <= self._count < start + len(said)
+
+    def _stretch(self, start: int, coming: Sequence[Collective]) -> list[Collective]:
+        """What this process calls from a count on, as far as it knows."""
+        first = self._count - len(self._recent)
+        return [*self._recent, *coming][start - first :] if start >= first else []
+
+    def _post(self, start: int, stretch: Sequence[Collective]) -> None:
+        self._answered.add(start)
+        self._store.set(f"dynaxla/{self._round}/{start}/{self._me}", json.dumps([astuple(item) for item in stretch]))
+
+    def _ask(self) -> None:
+        self._store.set(f"dynaxla/asking/{self._me}", json.dumps([self._round, self._count]))
+        self._store.add("dynaxla/asked", 1)
+
+    def _read(self, key: str) -> Any:
+        key = f"dynaxla/{key}"
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def _listen(self, place: int, start: int, stretch: Sequence[Collective]) -> bool:
+        """Whether a process has said what it calls from a count on. Raises: CollectiveMismatch if it is something else."""
+        found = self._read(f"{self._round}/{start}/{place}")
+        if found is None:
+            return False
+        self._said[place] = start, [_collective(item) for item in found]
+        self._compare(place, start, stretch)
+        return True
+
+    def _compare(self, place: int, start: int, stretch: Sequence[Collective]) -> None:
+        said_from, said = self._said[place]
+        for mine, theirs in zip(stretch, said[start - said_from :], strict=False):
+            if not mine.fits(theirs, self._me, place):
+                raise self._mismatch(place, mine, theirs)
+
+    def _mismatch(self, place: int, mine: Collective, theirs: Collective) -> CollectiveMismatch:
+        (me, my), (them, their) = sorted([(self._ranks[self._me], mine), (self._ranks[place], theirs)], key=lambda item: item[0])
+        return CollectiveMismatch(
+            f"ranks {me} and {them} of the group of ranks {self._ranks} call different collectives\n"
+            f"  rank {me}: {my}\n  rank {them}: {their}",
+            where=mine.where,
+            hint="give all ranks inputs of the same sizes and dtypes (drop or pad the last batch), and let none skip a collective (an `if` "
+            "on the rank, a module that only some use)",
+        )
+
+    def _start_anew(self) -> None:
+        """Behind a difference, which all have seen, what was said does not count."""
+        self._round += 1
+        self._said.clear()
+        self._answered.clear()
+        self._difference = None
+
+    def _names(self, places: Sequence[int]) -> str:
+        ranks = [self._ranks[place] for place in places]
+        return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _collective(item: Sequence[Any]) -> Collective:
+    group, kind, settings, tensors, splits, where = item
+    return Collective(group, kind, tuple(settings), tuple(tensors), tuple(map(tuple, splits)), where)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+# By the group: a later one may have the same name.
+_channels: weakref.WeakKeyDictionary[Any, _Channel] = weakref.WeakKeyDictionary()

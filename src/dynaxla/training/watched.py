@@ -154,7 +154,7 @@ class Watched:
 
     def begins_lazily(self, args: Any, kwargs: Any) -> bool:
         """Whether the step's first call is not eager mode's: another process may have recorded it, and collectives of eager mode are not
-        always those of a program. The first call of a module that frees its parameters' memory (FSDP) prepares it, so that is eager mode's."""
+        always those of a program. A module that frees its parameters' memory (FSDP) is prepared by a first call in eager mode."""
         return parallel_modules.may_be_there() and not parallel_modules.free_memory(self._objects(args, kwargs))
 
     def _objects(self, args: Any, kwargs: Any) -> Iterable[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from ..runtime import private
+
 # The first pattern that matches a whole name gives the reason.
 _REASONS = {
     "random numbers": r"bernoulli|cauchy|exponential|geometric|log_normal|multinomial|normal|rand.*|uniform|.*dropout.*"
@@ -31,11 +33,8 @@ _REASONS = {
 
 def left_out(known: set[str]) -> dict[str, list[str]]:
     """By reason, the entries of op_db that are not among those known."""
-    from torch.testing._internal.common_methods_invocations import op_db  # takes seconds to import
-
-    names = sorted({entry.name for entry in op_db} - known)
     found: dict[str, list[str]] = {}
-    for name in names:
+    for name in sorted(private.names_in_op_db() - known):
         reason = next((reason for reason, pattern in _REASONS.items() if re.fullmatch(pattern, name)), "no reason")
         found.setdefault(reason, []).append(name)
     return found

@@ -635,3 +635,10 @@ def autograd_place() -> tuple[int, bool]:
     """The number of the last node that autograd has made, and False; in a backward pass that of the node whose turn it is, and True."""
     node = torch._C._current_autograd_node()
     return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)
+
+
+def names_in_op_db() -> set[str]:
+    """The entries of PyTorch's database of operators. To import it takes seconds."""
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    return {entry.name for entry in op_db}

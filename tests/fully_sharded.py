@@ -582,19 +582,19 @@ class Counted:
         self.elements: Counter[str] = Counter()
 
     def __enter__(self) -> Counted:
-        self._before = dict(collectives._IN_PLACE)
+        self._before = dict(collectives._STARTS)
         for name, function in self._before.items():
-            collectives._IN_PLACE[name] = self._counting(name.partition("::")[2], function)
+            collectives._STARTS[name] = self._counting(name.partition("::")[2], function)
         return self
 
     def __exit__(self, *_: object) -> None:
-        collectives._IN_PLACE.update(self._before)
+        collectives._STARTS.update(self._before)
 
-    def _counting(self, name: str, function: Callable[..., None]) -> Callable[..., None]:
-        def counting(outputs: Any, inputs: Any, *args: Any) -> None:
+    def _counting(self, name: str, start: Callable[..., Any]) -> Callable[..., Any]:
+        def counting(group: Any, outputs: Any, inputs: Any, *settings: Any) -> Any:
             self.calls[name] += 1
             self.elements[name] += sum(output.numel() for output in outputs)
-            function(outputs, inputs, *args)
+            return start(group, outputs, inputs, *settings)
 
         return counting
 

@@ -11,6 +11,7 @@ SOURCE = TESTS.parent / "src" / "dynaxla"
 ELSEWHERE = {
     # A class without a body, and types alone, which mypy compares.
     "bench/test_requests.py": "bench/benchmark_error",
+    "bench/test_single_ops.py": "bench/single_op_cases bench/single_ops_left_out",
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol",
     # Nothing but rows of the table.
@@ -37,6 +38,9 @@ ELSEWHERE = {
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     # Several devices are a process's from its start.
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
+    # A search that compiles and does not run, in a process with several devices.
+    "sharding/test_planning.py": "engine/held_back sharding/hypothetical sharding/placements",
+    "sharding/test_traffic.py": "runtime/user_frames sharding/pictures sharding/printed",
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

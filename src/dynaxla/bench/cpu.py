@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..runtime import machine
-from . import beside_jax, generation, layers, lengths, ops, report, suites, tables
+from . import beside_jax, generation, layers, lengths, report, single_ops, suites, tables
 from . import engines as engine_table
 from .benchmark_error import BenchmarkError
 from .cells import Cells
@@ -108,7 +108,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     for name in parts or known:
         if name == OPS:  # in files of its own
-            good = ops.write(output, models, seconds) and good
+            good = single_ops.write(output, models, seconds) and good
             continue
         if name == FIRST_CALL:
             found[name] = {"environment": report.environment(), **measure_first_calls(models)}

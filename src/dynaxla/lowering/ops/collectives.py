@@ -101,10 +101,10 @@ def _collective(*args: Any, ctx: Context) -> Any:
     arrays: list[Array] = operands if isinstance(operands, list) else [operands]
     given = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     views = [(tuple(array.shape), row_major(array.shape)) for array in arrays]
-    index, on_cpu = agreement.add(_described(ctx, settings, name)), ctx.platform == "cpu"
+    index = agreement.add(_described(ctx, settings, name))
 
     def write(outputs: Tensors, inputs: Tensors) -> None:
-        agreement.run(index, lambda group: start(group, outputs, inputs, *settings), on_cpu)
+        agreement.run(index, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
 
     plain = (*map(str, settings), str(name))
     results = call_back(ctx, write, arrays, given, views=views, plain=plain, acts=True)

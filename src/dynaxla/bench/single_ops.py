@@ -24,10 +24,10 @@ from . import report, tables
 from .agreement import compare
 from .cells import Cells
 from .measure import prepared_process
-from .op_cases import CASES, OpCase
-from .ops_left_out import left_out
 from .requests import check_writable
 from .runner import first_line
+from .single_op_cases import CASES, OpCase
+from .single_ops_left_out import left_out
 
 FORWARD, GRADIENT = "forward", "gradient"
 # Calls are timed together until they take about this long, so that the clock's own resolution does not show.

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dynaxla.bench import op_cases, ops
-from dynaxla.bench.op_cases import CASES, OpCase, normal, whole
-from dynaxla.bench.ops_left_out import left_out
+from dynaxla.bench import single_op_cases, single_ops
+from dynaxla.bench.single_op_cases import CASES, OpCase, normal, whole
+from dynaxla.bench.single_ops_left_out import left_out
 
 SMALL = {
     "sine": OpCase("sine", "sin", torch.sin, (normal(100),)),
@@ -26,7 +26,7 @@ def test_rows_are_what_is_promised() -> None:
     assert len({case.entry for case in CASES.values()}) >= 250
     assert sum(case.dtype == torch.bfloat16 for case in CASES.values()) >= 15
     assert [name for name, case in CASES.items() if name != case.name] == []
-    assert len(CASES) == len(list(op_cases._cases())), "no two have one name"
+    assert len(CASES) == len(list(single_op_cases._cases())), "no two have one name"
 
 
 def test_what_is_left_out_has_a_reason() -> None:
@@ -36,9 +36,9 @@ def test_what_is_left_out_has_a_reason() -> None:
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "CASES", SMALL)
-    monkeypatch.setattr(ops, "left_out", lambda known: {"random numbers": ["rand"]})
-    assert not ops.write(tmp_path, ["sine", "rows", "wrong", "failing"], 0.001)
+    monkeypatch.setattr(single_ops, "CASES", SMALL)
+    monkeypatch.setattr(single_ops, "left_out", lambda known: {"random numbers": ["rand"]})
+    assert not single_ops.write(tmp_path, ["sine", "rows", "wrong", "failing"], 0.001)
     rows = json.loads((tmp_path / "ops.json").read_text())["rows"]
     assert list(rows) == ["sine, forward", "sine, gradient", "rows, forward", "rows, gradient", "wrong, forward", "failing, forward"]
     for name in list(rows)[:4]:
@@ -53,5 +53,5 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ratios() -> None:
-    row = asdict(ops.Measured(eager=2.0, dynaxla=5.0, empty=1.0, eager_cpu=4.0, dynaxla_cpu=3.0, empty_cpu=1.0))
-    assert ops.ratios(row) == (2.0, 2.5, 0.5)
+    row = asdict(single_ops.Measured(eager=2.0, dynaxla=5.0, empty=1.0, eager_cpu=4.0, dynaxla_cpu=3.0, empty_cpu=1.0))
+    assert single_ops.ratios(row) == (2.0, 2.5, 0.5)

@@ -81,6 +81,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.pow.Tensor_Tensor: _floats(5),
     aten.remainder.Scalar: _floats(30),
     aten.remainder.Tensor: _floats(30),
+    aten.rsqrt.default: _floats(2.3),  # also of 1 / sqrt(x), which XLA makes this of
     aten.sin.default: _floats(10),
     aten.special_bessel_j0.default: _floats(5),
     aten.tan.default: _floats(35),

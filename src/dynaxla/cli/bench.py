@@ -120,11 +120,15 @@ _PARTS = typer.Argument(help=f"Of: {', '.join(known.PARTS)}. Default: all.", sho
 
 def bench_cpu(
     parts: Annotated[list[str] | None, _PARTS] = None,
-    output: Annotated[Path, typer.Option(help="The directory of cpu.md and cpu.json. Parts that are there already are kept.")] = Path("."),
+    output: Annotated[
+        Path, typer.Option(help="The directory of cpu.md, cpu.json and ops.md. Parts that are there already are kept.")
+    ] = Path("."),
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
 ) -> None:
-    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md. All of it takes about three hours.
+    """Compare dynaxla with eager mode and Inductor on the CPU, and write the tables as cpu.md; of single ops as ops.md.
+
+    All of it takes more than three hours.
 
     The exit code is 1 if a model fails or disagrees with eager, 2 for a request that cannot be met.
     """
@@ -133,7 +137,9 @@ def bench_cpu(
 
     with bad_requests_shown():
         good = cpu.write(split(parts), output, split(models), seconds)
-    Console().print((output / "cpu.md").read_text(), markup=False, highlight=False)
+    asked = set(split(parts) or known.PARTS)
+    for page in [*(["cpu.md"] if asked - {known.OPS} else []), *(["ops.md"] if known.OPS in asked else [])]:
+        Console().print((output / page).read_text(), markup=False, highlight=False)
     if not good:
         raise typer.Exit(1)
 

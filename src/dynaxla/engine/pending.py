@@ -1,4 +1,4 @@
-"""What runs a graph until XLA has compiled it: torch's own kernels."""
+"""What runs a graph until XLA has compiled it, and one in which XLA has nothing to do: torch's own kernels."""
 
 from __future__ import annotations
 
@@ -35,15 +35,19 @@ class Kernels:
             return dict(zip(self._nodes, self._compute(*args), strict=True))
 
 
-class Pending:
-    """A graph with concrete sizes that waits to be compiled. It is called as the `Executable` will be, and its outputs have the same
+class ByTorch:
+    """A graph with concrete sizes that torch's kernels run. It is called as an `Executable` would be, and its outputs have the same
     strides, share memory in the same way, and have memory of their own where that one's have; what torch's kernels raise is eager mode's.
 
-    kernels: of the graph. buffers: for these sizes. device: the graph's.
+    kernels: of the graph. buffers: for these sizes. device: the graph's. Attributes: name; program (there is none).
     """
 
+    program = None
+    _counter = "by_torch"
+
     def __init__(self, name: str, kernels: Kernels, buffers: Buffers, device: torch.device) -> None:
-        self._name, self._kernels, self._buffers, self._device = name, kernels, buffers, device
+        self.name = name
+        self._kernels, self._buffers, self._device = kernels, buffers, device
         self._binding: Binding | None = None
 
     @staticmethod
@@ -56,16 +60,22 @@ class Pending:
     def __call__(self, given: list[Any]) -> list[Any]:
         """given: as `take` gives them. Raises: what torch's kernels raise; nothing is written then."""
         if private.is_profiling():
-            with torch.profiler.record_function(self._name):
+            with torch.profiler.record_function(self.name):
                 return self._run(given)
         return self._run(given)
 
     def _run(self, given: list[Any]) -> list[Any]:
         late_checks.look(self._device)
         values = self._kernels.values(given)
-        metrics.add("meanwhile")
+        metrics.add(self._counter)
         binding = self._binding
         if binding is None:
             binding = self._binding = self._buffers.bind([values[node] for node in self._buffers.numbers])
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
         return binding.outputs(self._buffers.results(values, others), binding.take(given))
+
+
+class Pending(ByTorch):
+    """One that waits to be compiled."""
+
+    _counter = "meanwhile"

@@ -22,12 +22,14 @@ from ..buffers.device_kinds import Kind, Request, Unlike, kind_of
 from ..buffers.native import NativeBuffers, Place
 from ..buffers.plan import Storages
 from ..buffers.protocol import Buffers
-from ..capture.aten_graph import AtenGraph, graph_device
+from ..capture.aten_graph import AtenGraph, graph_device, written_inputs
 from ..capture.fingerprint import fingerprint
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
 from ..errors import CompilationError, DynaxlaError, UnsupportedTensor
 from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes, registry
+from ..lowering.context import Context
+from ..lowering.cpu import lone_ops
 from ..lowering.cpu.halves import with_few_roundings
 from ..lowering.cpu.partitionable import partitionable
 from ..lowering.cpu.transposes import Orders, without_transposes
@@ -46,10 +48,12 @@ from .executable import Executable, compilation_error, drawing_under_trace, exec
 from .facts import Facts, Returned
 from .layouts import check_closed, opens_layouts, sharded_as, with_open_layouts
 from .options import default_options, options_for, quick_options, with_tiles
-from .pending import Kernels, Pending
+from .pending import ByTorch, Kernels, Pending
 
 # What keeps what later processes read, by folder; None for nothing.
 Stores = Callable[[str], Keeper | None]
+
+Runnable = Executable | ByTorch
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
@@ -143,7 +147,8 @@ class Program:
             if isinstance(node.meta["val"], torch.Tensor):
                 check_tensor(node.meta["val"], "an input")
         self.sizes = Sizes(placeholders)
-        self._executables: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
+        self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(options.executables)
+        self._planned_for: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
         # Whether torch's kernels run calls while XLA compiles.
         self.in_background = options.compile == "background" and is_interchangeable(graph.module)
         # What torch's kernels keep for a backward pass may have other strides than what a program keeps.
@@ -168,7 +173,7 @@ class Program:
             if meshes.is_planning():
                 return self._planned(self._kind, args)
         key = self._key(args)
-        executable: Executable | Pending | None = self._executables.get(key)
+        executable: Runnable | None = self._executables.get(key)
         if executable is None:
             if by_torch.is_needed(args):
                 return self.run_by_torch(args)
@@ -189,10 +194,10 @@ class Program:
         """A call whose program is compiled to be looked at, and does not run."""
         key = "planned", self._key(args), kind.plans(args)
         with self._lock:
-            executable = self._executables.get(key)
+            executable = self._planned_for.get(key)
             if executable is None:
                 executable = self.build(self.specialise(args, planned=True))
-                self._executables.put(key, executable)
+                self._planned_for.put(key, executable)
         executable.show()
         return kind.blank(executable.binding, args, executable.program.lie() if executable.program is not None else ())
 
@@ -222,7 +227,7 @@ class Program:
             raise
         return binding.outputs(binding.export(results, tensors), tensors)
 
-    def _alike(self, key: Any, args: Sequence[Any]) -> Executable:
+    def _alike(self, key: Any, args: Sequence[Any]) -> Runnable:
         """The executable for inputs that lie in their storages as these do. It is tried first from now on."""
         assert self._kind is not None
         own = key, self._kind.signature(args)
@@ -230,7 +235,7 @@ class Program:
         self._executables.put(key, executable)
         return executable
 
-    def ready(self, args: Sequence[Any]) -> Executable | None:
+    def ready(self, args: Sequence[Any]) -> Runnable | None:
         """What a call with inputs like these would run, unless it is torch's kernels until another thread has compiled it.
 
         args: need hold no numbers.
@@ -268,15 +273,15 @@ class Program:
             key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])
         return key
 
-    def _built_for(self, key: Any, args: Sequence[Any]) -> Executable:
+    def _built_for(self, key: Any, args: Sequence[Any]) -> Runnable:
         with self._lock:
             executable = self._executables.get(key)
             if executable is None:
-                executable = self.build(self.specialise(args))
+                executable = self.made(self.specialise(args))
                 self._executables.put(key, executable)
         return executable
 
-    def _pending_for(self, key: Any, args: Sequence[Any]) -> Executable | Pending:
+    def _pending_for(self, key: Any, args: Sequence[Any]) -> Runnable:
         """What runs this call while another thread compiles. All that is compiled for is known when this has returned."""
         with self._pending_lock:
             executable = self._executables.get(key)
@@ -285,7 +290,10 @@ class Program:
             waiting = self._waiting.get(key)
             if waiting is None or waiting.pending is None:
                 specialised = self.specialise(args)
-                executable = self.build(specialised) if specialised.function is None else self._compiled_before(specialised)
+                if specialised.function is None or self._is_for_torch(specialised):
+                    executable = self.made(specialised)
+                else:
+                    executable = self._compiled_before(specialised)
                 if executable is not None:
                     self._executables.put(key, executable)
                     return executable
@@ -313,7 +321,7 @@ class Program:
             key = next(reversed(self._waiting))
             wanted = self._waiting[key].wanted
         try:
-            executable = self.build(wanted if isinstance(wanted, Specialised) else self._specialised(wanted))
+            executable = self.made(wanted if isinstance(wanted, Specialised) else self._specialised(wanted))
         except Exception as error:
             dump.log.error("%s could not be compiled in the background, so its next call compiles it: %s", self.name, error)
             with self._pending_lock:
@@ -363,7 +371,13 @@ class Program:
         return Choices(lambda forms, problem: forms.choose(problem, self.options.forms))
 
     def executables(self) -> list[Executable]:
-        return list(dict.fromkeys(self._executables.values()))
+        return list(dict.fromkeys(run for run in self._executables.values() if isinstance(run, Executable)))
+
+    def made(self, specialised: Specialised) -> Runnable:
+        """What runs the graph: its program, unless XLA has nothing to do in it."""
+        if self._is_for_torch(specialised):
+            return ByTorch(self.name, self._kernels, specialised.buffers, self.device)
+        return self.build(specialised)
 
     def build(self, specialised: Specialised) -> Executable:
         """Trace, lower and compile the graph."""
@@ -373,6 +387,21 @@ class Program:
         if time.perf_counter() - start > LONG and self.options.heap == "keep":
             heap.return_freed_memory()
         return executable
+
+    def _is_for_torch(self, specialised: Specialised) -> bool:
+        if specialised.function is None or self._kind is not None or self.platform != "cpu" or not self._may_be_torchs:
+            return False
+        ctx = Context(self.platform, specialised.settings, specialised.symbols, choose=self.choose)
+        needed = self.interpreter.needed([*specialised.buffers.nodes, *specialised.buffers.numbers])
+        return lone_ops.is_for_torch([node for node in self.interpreter.module.graph.nodes if node in needed], ctx)
+
+    @functools.cached_property
+    def _may_be_torchs(self) -> bool:
+        """Whether a graph only computes its outputs, and it makes no difference who does."""
+        module, interpreter = self.interpreter.module, self.interpreter
+        if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a program is to be seen, or must do it
+            return False
+        return not written_inputs(module.graph) and is_interchangeable(module)
 
     def _build(self, specialised: Specialised) -> Executable:
         if specialised.function is None:

@@ -1,0 +1,204 @@
+"""Graphs in which XLA has nothing to fuse: the operands of each op come from outside, and its results go there.
+
+A program of such a graph computes what torch's kernels do. They are called through it, or it has loops of its own, and then its results
+lie in memory that the heap gives anew, out of the cache: an addition of a million numbers takes twice as long. Torch runs such a graph,
+unless XLA's loops are so much faster that this does not count.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ...runtime.layout import Layout
+from ..context import Context
+from ..forms import Forms
+from ..graphs import is_view
+from ..interpreter import is_plain_python
+from ..metadata import TensorSpec
+from .faster_kernels import KERNEL, problem_of
+
+aten = torch.ops.aten
+
+# Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
+LARGE = 1 << 16
+
+# XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread).
+_FASTER_BY_XLA = frozenset(
+    {
+        # Torch calls a function for each number, or reads and writes more than that.
+        aten.acosh.default,
+        aten.asinh.default,
+        aten.binary_cross_entropy.default,
+        aten.cosh.default,
+        aten.elu.default,
+        aten.elu_backward.default,
+        aten.eq.Tensor,
+        aten.erf.default,
+        aten.erfc.default,
+        aten.exp.default,
+        aten.fmax.default,
+        aten.fmin.default,
+        aten.frexp.Tensor,
+        aten.ge.Tensor,
+        aten.gelu.default,
+        aten.gelu_backward.default,
+        aten.gt.Tensor,
+        aten.heaviside.default,
+        aten.hypot.default,
+        aten.i0.default,
+        aten.igamma.default,
+        aten.isinf.default,
+        aten.isnan.default,
+        aten.isneginf.default,
+        aten.isposinf.default,
+        aten.ldexp.Tensor,
+        aten.le.Tensor,
+        aten.log.default,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.logical_or.default,
+        aten.logical_xor.default,
+        aten.lt.Tensor,
+        aten.masked_fill.Scalar,
+        aten.masked_fill.Tensor,
+        aten.mish.default,
+        aten.ne.Tensor,
+        aten.nextafter.default,
+        aten.polygamma.default,
+        aten.sigmoid.default,
+        aten.signbit.default,
+        aten.special_erfcx.default,
+        aten.special_i0e.default,
+        aten.special_i1.default,
+        aten.special_i1e.default,
+        aten.special_log_ndtr.default,
+        aten.special_ndtri.default,
+        aten.sqrt.default,
+        aten.tanh.default,
+        aten.tanh_backward.default,
+        aten.trunc.default,
+        aten.where.self,
+        aten.xlogy.Tensor,
+        # Reductions that torch does number by number, or in several passes.
+        aten.all.default,
+        aten.all.dim,
+        aten.any.default,
+        aten.any.dim,
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.histc.default,
+        aten.logsumexp.default,
+        aten.max.dim,
+        aten.min.dim,
+        aten.std.correction,
+        aten.std_mean.correction,
+        aten.var.correction,
+        aten.var_mean.correction,
+        # Moves and windows.
+        aten.avg_pool2d.default,
+        aten.avg_pool2d_backward.default,
+        aten.avg_pool3d.default,
+        aten.avg_pool3d_backward.default,
+        aten.index.Tensor,
+        aten.index_copy.default,
+        aten.index_fill.int_Scalar,
+        aten.index_put.default,
+        aten.max_pool2d_with_indices.default,
+        aten.max_pool3d_with_indices.default,
+        aten.pixel_shuffle.default,
+        aten.pixel_unshuffle.default,
+        aten.put.default,
+        aten.scatter_reduce.two,
+        aten.searchsorted.Tensor,
+        aten.take.default,
+        aten.tril.default,
+        aten.triu.default,
+        aten.unfold_backward.default,
+        # Products.
+        aten._trilinear.default,
+        aten.baddbmm.default,
+        aten.bmm.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Op:
+    """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory)."""
+
+    op: torch._ops.OpOverload
+    numbers: int
+    dense: bool
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A graph of such ops, and of others whose form is torch's kernel. Attributes: ops; platform."""
+
+    ops: tuple[Op, ...]
+    platform: str
+
+
+GRAPH: Forms[Problem] = Forms("graph")
+
+
+@GRAPH.form("torch", platforms=["cpu"], suits=lambda problem: all(map(_suits, problem.ops)))
+def _by_torch() -> bool:
+    return True
+
+
+@GRAPH.form("xla")
+def _by_xla() -> bool:
+    return False
+
+
+def _suits(op: Op) -> bool:
+    return op.numbers >= LARGE and op.dense and op.op not in _FASTER_BY_XLA
+
+
+def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
+    """Whether torch's kernels are to compute these nodes of a graph, in their order. ctx: for their sizes, and the choice of forms."""
+    alone: dict[Node, Op] = {}
+    computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
+    for node in computed:
+        ctx.node = node
+        if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
+            continue
+        if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten" or node.target._schema.is_mutable:
+            return False
+        if not _is_constant(node):
+            if not alone.keys().isdisjoint(map(_origin, node.all_input_nodes)):
+                return False
+            alone[node] = _described(node.target, ctx)
+    return bool(computed) and ctx.choose(GRAPH, Problem(tuple(alone.values()), ctx.platform)).run()
+
+
+def _is_free(node: Node) -> bool:
+    """Whether it costs torch nothing: views, arithmetic on sizes, one of an op's several results."""
+    return is_view(node) or node.target is aten._unsafe_view.default or is_plain_python(node)
+
+
+def _is_constant(node: Node) -> bool:
+    """Whether its values follow from sizes."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    name = node.target._schema.name
+    return not node.all_input_nodes or name.startswith("aten::new_") or name.endswith("_like")
+
+
+def _origin(node: Node) -> Node:
+    """The node whose values a view shows, or one of whose results it is."""
+    while node.op == "call_function" and _is_free(node) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
+    operands = [spec for spec in map(ctx.spec, ctx.node.all_input_nodes) if isinstance(spec, TensorSpec)]
+    results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
+    numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
+    return Op(op, numbers, all(Layout.of(spec.shape, spec.stride).dense for spec in operands))

@@ -1,10 +1,9 @@
 """Sums and extrema over neighbouring numbers.
 
 XLA:CPU compiles a reduction over the fastest dimension to a loop in which each step waits for the last; for max and min, which must keep
-NaNs, that takes four times as long as it could. Folding instead, which adds slices of a row to each other until a vector register's
-worth is left, is elementwise work, which it vectorizes. Sums become more exact by it too, but they gain less, and elsewhere they lose: in
-bert's layer norms a fifth of the whole model's time at batch 8, for a reason nobody has found. So they are folded only in softmax, and over
-several dimensions at once, where XLA:CPU's own way is far worse (`sum_neighbours`).
+NaNs, that takes four times as long as it could. Folding instead, which combines slices of a row until a vector register's worth is left, is
+elementwise work, which it vectorizes. Sums gain most where a row is cut into up to 32 parts that are added to each other, number by number:
+XLA:CPU then computes the operand in the same loop. Both make sums more exact.
 
 What is a single row, such as all numbers of an array, is cut into rows of some thousand: these are combined number by number, which is
 vectorized, and reads memory as fast as torch does.
@@ -31,6 +30,8 @@ _LANES = 16
 _FEW_ROWS = 32
 # Of a sum over rows, at most so many are left for the second step.
 _LEFT = 128
+# Numbers of a row that are added one after the other.
+_FEW_LANES = 128
 # Numbers that XLA:CPU combines with as many others at a time where one row is all there is: at most so many are left for the second step.
 _MOST_LANES = 4096
 
@@ -73,7 +74,7 @@ def summing(reorders: bool) -> Reduction:
 
 
 def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
-    """The sum over dims, which disappear, of what is in memory, or will be.
+    """The sum over dims, which disappear.
 
     XLA:CPU adds windows of 32 by 32 where several neighbouring dimensions disappear, each number's neighbours in memory last: that takes up
     to 12 times as long as it could. It does so for a single one too, if that has been made of several.
@@ -94,7 +95,9 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     elif squeezed.ndim == len(neighbours):
         return reduce_sum(squeezed, neighbours)
     else:
-        add = reduce_sum if len(large) > 1 else None
+        if len(large) == 1:
+            return reduce_sum(squeezed, neighbours)
+        add = reduce_sum
     if add is None:
         return lax.reduce_sum(x, dims)
     return lax.platform_dependent(squeezed, cpu=lambda x: add(in_memory(x), neighbours), default=lambda x: lax.reduce_sum(x, neighbours))
@@ -111,14 +114,15 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
     if not foldable or dims != tuple(range(outer, x.ndim)) or count <= 2 * _LANES or 0 in x.shape:
         return plain(x, dims)
 
-    lanes = _lanes(count) if math.prod(x.shape[:outer]) == 1 else None
+    is_whole = math.prod(x.shape[:outer]) == 1
 
     def folded(x: Array) -> Array:
-        if lanes is not None:
-            x = plain(lax.reshape(x, (*x.shape[:outer], count // lanes, lanes)), (outer,))
-            return lax.optimization_barrier(plain(lax.optimization_barrier(x), (outer,)))
+        x, length = lax.reshape(x, (*x.shape[:outer], count)), count
+        while length > _FEW_LANES and (lanes := _lanes(length) if is_whole else _parts(length) if plain is lax.reduce_sum else None):
+            x = lax.optimization_barrier(plain(lax.reshape(x, (*x.shape[:outer], length // lanes, lanes)), (outer,)))
+            length = 0 if is_whole else lanes
         # The barrier keeps XLA from computing the last, short reduction again for each number that is compared with its result.
-        return lax.optimization_barrier(plain(_fold(lax.reshape(x, (*x.shape[:outer], count)), combine, identity), (outer,)))
+        return lax.optimization_barrier(plain(x if length < count else _fold(x, combine, identity), (outer,)))
 
     return lax.platform_dependent(x, cpu=folded, default=lambda x: plain(x, dims))
 
@@ -126,6 +130,12 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
 def _lanes(count: int) -> int | None:
     """The length of the rows in which so many numbers are combined; None if they have no such rows."""
     return max((size for size in range(_LANES, _MOST_LANES + 1, _LANES) if count % size == 0), default=None)
+
+
+def _parts(count: int) -> int | None:
+    """The length of the parts that a row of so many numbers is cut into; None if there are none of use."""
+    first = max(2 * _LANES, -(-count // _FEW_ROWS))
+    return next((size for size in range(first + -first % _LANES, count // 2 + 1, _LANES) if count % size == 0), None)
 
 
 def _fold(x: Array, combine: Callable[[Array, Array], Array], identity: float) -> Array:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from jax import Array, lax
 
+from ..cpu.folding import Reduction
 from ..promotion import convert
 
 Dims = Sequence[int]
@@ -17,18 +18,18 @@ def along(x: Array, shape: Dims, dims: Dims) -> Array:
     return lax.broadcast_in_dim(x, shape, dims)
 
 
-def mean_over(x: Array, dims: Dims) -> Array:
-    """The mean over `dims`, which disappear; NaN over nothing."""
-    total = lax.reduce_sum(x, dims)
+def mean_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> Array:
+    """The mean over `dims`, which disappear; NaN over nothing. add: how sums over dimensions are computed."""
+    total = add(x, dims)
     return lax.div(total, lax.full_like(total, math.prod(x.shape[dim] for dim in dims)))
 
 
-def moments_over(x: Array, dims: Dims) -> tuple[Array, Array, Array]:
-    """Mean and biased variance over `dims`, and x less its mean."""
+def moments_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> tuple[Array, Array, Array]:
+    """Mean and biased variance over `dims`, and x less its mean. add: as for `mean_over`."""
     kept = [dim for dim in range(x.ndim) if dim not in dims]
-    mean = mean_over(x, dims)
+    mean = mean_over(x, dims, add)
     centered = lax.sub(x, along(mean, x.shape, kept))
-    return mean, mean_over(lax.square(centered), dims), centered
+    return mean, mean_over(lax.square(centered), dims, add), centered
 
 
 def reciprocal_root(variance: Array, eps: float) -> Array:

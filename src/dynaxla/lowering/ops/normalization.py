@@ -14,6 +14,7 @@ from jax import Array, lax
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn
+from ..cpu.folding import Reduction, sum_neighbours
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert
@@ -29,11 +30,13 @@ Three = tuple[Array | None, Array | None, Array | None]
 # --- layer normalization
 
 
-def normalize_last(x: Array, count: int, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array]:
+def normalize_last(
+    x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = sum_neighbours
+) -> tuple[Array, Array, Array]:
     """x normalized over its last `count` dimensions, in the accumulator's dtype; mean and 1 / standard deviation without them."""
     wide = convert(x, dtypes.accumulator(x.dtype))
     outer = x.ndim - count
-    mean, variance, centered = moments_over(wide, range(outer, x.ndim))
+    mean, variance, centered = moments_over(wide, range(outer, x.ndim), add)
     inverse = reciprocal_root(variance, eps)
     out = lax.mul(centered, along(inverse, x.shape, range(outer)))
     return affine(out, weight, bias, range(outer, x.ndim)), mean, inverse
@@ -105,7 +108,7 @@ def native_layer_norm(
     if all(user.target is operator.getitem and user.args[1] == 0 for user in ctx.node.users):
         problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
         return ctx.choose(LAYER_NORM, problem).run(problem, x, weight, bias), None, None
-    out, mean, inverse = normalize_last(x, count, weight, bias, eps)
+    out, mean, inverse = normalize_last(x, count, weight, bias, eps, ctx.sum)
     return convert(out, x.dtype), _with_shape(ctx, 1, mean), _with_shape(ctx, 2, inverse)
 
 
@@ -142,7 +145,7 @@ def native_layer_norm_backward(
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        grad_input = convert(_through_normalization(scaled, normalized, inverse, inner, range(outer)), x.dtype)
+        grad_input = convert(_through_normalization(scaled, normalized, inverse, inner, range(outer), ctx.sum), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)
     if output_mask[2] and bias is not None:
@@ -150,10 +153,10 @@ def native_layer_norm_backward(
     return grad_input, grad_weight, grad_bias
 
 
-def _through_normalization(grad: Array, normalized: Array, inverse: Array, dims: Dims, kept: Dims) -> Array:
+def _through_normalization(grad: Array, normalized: Array, inverse: Array, dims: Dims, kept: Dims, add: Reduction) -> Array:
     """The gradient of the input: grad, without its parts that move the mean and the variance over `dims`, over the standard deviation."""
-    grad_mean = along(mean_over(grad, dims), grad.shape, kept)
-    slope = along(mean_over(lax.mul(grad, normalized), dims), grad.shape, kept)
+    grad_mean = along(mean_over(grad, dims, add), grad.shape, kept)
+    slope = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept)
     return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, slope)), along(inverse, grad.shape, kept))
 
 
@@ -268,7 +271,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)
     outer = x.ndim - len(normalized_shape)
-    inverse = reciprocal_root(mean_over(lax.square(wide), range(outer, x.ndim)), _default_eps(eps, dtype))
+    inverse = reciprocal_root(mean_over(lax.square(wide), range(outer, x.ndim), ctx.sum), _default_eps(eps, dtype))
     out = affine(lax.mul(wide, along(inverse, x.shape, range(outer))), weight, None, range(outer, x.ndim))
     return convert(out, ctx.output[0].jax_dtype), _with_shape(ctx, 1, inverse)
 
@@ -287,7 +290,7 @@ def fused_rms_norm_backward(
     grad_input = grad_weight = None
     if output_mask[0]:
         scaled = affine(wide, weight, None, inner)
-        slope = along(mean_over(lax.mul(scaled, normalized), inner), x.shape, range(outer))
+        slope = along(mean_over(lax.mul(scaled, normalized), inner, ctx.sum), x.shape, range(outer))
         grad_input = convert(lax.mul(lax.sub(scaled, lax.mul(normalized, slope)), inverse), x.dtype)
     if output_mask[1] and weight is not None:
         grad_weight = convert(ctx.sum(lax.mul(wide, normalized), range(outer)), weight.dtype)

@@ -8,13 +8,16 @@ from pathlib import Path
 import collectives
 import pytest
 import torch
-from newer import cases
+from newer import IS_OLDEST
 from scripts import run_script
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
 )
 
+
+# TorchDynamo of torch 2.11 does not trace a collective in it.
+FAILS = "gather_scatter_and_exchange", True
 
 SCRIPT = """
 import sys
@@ -28,21 +31,16 @@ start_processes(run, tuple(sys.argv[2:]), int(sys.argv[1]), start_method="fork")
 """
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
-    """What each process raised, by case."""
-    return run(tmp_path_factory.mktemp("group"))
-
-
 def run(folder: Path, *names: str) -> list[dict[str, str]]:
+    """What each process raised, by case. names: of the cases, else all."""
     run_script(SCRIPT, [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names])
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(collectives.WORLD)]
 
 
-@pytest.mark.parametrize("name", cases(collectives.CASES, {"gather_scatter_and_exchange": "TorchDynamo does not trace a collective"}))
-def test_as_in_eager(name: str, found: list[dict[str, str]]) -> None:
-    errors = [error for of_rank in found if (error := of_rank[name])]
-    assert not errors, "\n".join(errors)
+def test_as_in_eager(tmp_path: Path) -> None:
+    """All cases in the same two processes, whose start takes as long."""
+    wrong = [f"{name}: {error}" for of_rank in run(tmp_path) for name, error in of_rank.items() if error and (name, IS_OLDEST) != FAILS]
+    assert not wrong, "\n".join(wrong)
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 .PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate device-models stress \
-	lower-everywhere interop gpu-programs gpu gpu-table lint format
+	lower-everywhere interop explain-pages gpu-programs gpu gpu-table lint format
 
 install: $(INSTALLED)
 
@@ -55,6 +55,12 @@ device-models: install
 # GPT-2, called in a process without torch: half an hour on a core
 interop: install
 	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/interop/test_architectures.py tests/interop/test_export.py $(ARGS)
+
+# Pages of dynaxla.explain, of resnet50, of a model with breaks and of a training step, in a real browser, without the network: Chromium and its
+# driver, which a distribution has (apt-get install chromium chromium-driver). Two minutes on a core
+explain-pages: install
+	$(VENV)/bin/python -m pip install 'selenium>=4.20'
+	$(VENV)/bin/python -m pytest -m slow tests/explained/test_in_a_browser.py $(ARGS)
 
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install

@@ -40,7 +40,7 @@ from typer.testing import CliRunner
 from dynaxla import cli
 
 for arguments, code in [
-    (["--help"], 0), (["--version"], 0), ([], 2), (["nothing"], 2), (["ops", "--run", "/nowhere/at/all.py"], 2),
+    (["--help"], 0), (["--version"], 0), ([], 2), (["nothing"], 2), (["explain", "/nowhere/at/all.py"], 2),
     *[([command.name, "--help"], 0) for command in cli.app.registered_commands],
 ]:
     result = CliRunner().invoke(cli.app, arguments)

@@ -23,6 +23,9 @@ ELSEWHERE = {
     "lowering/ops/test_products_of_updates.py": "lowering/ops/products_of_samples",
     # What they promise is an order of what torch, XLA and the host do.
     "gpuless/test_order_of_calls.py": "runtime/streams runtime/late_checks",
+    # Every part of what is told, of functions that it is told of; and the forms that it is shown in.
+    "explained/test_calling.py": "explained/captures explained/collecting",
+    "explained/test_page.py": "explained/advice explained/as_text explained/explanation explained/words",
     "interop/test_export.py": "interop/dynamic_sizes",
     # Enabling the device is for a process's life: what it does is tested in processes that have it.
     "device/test_op_by_op.py": "device/one_op device/on_the_cpu device/kernels",

@@ -17,6 +17,11 @@ CHECKS = {
 assert found.shape == (5, 4)
 assert {path.name for path in __import__("pathlib").Path("linear").iterdir()} == {"program.mlirbc", "weights.safetensors", "manifest.json"}
 """,
+    "explain": """
+assert __import__("pathlib").Path("explain.html").read_text().startswith("<!DOCTYPE html>")
+assert costliest.line.source in ("hidden = F.gelu(self.first(x))", "return self.second(hidden)")
+assert not optimizer.state and model.weight.grad is None
+""",
     "torch-in-jax": """
 import numpy as np
 assert np.allclose(predicted, model(torch.from_numpy(np.array(x))).detach(), atol=1e-6)
@@ -72,7 +77,10 @@ VARIABLES = {
     "many-devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
     "many-processes": {"OMP_NUM_THREADS": "1", "DYNAXLA_CACHE": ""},
 }
-RUNNERS = {"many-processes": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]}
+RUNNERS = {
+    "explain": [],  # its lines are those of a file
+    "many-processes": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
+}
 
 
 def blocks_of(page: str) -> list[str]:
@@ -86,7 +94,7 @@ def blocks_of(page: str) -> list[str]:
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     program = "\n".join([*blocks_of(page), CHECKS[page]])
-    if "enable_device()" in program or "init_process_group" in program:  # which is for a process's life
+    if page in RUNNERS or "enable_device()" in program:  # the device is for a process's life
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]

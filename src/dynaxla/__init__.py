@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from .errors import UnsupportedOp as UnsupportedOp
     from .errors import UnsupportedTensor as UnsupportedTensor
     from .errors import UnsupportedVersion as UnsupportedVersion
+    from .explained import Explanation as Explanation
+    from .explained import explain as explain
     from .exported.model import ExportedModel as ExportedModel
     from .exported.model import load_artifact as load_artifact
     from .interop import as_jax as as_jax
@@ -61,6 +63,7 @@ _PUBLIC = {
         "DynaxlaError", "ExecutionError", "ForkError", "LoweringError", "OptionError", "OutOfMemory", "UnsupportedOp", "UnsupportedTensor",
         "UnsupportedVersion",
     ),
+    "explained": ("Explanation", "explain"),
     "exported.model": ("ExportedModel", "load_artifact"),
     "interop": ("as_jax", "as_torch", "to_jax", "to_torch"),
     "interop.export": ("export",),

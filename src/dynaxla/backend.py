@@ -37,7 +37,7 @@ from .engine.protocol import Runner
 from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
 from .lowering.forms import check_forced
-from .observe import coverage, dump, metrics
+from .observe import coverage, dump, events, metrics
 from .runtime import capture_lock, devices, guards, machine
 
 _graph_numbers = itertools.count()
@@ -99,6 +99,8 @@ def _compile(
     if devices.is_in_xla(main_device):
         _refuse(options, pickled)
     number = next(_graph_numbers)
+    if events.is_heard():
+        events.tell(events.Captured(number, module, options, is_step=not collectives))
     overlapping = overlooked(example_inputs)
     unwrapped: list[Callable[..., Any]] = []
     writing: list[Overlaps] = []
@@ -126,6 +128,9 @@ def _compile(
             metadata = _metadata()
             made_anew = remade(metadata, aten_graph) if phase == "inference" else frozenset()
             graph = AtenGraph(f"dynaxla_{number}_{phase}", aten_graph, tuple(static), phase, remade=made_anew)
+            if events.is_heard():
+                ops = [str(node.target) for node in aten_graph.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+                events.tell(events.Functional(number, graph, ops))
             alone = None
             if phase == "inference" and metadata is not None and not pickled:
                 alone = writes_alone(metadata, aten_graph, module, example_inputs)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import OptionError
+from .observe import events
 from .runtime.store import Store
 
 log = logging.getLogger("dynaxla")
@@ -91,10 +92,13 @@ class Options:
         return Options(**given)
 
     def store(self, folder: str) -> Store | None:
-        """The part of the cache directory that is called `folder`; None if there is to be none, or no directory of the user's.
+        """The part of the cache directory that is called `folder`; None if there is to be none, or no directory of the user's, and for
+        programs while somebody wants to know of what lines they are made.
 
         Raises: OptionError for a directory that was asked for, but cannot be used.
         """
+        if events.is_heard() and folder != "tuning":
+            return None
         if self.cache is not None:
             return open_store(Path(self.cache).expanduser().absolute() / folder) if str(self.cache) else None
         return _default_store(folder)

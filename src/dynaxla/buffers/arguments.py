@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..capture.aten_graph import goes_along
 from ..errors import DynaxlaError, UnsupportedTensor
-from ..observe import metrics
+from ..observe import events, metrics
 from ..runtime import guards, private, transfer
 from ..runtime.layout import Layout, row_major
 from .addresses import import_alias, is_aligned
@@ -95,7 +95,7 @@ class Arguments:
         for index, (pointer, before, array) in enumerate(zip(pointers, kept.pointers, kept.arrays, strict=True)):
             if pointer != before or array is None:
                 if kept.copied[index]:
-                    arrays[index], _ = self._import(index, self._prepare(self.parameters[index], tensors[index]), False, True)
+                    arrays[index], _ = self._import(index, self._prepare(index, tensors[index]), False, True)
                     continue
                 arrays[index], aliases[index] = self._import(index, tensors[index], pointer == before)
                 changed = changed or aliases[index] is not None
@@ -104,7 +104,7 @@ class Arguments:
         return arrays
 
     def _import_all(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
-        prepared = [self._prepare(parameter, tensor) for parameter, tensor in zip(self.parameters, tensors, strict=True)]
+        prepared = [self._prepare(index, tensor) for index, tensor in enumerate(tensors)]
         copied = [mine is not theirs for mine, theirs in zip(prepared, tensors, strict=True)]
         # AOTAutograd has a mode look at every op of a first call, which takes longer than the ops here.
         with _disable_current_modes() if private.mode_count() else contextlib.nullcontext():
@@ -115,8 +115,9 @@ class Arguments:
         )
         return [array for array, _ in imported]
 
-    def _prepare(self, parameter: Parameter, tensor: torch.Tensor) -> torch.Tensor:
+    def _prepare(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor itself if it is what the executable expects, otherwise a copy that is."""
+        parameter = self.parameters[index]
         expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
         if isinstance(tensor, FakeTensor):
             raise UnsupportedTensor("a fake tensor was given to a program that was compiled for real ones", hint="compile it for fake ones")
@@ -133,13 +134,13 @@ class Arguments:
                     f"a program compiled for {self._torch_device} was called with a tensor on {tensor.device}",
                     hint="call it through torch.compile, whose guards compile it anew",
                 )
-            metrics.add("input_copies")
+            _note_copy(index, tensor, f"it is on {tensor.device}, and the program on {self._torch_device}")
             tensor = tensor.to(self._torch_device)
         if tensor.is_conj() or tensor.is_neg():
-            metrics.add("input_copies")
+            _note_copy(index, tensor, "it is the conjugate or the negative of what lies in memory")
             tensor = tensor.detach().resolve_conj().resolve_neg()
         if tensor.stride() != parameter.stride and Layout.of(tuple(tensor.shape), tensor.stride()) != parameter.layout:
-            metrics.add("input_copies")
+            _note_copy(index, tensor, f"its strides are {tuple(tensor.stride())}, and the program was compiled for {parameter.stride}")
             exact = torch.empty(parameter.layout.packed_shape, dtype=tensor.dtype, device=tensor.device)
             view = tensor.detach().permute(parameter.layout.permutation)
             for dim, size in enumerate(parameter.layout.packed_shape):
@@ -163,10 +164,17 @@ class Arguments:
             metrics.add("imports")
             packed = tensor if layout.is_row_major else transfer.reinterpret(tensor, *parameter.array)
             return transfer.import_tensor(packed, self._device), None
-        metrics.add("input_copies")
+        gaps = f"its strides {tuple(tensor.stride())} leave gaps or overlap, and a program reads memory without any"
+        _note_copy(index, tensor, f"its memory is not aligned to {transfer.ALIGNMENT} bytes" if layout.dense else gaps)
         packed = layout.pack_tensor(tensor)
         if packed.data_ptr() == tensor.data_ptr() or not is_aligned(packed):
             packed = packed.clone()
         if parameter.as_laid_out:
             packed = transfer.reinterpret(packed, *parameter.array)
         return transfer.import_tensor(packed, self._device), None
+
+
+def _note_copy(index: int, tensor: torch.Tensor, reason: str) -> None:
+    metrics.add("input_copies")
+    if events.is_heard():
+        events.tell(events.Copied(index, reason, tensor.numel() * tensor.element_size()))

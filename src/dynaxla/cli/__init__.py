@@ -9,8 +9,9 @@ import typer
 from .. import __version__
 from .bench import bench, bench_cpu, bench_device, bench_gpu, overhead
 from .examination import doctor
+from .explaining import WithScript, explain
 from .exporting import export
-from .ops import WithScript, ops
+from .ops import ops
 from .tune import tune
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -20,8 +21,9 @@ app.command("bench-gpu")(bench_gpu)
 app.command("bench-device")(bench_device)
 app.command("overhead")(overhead)
 app.command("doctor")(doctor)
+app.command("explain", cls=WithScript)(explain)
 app.command("export")(export)
-app.command("ops", cls=WithScript)(ops)
+app.command("ops")(ops)
 app.command("tune")(tune)
 
 
@@ -39,4 +41,4 @@ def _options(
 
 
 def main() -> None:
-    typer.main.get_command(app)()  # app() would also put a sys.excepthook of Typer's in place, for the scripts of `dynaxla ops --run` too
+    typer.main.get_command(app)()  # app() would also put a sys.excepthook of Typer's in place, for the scripts of `dynaxla explain` too

@@ -11,7 +11,7 @@ import torch
 
 from ..buffers.protocol import Binding
 from ..errors import CompilationError, ExecutionError, OutOfMemory, UnsupportedOp
-from ..observe import metrics
+from ..observe import events, metrics
 from ..runtime import affinity, callbacks, heap, private, programs, user_frames
 
 _watching: list[list[Ran]] = []
@@ -120,8 +120,10 @@ class Executable:
                         results = binding.export(self._call(arrays), tensors)
                     except jax.errors.JaxRuntimeError as error:
                         results = self._repeat(self._call, arrays, error, tensors)
-                metrics.ran(start, self._is_new)
+                seconds, is_first = metrics.ran(start, self._is_new), self._is_new
                 self._is_new = False
+                if events.is_heard():
+                    events.tell(events.Ran(self, seconds, is_first))
         except jax.errors.JaxRuntimeError as error:
             raise execution_error(self.name, error) from error
         if self._checks and self._first is None:

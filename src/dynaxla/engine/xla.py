@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ from ..lowering.forms import Choices, generic
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
 from ..lowering.ops.sharding_constraints import shardings_in
-from ..observe import dump, metrics
+from ..observe import dump, events, metrics
 from ..runtime import background, by_torch, devices, heap, meshes, private, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.store import Keeper
@@ -382,8 +382,9 @@ class Program:
     def build(self, specialised: Specialised) -> Executable:
         """Trace, lower and compile the graph."""
         start = time.perf_counter()
-        with programs.below_caller():
+        with programs.below_caller(), self._told(specialised) as made:
             executable = self._build(specialised)
+            made.append(executable)
         if time.perf_counter() - start > LONG and self.options.heap == "keep":
             heap.return_freed_memory()
         return executable
@@ -393,7 +394,8 @@ class Program:
             return False
         ctx = Context(self.platform, specialised.settings, specialised.symbols, choose=self.choose)
         needed = self.interpreter.needed([*specialised.buffers.nodes, *specialised.buffers.numbers])
-        return lone_ops.is_for_torch([node for node in self.interpreter.module.graph.nodes if node in needed], ctx)
+        with self._told(specialised):
+            return lone_ops.is_for_torch([node for node in self.interpreter.module.graph.nodes if node in needed], ctx)
 
     @functools.cached_property
     def _may_be_torchs(self) -> bool:
@@ -402,6 +404,19 @@ class Program:
         if self.options.dump is not None or interpreter.acts or not interpreter.kernels:  # a program is to be seen, or must do it
             return False
         return not written_inputs(module.graph) and is_interchangeable(module)
+
+    @contextlib.contextmanager
+    def _told(self, specialised: Specialised) -> Iterator[list[Executable]]:
+        """Inside, who listens is told that a program is being made; of what the list has then, that it is."""
+        made: list[Executable] = []
+        if not events.is_heard():
+            yield made
+            return
+        events.tell(events.Building(self.name, self.interpreter, specialised.symbols))
+        try:
+            yield made
+        finally:
+            events.tell(events.Built(self.name, made[0] if made else None))
 
     def _build(self, specialised: Specialised) -> Executable:
         if specialised.function is None:

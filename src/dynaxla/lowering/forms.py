@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from ..errors import OptionError
+from ..observe import events
 from .dtypes import DType
 from .registry import registry
 
@@ -159,6 +160,13 @@ class Choices:
         self.is_certain = False
 
     def __call__(self, forms: Forms[Any], problem: Any) -> Form[Any]:
+        form = self._taken(forms, problem)
+        if events.is_heard():
+            others = [other.name for other in forms.fitting(problem, {}) if other is not form]
+            events.tell(events.Took(forms.op, str(problem), form.name, others))
+        return form
+
+    def _taken(self, forms: Forms[Any], problem: Any) -> Form[Any]:
         form = self._choose(forms, problem)
         if not form.is_refusable:
             return form

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 import torch
 from torch.fx import Node
 
+from ..observe import events
 from ..runtime import private
 from . import dtypes
 
@@ -81,10 +83,14 @@ def user_line(node: Node) -> str:
     return f"{path.strip(chr(34))}:{number.removeprefix('line ')}, {function}"
 
 
-def line_scope(node: Node) -> contextlib.AbstractContextManager[Any]:
-    """Inside, what is traced has the user's line in the name that XLA knows it by: as `at[model.py:41, in forward]`."""
-    line = user_line(node).rpartition("/")[2]
-    return jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext()
+@contextlib.contextmanager
+def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
+    """Inside, what is traced has the user's line in the name that XLA knows it by: on a mesh as `at[model.py:41, in forward]`, and where
+    somebody listens by its number."""
+    line = user_line(node).rpartition("/")[2] if on_mesh else ""
+    numbered = events.line_scope(user_frame(node.meta.get("stack_trace"))) if events.is_heard() else contextlib.nullcontext()
+    with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext(), numbered:
+        yield
 
 
 def user_frame(trace: str | None) -> str:

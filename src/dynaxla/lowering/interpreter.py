@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
-from ..observe import coverage
+from ..observe import coverage, events
 from . import dtypes, fallback, refusals
 from .asynchronous import is_collective
 from .context import Context
@@ -148,7 +148,7 @@ class Interpreter:
     def _run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
         values: dict[Node, Any] = dict(zip(self.placeholders, inputs, strict=True))
         ctx.values = values
-        needed = self.needed(wanted)
+        needed, is_heard = self.needed(wanted), events.is_heard()
         for step in self._steps:
             if step.node not in needed:
                 continue
@@ -158,10 +158,10 @@ class Interpreter:
                 value = ctx.claims[step.node]
                 if value is None:
                     continue
-            elif ctx.where is None:
+            elif ctx.where is None and not is_heard:
                 value = self._evaluate(step, values, ctx)
             else:
-                with line_scope(step.node):
+                with line_scope(step.node, on_mesh=ctx.where is not None):
                     value = self._evaluate(step, values, ctx)
             if step.checked:
                 _check(step.node, value, ctx.output)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from .. import forks
+from . import events
 from .dump import log
 
 _lock = forks.lock()
@@ -25,6 +26,8 @@ def fell_back(op: str, reason: str, where: str, remark: str = "options={'fallbac
         _fallbacks[op] += 1
         first = op not in _logged
         _logged.add(op)
+    if events.is_heard():
+        events.tell(events.FellBack(op, reason, where))
     if first:
         place = f" (first at {where})" if where else ""
         log.warning("torch's own kernel computes %s: %s%s; %s", op, reason, place, remark)

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from .. import forks
-from . import coverage
+from . import coverage, events
 
 _lock = forks.lock()
 _clock: Callable[[], float] = time.perf_counter
@@ -42,9 +42,12 @@ def timed(phase: str) -> Iterator[None]:
         yield
     finally:
         passed = _clock() - start
+        own = passed - _thread.inside
         with _lock:
-            _note(phase, passed - _thread.inside)
+            _note(phase, own)
         _thread.inside = outer + passed
+        if events.is_heard():
+            events.tell(events.Spent(phase, own))
 
 
 def now() -> float:
@@ -52,8 +55,11 @@ def now() -> float:
     return _clock()
 
 
-def ran(start: float, is_first: bool) -> None:
-    """Count a program that has run. start: `now()` before it; is_first: whether it ran for the first time since it was compiled."""
+def ran(start: float, is_first: bool) -> float:
+    """Count a program that has run. start: `now()` before it; is_first: whether it ran for the first time since it was compiled.
+
+    Returns: the seconds that it took.
+    """
     seconds = _clock() - start
     _thread.inside = getattr(_thread, "inside", 0.0) + seconds
     with _lock:
@@ -61,6 +67,7 @@ def ran(start: float, is_first: bool) -> None:
         if not is_first:
             _counts["found_compiled"] += 1
         _note("execute", seconds)
+    return seconds
 
 
 def _note(phase: str, seconds: float) -> None:

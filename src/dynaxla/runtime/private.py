@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import operator
 import pkgutil
 import sys
@@ -626,6 +627,27 @@ def uncompiled(function: Any) -> Any:
     return function if original is None else uncompiled(original)
 
 
+_innermost_backend = _needed("torch._dynamo.eval_frame.innermost_backend")
+
+
+def compiler_of(function: Any) -> Any:
+    """What `torch.compile` calls for the graphs of a module or function that it made, or of a module that compiles its own call; None for
+    others."""
+    context = getattr(function, "dynamo_ctx", None)
+    if context is not None:
+        return _innermost_backend(context.callback)
+    made = getattr(function, "_compiled_call_impl", None) if isinstance(function, torch.nn.Module) else function
+    if made is None or not hasattr(made, "_torchdynamo_orig_callable"):
+        return None
+    callback = inspect.getclosurevars(made).nonlocals.get("callback")
+    return _innermost_backend(callback) if callback is not None else None
+
+
+def uncompiled_call(module: torch.nn.Module) -> Callable[..., Any]:
+    """A call of a module, hooks included, that does not go to what `module.compile()` has made."""
+    return lambda *args, **kwargs: module._call_impl(*args, **kwargs)
+
+
 def has_hooks(tensor: torch.Tensor) -> bool:
     """Whether autograd calls something of the user's (`register_hook`) with this tensor's gradient, or after it has been added."""
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
@@ -642,3 +664,16 @@ def names_in_op_db() -> set[str]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return {entry.name for entry in op_db}
+
+
+_profiler_session: Any = _find("jaxlib._profiler.ProfilerSession")
+
+
+def profile() -> Callable[[], bytes] | None:
+    """Begin a profile of what XLA does. Returns: what ends it, and gives it as `jax.profiler.ProfileData` reads it; None where this jaxlib
+    has no such thing. `jax.profiler.start_trace` would start JAX's own client, and leave files."""
+    if _profiler_session is None:
+        return None
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    return _profiler_session(options).stop

@@ -41,13 +41,13 @@ Orders = Mapping[int, tuple[int, ...]]
 class XlaProgram:
     """A compiled program.
 
-    Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right);
-    text (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
+    Attributes: call (arrays on the program's device to arrays; it checks nothing, so shapes, dtypes and devices must be right); text
+    (gives the HLO as XLA optimized it); is_large (whether a call takes much of the C library's heap, which keeps it for that);
     calls_back (whether it may call torch's kernels); orders (gives the orders in memory of its arguments and of its results, by index:
-    dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in one
-    piece of C, if there is such a way, which gives what `results` makes arrays of); mesh (of several devices on which it runs); memory
-    (gives what it needs on each device, as XLA says it, if it runs on a mesh); costs (gives what XLA counts in it by name, such as "flops",
-    on each device); lie (gives the shapes and shardings of its results).
+    dimension i in memory is dimension order[i] of the array; nothing for a client of ours, where all are row-major); execute (call in
+    one piece of C, if there is such a way, which gives what `results` makes arrays of); mesh (of several devices on which it runs);
+    memory (gives what it needs on each device, as XLA says it; None of a program that is made of several); costs (gives what XLA counts
+    in it by name, such as "flops", on each device); lie (gives the shapes and shardings of its results).
     """
 
     call: Callable[[Sequence[jax.Array]], Sequence[jax.Array]]
@@ -100,7 +100,7 @@ def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:
     def text() -> str:
         return "\n".join(module.to_string() for module in executable.hlo_modules())
 
-    return XlaProgram(_call_alike(executable), text, is_large, calls_back)
+    return XlaProgram(_call_alike(executable), text, is_large, calls_back, memory=lambda: needed)
 
 
 # The names of functions that are not XLA's own.

@@ -275,6 +275,7 @@ class Recorder:
             self._originals[id(fake)] = tensor
             if path is not None:
                 self.leaves[path] = self._placeholder(f"leaf_{len(self.leaves)}", fake)
+                self.leaves[path].meta["path"] = path
                 self._nodes[id(fake)] = self.leaves[path]
             elif source is not None:
                 node = self.graph.call_function(aten.as_strided.default, (self._nodes[id(base)], *settings))

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves
 from .. import forks
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
-from ..observe import metrics
+from ..observe import events, metrics
 from ..runtime import by_torch
 from . import lazy
 from .likenesses import detached
@@ -135,20 +135,38 @@ class CompiledStep(Generic[P, R]):
             raise error
         self._failures += 1
         if self._failures < _MOST_FAILURES and not self._watched.begins_lazily(args, kwargs):
-            _log.info("%s runs in eager mode once: %s", self, error)
+            self._tell("in eager mode once", str(error))
             metrics.add("eager_steps")
             return detached(self._function(*args, **kwargs))
         result = self._run_lazily(args, kwargs)
         if self._failures >= _MOST_FAILURES:
             self._lazy = str(error) or type(error).__name__
-            _log.info("%s runs lazily: %s", self, self._lazy)
+            self._tell("lazily", self._lazy)
         return result
+
+    def _tell(self, way: str, reason: str) -> None:
+        _log.info("%s runs %s: %s", self, way, reason)
+        if events.is_heard():
+            events.tell(events.WentOn(getattr(self._function, "__qualname__", repr(self._function)), way, reason))
+
+    def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
+        """The same step, which has not been called. options: others than its own."""
+        return CompiledStep(self._function, options or self._options, self._fullgraph)
+
+    @property
+    def function(self) -> Callable[P, R]:
+        """What was compiled."""
+        return self._function
+
+    @property
+    def options(self) -> Options:
+        return self._options
 
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:
         modules = self._watched.parallel_modules(args, kwargs)
         modules.prepare()
         if reason := modules.why_not_averaged():
-            _log.info("%s runs in eager mode: it has %s", self, reason)
+            self._tell("in eager mode", f"it has {reason}")
             metrics.add("eager_steps")
             return detached(self._function(*args, **kwargs))
         exposed = self._watched.exposed(args, kwargs)

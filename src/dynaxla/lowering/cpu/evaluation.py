@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ import numpy as np
 from jax import Array
 from jax.extend import core
 
+from ...observe import events
 from . import in_memory
 
 Value = TypeVar("Value")
@@ -74,6 +76,11 @@ class Evaluation(ABC, Generic[Value]):
         return [read(var) for var in jaxpr.outvars]
 
     def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
+        name = str(equation.source_info.name_stack) if events.is_heard() else ""
+        with jax.named_scope(name) if name else contextlib.nullcontext():  # it may have the user's line
+            return self._results(equation, operands)
+
+    def _results(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         name, params = equation.primitive.name, equation.params
         if name in ("jit", "pjit") and params["name"] == in_memory.NAME:
             return [self.in_memory(operands[0])]

@@ -143,6 +143,9 @@ class Problem:
     ops: tuple[Op, ...]
     platform: str
 
+    def __str__(self) -> str:
+        return "nothing to fuse: " + (", ".join(f"{op.op} of {op.numbers} numbers" for op in self.ops) or "torch's kernels alone")
+
 
 GRAPH: Forms[Problem] = Forms("graph")
 

@@ -1,0 +1,267 @@
+"""Listens while graphs are captured, compiled and run, and puts together what was heard."""
+
+from __future__ import annotations
+
+import re
+import statistics
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..lowering import dtypes, registry
+from ..observe import events
+from ..tuning import tried
+from .captures import break_of, first_line
+from .explanation import Break, Captured, Copy, Fallback, Form, Graph, Line, Memory, Program, Tensor
+from .line_costs import Profiler
+
+Ways = Counter[tuple[str, str, str]]
+
+
+@dataclass
+class _Program:
+    executable: Any = None
+    sizes: str = ""
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    first: list[float] = field(default_factory=list)
+    later: list[float] = field(default_factory=list)
+
+
+class _Graph:
+    """A graph while it is heard of. What is kept of it is words and numbers, as an engine takes it apart."""
+
+    def __init__(self, event: events.Functional, names: Sequence[str]) -> None:
+        graph = event.graph
+        nodes = graph.module.graph
+        self.name, self.phase, self.ops = graph.name, graph.phase, Counter(event.ops)
+        self.names: dict[str, str] = {}
+        static = set(graph.static)
+        self.inputs: list[Tensor] = []
+        sizes = []
+        for position, node in enumerate(nodes.find_nodes(op="placeholder")):
+            self.names[node.name] = _name(node, names)
+            if position in static:
+                sizes.append(_tensor("", node).bytes)
+            elif isinstance(node.meta.get("val"), torch.Tensor):
+                self.inputs.append(_tensor(self.names[node.name], node))
+        self.parameters = len(sizes), sum(sizes)
+        outputs: Any = nodes.output_node().args[0]
+        given = [node for node in dict.fromkeys(outputs) if isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)]
+        self.outputs = [_tensor(node.name, node) for node in given]
+        self.kinds: Counter[str] = Counter()
+        for node in nodes.nodes:
+            if isinstance(node.target, torch._ops.OpOverload):
+                self.kinds[_kind(node)] += 1
+        self.programs: list[_Program] = []
+        self.forms: dict[tuple[str, str, str, tuple[str, ...]], None] = {}
+        self.fallbacks: Ways = Counter()
+        self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
+
+    def told(self) -> Graph:
+        measured = {(item.op, item.problem): item.seconds for item in tried()}
+        return Graph(
+            self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
+            tuple(self.inputs), tuple(self.outputs),
+            tuple(map(_told, self.programs)),
+            tuple(Form(*key, measured.get((key[0], key[1]), {})) for key in self.forms),
+            tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
+            tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
+        )  # fmt: skip
+
+
+@dataclass
+class _Captured:
+    number: int
+    line: Line | None
+    is_step: bool
+    ended: Break | None
+    names: list[str]
+    graphs: list[_Graph] = field(default_factory=list)
+    fallbacks: Ways = field(default_factory=Counter)
+
+
+class _Thread:
+    """What a thread is at."""
+
+    def __init__(self) -> None:
+        self.captured: _Captured | None = None
+        self.building: list[tuple[_Graph | None, _Program, Any]] = []
+        self.copies: list[events.Copied] = []
+
+
+class Collector:
+    """A listener of `observe.events`. It hears what happens in this thread, and in those that begin while it listens: what others do
+    meanwhile is theirs.
+
+    profiler: is told of runs. Attributes: phases (seconds); ways (of steps); runs (of programs, as their executable and how often they
+    ran).
+    """
+
+    def __init__(self, profiler: Profiler) -> None:
+        self.phases: defaultdict[str, float] = defaultdict(float)
+        self.ways: Ways = Counter()
+        self._profiler = profiler
+        self._all: list[_Captured] = []
+        self._graphs: dict[str, _Graph] = {}
+        self._programs: dict[int, tuple[_Graph | None, _Program, Any]] = {}
+        self._threads: dict[int, _Thread] = defaultdict(_Thread)
+        self._others = {*threading.enumerate()} - {threading.current_thread()}
+        self._lock = threading.RLock()
+        self._hear: dict[type, Callable[[Any, _Thread], None]] = {
+            events.Captured: self._hear_captured, events.Functional: self._hear_functional, events.Building: self._hear_building,
+            events.Built: self._hear_built, events.Took: self._hear_took, events.Spent: self._hear_spent,
+            events.FellBack: self._hear_fell_back, events.Copied: self._hear_copied, events.Ran: self._hear_ran,
+            events.WentOn: self._hear_went_on,
+        }  # fmt: skip
+
+    def counts(self) -> bool:
+        """Whether what happens in this thread is heard."""
+        return threading.current_thread() not in self._others
+
+    def __call__(self, event: Any) -> None:
+        if self.counts():
+            with self._lock:
+                self._hear[type(event)](event, self._threads[threading.get_ident()])
+
+    def captured(self) -> tuple[Captured, ...]:
+        """What was captured, in turn."""
+        with self._lock:
+            return tuple(
+                Captured(
+                    item.number, item.line, item.is_step, item.ended, tuple(graph.told() for graph in item.graphs),
+                    tuple(Fallback(*key, count) for key, count in item.fallbacks.most_common()),
+                )
+                for item in self._all
+            )  # fmt: skip
+
+    def later_runs(self) -> list[tuple[Any, int]]:
+        """Each executable, and how often it has run but for its first time."""
+        with self._lock:
+            return [(program.executable, len(program.later)) for _, program, _ in self._programs.values()]
+
+    def run_seconds(self) -> float:
+        """Of all runs of programs so far."""
+        with self._lock:
+            return sum(sum(program.first) + sum(program.later) for _, program, _ in self._programs.values())
+
+    def _graph_of(self, name: str) -> _Graph | None:
+        """A program's name is its graph's, or that and something behind it."""
+        found = [known for known in self._graphs if name == known or name.startswith(f"{known}_")]
+        return self._graphs[max(found, key=len)] if found else None
+
+    def _hear_captured(self, event: events.Captured, thread: _Thread) -> None:
+        names = [_source(node) for node in event.module.graph.find_nodes(op="placeholder")]
+        thread.captured = _Captured(event.number, first_line(event.module), event.is_step, break_of(event.module), names)
+        self._all.append(thread.captured)
+
+    def _hear_functional(self, event: events.Functional, thread: _Thread) -> None:
+        captured = next((item for item in reversed(self._all) if item.number == event.number), None)
+        if captured is None:  # it was captured before anybody listened
+            return
+        graph = self._graphs[event.graph.name] = _Graph(event, captured.names)
+        captured.graphs.append(graph)
+
+    def _hear_building(self, event: events.Building, thread: _Thread) -> None:
+        graph = self._graph_of(event.name)
+        program = _Program(sizes=", ".join(f"{symbol} = {value}" for symbol, value in event.symbols.values.items()))
+        thread.building.append((graph, program, event.interpreter))
+        thread.copies.clear()
+
+    def _hear_built(self, event: events.Built, thread: _Thread) -> None:
+        graph, program, interpreter = thread.building.pop()
+        if event.executable is not None:
+            program.executable = event.executable
+            self._programs[id(event.executable)] = graph, program, interpreter
+            if graph is not None and event.executable.program is not None:
+                graph.programs.append(program)
+
+    def _hear_took(self, event: events.Took, thread: _Thread) -> None:
+        if thread.building and (graph := thread.building[-1][0]) is not None:
+            graph.forms[event.op, event.problem, event.form, tuple(event.others)] = None
+
+    def _hear_spent(self, event: events.Spent, thread: _Thread) -> None:
+        self.phases[event.phase] += event.seconds
+        if thread.building:
+            thread.building[-1][1].seconds[event.phase] += event.seconds
+
+    def _hear_fell_back(self, event: events.FellBack, thread: _Thread) -> None:
+        key = event.op, event.reason, event.where
+        if thread.building and (graph := thread.building[-1][0]) is not None:
+            graph.fallbacks[key] += 1
+        elif thread.captured is not None:
+            thread.captured.fallbacks[key] += 1
+
+    def _hear_copied(self, event: events.Copied, thread: _Thread) -> None:
+        thread.copies.append(event)
+
+    def _hear_ran(self, event: events.Ran, thread: _Thread) -> None:
+        copies, thread.copies = thread.copies, []
+        known = self._programs.get(id(event.executable))
+        if known is None:  # it was compiled before anybody listened
+            return
+        graph, program, interpreter = known
+        (program.first if event.is_first else program.later).append(event.seconds)
+        self.phases["first run" if event.is_first else "later runs"] += event.seconds
+        if graph is not None:
+            for copied in copies:
+                position = event.executable.binding.positions[copied.place]
+                node = interpreter.placeholders[position].name
+                graph.copies[graph.names.get(node, node), copied.reason, copied.bytes][not event.is_first] += 1
+        self._profiler.ran(event.executable)
+
+    def _hear_went_on(self, event: events.WentOn, thread: _Thread) -> None:
+        self.ways[event.step, event.way, event.reason] += 1
+
+
+def _told(program: _Program) -> Program:
+    compiled = program.executable.program
+    needed = compiled.memory() if compiled is not None else None
+    memory = None
+    if needed is not None:
+        results = needed.output_size_in_bytes - needed.alias_size_in_bytes
+        memory = Memory(needed.argument_size_in_bytes, results, needed.temp_size_in_bytes)
+    later = statistics.median(program.later) if program.later else None
+    runs = len(program.first) + len(program.later)
+    first = program.first[0] if program.first else None
+    return Program(program.executable.name, program.sizes, dict(program.seconds), memory, runs, first, later)
+
+
+def _tensor(name: str, node: Node) -> Tensor:
+    """Of a graph with open sizes, with the sizes that it was captured for in the place of symbols."""
+    value = node.meta["val"]
+    shape = [size if isinstance(size, int) else size.node.hint if size.node.has_hint() else 0 for size in value.shape]
+    text = dtypes.describe(value.dtype, tuple(value.shape))
+    count = 1
+    for size in shape:
+        count *= int(size)
+    return Tensor(name, text, count * value.element_size())
+
+
+_ATTRIBUTES = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+def _source(node: Node) -> str:
+    """What the user calls an input of a captured graph."""
+    source = getattr(node.meta.get("grapharg"), "source", None)
+    name = getattr(source, "name", "")
+    name = name() if callable(name) else name  # torch 2.11
+    name = _ATTRIBUTES.sub(r".\1", node.meta.get("path") or name or node.name)
+    return re.sub(r"^[LG]\['([^']*)'\]", r"\1", name)
+
+
+def _name(node: Node, names: Sequence[str]) -> str:
+    index = getattr(node.meta.get("desc"), "idx", None)
+    return (
+        names[index] if isinstance(index, int) and type(node.meta["desc"]).__name__ == "PlainAOTInput" and index < len(names) else node.name
+    )
+
+
+def _kind(node: Node) -> str:
+    """Of what kind an op is: the module that has its lowering."""
+    rule = registry.find(node.target, "cpu")
+    return "no lowering" if rule is None else rule.by.rpartition(".")[2].replace("_", " ")

@@ -1,0 +1,104 @@
+"""Calling a function as if nobody had: what it can reach is put back as it was."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch._dynamo import pgo
+from torch.utils._pytree import tree_leaves
+
+from ..runtime.layout import ORDINARY
+from ..runtime.private import storage_id
+from ..training.surroundings import walk
+
+
+@contextlib.contextmanager
+def restored(function: Any, args: Any, kwargs: Any) -> Iterator[None]:
+    """Afterwards tensors that the function and its arguments lead to (parameters, buffers, gradients, optimizers' states, caches) hold what
+    they held, and so do containers, attributes, closures, globals that its code names, arrays, random generators, and what TorchDynamo
+    remembers of sizes. Meanwhile there is a second copy of all these tensors.
+
+    A tensor that was written to has another version from then on, so a backward pass that was begun before may refuse it.
+    """
+    found = walk({"function": function, "args": args, "kwargs": kwargs})
+    tensors = _Tensors(found.tensors.values())
+    held = [*tree_leaves((args, kwargs)), *(value for holder in found.holders.values() for value in holder.items.values())]
+    generators = [torch.default_generator, *(value for value in held if isinstance(value, torch.Generator))]
+    states = [generator.get_state() for generator in generators]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    pythons, numpys, grad = random.getstate(), np.random.get_state(), torch.is_grad_enabled()
+    sizes = copy.deepcopy(dict(pgo.get_code_state()))
+    try:
+        yield
+    finally:
+        torch.set_grad_enabled(grad)
+        found.restore()
+        found.restore_values(())
+        tensors.restore()
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(state)
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+        random.setstate(pythons)
+        np.random.set_state(numpys)
+        known = pgo.get_code_state()
+        known.clear()
+        known.update(sizes)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a tensor lay. Attributes: tensor; storage; view (where in it); key (what tells the storage from others); requires_grad."""
+
+    tensor: torch.Tensor
+    storage: torch.UntypedStorage
+    view: tuple[Any, ...]
+    key: int
+    requires_grad: bool
+
+
+class _Tensors:
+    """What tensors held."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._places: list[_Place] = []
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        self._others: list[tuple[torch.Tensor, torch.Tensor]] = []
+        with torch.no_grad():
+            for tensor in tensors:
+                if type(tensor) in ORDINARY and tensor.layout == torch.strided and tensor.device.type in ("cpu", "cuda"):
+                    storage = tensor.untyped_storage()
+                    view = tensor.storage_offset(), tensor.shape, tensor.stride()
+                    key = storage_id(tensor)
+                    self._places.append(_Place(tensor, storage, view, key, tensor.requires_grad))
+                    if key not in self._storages:
+                        self._storages[key] = storage, _bytes(storage).clone()
+                elif tensor.device.type != "meta":
+                    self._others.append((tensor, tensor.detach().clone()))
+
+    def restore(self) -> None:
+        with torch.no_grad():
+            for storage, held in self._storages.values():
+                if storage.nbytes() != held.numel():
+                    storage.resize_(held.numel())
+                if not torch.equal(_bytes(storage), held):
+                    _bytes(storage).copy_(held)
+            for place in self._places:
+                tensor = place.tensor
+                if (tensor.storage_offset(), tensor.shape, tensor.stride()) != place.view or storage_id(tensor) != place.key:
+                    tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(place.storage, *place.view)
+                if tensor.is_leaf and tensor.requires_grad != place.requires_grad:
+                    tensor.requires_grad_(place.requires_grad)
+            for tensor, held in self._others:
+                tensor.copy_(held)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -1,0 +1,56 @@
+"""A user's script, run as Python runs it, and what it compiled."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import time
+import tokenize
+import types
+from collections.abc import Sequence
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+from .calling import Session
+from .explanation import Explanation
+
+
+def explain_script(script: Path, arguments: Sequence[str]) -> tuple[Explanation, int | str | None]:
+    """Run a Python script as `python script arguments...` does. Returns: what became of all that it compiled with dynaxla; what it exits
+    with, as SystemExit has it."""
+    session = Session()
+    start = time.perf_counter()
+    with session:
+        code = run_script(script, arguments)
+    error = f"it exits with {code}" if code not in (0, None) else ""
+    return session.told(script.name, time.perf_counter() - start, error=error), code
+
+
+def run_script(script: Path, arguments: Sequence[str]) -> int | str | None:
+    """Run a Python script as `python script arguments...` does. Returns what it exits with, as SystemExit has it.
+
+    An exception of the script's is shown as Python shows it, and the code is 1 (of Ctrl-C: 130).
+    """
+    path = script.absolute()
+    module = types.ModuleType("__main__")
+    loader = SourceFileLoader("__main__", str(path))
+    module.__dict__.update(__file__=str(path), __builtins__=builtins, __cached__=None, __loader__=loader)
+    saved = sys.argv, sys.path[:], sys.modules["__main__"]
+    sys.argv = [str(script), *arguments]
+    if not sys.flags.safe_path:
+        sys.path[:1] = [str(path.resolve().parent)]
+    sys.modules["__main__"] = module
+    try:
+        with tokenize.open(path) as file:  # in the encoding that the script declares
+            source = file.read()
+        exec(compile(source, str(path), "exec", dont_inherit=True), module.__dict__)
+    except SystemExit as error:
+        return error.code
+    except BaseException as error:
+        trace = error.__traceback__
+        trace = trace.tb_next if trace is not None else None  # without this function's frame
+        sys.excepthook(type(error), error.with_traceback(trace), trace)
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    finally:
+        sys.argv, sys.path[:], sys.modules["__main__"] = saved
+    return 0

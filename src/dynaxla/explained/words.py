@@ -1,0 +1,149 @@
+"""Numbers in words, and the rows that the text and the page both show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from .explanation import Captured, Copy, Explanation, Fallback, Form, Graph, Program, Tensor
+
+# Of inputs, outputs and ops that are named one by one.
+MOST = 12
+
+
+def seconds(value: float | None) -> str:
+    """`1.23 s`, `4.5 ms`, `67 µs`; "-" for None."""
+    if value is None:
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if value >= size:
+            return f"{value / size:.3g} {unit}" if value / size < 1000 else f"{value / size:.0f} {unit}"
+    return f"{value / 1e-6:.3g} µs"
+
+
+def size(count: int) -> str:
+    """`1.5 MiB`."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if value >= 100 or unit == "B" else f"{value:.1f} {unit}"
+
+
+def number(count: int, what: str) -> str:
+    """`1 graph`, `2 graphs`."""
+    many = what[:-1] + "ies" if what.endswith("y") else f"{what}s"
+    return f"{count} {what if count == 1 else many}"
+
+
+def summary(found: Explanation) -> list[tuple[str, str]]:
+    """What is to be known first, by name."""
+    graphs = found.graphs
+    programs = [program for graph in graphs for program in graph.programs]
+    ops = sum(graph.size for graph in graphs)
+    copied = [copy for graph in graphs for copy in graph.copies if copy.later]
+    rows = [
+        ("the script took" if found.is_script else "first call", seconds(found.seconds)),
+        ("a later call", seconds(found.later_seconds)),
+        ("XLA's programs in all" if found.is_script else "of that, XLA's programs", seconds(found.xla_seconds)),
+        ("captured", f"{number(len(found.captured), 'part')}, {number(len(graphs), 'ATen graph')}, {number(ops, 'op')}"),
+        ("breaks", str(sum(item.count for item in found.breaks))),
+        ("captured again", str(len(found.recompilations))),
+        ("compiled", number(len(programs), "program")),
+        ("by torch for want of a lowering", str(sum(fallback.count for fallback in fallbacks(found)))),
+        (
+            "copied at later calls",
+            f"{number(len(copied), 'argument')}, {size(sum(copy.bytes for copy in copied))} a call" if copied else "nothing",
+        ),
+    ]
+    return [(name, value) for name, value in rows if value != "-"]
+
+
+def fallbacks(found: Explanation) -> list[Fallback]:
+    """Of all graphs, and of what is no graph's."""
+    return [
+        item for captured in found.captured for item in (*captured.fallbacks, *(f for graph in captured.graphs for f in graph.fallbacks))
+    ]
+
+
+def title(captured: Captured) -> str:
+    """What was captured, in a line."""
+    what = "a step" if captured.is_step else "TorchDynamo's graph"
+    return f"{what} {captured.number}" + (f", from {captured.line}" if captured.line is not None else "")
+
+
+def ended(captured: Captured) -> str:
+    """Why it ends where it does."""
+    if captured.ended is None:
+        return "It ends with its function." if not captured.is_step else "It is the whole of what was recorded."
+    return f"It ends at {captured.ended.line}: {captured.ended.reason}"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """`5 convolution, 3 elementwise`."""
+    shown = [f"{count} {name}" for name, count in list(counts.items())[:MOST]]
+    return ", ".join(shown) + (f", and {len(counts) - MOST} kinds more" if len(counts) > MOST else "")
+
+
+def ops(counts: Mapping[str, int]) -> str:
+    """As `counted`, of ops by name, without what nearly all names have in common."""
+    return counted({name.removeprefix("aten.").removesuffix(".default"): count for name, count in counts.items()})
+
+
+def tensors(found: Sequence[Tensor]) -> str:
+    """`x f32[8, 3] (96 B)`, the larger first."""
+    several = sorted(found, key=lambda tensor: -tensor.bytes)
+    shown = [f"{tensor.name} {tensor.text} ({size(tensor.bytes)})" for tensor in several[:MOST]]
+    rest = several[MOST:]
+    return "; ".join(shown) + (f"; and {len(rest)} more ({size(sum(tensor.bytes for tensor in rest))})" if rest else "") or "none"
+
+
+def facts(graph: Graph) -> list[tuple[str, str]]:
+    """Of a graph, by name."""
+    parameters, held = graph.parameters
+    rows = [
+        ("ops", f"{graph.size}: {ops(graph.ops)}"),
+        ("kinds", counted(graph.kinds)),
+        ("parameters, buffers", f"{parameters} ({size(held)})" if parameters else ""),
+        ("other inputs", tensors(graph.inputs)),
+        ("outputs", tensors(graph.outputs)),
+        ("engine", graph.engine + (f": {graph.engine_note}" if graph.engine_note else "")),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+PROGRAM = ("program", "sizes", "trace", "lower", "compile", "arguments", "results", "temporary", "runs", "first run", "later run")
+
+
+def program_row(program: Program) -> tuple[str, ...]:
+    """As `PROGRAM` names it."""
+    memory = program.memory
+    held = [size(value) for value in (memory.arguments, memory.results, memory.temporary)] if memory is not None else ["-"] * 3
+    phases = [seconds(program.seconds.get(phase)) for phase in ("trace", "lower", "compile")]
+    times = seconds(program.first_seconds), seconds(program.later_seconds)
+    return program.name, program.sizes or "-", *phases, *held, str(program.runs), *times
+
+
+FORM = ("op", "problem", "computed by", "also possible")
+
+
+def form_row(form: Form) -> tuple[str, ...]:
+    """As `FORM` names it."""
+    if form.seconds:
+        others = ", ".join(f"{name} {seconds(value) if value is not None else 'refused'}" for name, value in form.seconds.items())
+        others = f"measured: {others}"
+    else:
+        others = ", ".join(form.others) + (" (not measured)" if form.others else "")
+    name = NAMES.get(form.form, form.form) if (form.op, form.form) != ("graph", "torch") else "torch's kernels, without a program"
+    return form.op, form.problem, name, others or "-"
+
+
+# What forms are, for people.
+NAMES = {"onednn": "oneDNN, called by XLA's program", "torch": "torch's kernel, called by XLA's program", "xla": "XLA"}
+
+COPY = ("argument", "bytes", "why", "at first calls", "at later calls")
+
+
+def copy_row(copy: Copy) -> tuple[str, ...]:
+    """As `COPY` names it."""
+    return copy.argument, size(copy.bytes), copy.reason, str(copy.first), str(copy.later)

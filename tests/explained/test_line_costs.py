@@ -1,0 +1,62 @@
+"""Which line an instruction of XLA's is of, and what XLA's profile says of programs."""
+
+from __future__ import annotations
+
+import pytest
+
+from dynaxla.explained.line_costs import Text
+
+TEXT = """jit_program, is_scheduled=true
+
+%fused (p: f32[8,4]) -> f32[8,4] {
+  %p = f32[8,4]{1,0} parameter(0)
+  %one = f32[] constant(1)
+  %ones = f32[8,4]{1,0} broadcast(%one), dimensions={}, metadata={op_name="jit(program)/line[9]/add"}
+  %added = f32[8,4]{1,0} add(%p, %ones), metadata={op_name="jit(program)/line[3]/add" stack_frame_id=2}
+  %tripled = f32[8,4]{1,0} multiply(%added, %ones), metadata={op_name="jit(program)/line[3]/mul"}
+  ROOT %less = f32[8,4]{1,0} subtract(%tripled, %p), metadata={op_name="jit(program)/line[2]/at[x]/line[5]/sub"}
+}
+
+%moved (q: f32[8,4]) -> f32[4,8] {
+  %q = f32[8,4]{1,0} parameter(0)
+  ROOT %turned = f32[4,8]{1,0} transpose(%q), dimensions={1,0}
+}
+
+%body (s: (s32[], f32[4,8])) -> (s32[], f32[4,8]) {
+  %s = (s32[], f32[4,8]{1,0}) parameter(0)
+  ROOT %sorted = (s32[], f32[4,8]{1,0}) tuple(%s), metadata={op_name="jit(program)/line[7]/while"}
+}
+
+ENTRY %main (a: f32[8,4]) -> f32[4,8] {
+  %a = f32[8,4]{1,0} parameter(0), metadata={op_name="arrays[0]"}
+  %fusion.1 = f32[8,4]{1,0} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="jit(program)/line[5]/sub"}
+  %copy_fusion = f32[4,8]{1,0} fusion(%fusion.1), kind=kLoop, calls=%moved
+  %product = f32[4,8]{1,0} custom-call(%copy_fusion), custom_call_target="__onednn$matmul", metadata={op_name="jit(program)/line[6]/dot"}
+  %helper = f32[4,8]{1,0} exponential(%product), metadata={op_name="helper"}
+  %loop = (s32[], /*index=1*/f32[4,8]{1,0}) while(%helper), condition=%cond, body=%body, metadata={op_name="jit(program)/line[7]/while"}
+  ROOT %last = f32[4,8]{1,0} get-tuple-element(%loop), index=1
+}
+"""
+
+
+def test_time_of_a_fusion_is_divided_by_what_its_lines_compute() -> None:
+    text = Text(TEXT)
+    assert text.shares("fusion.1") == {3: pytest.approx(2 / 3), 5: pytest.approx(1 / 3)}
+    assert text.shares("product") == {6: 1}
+
+
+def test_what_moves_numbers_is_of_the_line_that_made_them_and_other_helpers_of_none() -> None:
+    text = Text(TEXT)
+    assert text.shares("copy_fusion") == {5: 1}
+    assert text.shares("helper") == {-1: 1}
+
+
+def test_events_are_instructions() -> None:
+    text = Text(TEXT)
+    assert text.name_of("product__onednn$matmul") == "product"
+    assert text.name_of("fusion.1") == "fusion.1"
+    assert text.name_of("fusion.2") is None
+    assert text.kind("product") == "oneDNN matmul"
+    assert [name for name in ("loop", "product", "fusion.1") if text.runs_others(name)] == ["loop"]
+    own = ["fusion.1", "copy_fusion", "product__onednn$matmul", "helper", "loop"]
+    assert text.likeness(own) > text.likeness(own[:2]) > text.likeness(["fusion.2"]) == 0

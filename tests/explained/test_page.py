@@ -1,0 +1,163 @@
+"""The page and the text: everything is in them, links lead somewhere, and no name is markup."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import fields, replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from dynaxla.explained import words
+from dynaxla.explained.advice import advise
+from dynaxla.explained.explanation import (
+    Break,
+    Captured,
+    Copy,
+    Cost,
+    Explanation,
+    Fallback,
+    Form,
+    Graph,
+    Line,
+    Memory,
+    Program,
+    Recompilation,
+    Tensor,
+)
+
+NASTY = '<script>alert("x")</script>&amp;'
+VOID = {"meta", "link", "br"}
+
+
+class Read(HTMLParser):
+    """A page's elements. It fails for an element that is not closed, or closed in another's place."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+        self.feed(page)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        for name, value in attributes:
+            if name == "id":
+                self.ids.append(str(value))
+            if name in ("href", "src", "xlink:href", "action", "srcset"):
+                self.links.append(str(value))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def example(name: str = "model") -> Explanation:
+    line = Line(f"/home/user/{name}.py", 41, name, f"y = x @ {name}")
+    graph = Graph(
+        name="dynaxla_0_forward", phase="forward", ops={"aten.mm.default": 2, f"{name}::op": 1}, kinds={"matmul": 2}, parameters=(3, 4096),
+        inputs=(Tensor(name, "f32[8]", 32),), outputs=(Tensor("out", "f32[8]", 32),),
+        programs=(Program("dynaxla_0_forward", "s0 = 8", {"compile": 1.5}, Memory(10, 2048, 3 << 20), 4, 0.5, 0.25),),
+        forms=(Form("convolution", name, "onednn", ("xla",)), Form("contraction", name, "xla", (), {"xla": 1e-3, "onednn": None})),
+        fallbacks=(Fallback("lib.op", "it has no lowering", "model.py:3", 2),),
+        copies=(Copy(name, "its memory is not aligned to 64 bytes", 1 << 20, 1, 3), Copy("w", "strides (1,) leave gaps", 4, 1, 0)),
+    )  # fmt: skip
+    found = Explanation(
+        name=name, captured=(Captured(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
+        breaks=(Break(line, f"{name} breaks", "why", (name,), 2),), recompilations=(Recompilation(line, "tensor 'x' size mismatch"),),
+        phases={"TorchDynamo": 1.0, "XLA's compiler": 3.0}, seconds=4.5, later_seconds=2e-3, xla_seconds=1e-3,
+        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1, ways=(f"{name} runs lazily: it prints",), notes=(name,),
+        versions="dynaxla 0.1.0", error=name,
+    )  # fmt: skip
+    return replace(found, advice=advise(found))
+
+
+def test_the_page_stands_alone() -> None:
+    page = example().html()
+    read = Read(page)
+    assert not read.tags.keys() & {"script", "img", "iframe", "object", "embed", "base"}
+    anchors = [link for link in read.links if link != "data:,"]
+    assert anchors
+    assert {link.removeprefix("#") for link in anchors} <= set(read.ids)
+    assert len(set(read.ids)) == len(read.ids)
+    assert "http" not in page
+    assert "url(" not in page
+    assert "@import" not in page
+    assert read.tags["svg"] == 2
+    for needed in ("color-scheme: light dark", "prefers-color-scheme: dark", "@media print"):
+        assert needed in page
+
+
+@pytest.mark.parametrize("form", ["text", "page"])
+def test_everything_is_told(form: str) -> None:
+    found = example()
+    told = " ".join((str(found) if form == "text" else Read(found.html()).text).split())
+    for expected in (
+        "4.5 s", "2 ms", "model.py:41, in model", "y = x @ model", "90.0%", "10.0%", "oneDNN matmul", "2 mm", "model breaks", "s0 = 8",
+        "1.5 s", "3.0 MiB", "2.0 KiB", "250 ms", "xla (not measured)", "measured: xla 1 ms, onednn refused", "it has no lowering",
+        "1.0 MiB", "aligned to 64 bytes", "size mismatch", "it prints", "TorchDynamo", "dynaxla 0.1.0", "3 (4.0 KiB)",
+        "model f32[8] (32 B)",
+    ):  # fmt: skip
+        assert expected in told, expected
+    for advice in found.advice:
+        assert " ".join(advice.what.split()) in told or form == "text"
+
+
+def test_names_are_no_markup() -> None:
+    found = example(NASTY)
+    page = found.html()
+    assert "<script" not in page
+    assert Read(page).tags == Read(example().html()).tags
+    assert NASTY in Read(page).text
+    framed = found._repr_html_()
+    assert "<script" not in framed
+    assert Read(framed).tags == {"iframe": 1}
+    assert "[bold]" in str(example("[bold]"))
+
+
+def test_advice_says_what_applies() -> None:
+    found = example()
+    whats = " | ".join(advice.what for advice in found.advice)
+    for part in ("Mend", "mark_dynamic", "no_grad", "Give model memory of its own", "lowering of lib.op", "this line first", "one program"):
+        assert part in whats, part
+    nothing = replace(
+        found, captured=(), breaks=(), recompilations=(), costs=(), ways=(), error="", later_seconds=None, xla_seconds=None, phases={}
+    )
+    (only,) = advise(nothing)
+    assert "torch.compile" in only.what
+
+
+def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:
+    def leaves(value: object) -> list[object]:
+        if hasattr(value, "__dataclass_fields__"):
+            return [leaf for field in fields(value) for leaf in leaves(getattr(value, field.name))]  # type: ignore[arg-type]
+        if isinstance(value, tuple):
+            return [leaf for item in value for leaf in leaves(item)]
+        return [leaf for item in value.items() for leaf in item] if isinstance(value, dict) else [value]
+
+    assert {type(leaf) for leaf in leaves(example())} <= {str, int, float, bool, type(None)}
+
+
+def test_numbers_in_words() -> None:
+    assert [words.seconds(value) for value in (None, 12.3456, 0.01234, 1.5e-6)] == ["-", "12.3 s", "12.3 ms", "1.5 µs"]
+    assert [words.size(value) for value in (3, 1536, 500 << 20, 3 << 40)] == ["3 B", "1.5 KiB", "500 MiB", "3072 GiB"]
+    assert [words.number(count, "copy") for count in (1, 2)] == ["1 copy", "2 copies"]
+
+
+def test_a_page_is_saved(tmp_path: Path) -> None:
+    path = example().save(tmp_path / "page.html")
+    assert re.match(r"<!DOCTYPE html>\n<html", path.read_text(encoding="utf-8"))

@@ -1,0 +1,26 @@
+"""Who listens is told, in turn, and nobody else."""
+
+from __future__ import annotations
+
+from dynaxla.observe import coverage, events, metrics
+
+
+def test_listeners_hear_what_happens_while_they_listen() -> None:
+    heard: list[object] = []
+    assert not events.is_heard()
+    with events.heard(heard.append), events.heard(lambda _: None), metrics.timed("test"):
+        assert events.is_heard()
+        coverage.fell_back("test.op", "a reason", "model.py:3")
+    assert not events.is_heard()
+    coverage.fell_back("test.op", "a reason", "")
+    fell, spent = heard
+    assert fell == events.FellBack("test.op", "a reason", "model.py:3")
+    assert isinstance(spent, events.Spent)
+    assert spent.phase == "test"
+
+
+def test_lines_have_numbers() -> None:
+    with events.line_scope('File "a.py", line 1, in f'):
+        number = events.lines().index('File "a.py", line 1, in f')
+    with events.line_scope('File "a.py", line 1, in f'), events.line_scope(""):
+        assert events.lines().index('File "a.py", line 1, in f') == number

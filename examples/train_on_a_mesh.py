@@ -104,7 +104,7 @@ def resnet50(way: str, devices: int) -> Workload:
     x = torch.randn(8, 3, 32, 32) + F.one_hot(y, 10).float().repeat(1, 4)[:, None, None, :32]
     sgd = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
     return Workload(
-        torchvision.models.resnet50(num_classes=10),
+        torchvision.models.resnet50(num_classes=10, zero_init_residual=True),
         F.cross_entropy,
         x,
         y,

@@ -18,8 +18,8 @@ import dynaxla
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Module:
-    layers = [nn.Conv3d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Conv3d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.ReLU())
+    layers = [nn.Conv3d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU()]
+    return nn.Sequential(*layers, nn.Conv3d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
 
 
 class UNet3D(nn.Module):

@@ -472,7 +472,8 @@ def process_group(name: str) -> Any:
 
 def store_of(group: Any) -> Any:
     """What a group's processes have in common; None for a group that is there for a look at it, and for one that does not tell."""
-    return None if "fake" in group.name() else group.get_group_store()
+    is_fake = "fake" in (group.name(), torch.distributed.get_backend(group))
+    return None if is_fake else group.get_group_store()
 
 
 def timeout_of(group: Any) -> float:

@@ -22,18 +22,14 @@ def may_be_there() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def free_memory(objects: Iterable[Any]) -> bool:
-    """Whether a module among them frees and fills the memory of its parameters (FSDP), for which its first call prepares it."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and any(isinstance(item, (fsdp.FSDPModule, fsdp.FullyShardedDataParallel)) for item in objects)
-
-
 @dataclass(frozen=True)
 class ParallelModules:
-    """Attributes: averaged (DistributedDataParallel); sharded (those that `fully_shard` was called with)."""
+    """Attributes: averaged (DistributedDataParallel); sharded (those that `fully_shard` was called with); has_wrappers (whether there is a
+    FullyShardedDataParallel)."""
 
     averaged: Sequence[DistributedDataParallel] = ()
     sharded: Sequence[torch.nn.Module] = ()
+    has_wrappers: bool = False
 
     @classmethod
     def among(cls, objects: Iterable[Any]) -> ParallelModules:
@@ -41,11 +37,18 @@ class ParallelModules:
         if not may_be_there():
             return cls()
         objects = list(objects)
-        return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects))
+        fsdp = sys.modules.get("torch.distributed.fsdp")
+        has_wrappers = fsdp is not None and any(isinstance(item, fsdp.FullyShardedDataParallel) for item in objects)
+        return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects), has_wrappers)
 
     def prepare(self) -> None:
         """Parameters of sharded modules lie as they do between two steps, whatever has run before."""
         fully_sharded.prepare(self.sharded)
+
+    def need_eager_first(self) -> bool:
+        """Whether modules free and fill the memory of their parameters (torch's FSDP, and FSDP2 where its own hooks gather), for which a first
+        call in eager mode prepares them."""
+        return self.has_wrappers or bool(self.why_not_gathered())
 
     def why_not_averaged(self) -> str:
         """Why a step that does not run in eager mode would not average gradients as these modules do; "" if it does."""

@@ -153,9 +153,9 @@ class Watched:
         return ParallelModules.among(self._objects(args, kwargs)) if parallel_modules.may_be_there() else ParallelModules()
 
     def begins_lazily(self, args: Any, kwargs: Any) -> bool:
-        """Whether the step's first call is not eager mode's: another process may have recorded it, and collectives of eager mode are not
-        always those of a program. A module that frees its parameters' memory (FSDP) is prepared by a first call in eager mode."""
-        return parallel_modules.may_be_there() and not parallel_modules.free_memory(self._objects(args, kwargs))
+        """Whether a call that cannot be recorded is not eager mode's: another process may have recorded it, and collectives of eager mode
+        are not always those of a program."""
+        return parallel_modules.may_be_there() and not self.parallel_modules(args, kwargs).need_eager_first()
 
     def _objects(self, args: Any, kwargs: Any) -> Iterable[Any]:
         return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched).objects.values()

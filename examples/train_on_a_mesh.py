@@ -7,7 +7,8 @@
 linear    layers in Megatron's style. --way batch: each device has a part of the batch; megatron-lm: a part of each layer; fsdp: a part of
           the batch, and of each weight, which is gathered where it is used
 gpt2      transformers' GPT2LMHeadModel as it is, on a mesh of two by four devices: fsdp for the batch and the weights, tp for the layers
-resnet50  torchvision's, each device with a part of the batch. Batch norms see the whole batch, as they do on one device
+resnet50  torchvision's, each device with a part of the batch. Batch norms see the whole batch, as they do on one device. Each block begins
+          as the identity (zero_init_residual), as is usual: else rounding grows a thousandfold at each step, also on one device, in float64
 
 The data are made up. With --devices 1 the same runs without a mesh: losses agree as far as rounding lets them, dropout included.
 """

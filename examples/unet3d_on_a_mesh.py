@@ -18,6 +18,7 @@ import dynaxla
 
 
 def convolutions(inputs: int, outputs: int) -> nn.Module:
+    # Smooth: the gradient of a relu jumps where rounding moves a number over 0.
     layers = [nn.Conv3d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU()]
     return nn.Sequential(*layers, nn.Conv3d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
 

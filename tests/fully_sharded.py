@@ -152,6 +152,28 @@ def unequal_parts() -> None:
 
 
 @case
+def nothing_but_the_whole_model() -> None:
+    agree(lambda: fully_shard(nn.Sequential(Block(), nn.Linear(WIDTH, 3)), mesh=mesh()))
+
+
+@case
+def a_step_that_one_process_cannot_record() -> None:
+    """It calls the collectives of the others' program."""
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        step, seen = plain_step(net, optimizer), list[int]()
+
+        def unequal(x: torch.Tensor) -> torch.Tensor:
+            if dist.get_rank() == 0:
+                seen.append(len(seen))
+            return step(x)
+
+        return unequal
+
+    agree(make=make, recorded=False, modes=("recorded",))
+
+
+@case
 def mixed_precision() -> None:
     agree(mixed, tolerance=(3e-2, 1e-2))
 

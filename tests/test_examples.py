@@ -62,23 +62,13 @@ def losses_of(name: str, *arguments: str) -> list[float]:
 
 @NEEDS_DEVICE
 @pytest.mark.slow
-@pytest.mark.parametrize("workload", ["linear --way batch", "linear --way megatron-lm", "linear --way fsdp", "gpt2"])
+@pytest.mark.parametrize("workload", ["linear --way batch", "linear --way megatron-lm", "linear --way fsdp", "gpt2", "resnet50"])
 def test_training_on_a_mesh(workload: str) -> None:
     """Twenty losses of eight devices are those of one, dropout included."""
     expected, found = (losses_of("train_on_a_mesh.py", *workload.split(), "--devices", devices) for devices in ("1", "8"))
     assert len(expected) == len(found) == 20
     assert max(abs(one - other) for one, other in zip(expected, found, strict=True)) < 1e-5
     assert found[-1] < found[0]
-
-
-@NEEDS_DEVICE
-@pytest.mark.slow
-def test_resnet50_on_a_mesh() -> None:
-    """Its batch norms, of eight images and at last one place each, make much of rounding: the first loss is that of one device."""
-    found = losses_of("train_on_a_mesh.py", "resnet50")
-    (expected,) = losses_of("train_on_a_mesh.py", "resnet50", "--devices", "1", "--steps", "1")
-    assert abs(found[0] - expected) < 1e-4
-    assert found[-1] < found[0] / 10
 
 
 @NEEDS_DEVICE

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import logging
 import sys
 import types
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -99,7 +100,9 @@ class _Observer:
         self._refuse = refuse
         # What runs when Python collects garbage may run anywhere.
         collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
-        self._ignored = frozenset(map(id, [*ignore, *collecting]))
+        # torch asks for a logger, and its level, at the first op on DTensors: what these find at first they find at each call.
+        loggers = [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]
+        self._ignored = frozenset(map(id, [*ignore, *collecting, *loggers]))
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
         self._within: dict[int, bool] = {}

@@ -46,8 +46,8 @@ class ParallelModules:
         fully_sharded.prepare(self.sharded)
 
     def need_eager_first(self) -> bool:
-        """Whether modules free and fill the memory of their parameters (torch's FSDP, and FSDP2 where its own hooks gather), for which a first
-        call in eager mode prepares them."""
+        """Whether modules free and fill the memory of their parameters, for which a first call in eager mode prepares them: torch's FSDP,
+        and FSDP2 where its own hooks gather."""
         return self.has_wrappers or bool(self.why_not_gathered())
 
     def why_not_averaged(self) -> str:

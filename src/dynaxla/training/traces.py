@@ -21,6 +21,7 @@ from torch.fx.node import map_arg
 
 from ..config import Options
 from ..errors import DeviceMismatch, UnsupportedOp, UnsupportedTensor
+from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock
 from . import scalars
@@ -215,6 +216,8 @@ def _build(path: Sequence[OpNode], live: Sequence[int], inputs: Sequence[torch.T
                 slot = next(made)
                 bases[slot] = (value, item.geometry)
                 nodes[slot, item.geometry] = value
+                if is_collective(node):  # other processes call it, too, whether this one needs the result or not
+                    graph.call_function(torch.ops._c10d_functional.wait_tensor.default, (value,))
     outputs = [bases[slot][0] for slot in live]
     _annotate(graph, [*inputs, *(torch.zeros((), dtype=torch.float64) for _ in numbers)])
     return Part(graph, [*placeholders, *given], outputs, {}, live)

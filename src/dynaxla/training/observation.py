@@ -100,9 +100,9 @@ class _Observer:
         self._refuse = refuse
         # What runs when Python collects garbage may run anywhere.
         collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
-        # torch asks for a logger, and its level, at the first op on DTensors: what these find at first they find at each call.
-        loggers = [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]
-        self._ignored = frozenset(map(id, [*ignore, *collecting, *loggers]))
+        # torch asks for a logger, and its level, at the first op on DTensors. What is logged asks for the level inside of `logging`.
+        self._loggers = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
+        self._ignored = frozenset(map(id, [*ignore, *collecting]))
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
         self._within: dict[int, bool] = {}
@@ -153,12 +153,13 @@ class _Observer:
             self._call(frame)
         elif event == "return" and self._aside and self._aside[-1] is frame:
             self._aside.pop()
-            if not self._aside and id(frame.f_code) not in self._ignored:
+            if not self._aside and id(frame.f_code) not in self._ignored | self._loggers:
                 self._imported(frame)
 
     def _call(self, frame: types.FrameType) -> None:
         code = frame.f_code
-        if (code.co_filename == _IMPORTLIB and code.co_name in _IMPORTING) or id(code) in self._ignored:
+        asks = id(code) in self._loggers and frame.f_back is not None and frame.f_back.f_globals is not frame.f_globals
+        if (code.co_filename == _IMPORTLIB and code.co_name in _IMPORTING) or id(code) in self._ignored or asks:
             self._aside.append(frame)
         if self._aside or frame.f_globals is _OWN_GLOBALS:
             return

@@ -116,6 +116,8 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
 }
+# Of what is compiled.
+OPTIONS: dict[str, Any] = {}
 MODES = ("eager", "model", "step", "recorded")
 Found = tuple[str, dict[str, int]]  # what was raised; counts
 
@@ -131,7 +133,7 @@ def batches(steps: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
 def train(net: nn.Module, mode: str, optimizer: str, part: tuple[int, int], steps: int = 3) -> list[float]:
     """The losses of this process's part of the batches."""
     optim = OPTIMIZERS[optimizer](net.parameters())
-    model = torch.compile(net, backend="dynaxla") if mode == "model" else net
+    model = torch.compile(net, backend="dynaxla", options=OPTIONS) if mode == "model" else net
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         optim.zero_grad()
@@ -140,7 +142,7 @@ def train(net: nn.Module, mode: str, optimizer: str, part: tuple[int, int], step
         optim.step()
         return loss.detach()
 
-    run = dynaxla.compile_step(step, fullgraph=mode == "recorded") if mode in ("step", "recorded") else step
+    run = dynaxla.compile_step(step, fullgraph=mode == "recorded", options=OPTIONS) if mode in ("step", "recorded") else step
     index, count = part
     return [float(run(x.chunk(count)[index], y.chunk(count)[index])) for x, y in batches(steps)]
 

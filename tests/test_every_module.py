@@ -37,6 +37,7 @@ ELSEWHERE = {
     "device/test_models_on_the_device.py": "device/moves",
     # What processes do together is tested with several of them.
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
+    "test_among_processes.py": "lowering/by_xla runtime/connections runtime/networks runtime/private_processes",
     "training/test_data_parallel.py": "training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     # Several devices are a process's from its start.

@@ -64,6 +64,8 @@ def dynaxla_retrace(
     parsed = Options.parse(options, mode)
     if parsed.compile == "background":
         raise OptionError("option compile='background' for dynaxla_retrace", hint="it traces at every call: use the backend dynaxla")
+    if parsed.collectives == "xla":
+        raise OptionError("option collectives='xla' for dynaxla_retrace", hint="use the backend dynaxla, or collectives='torch'")
     return _compile(module, example_inputs, parsed, retrace=True)
 
 
@@ -190,6 +192,9 @@ def _refuse(options: Options, pickled: bool) -> None:
     if options.compile == "background":
         hint = "leave it out: torch's kernels, which would run the graph meanwhile, do not reach such tensors"
         raise OptionError("option compile='background' for tensors on the device jax", hint=hint)
+    if options.collectives == "xla":
+        hint = "leave it out: it is for processes with tensors in torch's own memory, on the CPU"
+        raise OptionError("option collectives='xla' for tensors on the device jax", hint=hint)
     if pickled:
         raise OptionError("aot_compile for tensors on the device jax", hint="call what torch.compile gives: it compiles at the first call")
 

@@ -44,6 +44,8 @@ class Options:
             has succeeded. Tensors in torch's own memory are never given away.
         exact_rng: random numbers are those that eager mode would draw: torch's own generator draws them, before the program runs.
             Without it a seed is drawn, and the program makes its own numbers of it.
+        collectives: of several processes, on the CPU: "torch": a program calls the collectives of torch.distributed; "xla": they are XLA's
+            own, among clients of XLA's over the processes; see docs/many-processes.md.
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
             of oneDNN, which XLA cannot write to a file), traced graphs for inference on the CPU, and measurements. "": none. Default:
             the variable DYNAXLA_CACHE, or dynaxla in the user's directory of caches.
@@ -65,6 +67,7 @@ class Options:
     tune: bool = False
     donate: bool = True
     exact_rng: bool = False
+    collectives: str = "torch"
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
     sizes: str = "auto"
     heap: str = field(default_factory=lambda: _heap(os.environ.get("DYNAXLA_HEAP", "keep")))
@@ -191,6 +194,8 @@ def _check(name: str, value: Any) -> None:
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
     elif name == "compile":
         good, wanted = value in ("now", "background"), "'now' or 'background'"
+    elif name == "collectives":
+        good, wanted = value in ("torch", "xla"), "'torch' or 'xla'"
     elif name == "sizes":
         good, wanted = value in ("auto", "exact", "buckets"), "'auto', 'exact' or 'buckets'"
     elif name == "heap":

@@ -83,7 +83,7 @@ import torch
 import dynaxla
 
 def first(x):
-    return x @ x
+    return (x @ x).relu()
 
 compiled = torch.compile(first, backend="dynaxla", options={"cache": "%s"})
 for _ in range(5):
@@ -110,6 +110,6 @@ def test_all_that_a_script_compiles_is_told_also_if_it_fails(tmp_path: Path, cap
     assert [captured.is_step for captured in found.captured] == [False, True, False]
     (program,) = found.captured[0].graphs[0].programs
     assert program.runs == 5
-    assert found.costs[0].line.source == "return x @ x"
+    assert found.costs[0].line.source == "return (x @ x).relu()"
     assert found.is_script
     assert "XLA's programs in all" in str(found)

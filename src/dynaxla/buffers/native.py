@@ -173,6 +173,12 @@ class NativeBuffers:
             found._order(index, _ordered(self._buffers[index].spec, orders.get(index)))
         return found
 
+    def on(self, device: jax.Device) -> NativeBuffers:
+        """The same for a program of another client's on the same memory."""
+        found = object.__new__(NativeBuffers)
+        found.__dict__.update(self.__dict__, _place=dataclasses.replace(self._place, jax_device=device))
+        return found
+
     def laid_out(self, orders: Mapping[int, Order]) -> NativeBuffers:
         found = object.__new__(NativeBuffers)
         found.__dict__.update(self.__dict__, specs=dict(self.specs), _laid_out=frozenset(self.loose.values()))

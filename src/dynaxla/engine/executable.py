@@ -60,7 +60,8 @@ class Executable:
 
     Call it with the tensors it takes; it returns the graph's outputs. No call returns while XLA may still read torch's memory (on a GPU:
     torch's current stream waits for XLA's). checks: the exceptions and messages that the program's last result chooses among. acts: whether
-    it calls kernels of torch's. first: the checks, if they are a program of their own that comes before.
+    it does more than compute: calls kernels of torch's, or other processes. first: the checks, if they are a program of their own that
+    comes before. among: what a program with collectives of XLA's own runs in.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Executable:
         checks: Sequence[tuple[type[Exception], str]] = (),
         acts: bool = True,
         first: programs.XlaProgram | None = None,
+        among: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.name = name
         self.program = program
@@ -83,6 +85,7 @@ class Executable:
         self._acts = acts
         self._checks = checks
         self._kernels = callbacks.call if program is not None and program.calls_back else contextlib.nullcontext
+        self._among = among
         # The first calls take what the heap has left between the holes that compiling made; later ones find what those gave back.
         self._is_new = True
         self._unsettled_calls = 2 if program is not None and program.is_large else 0
@@ -110,7 +113,7 @@ class Executable:
             return binding.outputs((), tensors)
         affinity.processors()
         try:
-            with programs.below_caller(), self._kernels():
+            with programs.below_caller(), self._kernels(), self._among():
                 start = metrics.now()
                 if binding.lends:
                     results = self._run_in_place(self._call, tensors)

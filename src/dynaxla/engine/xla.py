@@ -26,8 +26,10 @@ from ..capture.aten_graph import AtenGraph, graph_device, written_inputs
 from ..capture.fingerprint import fingerprint
 from ..capture.inputs import Sizes, check_tensor
 from ..config import Options
-from ..errors import CompilationError, DynaxlaError, UnsupportedTensor
+from ..errors import CompilationError, DynaxlaError, OptionError, UnsupportedTensor
 from ..lowering import Check, Interpreter, Settings, SymbolValues, dtypes, registry
+from ..lowering.asynchronous import groups_in
+from ..lowering.by_xla import calls_in
 from ..lowering.context import Context
 from ..lowering.cpu import lone_ops
 from ..lowering.cpu.halves import with_few_roundings
@@ -38,7 +40,7 @@ from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
 from ..lowering.ops.sharding_constraints import shardings_in
 from ..observe import dump, events, metrics
-from ..runtime import background, by_torch, devices, heap, meshes, private, programs, streams
+from ..runtime import background, by_torch, devices, heap, meshes, networks, private, programs, streams
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.store import Keeper
 from ..tuning import Tuner
@@ -80,7 +82,8 @@ class Specialised:
     """A graph with concrete sizes, for which nothing has to be known any more of the inputs that it was made for.
 
     Attributes: function (None if there is nothing to compute); buffers; facts (of a graph without a function); settings (torch's, as they
-    were then); symbols (the graph's sizes); numbers (the inputs that are no tensors, by position).
+    were then); symbols (the graph's sizes); numbers (the inputs that are no tensors, by position);
+    members (the processes whose collectives are XLA's own).
     """
 
     function: Function | None
@@ -89,6 +92,7 @@ class Specialised:
     settings: Settings
     symbols: SymbolValues
     numbers: Mapping[int, Any]
+    members: networks.Members | None = None
 
 
 @dataclass(frozen=True)
@@ -127,7 +131,7 @@ class Program:
         self.store = store or options.store
         self.phase = graph.phase
         # With gradients blocks hand on much besides their result: BERT's step takes 1.1 times as long in parts.
-        self.has_blocks = blocks and graph.phase == "inference"
+        self.has_blocks = blocks and graph.phase == "inference" and options.collectives == "torch"
         self.waits = graph.waits
         self.device = graph_device(graph.module)
         self.platform = devices.platform_of(self.device)
@@ -138,6 +142,12 @@ class Program:
             raise UnsupportedTensor(
                 f"{self.name} marks a tensor on {self.device}, and only those on the device jax lie on a mesh",
                 hint='dynaxla.enable_device(), and move the model and its inputs there: x.to("jax")',
+            )
+        # Those whose collectives are XLA's own.
+        self.groups = groups_in(graph.module.graph) if options.collectives == "xla" else ()
+        if self.groups and self.platform != "cpu":
+            raise OptionError(
+                f"option collectives='xla' for tensors on {self.device}", hint="leave it out: it is for processes with tensors on the CPU"
             )
         self._remade = graph.remade
         self.opens_layouts = self._kind is None and opens_layouts(self.platform)
@@ -258,7 +268,7 @@ class Program:
 
     def prepare(self) -> None:
         """Compile for the inputs that the graph was made for, where it says how they lie in memory. Raises: as a call."""
-        if not self.sizes.is_static or self.phase == "backward" or forks.is_cut_off():
+        if not self.sizes.is_static or self.phase == "backward" or self.groups or forks.is_cut_off():
             return
         with _disable_current_modes():  # those of the capture that this is part of
             args = [_like(node.meta["val"]) for node in self.interpreter.placeholders]
@@ -267,6 +277,8 @@ class Program:
     def _key(self, args: Sequence[Any]) -> Any:
         """What tells apart inputs that need an executable each."""
         key: Any = () if self.sizes.is_static else self.sizes.key(args)
+        if self.groups:
+            key = (*key, networks.token(self.groups))
         if self.platform == "cuda":
             key = (*key, Settings.current(self.platform))
         if self._tells_strides:
@@ -440,6 +452,8 @@ class Program:
         where = buffers.where
         if where is not None:
             traced = sharded_as(traced, self.name, buffers.avals(), buffers.shardings, donated)
+        if specialised.members is not None and specialised.members.calls:
+            return self._built_for_processes(specialised, specialised.members, traced, buffers, facts)
         lowered = self.lower(traced)
         try:
             first = None if checks is None else self.compile(self.lower(checks), checks, specialised.settings, where=where)
@@ -449,6 +463,25 @@ class Program:
             return self._build(specialised)
         self.record(key, lowered, traced, specialised.settings, facts, buffers.orders)
         return self.executable(compiled, buffers, facts, first)
+
+    def _built_for_processes(
+        self, specialised: Specialised, members: networks.Members, traced: jax.stages.Traced, buffers: Buffers, facts: Facts
+    ) -> Executable:
+        """Raises: CollectiveMismatch; CollectiveFailed; CompilationError."""
+        network = members.connected()
+        compiled = self.compile(self.lower(traced), traced, specialised.settings, among=network.devices, device=network.device)
+        found = calls_in(compiled.text())
+        if found != members.calls and not members.holds:  # XLA leaves out what no result depends on
+            members.holds = True
+            return self._build(specialised)
+        if found != members.calls:
+            raise CompilationError(
+                f"XLA calls the collectives {found} in {self.name}, which has {members.calls}",
+                hint="options={'collectives': 'torch'}; this is a defect of dynaxla: please report it",
+            )
+        assert isinstance(buffers, NativeBuffers)
+        among = functools.partial(members.agreement.under_way, network.cut)
+        return self.executable(compiled, buffers.on(network.device), facts, among=among)
 
     def compiled_for(self, specialised: Specialised, known: jax.stages.Traced | None) -> tuple[Executable, jax.stages.Traced]:
         """What would run on a mesh, for looking at alone: it checks nothing. And what was traced for it, which is `known` for other
@@ -488,7 +521,7 @@ class Program:
         avals: what its program takes. facts: what else the program, or the way in which it is called, depends on, as plain data.
         """
         seen = self.options.dump is not None or dump.log.isEnabledFor(logging.DEBUG)
-        if self.platform != "cpu" or not self.sizes.is_static or seen or self.options.tune or self.store("records") is None:
+        if self.platform != "cpu" or self.groups or not self.sizes.is_static or seen or self.options.tune or self.store("records") is None:
             return None
         taken = [(aval.shape, str(aval.dtype)) for aval in avals]
         known = self.options.facts, self.phase, self.choose.is_certain, *settings, function.default_dtype, taken, *facts
@@ -570,11 +603,13 @@ class Program:
         if not buffers.nodes and not interpreter.acts:
             return Specialised(None, buffers, Facts(numbers=self.numbers(buffers, symbols, given)), settings, symbols, given)
         choose = self.choose if buffers.where is None else generic
+        members = networks.Members.of(self.groups) if self.groups else None
         function = Function(
             interpreter, symbols, given, buffers.nodes, buffers.numbers,
             settings=settings, choose=choose, reorders=reorders and buffers.where is None, where=buffers.where,
+            members=members,
         )  # fmt: skip
-        return Specialised(function, buffers, Facts(), settings, symbols, given)
+        return Specialised(function, buffers, Facts(), settings, symbols, given, members)
 
     def numbers(self, buffers: Buffers, symbols: SymbolValues, given: Mapping[int, Any]) -> tuple[Any, ...]:
         """The values of the outputs that are numbers, which are inputs or follow from sizes."""
@@ -656,13 +691,17 @@ class Program:
         settings: Settings,
         module: torch.fx.GraphModule | None = None,
         where: NamedSharding | None = None,
+        among: Sequence[jax.Device] = (),
+        device: jax.Device | None = None,
     ) -> programs.XlaProgram:
-        """module: of a part of the graph. where: the mesh that the program is for. Raises: CompilationError; OutOfMemory."""
+        """module: of a part of the graph. where: the mesh that the program is for. among: a device of each process that it is for, and
+        device: this one's. Raises: CompilationError; OutOfMemory."""
         options = self._xla_options(traced, settings, where is not None)
         store, heap_is_kept = self.store("programs"), self.options.heap == "keep"
 
         def compile() -> programs.XlaProgram:
-            return with_tiles(lambda given: programs.compile_lowered(lowered, self.jax_device, given, store, heap_is_kept), options)
+            place = device or self.jax_device
+            return with_tiles(lambda given: programs.compile_lowered(lowered, place, given, store, heap_is_kept, among), options)
 
         with metrics.timed("compile"):
             try:
@@ -689,9 +728,14 @@ class Program:
         return self.name if number == 1 else f"{self.name}_{number}"
 
     def executable(
-        self, compiled: programs.XlaProgram | None, buffers: Buffers, facts: Facts, first: programs.XlaProgram | None = None
+        self,
+        compiled: programs.XlaProgram | None,
+        buffers: Buffers,
+        facts: Facts,
+        first: programs.XlaProgram | None = None,
+        among: Callable[[], contextlib.AbstractContextManager[None]] | None = None,
     ) -> Executable:
-        """first: the checks, if they are a program of their own."""
+        """first: the checks, if they are a program of their own. among: what one with collectives of XLA's own runs in."""
         if compiled is not None and self.opens_layouts and (buffers.loose or buffers.free):
             given, returned = compiled.orders()
             check_closed(given, buffers.loose)
@@ -699,4 +743,6 @@ class Program:
             if buffers.loose:
                 self.loose.orders = {position: given[index] for index, position in buffers.loose.items()}
                 buffers = buffers.laid_out(given)
-        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=bool(facts.kernels), first=first)
+        acts = bool(facts.kernels) or among is not None
+        inside = among or contextlib.nullcontext
+        return Executable(self.name, compiled, buffers.bind(facts.numbers), facts.checks, acts=acts, first=first, among=inside)

@@ -72,6 +72,11 @@ def is_collective(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in COLLECTIVES
 
 
+def groups_in(graph: torch.fx.Graph) -> tuple[str, ...]:
+    """The names of the groups of a graph's collectives."""
+    return tuple(dict.fromkeys(str(node.args[-1]) for node in graph.nodes if is_collective(node)))
+
+
 def in_program(node: Node) -> bool:
     """Whether a program can hold an asynchronous node: a collective, or what waits for one that is in a program."""
     if is_collective(node):

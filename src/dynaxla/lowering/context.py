@@ -10,6 +10,7 @@ from jax import Array
 from jax.sharding import NamedSharding
 from torch.fx import Node
 
+from ..runtime.networks import Members
 from ..runtime.same_collectives import Agreement
 from .checks import Checks
 from .cpu.folding import summing
@@ -27,9 +28,9 @@ class Context:
     Attributes: platform ("cpu", "cuda", "rocm", "tpu", or PORTABLE: see eager.py); eager (what eager mode does there); settings; choose
     (the form for a problem: see forms.py); sum (over dimensions, which disappear); node (the FX node being lowered); values (of the nodes
     so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it calls of
-    torch's: node and arguments that are no tensors); agreement (on its collectives); turn (what the next kernel with an effect waits
-    for); where (on a mesh: the sharding
-    of what is whole on each device).
+    torch's: node and arguments that are no tensors); agreement (on the collectives that it calls of torch's); members (the processes whose
+    collectives are XLA's own, if they are to be); turn (what the next kernel with an effect, or collective, waits for); where (on a mesh:
+    the sharding of what is whole on each device).
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Context:
         reorders: bool = False,
         drawn: Array | int = 0,
         where: NamedSharding | None = None,
+        members: Members | None = None,
     ) -> None:
         """key: what random numbers come from. drawn: how many keys other programs take of it first.
         reorders: whether cpu/transposes.py will see the traced program."""
@@ -54,6 +56,7 @@ class Context:
         self.kernels: list[tuple[str, Any]] = []
         self.agreement = Agreement()
         self.where = where
+        self.members = members
         self._symbols = symbols or SymbolValues()
         self._begin(key, drawn)
 
@@ -67,6 +70,7 @@ class Context:
     def nested(self, key: Array | None) -> Context:
         """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""
         inner = copy.copy(self)
+        inner.members = None  # XLA may call such a graph as often as it likes, or not at all: there collectives are torch's
         inner._begin(key)
         return inner
 

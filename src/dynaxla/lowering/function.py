@@ -12,7 +12,8 @@ import torch
 from jax.sharding import NamedSharding
 from torch.fx import GraphModule, Node
 
-from . import dtypes
+from ..runtime.networks import Members
+from . import by_xla, dtypes
 from .checks import Check
 from .context import Context
 from .eager import PORTABLE
@@ -43,7 +44,8 @@ class Function:
     """A graph with concrete sizes, callable with arrays.
 
     interpreter: the graph. symbols: its sizes. numbers: the inputs that are no tensors, by position. outputs: the nodes whose arrays it
-    gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders, where: as for `Context`.
+    gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders, where,
+    members: as for `Context`.
     Attributes: default_dtype (torch's, as it was when this was made); draws_random (whether it needs a key); specs (what each tensor among
     the inputs is like, by position); read (those of these positions that something is computed from).
 
@@ -72,6 +74,7 @@ class Function:
         choose: Choice | None = None,
         reorders: bool = False,
         where: NamedSharding | None = None,
+        members: Members | None = None,
     ) -> None:
         self._interpreter = interpreter
         self._symbols = symbols or SymbolValues()
@@ -81,7 +84,7 @@ class Function:
         self._outputs, self._returned = list(outputs), list(returned)
         self._settings = settings or Settings.current(interpreter.platform)
         self.default_dtype = dtypes.default()
-        self._choose, self._reorders, self._where = choose or generic, reorders, where
+        self._choose, self._reorders, self._where, self._members = choose or generic, reorders, where, members
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
         self.specs: dict[int, TensorSpec] = {
@@ -95,10 +98,16 @@ class Function:
 
         Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
         """
-        ctx = Context(self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders, drawn, self._where)
+        if self._members is not None:
+            self._members.begin()
+        ctx = Context(
+            self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders, drawn, self._where, self._members
+        )
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):
             found = self._interpreter.run([values[position] for position in range(len(values))], ctx, [*self._outputs, *self._returned])
+        if self._members is not None and self._members.holds:
+            by_xla.hold(ctx)
         count = len(self._outputs)
         return Results(tuple(found[:count]), tuple(ctx.checks), tuple(found[count:]), tuple(ctx.kernels), ctx.draws)
 

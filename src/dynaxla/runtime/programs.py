@@ -17,7 +17,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from ..observe import metrics
-from . import affinity, heap, private
+from . import affinity, heap, private, private_processes
 from .clients import is_own, threads_of
 from .machine import processor_facts
 from .private import Fast
@@ -64,21 +64,28 @@ class XlaProgram:
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, device: jax.Device, options: Mapping[str, Any], store: Keeper | None = None, keep_heap: bool = True
+    lowered: jax.stages.Lowered,
+    device: jax.Device,
+    options: Mapping[str, Any],
+    store: Keeper | None = None,
+    keep_heap: bool = True,
+    among: Sequence[jax.Device] = (),
 ) -> XlaProgram:
     """Let XLA compile a lowered program whose arguments are all kept (`keep_unused=True`), unless the store has it compiled already.
 
     options: XLA's own, by name. store: for programs of `cpu_device()`, where XLA can write them to a file. keep_heap: whether glibc may be
-    told to keep memory for a program that needs much.
+    told to keep memory for a program that needs much. among: a device of each process, for a program with collectives of XLA's own.
     Raises: jax.errors.JaxRuntimeError; NotImplementedError for what JAX's own compiler does not do here.
     """
     affinity.processors()
-    if not is_own(device):
+    if not is_own(device) and not among:
         return _compile_with_jax(lowered, options, device.platform == "cpu")
     client = device.client
     compile_options, devices = private.compile_options(device, options)
+    if among:
+        compile_options, devices = private_processes.spread(compile_options, among), private_processes.device_list(among)
     module, callbacks = lowered.compiler_ir("stablehlo"), private.host_callbacks(lowered)
-    key = _store_key(module, device, options) if store is not None and not callbacks else ""
+    key = _store_key(module, device, options) if store is not None and not callbacks and not among else ""
     executable = None
     if store is not None and key and (data := store.get(key)) is not None:
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # it is no program, or one for another machine

@@ -7,6 +7,8 @@ it posts in the group's store, under that count, which ones come next, and waits
 One whose program has run before posts nothing and compares nothing. But where its collective does not return within `_SOON`, it looks into
 the store, and answers if somebody asks.
 
+A program whose collectives are XLA's own compares them before it is compiled. While it waits in XLA, a thread answers for it.
+
 What nobody asks about is not compared: programs that have all run before, and collectives outside of programs.
 """
 
@@ -14,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import itertools
 import json
+import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -33,6 +37,8 @@ from . import private
 _SOON, _LATE, _LAST = 0.1, 2.0, 1.0
 # How many of the last collectives of a group a process can still tell of: those that it need not wait in, as the source of a broadcast.
 _MOST_RECENT = 256
+# How many collectives an exception names, one of which has failed.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True)
@@ -40,7 +46,8 @@ class Collective:
     """A collective of a program.
 
     Attributes: group (its name); kind (of op); settings (what besides the tensors all processes must say alike); tensors (like
-    "f32[4, 8]"); splits (of all_to_all: how much goes to each process, and comes from each); where (the user's line, if known).
+    "f32[4, 8]"); splits (of all_to_all: how much goes to each process, and comes from each); where (the user's line, if known); by
+    (who calls it, if it is not torch).
     """
 
     group: str
@@ -49,10 +56,11 @@ class Collective:
     tensors: tuple[str, ...]
     splits: tuple[tuple[int, ...], ...] = ()
     where: str = ""
+    by: str = ""
 
     def fits(self, other: Collective, me: int, them: int) -> bool:
         """Whether this one of process `me` of the group and that one of process `them` can be one collective."""
-        if (self.kind, self.settings) != (other.kind, other.settings):
+        if (self.kind, self.settings, self.by) != (other.kind, other.settings, other.by):
             return False
         if not self.splits or not other.splits:
             return self.tensors == other.tensors and self.splits == other.splits
@@ -62,7 +70,8 @@ class Collective:
 
     def __str__(self) -> str:
         splits = [f"sends {list(self.splits[0])}, gets {list(self.splits[1])}"] if self.splits else []
-        return f"{self.kind}({', '.join([*self.tensors, *self.settings, *splits])})" + (f" at {self.where}" if self.where else "")
+        called = f"{self.kind}({', '.join([*self.tensors, *self.settings, *splits])})"
+        return " ".join([called, *([self.by] if self.by else []), *([f"at {self.where}"] if self.where else [])])
 
 
 def _rows(text: str) -> str:
@@ -91,9 +100,7 @@ class Agreement:
         """
         collective = self.collectives[index]
         group = private.process_group(collective.group)
-        channel = _channels.get(group)
-        if channel is None:
-            channel = _channels[group] = _Channel(group)
+        channel = _channel_of(group)
         if not self._is_settled:
             is_first = all(item.group != collective.group for item in self.collectives[:index])
             channel.agree(self._from(index, collective.group), is_first, private.timeout_of(group))
@@ -107,11 +114,64 @@ class Agreement:
                 with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
                     channel.answer(self._from(index + 1, collective.group))
         except RuntimeError as error:
-            raise channel.failed(collective, self._from(index + 1, collective.group), error) from error
+            raise channel.failed([collective], error, self._from(index + 1, collective.group)) from error
         except BaseException:  # Ctrl-C
             with contextlib.suppress(RuntimeError):
                 work.wait()  # until nothing writes to the program's memory any more
             raise
+
+    # Of a program that calls none of them itself
+
+    def settle(self) -> None:
+        """Compare all of them, if that has not been done. Raises: CollectiveMismatch; CollectiveFailed."""
+        for name in self._groups() if not self._is_settled else ():
+            group = private.process_group(name)
+            _channel_of(group).agree(self._from(0, name), True, private.timeout_of(group))
+        self._is_settled = True
+
+    @contextlib.contextmanager
+    def under_way(self, cut: Callable[[], None]) -> Iterator[None]:
+        """Inside, XLA calls all of them. cut: has those that are under way fail, on all processes.
+
+        Raises: CollectiveMismatch or CollectiveFailed, where one fails.
+        """
+        groups = {name: private.process_group(name) for name in self._groups()}
+        channels = {name: _channel_of(group) for name, group in groups.items()}
+        for collective in self.collectives:
+            channels[collective.group].begin(collective)
+        waiting = _Waiting()
+        end = ""
+
+        def look() -> None:
+            nonlocal end
+            self._answer(channels)
+            seconds = max(map(private.timeout_of, groups.values()))
+            if waiting.seconds() > seconds:
+                end = f"it has not ended within {seconds:g} s, the group's timeout"
+            if end or any(channel.differs for channel in channels.values()):
+                cut()
+
+        try:
+            with _watch.during(look):
+                yield
+        except RuntimeError as error:
+            if "Gloo" not in str(error):
+                raise
+            cut()
+            raise self._failed(channels, RuntimeError(end) if end else error) from error
+
+    def _answer(self, channels: dict[str, _Channel]) -> None:
+        for channel in channels.values():
+            if channel.others:
+                with contextlib.suppress(RuntimeError):
+                    channel.answer([])
+
+    def _failed(self, channels: dict[str, _Channel], error: Exception) -> Exception:
+        found = [channel.failed(self._from(0, name), error) for name, channel in channels.items()]
+        return next((item for item in found if isinstance(item, CollectiveMismatch)), found[0])
+
+    def _groups(self) -> list[str]:
+        return list(dict.fromkeys(item.group for item in self.collectives))
 
     def _from(self, index: int, group: str) -> list[Collective]:
         return [item for item in self.collectives[index:] if item.group == group]
@@ -148,6 +208,11 @@ class _Channel:
         self._answered: set[int] = set()
         self._looks = 0
         self._difference: CollectiveMismatch | None = None
+
+    @property
+    def differs(self) -> bool:
+        """Whether another process has been seen to call something else."""
+        return self._difference is not None
 
     def begin(self, collective: Collective) -> None:
         """The next collective starts."""
@@ -229,9 +294,9 @@ class _Channel:
         if all_answered:
             self._looks = looks
 
-    def failed(self, collective: Collective, coming: Sequence[Collective], error: Exception) -> Exception:
-        """The exception for a collective that has failed, when the others have had time to say what they call."""
-        place, stretch = self._count - 1, [collective, *coming]
+    def failed(self, begun: Sequence[Collective], error: Exception, coming: Sequence[Collective] = ()) -> Exception:
+        """The exception for one of the last collectives, which has failed, when the others have had time to say what they call."""
+        place, stretch = self._count - len(begun), [*begun, *coming]
         unheard = list(self.others)
         with contextlib.suppress(RuntimeError):
             try:
@@ -247,7 +312,7 @@ class _Channel:
         silent = f"; nothing is heard of {self._names(unheard)}" if unheard and len(unheard) < len(self.others) else ""
         return CollectiveFailed(
             f"a collective of ranks {self._ranks} failed on rank {self._ranks[self._me]}: {_first_line(error)}{silent}",
-            op=str(collective),
+            op=" or ".join(map(str, begun[:_MOST_NAMED])) + (" or a later one" if len(begun) > _MOST_NAMED else ""),
             hint="another process has ended, hangs, or calls something else: look at its log; the program has written nothing, so save a "
             "checkpoint if you need one, and start all processes anew, since the group cannot be used any more",
         )
@@ -313,8 +378,8 @@ class _Channel:
 
 
 def _collective(item: Sequence[Any]) -> Collective:
-    group, kind, settings, tensors, splits, where = item
-    return Collective(group, kind, tuple(settings), tuple(tensors), tuple(map(tuple, splits)), where)
+    group, kind, settings, tensors, splits, where, by = item
+    return Collective(group, kind, tuple(settings), tuple(tensors), tuple(map(tuple, splits)), where, by)
 
 
 def _first_line(error: Exception) -> str:
@@ -323,3 +388,76 @@ def _first_line(error: Exception) -> str:
 
 # By the group: a later one may have the same name.
 _channels: weakref.WeakKeyDictionary[Any, _Channel] = weakref.WeakKeyDictionary()
+
+
+def _channel_of(group: Any) -> _Channel:
+    channel = _channels.get(group)
+    if channel is None:
+        channel = _channels[group] = _Channel(group)
+    return channel
+
+
+class _Waiting:
+    """How long this process has done hardly anything: a program that computes is not one that waits."""
+
+    def __init__(self) -> None:
+        self._since = self._before = time.monotonic()
+        self._cpu = time.process_time()
+
+    def seconds(self) -> float:
+        now, cpu = time.monotonic(), time.process_time()
+        if cpu - self._cpu > _BUSY * (now - self._before):
+            self._since = now
+        self._before, self._cpu = now, cpu
+        return now - self._since
+
+
+# The part of a processor that a process uses at least which computes.
+_BUSY = 0.05
+
+
+class _Watch:
+    """A thread that looks every `_SOON` at programs that have not ended since its last look. While none runs it rests."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._under_way: dict[int, Callable[[], None]] = {}
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def during(self, look: Callable[[], None]) -> Iterator[None]:
+        """look: is called while what is inside takes long."""
+        number = next(self._numbers)
+        self._under_way[number] = look
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="dynaxla-collectives", daemon=True)
+            self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+        try:
+            yield
+        finally:
+            self._under_way.pop(number, None)
+
+    def _run(self) -> None:
+        seen: dict[int, int] = {}
+        idle = 0
+        while True:
+            time.sleep(_SOON)
+            now = dict(self._under_way)
+            idle = 0 if now else idle + 1
+            seen = {number: seen.get(number, 0) + 1 for number in now}
+            for number, look in now.items():
+                if seen[number] > 1 and (seen[number] & (seen[number] - 1) == 0 or seen[number] % _RARELY == 0):
+                    look()
+            if idle > _RARELY:
+                self._wake.clear()
+                if not self._under_way:
+                    self._wake.wait()
+
+
+# Of the looks at a program that takes long, which ones there are after the first few; after how many without a program there is rest.
+_RARELY = 20
+
+_watch = _Watch()

@@ -1,4 +1,5 @@
-"""Collectives of `torch.distributed` inside a program: it calls torch's own, on its own buffers, with the user's process groups.
+"""Collectives of `torch.distributed` inside a program: it calls torch's own, on its own buffers, with the user's process groups. Or they
+are XLA's own, as far as it has them, where that is wanted (`by_xla.py`).
 
 All of a program's collectives have one order, that of the graph: each takes the turn that the one before has handed on, since XLA knows no
 order among them, and two processes that call collectives in different orders wait for each other for ever. Before a program's first run
@@ -10,6 +11,7 @@ Source: torch.distributed._functional_collectives; its ops are the functional fo
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,7 +22,7 @@ from jax import Array
 from ...runtime import private
 from ...runtime.layout import row_major
 from ...runtime.same_collectives import Collective
-from .. import asynchronous
+from .. import asynchronous, by_xla
 from ..context import Context
 from ..fallback import PLATFORMS, call_back
 from ..graphs import user_line
@@ -99,6 +101,11 @@ def _collective(*args: Any, ctx: Context) -> Any:
     operands, *settings, name = args
     start, agreement = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op), ctx.agreement
     arrays: list[Array] = operands if isinstance(operands, list) else [operands]
+    if (members := ctx.members) is not None:
+        described = dataclasses.replace(_described(ctx, settings, name), by=f"by XLA among ranks {list(members.ranks)}")
+        found = by_xla.lower(ctx, op._opname, arrays, settings, name, lambda: members.agreement.add(described))
+        if found is not None:
+            return found if isinstance(ctx.output, (tuple, list)) else found[0]
     given = list(ctx.output) if isinstance(ctx.output, (tuple, list)) else [ctx.output]
     views = [(tuple(array.shape), row_major(array.shape)) for array in arrays]
     index = agreement.add(_described(ctx, settings, name))

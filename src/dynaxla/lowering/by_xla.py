@@ -1,0 +1,156 @@
+"""Collectives of several processes as XLA's own, in a program that each process compiles for itself, in shapes of its own.
+
+XLA knows no order among collectives that do not depend on each other, and the processes' programs need not be alike. So each depends on
+the one before, by its first element, in a way that XLA cannot see through: they run in the order of the graph. Whether they do is read in
+the compiled program (`calls_in`): XLA believes that all processes run the same one, and might conclude something of that.
+
+What is computed here is what torch's collectives compute, but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from ..runtime import private_processes as processes
+from ..runtime.private_processes import Groups
+from .context import Context
+from .fallback import call_back
+
+# What all_reduce and reduce_scatter can do. For the others, and for other dtypes, torch's collective is called.
+_REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "avg": jnp.sum, "product": jnp.prod, "max": jnp.max, "min": jnp.min}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_REDUCED = (*_FLOATS, "int8", "uint8", "int32", "int64")
+
+
+def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequence[Any], name: str, note: Callable[[], object]) -> Any:
+    """The results of the current node's collective by XLA, one for each array; None if torch's is to be called.
+
+    kind: its op's name. settings: what besides tensors and group it is called with. name: the group's. note: is called if it is by XLA.
+    """
+    members = ctx.members
+    assert members is not None
+    form = _FORMS.get(kind)
+    size = len(members.cliques[name])
+    if form is None:
+        return None
+    groups = members.cover(name, evenly=form not in (_all_reduce, _broadcast))
+    if groups is None or not all(_has_form(kind, array, settings, size) for array in arrays):
+        return None
+    if size == 1:
+        return [array[None] if form is _all_gather and array.ndim == 0 else array for array in arrays]
+    note()
+    outputs = ctx.output if isinstance(ctx.output, (tuple, list)) else [ctx.output]
+    found = []
+    for array, output in zip(arrays, outputs, strict=True):
+        if not array.size:
+            found.append(jnp.zeros(output.shape, output.jax_dtype))
+            continue
+        members.calls.append(_CALLS.get(form, "all-to-all"))
+        found.append(_in_order(ctx, functools.partial(form, groups=groups, settings=settings), array))
+    return found
+
+
+# What a compiled program calls, in its order, as XLA writes it.
+_CALL = re.compile(r"= \S+ (all-reduce|all-gather|all-to-all)(?:-start)?\(|= \([^=]*\) (all-reduce|all-gather|all-to-all)(?:-start)?\(")
+
+
+def calls_in(text: str) -> list[str]:
+    """The collectives in a compiled program, in the order in which it calls them."""
+    return [first or second for first, second in _CALL.findall(text)]
+
+
+def hold(ctx: Context) -> None:
+    """Have the program call all its collectives, whether or not a result depends on them."""
+    call_back(ctx, lambda outputs, inputs: None, [], [], views=[], acts=True)
+
+
+def _has_form(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -> bool:
+    if kind.startswith(("all_reduce", "reduce_scatter")):
+        return str(array.dtype) in (_FLOATS if settings[0] == "avg" else _REDUCED) and settings[0] in _REDUCTIONS
+    if kind == "all_to_all_single":
+        received, sent = map(list, settings)
+        return received == sent and len(set(sent)) == 1
+    return True
+
+
+def _in_order(ctx: Context, form: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+    """What a collective gives, called behind what came before, and before what comes after."""
+    waits = processes.never()
+    if ctx.turn is not None:
+        waits &= ctx.turn[0] != 0
+    start, one = (0,) * x.ndim, (1,) * x.ndim
+    first = lax.slice(x, start, one)
+    # Another value: XLA takes what it knows here for what all processes have, and gathers nothing.
+    first = lax.select(waits, (first == 0).astype(x.dtype), first)
+    found = form(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
+    ctx.turn = lax.slice(found, (0,) * found.ndim, (1,) * found.ndim).reshape(1).astype(bool).astype(jnp.uint8)
+    return found
+
+
+def _all_reduce(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
+    (reduction,) = settings
+    found = processes.all_reduce(x, groups, "sum" if reduction == "avg" else reduction)
+    return found / np.array(len(groups[0]), x.dtype) if reduction == "avg" else found
+
+
+def _all_gather(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
+    return processes.all_gather(x[None] if x.ndim == 0 else x, groups)
+
+
+def _reduce_scatter(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
+    """Each process gets all parts for it, and adds them up itself, in one order. XLA's own waits for 30 s at most (jaxlib 0.10.2)."""
+    reduction, size = settings[0], len(groups[0])
+    parts = processes.all_to_all(x, groups).reshape(size, x.shape[0] // size, *x.shape[1:])
+    wide = parts.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else parts
+    found: jax.Array = _REDUCTIONS[reduction](wide, axis=0)
+    return (found / size if reduction == "avg" else found).astype(x.dtype)
+
+
+def _all_to_all(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
+    return processes.all_to_all(x, groups)
+
+
+def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
+    """XLA:CPU has none: all but the source give zeros to a sum, of whole numbers, so that every bit arrives."""
+    (source,) = settings
+    if jnp.iscomplexobj(x):
+        real, imag = _broadcast(jnp.stack([x.real, x.imag]), groups, settings)
+        return lax.complex(real, imag)
+    kind = np.dtype(f"uint{8 * x.dtype.itemsize}")
+    bits = x.astype(jnp.uint8) if x.dtype == bool else lax.bitcast_convert_type(x, kind)
+    mine = processes.place() == groups[0][source]
+    found = processes.all_reduce(jnp.where(mine, bits, jnp.zeros_like(bits)), groups, "sum")
+    return found.astype(bool) if x.dtype == bool else lax.bitcast_convert_type(found, x.dtype)
+
+
+def _shard_dim(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
+    """Of parts along one dimension, parts along another one."""
+    gather, shard = (dim % x.ndim for dim in settings[:2])
+    size = len(groups[0])
+    cut = jnp.moveaxis(x.reshape(*x.shape[:shard], size, x.shape[shard] // size, *x.shape[shard + 1 :]), shard, 0)
+    parts = processes.all_to_all(cut, groups)
+    whole = jnp.moveaxis(parts, 0, gather)
+    shape = list(whole.shape)
+    return whole.reshape(*shape[:gather], size * shape[gather + 1], *shape[gather + 2 :])
+
+
+_FORMS: dict[str, Callable[..., jax.Array]] = {
+    "all_gather_into_tensor": _all_gather,
+    "all_gather_into_tensor_coalesced": _all_gather,
+    "all_reduce": _all_reduce,
+    "all_reduce_coalesced": _all_reduce,
+    "all_to_all_single": _all_to_all,
+    "broadcast": _broadcast,
+    "reduce_scatter_tensor": _reduce_scatter,
+    "reduce_scatter_tensor_coalesced": _reduce_scatter,
+    "shard_dim_alltoall": _shard_dim,
+}
+_CALLS = {_all_gather: "all-gather", _all_reduce: "all-reduce", _broadcast: "all-reduce"}

@@ -1,0 +1,149 @@
+"""The private entry points behind XLA's own collectives of several processes; see `private.py` for what is private.
+
+A client of XLA's over processes needs a service of jaxlib's until all have found each other, and none afterwards: its connections are
+gloo's. A process that loses such a service while it is in use is ended by jaxlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import torch
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
+
+from . import private
+from .private import Fast
+
+_make_service: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_service")
+_make_agent: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_client")
+_make_gloo: Callable[..., Any] = private._needed("jaxlib._jax.make_gloo_tcp_collectives")
+_assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
+_hlo: Any = private._find("jaxlib.mlir.dialects.stablehlo")
+_ir: Any = private._find("jaxlib.mlir.ir")
+
+# Seconds that nobody waits: jaxlib ends a process that it does not hear of for so long.
+_NEVER = 10**8
+
+
+def make_service(address: str, count: int) -> Any:
+    """What so many processes meet at. Raises: jax.errors.JaxRuntimeError, if the address is taken."""
+    return _make_service(address, count, heartbeat_timeout=_NEVER)
+
+
+def make_agent(address: str, place: int, seconds: float) -> Any:
+    """A process's side of a service, by its place among the processes; seconds: how long it looks for the service."""
+    return _make_agent(
+        address, place, init_timeout=max(1, int(seconds)), heartbeat_timeout=_NEVER, shutdown_on_destruction=False, use_compression=True
+    )
+
+
+def make_client(agent: Any, place: int, count: int, host: str) -> Any:
+    """A client for one CPU device of each of so many processes, whose programs run in the thread that calls them. host: of this process, as
+    the others reach it. Raises: UnsupportedVersion."""
+    if Fast.make_cpu_client is None or None in (_assignment, _hlo, _ir):
+        raise private._unsupported("jaxlib.xla_client.make_cpu_client")
+    gloo = _make_gloo(agent, hostname=host)
+    return Fast.make_cpu_client(
+        asynchronous=False, distributed_client=agent, node_id=place, num_nodes=count, collectives=gloo, num_devices=1
+    )
+
+
+def spread(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
+    """Have a program compiled for one process run on each of these devices, one of each process, in shapes of its own."""
+    compile_options.num_replicas = compile_options.executable_build_options.num_replicas = len(devices)
+    compile_options.device_assignment = _assignment.create(np.array([[device.id] for device in devices], np.int32))
+    return compile_options
+
+
+def device_list(devices: Sequence[jax.Device]) -> Any:
+    """What such a program is compiled for."""
+    return private._DeviceList(tuple(devices))
+
+
+def named_groups() -> dict[str, Any]:
+    """The groups of processes that this one is a part of, by their names, in the order in which they were made."""
+    if not torch.distributed.is_initialized():
+        return {}
+    world = torch.distributed.distributed_c10d._world
+    return {name: group for group, name in world.pg_names.items() if group in world.pg_map}
+
+
+# XLA's collectives among replicas, each of which is a process.
+
+Groups = tuple[tuple[int, ...], ...]
+_REDUCTIONS = {"sum": "AddOp", "product": "MulOp", "max": "MaxOp", "min": "MinOp"}
+
+
+def _replica_groups(groups: Groups) -> Any:
+    width = max(map(len, groups))
+    return _ir.DenseIntElementsAttr.get(np.array([[*group, *[-1] * (width - len(group))] for group in groups], np.int64))
+
+
+def _lower_all_reduce(ctx: Any, x: Any, *, groups: Groups, reduction: str) -> Any:
+    op = _hlo.AllReduceOp([x.type], [x], replica_groups=_replica_groups(groups))
+    scalar = _ir.RankedTensorType.get([], _ir.RankedTensorType(x.type).element_type)
+    block = op.regions[0].blocks.append(scalar, scalar)
+    with _ir.InsertionPoint(block):
+        _hlo.return_([getattr(_hlo, _REDUCTIONS[reduction])(*block.arguments).result])
+    return op.results
+
+
+def _lower_all_gather(ctx: Any, x: Any, *, groups: Groups) -> Any:
+    kind = _ir.RankedTensorType(x.type)
+    gathered = _ir.RankedTensorType.get(ctx.avals_out[0].shape, kind.element_type)
+    return _hlo.AllGatherOp([gathered], [x], all_gather_dim=0, replica_groups=_replica_groups(groups)).results
+
+
+def _lower_all_to_all(ctx: Any, x: Any, *, groups: Groups) -> Any:
+    op = _hlo.AllToAllOp([x], split_dimension=0, concat_dimension=0, split_count=len(groups[0]), replica_groups=_replica_groups(groups))
+    return op.results
+
+
+def _lower_replica(ctx: Any) -> Any:
+    return _hlo.ReplicaIdOp().results
+
+
+def _primitive(name: str, shape: Callable[..., Any], lowering: Callable[..., Any]) -> Primitive:
+    made = Primitive(f"dynaxla_{name}")
+    made.def_abstract_eval(shape)
+    mlir.register_lowering(made, lowering)
+    return made
+
+
+def _gathered(aval: Any, *, groups: Groups) -> Any:
+    return aval.update(shape=(aval.shape[0] * len(groups[0]), *aval.shape[1:]))
+
+
+_all_reduce = _primitive("all_reduce", lambda aval, **_: aval, _lower_all_reduce)
+_all_gather = _primitive("all_gather", _gathered, _lower_all_gather)
+_all_to_all = _primitive("all_to_all", lambda aval, **_: aval, _lower_all_to_all)
+_replica = _primitive("replica", lambda: jax.core.ShapedArray((), np.uint32), _lower_replica)
+
+
+def all_reduce(x: jax.Array, groups: Groups, reduction: str) -> jax.Array:
+    """In a program: the sum, product, max or min of x over the processes of each group. groups: places among all processes."""
+    return _all_reduce.bind(x, groups=groups, reduction=reduction)
+
+
+def all_gather(x: jax.Array, groups: Groups) -> jax.Array:
+    """In a program: the x of all processes of a group, one after the other along the first dimension. Groups have one size."""
+    return _all_gather.bind(x, groups=groups)
+
+
+def all_to_all(x: jax.Array, groups: Groups) -> jax.Array:
+    """In a program: of each process of the group its part for this one, in order. Parts are of one size, along the first dimension."""
+    return _all_to_all.bind(x, groups=groups)
+
+
+def place() -> jax.Array:
+    """In a program: this process's place among all."""
+    return _replica.bind()
+
+
+def never() -> jax.Array:
+    """In a program: false, which XLA does not know."""
+    return jax.lax.eq(_replica.bind(), np.uint32(2**32 - 1))

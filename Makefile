@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 .PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate device-models stress \
-	lower-everywhere interop explain-pages gpu-programs gpu gpu-table lint format
+	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table lint format
 
 install: $(INSTALLED)
 
@@ -61,6 +61,11 @@ interop: install
 explain-pages: install
 	$(VENV)/bin/python -m pip install 'selenium>=4.20'
 	$(VENV)/bin/python -m pytest -m slow tests/explained/test_in_a_browser.py $(ARGS)
+
+# The engine that is chosen for 44 models, beside each engine alone, with docs/benchmarks/engines.md: some hours on a core; it goes on where it
+# was stopped. ARGS=--training for forward and backward, or the names of models
+engines: install
+	PYTHONPATH=tests $(VENV)/bin/python -m best_engine $(ARGS)
 
 # Eight threads that compile, train and call at the same time, for ten minutes; e.g. make stress ARGS="--seconds 60 --seed 1"
 stress: install

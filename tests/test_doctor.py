@@ -65,9 +65,9 @@ def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_missing_entry_point() -> None:
-    assert states(doctor.examine_backends(["inductor"], [])) == [State.BROKEN] * 2
-    uninstalled = doctor.examine_backends(["inductor", "dynaxla_retrace"], ["dynaxla_retrace"])
-    assert states(uninstalled) == [State.BROKEN, State.GOOD]
+    assert states(doctor.examine_backends(["inductor"], [])) == [State.BROKEN] * 3
+    uninstalled = doctor.examine_backends(["inductor", "dynaxla_auto", "dynaxla_retrace"], ["dynaxla_retrace"])
+    assert states(uninstalled) == [State.BROKEN, State.GOOD, State.GOOD]
     assert "pip install" in uninstalled[0].mend
     assert "restart" in doctor.examine_backends([], ["dynaxla", "dynaxla_retrace"])[0].mend
 

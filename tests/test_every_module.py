@@ -14,6 +14,8 @@ ELSEWHERE = {
     "bench/test_single_ops.py": "bench/single_op_cases bench/single_ops_left_out",
     "buffers/test_native.py": "buffers/protocol",
     "engine/test_xla.py": "engine/protocol",
+    # What they find and serve shows in the contests that they are parts of.
+    "ensemble/test_contest.py": "ensemble/check ensemble/compiled",
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms",
     # What several lowerings are made of is tested with them.

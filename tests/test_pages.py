@@ -22,6 +22,13 @@ assert __import__("pathlib").Path("explain.html").read_text().startswith("<!DOCT
 assert costliest.line.source in ("hidden = F.gelu(self.first(x))", "return self.second(hidden)")
 assert not optimizer.state and model.weight.grad is None
 """,
+    "engines": """
+torch.testing.assert_close(result, model(x), rtol=1e-4, atol=1e-5)
+assert verdict["chosen"] in {"dynaxla", "inductor", "eager"}
+torch.testing.assert_close(total, torch.ones(3).sin() + 1)
+assert "it is wrong: the results differ" in verdicts()[-1]["left_out"]["reversed"]
+__import__("dynaxla").observe.verdicts.reset()
+""",
     "torch-in-jax": """
 import numpy as np
 assert np.allclose(predicted, model(torch.from_numpy(np.array(x))).detach(), atol=1e-6)

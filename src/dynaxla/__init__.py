@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .backend import dynaxla as dynaxla
+    from .backend import dynaxla_auto as dynaxla_auto
     from .backend import dynaxla_retrace as dynaxla_retrace
     from .device import enable_device as enable_device
     from .device import lazy as lazy
@@ -56,7 +57,7 @@ importlib.import_module(".forks", __name__)
 
 # The public names by the module that has them. A test compares them with the list above.
 _PUBLIC = {
-    "backend": ("dynaxla", "dynaxla_retrace"),
+    "backend": ("dynaxla", "dynaxla_auto", "dynaxla_retrace"),
     "device": ("enable_device", "lazy", "set_mode", "sync"),
     "errors": (
         "ArgumentError", "ArtifactError", "CaptureError", "CollectiveFailed", "CollectiveMismatch", "CompilationError", "DeviceMismatch",

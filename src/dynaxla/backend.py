@@ -1,4 +1,4 @@
-"""The two backends of `torch.compile`, found by name through the entry-point group `torch_dynamo_backends`.
+"""The backends of `torch.compile`, found by name through the entry-point group `torch_dynamo_backends`.
 
 A graph's life: TorchDynamo's FX graph -> AOTAutograd's functional ATen graphs -> (at the first call with given sizes) StableHLO -> an
 XLA executable; every later call is that executable's.
@@ -34,6 +34,7 @@ from .config import Options
 from .engine import artifact
 from .engine.compositions import engine_for
 from .engine.protocol import Runner
+from .ensemble.compiled import Seen, compete
 from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVersion
 from .lowering import registry
 from .lowering.forms import check_forced
@@ -51,7 +52,24 @@ def dynaxla(
     Use: torch.compile(model, backend="dynaxla", options={...}); see `Options`.
     Raises: OptionError, UnsupportedOp, UnsupportedTensor, DeviceMismatch.
     """
-    return _compile(module, example_inputs, Options.parse(options, mode))
+    parsed = Options.parse(options, mode)
+    if not parsed.engines:
+        return _compile(module, example_inputs, parsed)
+    if getattr(torch._functorch.config, "force_autograd_cache", False):
+        hint = "leave engines out: what is saved is one program, and nobody measures it"
+        raise OptionError("option engines with aot_compile or force_autograd_cache", hint=hint)
+    seen = Seen()
+    served = compete(module, example_inputs, parsed, _compile, seen)
+    if seen.overlaps is None:
+        return served
+    return guarded(served, functools.partial(_by_torch, module, parsed, _OVERLAP), seen.overlaps)
+
+
+def dynaxla_auto(
+    module: GraphModule, example_inputs: Sequence[Any], *, mode: str | None = None, options: Mapping[str, Any] | None = None
+) -> Callable[..., Any]:
+    """`dynaxla` with the option `engines`, which is ["dynaxla", "inductor", "eager"] unless options say otherwise."""
+    return dynaxla(module, example_inputs, mode=mode, options={"engines": ["dynaxla", "inductor", "eager"], **(options or {})})
 
 
 def dynaxla_retrace(
@@ -62,6 +80,8 @@ def dynaxla_retrace(
     Source: the backend `torchxla_trivial` of PyTorch PR #87741.
     """
     parsed = Options.parse(options, mode)
+    if parsed.engines:
+        raise OptionError("option engines for dynaxla_retrace", hint="it is there to be compared with: use the backend dynaxla")
     if parsed.compile == "background":
         raise OptionError("option compile='background' for dynaxla_retrace", hint="it traces at every call: use the backend dynaxla")
     if parsed.collectives == "xla":
@@ -78,9 +98,18 @@ def compile_graph(module: GraphModule, example_inputs: Sequence[Any], options: O
 
 
 def _compile(
-    module: GraphModule, example_inputs: Sequence[Any], options: Options, *, retrace: bool = False, collectives: bool = True
+    module: GraphModule,
+    example_inputs: Sequence[Any],
+    options: Options,
+    *,
+    retrace: bool = False,
+    collectives: bool = True,
+    seen: Seen | None = None,
 ) -> Callable[..., Any]:
-    """capture -> engine, which makes a function of the graph, and buffers for its tensors."""
+    """capture -> engine, which makes a function of the graph, and buffers for its tensors.
+
+    seen: is told what there is to know of the graph, and whoever gave it guards overlaps.
+    """
     pickled = False
     if getattr(torch._functorch.config, "force_autograd_cache", False):
         _check_may_be_pickled(module, options, retrace)
@@ -101,9 +130,20 @@ def _compile(
     if devices.is_in_xla(main_device):
         _refuse(options, pickled)
     number = next(_graph_numbers)
+    if seen is not None:
+        seen.name, seen.device = f"dynaxla_{number}", main_device
+        if devices.is_in_xla(main_device):
+            seen.obstacle = "its tensors are on the device jax"
     if events.is_heard():
-        events.tell(events.Captured(number, module, options, is_step=not collectives))
+        events.tell(events.Captured(number, module, options, is_step=not collectives, competes=seen is not None))
     overlapping = overlooked(example_inputs)
+
+    def guard(compiled: Callable[..., Any], overlaps: Overlaps) -> Callable[..., Any]:
+        if seen is not None:
+            seen.overlaps = overlaps
+            return compiled
+        return guarded(compiled, functools.partial(_by_torch, module, options, _OVERLAP), overlaps)
+
     unwrapped: list[Callable[..., Any]] = []
     writing: list[Overlaps] = []
     engine = engine_for(options, retrace=retrace, collectives=collectives)
@@ -113,17 +153,23 @@ def _compile(
         key = key_of(module, example_inputs, (options.facts, platform, retrace, collectives)) if store is not None else None
         if store is not None and key is not None and (kept := KeptGraph.find(store, key)) is not None:
             with capture_lock.capturing():
-                runner = engine.runner(kept.graph(f"dynaxla_{number}_inference"))
+                graph = kept.graph(f"dynaxla_{number}_inference")
+                if seen is not None:
+                    seen.look(graph.module)
+                    seen.written = kept.written
+                runner = engine.runner(graph)
             metrics.add("kept_graphs")
             overlaps = Overlaps(example_inputs, kept.written, kept.static, static=True)
             run = kept.around(runner)
-            return guarded(run, functools.partial(_by_torch, module, options, _OVERLAP), overlaps) if overlaps.may_change else run
+            return guard(run, overlaps) if overlaps.may_change else run
         registry.fill()  # now, and not within what AOTAutograd has set
 
     def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Runner]:
         @unwatched()
         def compile_graph(aten_graph: GraphModule, _: Sequence[Any]) -> Runner:
             static = _static_inputs() if phase != "backward" else ()
+            if seen is not None and phase == "inference":
+                seen.look(aten_graph)
             if options.freeze and phase != "inference":
                 hint = "call the model under torch.no_grad(), or model.requires_grad_(False)"
                 raise OptionError("option freeze is for inference, but gradients are wanted here", hint=hint)
@@ -140,6 +186,8 @@ def _compile(
             kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
             program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
             written, parameters = _written(metadata, example_inputs)
+            if seen is not None:
+                seen.written = written
             if written and (overlapping | folded(example_inputs)) & written:
                 raise LostWrite(_OVERLAP)
             if phase != "backward":
@@ -154,13 +202,18 @@ def _compile(
 
         return compile_graph
 
+    def parted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
+        if seen is not None:
+            seen.look(joint)
+        return partition(joint, inputs, platform=platform, exact_rng=options.exact_rng, **settings)
+
     def capture(**settings: Any) -> Callable[..., Any]:
         with LostWrites():
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),
                 inference_compiler=compiler("inference"),
-                partition_fn=functools.partial(partition, platform=platform, exact_rng=options.exact_rng),
+                partition_fn=parted,
                 decompositions=decompositions(platform),
                 **settings,
             )(module, example_inputs)
@@ -175,10 +228,12 @@ def _compile(
         if pickled:  # such a function has TorchDynamo's guards and this alone around it: an artifact looks at its inputs itself
             return getattr(compiled, "_torchdynamo_orig_callable", compiled)
         (compiled,) = unwrapped or [getattr(compiled, "_torchdynamo_orig_callable", compiled)]
-        return guarded(compiled, functools.partial(_by_torch, module, options, _OVERLAP), writing[-1]) if writing else compiled
+        return guard(compiled, writing[-1]) if writing else compiled
     except LostWrite as lost:
         if pickled:
             raise UnsupportedTensor(f"a graph cannot be compiled ahead: {lost.what}", hint="clone what is written to") from None
+        if seen is not None:
+            seen.obstacle = f"torch runs it, since {lost.what}"
         return functools.partial(_by_torch, module, options, lost.what)
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback

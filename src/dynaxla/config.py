@@ -6,7 +6,7 @@ import difflib
 import functools
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ class Options:
 
     Attributes:
         dump: a directory for each compiled graph's ATen, StableHLO and optimized HLO. Default: the variable DYNAXLA_DUMP, or none.
+        engines: backends of torch.compile, "dynaxla" among them, e.g. ["dynaxla", "inductor", "eager"]: for each graph the fastest of those
+            that do what eager mode does; see docs/engines.md. (): dynaxla alone.
         executables: how many executables (one per combination of input sizes) a graph keeps; beyond it the one not used for the longest
             time is dropped, and compiled again when it is needed.
         compile: when XLA compiles a graph for new sizes: "now", before the call goes on; "background", in another thread, while torch's own
@@ -59,6 +61,7 @@ class Options:
     """
 
     dump: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_DUMP"))
+    engines: Sequence[str] = ()
     executables: int = 64
     compile: str = "now"
     fallback: str = "kernel"
@@ -92,6 +95,8 @@ class Options:
             for name in _NOT_IN_BACKGROUND:
                 if given.get(name, False):
                     raise OptionError(f"option compile='background' beside {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
+        if "engines" in given:
+            given["engines"] = tuple(given["engines"])
         return Options(**given)
 
     def store(self, folder: str) -> Store | None:
@@ -186,6 +191,10 @@ def _heap(setting: str) -> str:
 def _check(name: str, value: Any) -> None:
     if name in ("dump", "cache"):
         good, wanted = value is None or isinstance(value, (str, os.PathLike)), "a directory's path"
+    elif name == "engines":
+        good = isinstance(value, (list, tuple)) and all(isinstance(item, str) for item in value)
+        good = good and "dynaxla" in value and len(set(value)) == len(value)
+        wanted = 'a list of names of backends of torch.compile, each once, and "dynaxla" among them, which runs what must not be run twice'
     elif name == "executables":
         good, wanted = isinstance(value, int) and not isinstance(value, bool) and value >= 1, "a whole number from 1 up"
     elif name in ("donate", "exact_rng", "freeze", "tune"):

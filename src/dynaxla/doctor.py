@@ -35,7 +35,7 @@ _JAX_MEMORY = (
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_CLIENT_MEM_FRACTION",
 )
-_BACKENDS = ("dynaxla", "dynaxla_retrace")
+_BACKENDS = ("dynaxla", "dynaxla_auto", "dynaxla_retrace")
 _ENTRY_POINTS = "torch_dynamo_backends"
 
 

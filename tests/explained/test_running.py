@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dynaxla.explained import running
+from dynaxla.observe import verdicts
 
 SCRIPT = """
 import sys, threading
@@ -113,3 +114,32 @@ def test_all_that_a_script_compiles_is_told_also_if_it_fails(tmp_path: Path, cap
     assert found.costs[0].line.source == "return (x @ x).relu()"
     assert found.is_script
     assert "XLA's programs in all" in str(found)
+
+
+COMPETING = """
+import torch
+
+def first(x):
+    return (x @ x).relu()
+
+compiled = torch.compile(first, backend="dynaxla", options={"engines": ["dynaxla", "eager"]})
+with torch.no_grad():
+    for _ in range(%d):
+        compiled(torch.ones(10, 10))
+"""
+
+
+def test_which_engine_was_taken_is_told(tmp_path: Path) -> None:
+    verdicts.reset()
+    script = tmp_path / "competing.py"
+    told = []
+    for calls in (1, 500):
+        script.write_text(COMPETING % calls)
+        found, code = running.explain_script(script, [])
+        assert code == 0
+        told.append(found.captured[0].graphs[0])
+    assert told[0].engine == "not decided yet"
+    verdict = verdicts.verdicts()[-1]
+    assert told[1].engine == verdict["chosen"]
+    assert told[1].engine_note.startswith(verdict["why"])
+    verdicts.reset()

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
-import shutil
 import subprocess
 import sys
 import warnings
@@ -42,6 +40,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
+from ..ensemble.candidates import no_cpp_compiler
 from ..observe import metrics
 from ..runtime import private
 from ..training import compile_step
@@ -196,11 +195,6 @@ def _not_importable(module: str) -> Callable[[], str]:
     return obstacle
 
 
-def _no_cpp_compiler() -> str:
-    candidates = [os.environ.get("CXX", ""), "g++", "clang++", "cl"]
-    return "" if any(name and shutil.which(name) for name in candidates) else "Inductor needs a C++ compiler (g++ or clang++)"
-
-
 # What XLA can be told on the CPU, by engine. Its own default is in force for emitters (on) and fast math (off); dynaxla chooses vectors
 # (512 bits where the processor has them; XLA's default is 256), the scheduler (that which saves memory) and for what XLA calls its library
 # YNN (single products and convolutions).
@@ -222,7 +216,7 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
 _ALL = [
     Engine("eager", lambda model, _: model),
     Engine("lazy", _lazy, _no_device),
-    Engine("inductor", _compiled("inductor"), _no_cpp_compiler),
+    Engine("inductor", _compiled("inductor"), no_cpp_compiler),
     Engine("torchscript", _torchscript),
     Engine("dynamo", _compiled(_graph_as_it_is)),
     Engine("dynamo_aot", _compiled(aot_autograd(fw_compiler=_boxed_graph_as_it_is))),
@@ -231,8 +225,8 @@ _ALL = [
     Engine("dynaxla_frozen", _compiled(dynaxla, {"freeze": True})),
     Engine("dynaxla_separate", _separate),
     Engine("dynaxla_step", _compiled_step),
-    Engine("inductor_autotuned", _autotuned_inductor, _no_cpp_compiler),
-    Engine("inductor_frozen", _frozen_inductor, _no_cpp_compiler),
+    Engine("inductor_autotuned", _autotuned_inductor, no_cpp_compiler),
+    Engine("inductor_frozen", _frozen_inductor, no_cpp_compiler),
     Engine("dynaxla_retrace", _compiled(dynaxla_retrace)),
     Engine("eager_native", lambda model, _: model, _no_device, native=True),
     Engine("dynaxla_native", _compiled(dynaxla), _no_device, native=True),

@@ -24,7 +24,8 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from . import agreement, suites, tables
+from ..ensemble import agreement
+from . import suites, tables
 from .benchmark_error import BenchmarkError
 from .cells import Cells
 from .second_start import cpu_seconds

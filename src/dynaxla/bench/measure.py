@@ -22,9 +22,9 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from ..ensemble.agreement import Agreement, compare, in_float64, moved, worst
 from ..observe import metrics
 from . import capture
-from .agreement import Agreement, compare, in_float64, moved, worst
 from .engines import Engine
 from .runner import Local, Memory, Placement, Remote, Runner, empty_caches, first_line, measure_memory, release
 from .suites import Case

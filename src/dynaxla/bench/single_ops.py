@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from ..ensemble.agreement import compare
 from . import report, tables
-from .agreement import compare
 from .cells import Cells
 from .measure import prepared_process
 from .requests import check_writable

@@ -17,12 +17,13 @@ class Sizes:
     """Where the sizes of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
 
     def __init__(self, placeholders: Sequence[Node]) -> None:
-        self.numbers = [index for index, node in enumerate(placeholders) if not isinstance(node.meta["val"], torch.Tensor)]
+        """placeholders: AOTAutograd's or TorchDynamo's."""
+        values = [node.meta["val"] if "val" in node.meta else node.meta.get("example_value") for node in placeholders]
+        self.numbers = [index for index, value in enumerate(values) if not isinstance(value, torch.Tensor)]
         # Expressions (mostly single symbols), and where each is read: an input, and for a tensor its dimension.
         self._sources: dict[Any, tuple[int, int | None]] = {}
         dims: list[tuple[Any, tuple[int, int]]] = []
-        for index, node in enumerate(placeholders):
-            value = node.meta["val"]
+        for index, value in enumerate(values):
             if isinstance(value, torch.SymInt):
                 self._sources.setdefault(value.node.expr, (index, None))
             elif isinstance(value, torch.Tensor):

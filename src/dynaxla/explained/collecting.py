@@ -14,8 +14,9 @@ import torch
 from torch.fx import Node
 
 from ..lowering import dtypes, registry
-from ..observe import events
+from ..observe import events, verdicts
 from ..tuning import tried
+from . import words
 from .captures import break_of, first_line
 from .explanation import Break, Captured, Copy, Fallback, Form, Graph, Line, Memory, Program, Tensor
 from .line_costs import Profiler
@@ -35,7 +36,8 @@ class _Program:
 class _Graph:
     """A graph while it is heard of. What is kept of it is words and numbers, as an engine takes it apart."""
 
-    def __init__(self, event: events.Functional, names: Sequence[str]) -> None:
+    def __init__(self, event: events.Functional, names: Sequence[str], competes: bool) -> None:
+        self._competes = competes
         graph = event.graph
         nodes = graph.module.graph
         self.name, self.phase, self.ops = graph.name, graph.phase, Counter(event.ops)
@@ -71,7 +73,22 @@ class _Graph:
             tuple(Form(*key, measured.get((key[0], key[1]), {})) for key in self.forms),
             tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
             tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
+            *self._engine(),
         )  # fmt: skip
+
+    def _engine(self) -> tuple[str, str]:
+        """What runs it, and why."""
+        # The name of a captured graph, and the phase behind it, is that of what AOTAutograd makes of it.
+        found = [verdict for verdict in verdicts.verdicts() if verdict["graph"] == self.name.rpartition("_")[0]]
+        if not found:
+            return (
+                ("not decided yet", "the option engines lets several compete in more calls than these")
+                if self._competes
+                else ("dynaxla", "")
+            )
+        times = [f"{name} {words.seconds(seconds)}" for name, seconds in found[-1]["seconds"].items()]
+        others = [f"{name} is left out: {reason}" for name, reason in found[-1]["left_out"].items()]
+        return found[-1]["chosen"], "; ".join([found[-1]["why"], *times, *others])
 
 
 @dataclass
@@ -81,6 +98,7 @@ class _Captured:
     is_step: bool
     ended: Break | None
     names: list[str]
+    competes: bool
     graphs: list[_Graph] = field(default_factory=list)
     fallbacks: Ways = field(default_factory=Counter)
 
@@ -156,14 +174,14 @@ class Collector:
 
     def _hear_captured(self, event: events.Captured, thread: _Thread) -> None:
         names = [_source(node) for node in event.module.graph.find_nodes(op="placeholder")]
-        thread.captured = _Captured(event.number, first_line(event.module), event.is_step, break_of(event.module), names)
+        thread.captured = _Captured(event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes)
         self._all.append(thread.captured)
 
     def _hear_functional(self, event: events.Functional, thread: _Thread) -> None:
         captured = next((item for item in reversed(self._all) if item.number == event.number), None)
         if captured is None:  # it was captured before anybody listened
             return
-        graph = self._graphs[event.graph.name] = _Graph(event, captured.names)
+        graph = self._graphs[event.graph.name] = _Graph(event, captured.names, captured.competes)
         captured.graphs.append(graph)
 
     def _hear_building(self, event: events.Building, thread: _Thread) -> None:

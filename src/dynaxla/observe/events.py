@@ -11,12 +11,14 @@ import jax
 
 
 class Captured(NamedTuple):
-    """A backend begins with a graph. Attributes: number; module (TorchDynamo's graph, or a step's); options; is_step."""
+    """A backend begins with a graph. Attributes: number; module (TorchDynamo's graph, or a step's); options; is_step; competes (whether
+    other engines may run it)."""
 
     number: int
     module: Any
     options: Any
     is_step: bool
+    competes: bool = False
 
 
 class Functional(NamedTuple):

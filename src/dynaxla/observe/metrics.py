@@ -88,7 +88,8 @@ def snapshot() -> dict[str, int]:
     imports: tensors handed to XLA in place for one call; aliases: tensors handed over and kept; input_copies: tensors that had to be
     copied to be handed over; by_torch: graphs (or parts of them) that torch ran op by op, where XLA had no part; meanwhile: calls that
     torch's kernels ran because XLA had not compiled yet (option compile="background"); late_writes: calls behind which torch wrote to
-    parts of inputs; repeated: calls that a GPU had too little memory for, until torch gave some back;
+    parts of inputs; trials: runs of engines that compete (option engines) beside calls; repeated:
+    calls that a GPU had too little memory for, until torch gave some back;
     found_compiled: calls, and runs of recorded ops on the device "jax", of programs that had run before; execute: runs of programs;
     device_ops, lazy_ops: ops that the device has run one by one, and recorded; device_fallbacks: those that came from the CPU.
     """

@@ -660,6 +660,14 @@ def autograd_place() -> tuple[int, bool]:
     return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)
 
 
+def forward_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
+    """The code of a graph. A module that makes it at its first call has another `forward` until then, which calls the module."""
+    make = getattr(module, "real_recompile", None)
+    if make is not None:
+        make()
+    return module.forward
+
+
 def names_in_op_db() -> set[str]:
     """The entries of PyTorch's database of operators. To import it takes seconds."""
     from torch.testing._internal.common_methods_invocations import op_db

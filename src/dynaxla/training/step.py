@@ -73,6 +73,9 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     if not callable(function):
         raise OptionError(f"compile_step takes a function, not {function!r}", hint="@dynaxla.compile_step, or compile_step(options={...})")
     parsed = Options.parse(options, None)
+    if parsed.engines:
+        hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
+        raise OptionError("compile_step makes one program of a step: it has no option engines", hint=hint)
     if parsed.sizes == "buckets":
         hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
         raise OptionError("compile_step records each size by itself: it has no sizes='buckets'", hint=hint)

@@ -1,0 +1,124 @@
+"""A graph of TorchDynamo's with several engines behind it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.fx import GraphModule
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..buffers.overlaps import Overlaps
+from ..capture.inputs import Sizes
+from ..config import Options
+from ..observe.verdicts import Verdict, note
+from ..runtime import private
+from . import obstacles
+from .ballots import ballot_for
+from .candidates import by, check_names, compiled, copied
+from .check import Call
+from .contest import EAGER, UNTRIED, Contest, Kept
+from .kept_choices import KeptChoices, key_of, text_of
+
+
+@dataclass
+class Seen:
+    """What dynaxla, which captures each graph first, has seen of it.
+
+    Attributes: name (the graph's); device (where most of it is computed); obstacle (why it must not be run twice; None: nobody has looked);
+    written (positions of TorchDynamo's inputs that it writes to); overlaps (of these, if they can change).
+    """
+
+    name: str = ""
+    device: torch.device = dataclasses.field(default_factory=lambda: torch.device("cpu"))
+    obstacle: str | None = None
+    written: Collection[int] = ()
+    overlaps: Overlaps | None = None
+
+    def look(self, module: GraphModule) -> None:
+        """At an ATen graph, forward and backward in one."""
+        self.obstacle = self.obstacle or obstacles.in_aten(module)
+
+
+class Capture(Protocol):
+    """dynaxla's own: see backend.py. The caller has to guard `seen.overlaps`."""
+
+    def __call__(self, module: GraphModule, example_inputs: Sequence[Any], options: Options, *, seen: Seen) -> Call: ...
+
+
+def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options, capture: Capture, seen: Seen) -> Call:
+    """What serves a graph's calls: at first eager mode and engines in turn, then the fastest of those that do what eager mode does.
+
+    Raises: OptionError. What engines raise while they compile leaves them out.
+    """
+    check_names(options.engines)
+    training = torch.is_grad_enabled() and any(isinstance(item, torch.Tensor) and item.requires_grad for item in example_inputs)
+    own = by(lambda: capture(copied(module), example_inputs, dataclasses.replace(options, engines=()), seen=seen))
+    obstacle = _obstacle(module, example_inputs, seen, training)
+    eager = private.forward_of(module)
+    phase = "training" if training else "inference"
+    if obstacle:
+        left_out = {UNTRIED: own} if isinstance(own, str) else {}
+        note(Verdict(seen.name, phase, (), EAGER if left_out else UNTRIED, f"it is not to be run twice: {obstacle}", left_out=left_out))
+        return eager if isinstance(own, str) else own
+    sizes = Sizes(module.graph.find_nodes(op="placeholder"))
+    store = options.store("engines")
+    kept = Kept()
+    wanted = list(options.engines)
+    if store is not None:
+        kept = KeptChoices(store, key_of(module, example_inputs, seen.device, (options.engines, options.facts)))
+        if sizes.is_static and (found := kept.find(())) is not None and found[0] in wanted:
+            wanted = [found[0]]
+    engines: dict[str, Call] = {}
+    left_out = {}
+    for name in options.engines:
+        if name not in wanted:
+            left_out[name] = f"not compiled: an earlier process found {wanted[0]} to be faster"
+            continue
+        made = own if name == UNTRIED else eager if name == EAGER else compiled(name, module, example_inputs, seen.device)
+        if isinstance(made, str):
+            left_out[name] = made
+        else:
+            engines[name] = made
+    ballot = ballot_for(text_of(module, example_inputs), options.engines)
+    return _serving(Contest(seen.name, eager, engines, left_out, seen.device, training, seen.written, kept, ballot), sizes)
+
+
+def _obstacle(module: GraphModule, example_inputs: Sequence[Any], seen: Seen, training: bool) -> str:
+    if any(is_traceable_wrapper_subclass(item) for item in example_inputs):
+        return "an input is of a subclass of torch.Tensor"
+    if next(module.parameters(), None) is not None or next(module.buffers(), None) is not None:
+        return "it holds tensors that are no inputs"
+    written = [example_inputs[position] for position in seen.written]
+    if training and any(isinstance(item, torch.Tensor) and item.requires_grad for item in written):
+        return "it writes to an input that wants gradients, which copies of it could not be"  # they are leaves
+    if reason := obstacles.in_captured(module):
+        return reason
+    return "dynaxla has no ATen graph of it" if seen.obstacle is None else seen.obstacle
+
+
+def _serving(contest: Contest, sizes: Sizes) -> Callable[..., Any]:
+    serving = contest.serving
+    if not sizes.is_static:
+        key = sizes.key
+
+        def sized(*args: Any) -> Any:
+            found = key(args)
+            engine = serving.get(found)
+            return contest.call(found, args) if engine is None else engine(*args)
+
+        return sized
+
+    current: Call = contest.eager
+
+    def first(*args: Any) -> Any:
+        nonlocal current
+        results = contest.call((), args)
+        current = serving.get((), first)
+        return results
+
+    current = first
+    return lambda *args: current(*args)

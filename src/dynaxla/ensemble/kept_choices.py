@@ -1,0 +1,79 @@
+"""Who was the fastest, kept for later processes: a file for each graph.
+
+What a file says saves a later process the contest, not the check: whatever it says, its engine is compared with eager mode before it
+serves. So a file that is wrong, or stale, costs time at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from ..runtime import affinity, machine
+from ..runtime.store import Keeper
+from .contest import Kept
+
+Choice = tuple[str, Mapping[str, float]]
+
+
+class KeptChoices(Kept):
+    """In a store, under a key (see `key_of`)."""
+
+    def __init__(self, store: Keeper, key: str) -> None:
+        self._store, self._key = store, key
+        self.found = _read(store.get(key))
+
+    def find(self, sizes: Hashable) -> tuple[str, Mapping[str, float]] | None:
+        return self.found.get(repr(sizes))
+
+    def put(self, sizes: Hashable, chosen: str, seconds: Mapping[str, float]) -> None:
+        self._write({**_read(self._store.get(self._key)), repr(sizes): (chosen, dict(seconds))})
+
+    def drop(self, sizes: Hashable) -> None:
+        found = _read(self._store.get(self._key))
+        if found.pop(repr(sizes), None) is not None:
+            self._write(found)
+
+    def _write(self, found: Mapping[str, Choice]) -> None:
+        self.found = dict(found)
+        self._store.put(self._key, json.dumps(found).encode())
+
+
+def _read(data: bytes | None) -> dict[str, Choice]:
+    """Empty for what is no such file, e.g. another release's."""
+    found: dict[str, Choice] = {}
+    try:
+        for sizes, (chosen, seconds) in json.loads(data or b"{}").items():
+            if isinstance(chosen, str):
+                found[sizes] = chosen, {name: float(value) for name, value in seconds.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+    return found
+
+
+def key_of(module: GraphModule, example_inputs: Sequence[Any], device: torch.device, facts: Sequence[Any]) -> str:
+    """The name of a graph of TorchDynamo's with these inputs, on this machine with these versions. facts: plain data that decides, too."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    place = machine.processor_facts(), name, torch.get_num_threads(), affinity.processors()
+    told = text_of(module, example_inputs), machine.versions(), machine.sources(), place, tuple(facts)
+    return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()
+
+
+def text_of(module: GraphModule, example_inputs: Sequence[Any]) -> str:
+    """What a graph of TorchDynamo's is, as far as its speed goes."""
+    placeholders = module.graph.find_nodes(op="placeholder")
+    # TorchDynamo says of sizes that may change which symbols they are.
+    known = [node.meta.get("example_value", item) for node, item in zip(placeholders, example_inputs, strict=True)]
+    inputs = [
+        (tuple(map(str, item.shape)), tuple(map(str, item.stride())), str(item.dtype), str(item.device), item.requires_grad)
+        if isinstance(item, torch.Tensor)
+        else type(item).__name__
+        for item in known
+    ]
+    autocast = [(torch.is_autocast_enabled(kind), str(torch.get_autocast_dtype(kind))) for kind in ("cpu", "cuda")]
+    return repr((str(module.graph), inputs, torch.is_grad_enabled(), autocast))

@@ -1,0 +1,205 @@
+"""The engine that is chosen for a model, beside each engine alone: `make engines` (`python -m best_engine [MODELS] [--training]`).
+
+Each model is measured in a process of its own, with empty caches, one thread and batch 1: each engine alone, as a backend of torch.compile,
+and `backend="dynaxla_auto"` after it has chosen, in turn; beside them eager mode without torch.compile, which has no guards to check. What
+is measured is kept, and a run that was stopped goes on. The table is docs/benchmarks/engines.md, with engines.json beside it. None of the
+models was looked at while the choice was made what it is, but the ten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import zoo
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from dynaxla.backend import dynaxla, dynaxla_auto
+from dynaxla.bench import report, suites, tables
+from dynaxla.bench.cells import Cells
+from dynaxla.observe.verdicts import verdicts
+from dynaxla.runtime import machine
+
+PAGES = Path(__file__).parents[1] / "docs" / "benchmarks"
+SINGLE = ("eager", "inductor", "dynaxla")
+SHOWN = ("uncompiled", *SINGLE, "chosen")
+TIMM = (
+    "beit_base_patch16_224", "convnextv2_atto", "cspdarknet53", "davit_tiny", "dla34", "edgenext_xx_small", "efficientvit_b0",
+    "fbnetv3_b", "gernet_s", "ghostnetv2_100", "hardcorenas_a", "mobilenetv4_conv_small", "mobilevit_xxs", "nf_resnet50",
+    "poolformer_s12", "regnety_002", "repvgg_a0", "res2net50_26w_4s", "skresnet18", "tinynet_e",
+)  # fmt: skip
+TRANSFORMERS = (
+    "BartModel", "CamembertModel", "DeiTModel", "ElectraModel", "GPTJModel", "Olmo2Model", "Qwen3Model", "RobertaModel", "T5Model",
+    "Wav2Vec2Model",
+)  # fmt: skip
+# What the engine that is chosen may lose, and what it must gain on the whole.
+LEAST, MEAN = 0.97, 1.0
+_ROUNDS = 15
+# Calls within which a choice has to be made; seconds of a model's blocks in each round.
+_PATIENCE, _BLOCK = 400, 0.05
+
+
+def names() -> list[str]:
+    """Of all models: the ten, small ones, and 20 and 10 of timm's and transformers'."""
+    return [case.name for case in (*suites.MODELS, *suites.SMALL)] + [*TIMM, *TRANSFORMERS]
+
+
+def model_of(name: str) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A model for inference, and the arguments of its calls, of one sample."""
+    torch.manual_seed(0)
+    for case in (*suites.MODELS, *suites.SMALL):
+        if case.name == name:
+            model = suites.make_model(case, 0, torch.float32, torch.device("cpu"))
+            return model, case.inputs(1, torch.Generator().manual_seed(0)), {}
+    model, (args, keywords) = zoo.timm_model(name) if name in TIMM else zoo.transformers_model(name)
+    first = functools.partial(pytree.tree_map_only, torch.Tensor, lambda tensor: tensor[:1])
+    return model.requires_grad_(False), first(args), first(keywords)
+
+
+def measure(name: str, training: bool) -> dict[str, Any]:
+    """Milliseconds of a call by engine, and who was chosen for each of the model's graphs."""
+    torch.set_num_threads(1)
+    model, args, keywords = model_of(name)
+    model.requires_grad_(training)
+    torch._dynamo.config.recompile_limit = 64
+    forms: dict[str, Any] = {"uncompiled": model}
+    for engine, backend in (("eager", "eager"), ("inductor", "inductor"), ("dynaxla", dynaxla), ("chosen", dynaxla_auto)):
+        forms[engine] = torch.compile(model, backend=backend)
+    calls = {engine: _call(form, args, keywords, training) for engine, form in forms.items()}
+    with torch.set_grad_enabled(training):
+        for engine in SINGLE:
+            for _ in range(3):
+                calls[engine]()
+        _settle(calls["chosen"])
+        seconds = {engine: _seconds(call, 1) for engine, call in calls.items()}
+        count = max(1, int(_BLOCK / min(seconds.values())))
+        samples: dict[str, list[float]] = {engine: [] for engine in calls}
+        order = list(calls)
+        for number in range(_ROUNDS):
+            for engine in order[number % len(order) :] + order[: number % len(order)]:
+                calls[engine]()
+                samples[engine].append(_seconds(calls[engine], count))
+    return {
+        "ms": {engine: statistics.fmean(sorted(found)[: _ROUNDS // 3]) * 1e3 for engine, found in samples.items()},
+        "chosen": [item["chosen"] for item in verdicts()],
+        "trials": [{engine: seconds * 1e3 for engine, seconds in item["seconds"].items()} for item in verdicts()],
+        "left_out": {engine: reason for item in verdicts() for engine, reason in item["left_out"].items()},
+    }
+
+
+def _call(form: Any, args: tuple[Any, ...], keywords: dict[str, Any], training: bool) -> Callable[[], Any]:
+    if not training:
+        return lambda: form(*args, **keywords)
+
+    def step() -> None:
+        found = [item for item in pytree.tree_leaves(form(*args, **keywords)) if isinstance(item, torch.Tensor) and item.requires_grad]
+        sum(item.float().square().mean() for item in found).backward()
+
+    return step
+
+
+def _settle(call: Callable[[], Any]) -> None:
+    """Call until no choice has been made for a while."""
+    found, quiet = 0, 0
+    for _ in range(_PATIENCE):
+        seconds = _seconds(call, 1)
+        quiet = quiet + 1 if len(verdicts()) == found and found else 0
+        found = len(verdicts())
+        if quiet > (150 if seconds < 0.02 else 20):  # blocks of a quick graph have more calls
+            return
+
+
+def _seconds(call: Callable[[], Any], count: int) -> float:
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return (time.perf_counter() - start) / count
+
+
+def measured(name: str, training: bool) -> dict[str, Any]:
+    """In a process of its own."""
+    with tempfile.TemporaryDirectory() as cache:
+        environment = {
+            **os.environ, "DYNAXLA_CACHE": f"{cache}/dynaxla", "TORCHINDUCTOR_CACHE_DIR": cache, "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-m", "best_engine", name, "--here", *["--training"] * training]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return {"failure": (done.stderr.strip().splitlines() or ["it ended"])[-1][:300]}
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def ratio(row: Mapping[str, Any]) -> float:
+    """How many times as fast as the best engine alone the chosen one is."""
+    return float(min(row["ms"][engine] for engine in SINGLE) / row["ms"]["chosen"])
+
+
+def page(rows: Mapping[str, Mapping[str, Any]], environment: Mapping[str, str], training: bool) -> list[str]:
+    """Lines of Markdown."""
+    good = {name: row for name, row in rows.items() if "failure" not in row}
+    ratios = {name: ratio(row) for name, row in good.items()}
+    what = "forward and backward" if training else "inference"
+    lines = [
+        f"# The engine that is chosen, beside each alone: {what}", "",
+        "Milliseconds of a call, the mean of the quickest third of rounds; batch 1, one thread.",
+        "*Eager*, *inductor*, *dynaxla*: as backends of torch.compile; *uncompiled*: without torch.compile;",
+        '*chosen*: `backend="dynaxla_auto"` after its choice. *Ratio*: the best engine alone over the chosen one;',
+        f"it should be {LEAST} at least, and {MEAN} in the geometric mean. Made by `make engines`.", "",
+        tables.circumstances(environment), "",
+        *tables.heading(["model", *[f"{engine} ms" for engine in SHOWN], "ratio", "who"]),
+    ]  # fmt: skip
+    for name, row in rows.items():
+        if "failure" in row:
+            lines.append(tables.line([name, *["-"] * 6, f"failed: {row['failure']}"]))
+            continue
+        times = [f"{row['ms'][engine]:.4g}" for engine in SHOWN]
+        lines.append(tables.line([name, *times, f"{ratios[name]:.2f}", ", ".join(sorted({*row["chosen"]}))]))
+    if ratios:
+        blanks = [""] * len(SHOWN)
+        lines.append(tables.line(["**geometric mean**", *blanks, f"**{tables.mean(list(ratios.values())):.3f}**", ""]))
+        lines.append(tables.line(["**least**", *blanks, f"**{min(ratios.values()):.3f}**", ""]))
+    return lines
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="best_engine", description=__doc__)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="default: all")
+    parser.add_argument("--training", action="store_true", help="forward and backward, instead of inference")
+    parser.add_argument("--output", type=Path, default=PAGES, help="the folder of the page (default: docs/benchmarks)")
+    parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args(arguments)
+    if unknown := {*given.models} - {*names()}:
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are: {', '.join(names())}")
+    if given.here:
+        print(json.dumps(measure(given.models[0], given.training)))
+        return 0
+    environment = report.environment()
+    stem = "engines-training" if given.training else "engines"
+    cells = Cells(given.output / f".{stem}-cells.json", {**environment, "sources": machine.sources() or ""})
+    rows = {}
+    for name in given.models or names():
+        rows[name] = cells.measured(name, measured, name, given.training)
+        print(name, "failed" if "failure" in rows[name] else f"{ratio(rows[name]):.3f}", flush=True)
+    text = "\n".join(page(rows, environment, given.training)) + "\n"
+    (given.output / f"{stem}.md").write_text(text)
+    (given.output / f"{stem}.json").write_text(json.dumps({"environment": environment, "models": rows}, indent=1) + "\n")
+    if not given.models:
+        cells.done()
+    ratios = [ratio(row) for row in rows.values() if "failure" not in row]
+    return int(len(ratios) < len(rows) or min(ratios) < LEAST or tables.mean(ratios) < MEAN)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

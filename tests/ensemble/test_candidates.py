@@ -1,0 +1,53 @@
+"""Backends of torch.compile by name, and copies of graphs for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import planted_engines
+import pytest
+import torch
+
+from dynaxla.ensemble import candidates
+from dynaxla.errors import OptionError
+
+
+def test_names() -> None:
+    candidates.check_names(["dynaxla", "inductor", "eager"])
+    with planted_engines.planted(planted_right=planted_engines.ENGINES["planted_right"]):
+        candidates.check_names(["dynaxla", "planted_right"])
+    with pytest.raises(OptionError, match=r"'planted_right'; there are: (.|\n)*register_backend"):
+        candidates.check_names(["dynaxla", "planted_right"])
+
+
+def test_a_compiler_may_change_its_copy() -> None:
+    def backend(module: Any, inputs: Any) -> Any:
+        before = module.print_readable(print_output=False)
+        copy = candidates.copied(module)
+        assert copy.print_readable(print_output=False) == before
+        for part in copy.modules():
+            if isinstance(part, torch.fx.GraphModule):
+                for node in part.graph.nodes:
+                    if node.op == "call_function":
+                        node.target = torch.neg
+        assert module.print_readable(print_output=False) == before
+        return module.forward
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)) * 2
+
+    x = torch.rand(3)
+    torch.testing.assert_close(torch.compile(function, backend=backend)(x), x.sin() * 2)
+
+
+def test_failures_are_reasons_but_for_what_torch_dynamo_wants_to_hear() -> None:
+    def fail(error: Exception) -> Any:
+        def compile() -> Any:
+            raise error
+
+        return compile
+
+    assert candidates.by(fail(ValueError("too large\nby far"))) == "it cannot compile the graph: ValueError: too large"
+    for error in (torch._dynamo.exc.RestartAnalysis(), OptionError("no")):
+        with pytest.raises(type(error)):
+            candidates.by(fail(error))

@@ -1,0 +1,335 @@
+"""Engines that are planted wrong are never chosen, inputs stay as eager mode leaves them, and who is fastest is kept."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import planted_engines
+import pytest
+import torch
+from torch import nn
+
+import dynaxla
+from dynaxla.ensemble import contest
+from dynaxla.errors import OptionError
+from dynaxla.observe import metrics, verdicts
+
+
+@pytest.fixture(autouse=True)
+def engines() -> Iterator[None]:
+    verdicts.reset()
+    with planted_engines.planted(**planted_engines.ENGINES):
+        yield
+
+
+def compiled(function: Any, *engines: str, **settings: Any) -> Any:
+    """Engines besides dynaxla."""
+    options = {"engines": ["dynaxla", *engines], "cache": settings.pop("cache", "")}
+    return torch.compile(function, backend="dynaxla", options=options, **settings)
+
+
+def settled(call: Callable[[], None], count: int = 1, most: int = 400) -> dict[str, Any]:
+    """Call until there are so many verdicts, and once more; the last one."""
+    for _ in range(most):
+        call()
+        if len(verdicts.verdicts()) >= count:
+            call()
+            call()
+            return verdicts.verdicts()[-1]
+    raise AssertionError(f"no verdict after {most} calls: {verdicts.verdicts()}")
+
+
+def product(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return (x @ w).relu()
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        ("planted_always", "it is wrong: the results differ"),
+        ("planted_wider", "torch.float64"),
+        ("planted_transposed", "it is wrong: result 0 is"),
+        ("planted_writes_inputs", "it writes to input 0"),
+        ("planted_fails", "it failed: RuntimeError: no such luck"),
+        ("planted_cannot_compile", "it cannot compile the graph: NotImplementedError: nothing of the kind"),
+    ],
+)
+def test_a_wrong_engine_is_not_chosen(engine: str, reason: str) -> None:
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    before = x.clone()
+    call = compiled(product, engine, "eager")
+    verdict = settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    assert verdict["chosen"] in ("dynaxla", "eager")
+    assert reason in verdict["left_out"][engine]
+    assert torch.equal(x, before)
+
+
+def test_a_slow_engine_is_not_chosen_and_a_right_one_may_be() -> None:
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    call = compiled(product, "planted_slow", "eager")
+    verdict = settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    assert verdict["chosen"] != "planted_slow"
+    assert verdict["seconds"]["planted_slow"] > 0.002
+    assert verdict["seconds"][verdict["chosen"]] == min(verdict["seconds"].values())
+    assert verdict["phase"] == "inference"
+
+
+def test_an_engine_that_is_wrong_at_the_second_size_goes_then() -> None:
+    """The first size is its own: there it is right."""
+    w = torch.randn(6, 5)
+    call = compiled(product, "planted_other_sizes", dynamic=True)
+    for rows in [4] * 60 + [7] * 60 + [4] * 5:
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(call(x, w), product(x, w))
+    last = verdicts.verdicts()[-1]
+    assert last["chosen"] == "dynaxla"
+    assert "it is wrong" in last["left_out"]["planted_other_sizes"]
+
+
+def test_a_winner_that_is_wrong_later_is_followed_by_the_next_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contest.Alone, "decide", lambda self, sizes, seconds: min(seconds, key="planted_other_sizes".__ne__))
+    w = torch.randn(6, 5)
+    call = compiled(product, "planted_other_sizes", "eager", dynamic=True)
+    four, seven = torch.randn(4, 6), torch.randn(7, 6)
+    assert settled(lambda: torch.testing.assert_close(call(four, w), product(four, w)))["chosen"] == "planted_other_sizes"
+    verdict = settled(lambda: torch.testing.assert_close(call(seven, w), product(seven, w)), count=2)
+    assert verdict["chosen"] in ("dynaxla", "eager")
+    assert "without planted_other_sizes" in verdict["why"]
+    torch.testing.assert_close(call(four, w), product(four, w))
+
+
+def test_sizes_that_are_always_new() -> None:
+    w = torch.randn(6, 5)
+    call = compiled(product, "planted_right", "eager", dynamic=True)
+    for rows in range(17, 32):
+        x = torch.randn(rows, 6)
+        torch.testing.assert_close(call(x, w), product(x, w))
+    (verdict,) = [item for item in verdicts.verdicts() if item["sizes"][0] == 32]
+    assert "several sizes" in verdict["why"]
+
+
+def test_mutations() -> None:
+    """A wrong write is seen; the user's inputs are written to once in each call."""
+
+    def step(count: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        count.add_(x)
+        return count * 2
+
+    mine, eager, x = torch.zeros(3, 4), torch.zeros(3, 4), torch.randn(3, 4)
+    call = compiled(step, "planted_in_mutation", "eager")
+
+    def one() -> None:
+        torch.testing.assert_close(call(mine, x), step(eager, x))
+        torch.testing.assert_close(mine, eager)
+
+    verdict = settled(one)
+    assert verdict["chosen"] in ("dynaxla", "eager")
+    assert "input 0 is another one afterwards" in verdict["left_out"]["planted_in_mutation"]
+
+
+def test_views_of_inputs_stay_views() -> None:
+    def view(x: torch.Tensor) -> torch.Tensor:
+        return x.t()[1:]
+
+    x = torch.randn(3, 4)
+    call = compiled(view, "planted_no_view", "eager")
+    verdict = settled(lambda: torch.testing.assert_close(call(x), view(x)))
+    assert "result 0 shares memory with nothing, eager mode's with input 0" in verdict["left_out"]["planted_no_view"]
+    call(x).zero_()
+    assert not x[:, 1:].any()
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layers(x)
+
+
+def test_training() -> None:
+    """Statistics and gradients of every step are eager mode's; an engine that is wrong in its backward pass alone is left out."""
+    torch.manual_seed(0)
+    mine, eager = Net(), Net()
+    eager.load_state_dict(mine.state_dict())
+    call = compiled(mine, "planted_in_backward", "planted_slow", "eager")
+    calls: list[int] = []
+    mine.layers[0].weight.register_hook(lambda gradient: calls.append(1))
+    steps = 0
+
+    def one() -> None:
+        nonlocal steps
+        steps += 1
+        x = torch.randn(5, 6)
+        for model, function in ((mine, call), (eager, eager)):
+            model.zero_grad()
+            function(x).square().sum().backward()
+        for (name, one), other in zip(mine.named_parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4, msg=name)
+        for one, other in zip(mine.buffers(), eager.buffers(), strict=True):
+            torch.testing.assert_close(one, other)
+
+    verdict = settled(one)
+    assert verdict["phase"] == "training"
+    assert verdict["chosen"] in ("dynaxla", "eager")
+    assert "the gradients differ" in verdict["left_out"]["planted_in_backward"]
+    assert len(calls) == steps
+
+
+def test_what_is_not_run_twice() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(50)
+    drop = compiled(lambda x: nn.functional.dropout(x, 0.5) * 2, "planted_right", "eager")
+    drop(x)
+    (verdict,) = verdicts.verdicts()
+    assert verdict["chosen"] == "dynaxla"
+    assert "it draws random numbers: aten." in verdict["why"]
+    assert "test_contest.py" in verdict["why"]
+
+    calls: list[int] = []
+    with torch.library._scoped_library("planted", "FRAGMENT") as library:
+        library.define("effect(Tensor x) -> Tensor")
+        library.impl("effect", lambda x: (calls.append(1), x + 1)[1], "CPU")
+        library.impl("effect", lambda x: torch.empty_like(x), "Meta")
+        call = compiled(lambda x: torch.ops.planted.effect(x), "planted_right", "eager")
+        for _ in range(3):
+            torch.testing.assert_close(call(x), x + 1)
+    assert len(calls) == 3
+    assert "it calls a custom op" in verdicts.verdicts()[-1]["why"]
+
+
+def test_no_call_runs_an_engine_more_than_once_beside_eager_mode() -> None:
+    runs: list[str] = []
+
+    def counting(module: Any, _: Any) -> Callable[..., Any]:
+        return lambda *args: (runs.append("engine"), module(*args))[1]
+
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    with planted_engines.planted(planted_counting=counting):
+        call = compiled(product, "planted_counting", "eager")
+        before = metrics.snapshot().get("trials", 0)
+        seen = []
+
+        def one() -> None:
+            runs.clear()
+            call(x, w)
+            seen.append(len(runs))
+
+        settled(one)
+    assert max(seen) == 1
+    assert metrics.snapshot()["trials"] - before == 2
+
+
+def test_a_choice_is_kept_and_a_damaged_one_forgotten(tmp_path: Path) -> None:
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+
+    def one() -> None:
+        torch.testing.assert_close(call(x, w), product(x, w))
+
+    call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
+    first = settled(one)
+    torch._dynamo.reset()
+    verdicts.reset()
+    call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
+    one()
+    (verdict,) = verdicts.verdicts()
+    assert verdict["kept"]
+    assert (verdict["chosen"], verdict["seconds"]) == (first["chosen"], first["seconds"])
+    assert "an earlier process" in verdict["left_out"]["planted_slow"]
+    one()
+    (file,) = (tmp_path / "engines").iterdir()
+    file.write_bytes(b"something else")
+    torch._dynamo.reset()
+    verdicts.reset()
+    call = compiled(product, "planted_slow", "eager", cache=str(tmp_path))
+    assert not settled(one)["kept"]
+
+
+def test_threads_that_call_at_once() -> None:
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    call = compiled(product, "planted_right", "planted_slow", "eager")
+    call(x, w)
+    wrong: list[Exception] = []
+
+    def work() -> None:
+        try:
+            for _ in range(60):
+                torch.testing.assert_close(call(x, w), product(x, w))
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    assert len(verdicts.verdicts()) == 1
+
+
+def test_inference_mode_and_autocast() -> None:
+    net = Net().eval()
+    x = torch.randn(5, 6)
+    call = compiled(net, "planted_always", "eager")
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        expected = net(x)
+        verdict = settled(lambda: torch.testing.assert_close(call(x), expected, rtol=2e-2, atol=2e-2))
+    assert verdict["chosen"] in ("dynaxla", "eager")
+
+
+def test_a_users_mistake_is_the_users() -> None:
+    table, call = torch.randn(4, 3), compiled(lambda table, index: table[index] * 2, "planted_right", "eager")
+    good, bad = torch.tensor([1, 2]), torch.tensor([1, 9])
+    with pytest.raises((IndexError, RuntimeError)):
+        call(table, bad)
+    settled(lambda: torch.testing.assert_close(call(table, good), table[good] * 2))
+    assert not verdicts.verdicts()[-1]["left_out"]
+
+
+def test_other_threads_settings_are_other_graphs() -> None:
+    """TorchDynamo compiles anew for another number of threads, and so the contest begins anew."""
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    call = compiled(product, "eager")
+    settled(lambda: call(x, w))
+    torch.set_num_threads(2)
+    try:
+        settled(lambda: call(x, w), count=2)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_bad_requests() -> None:
+    def refused(message: str, backend: str = "dynaxla", **options: Any) -> None:
+        with pytest.raises(OptionError, match=message):
+            torch.compile(lambda x: x + 1, backend=getattr(dynaxla, backend), options=options)(torch.ones(3))
+
+    refused(r"engines names 'indutcor'; there are: (.|\n)*inductor", engines=["dynaxla", "indutcor"])
+    refused("engines names 'dynaxla_auto'", engines=["dynaxla", "dynaxla_auto"])
+    refused("dynaxla_retrace", backend="dynaxla_retrace", engines=["dynaxla"])
+    with pytest.raises(OptionError, match="no option engines"):
+        dynaxla.compile_step(lambda x: x, options={"engines": ["dynaxla"]})
+
+
+def test_all_the_usual_engines() -> None:
+    """With Inductor, which has to compile; and a tensor that the graph holds by itself."""
+    net = Net().eval()
+    call = torch.compile(net, backend=dynaxla.dynaxla_auto, options={"cache": ""})
+    x = torch.randn(5, 6)
+    with torch.no_grad():
+        verdict = settled(lambda: torch.testing.assert_close(call(x), net(x), rtol=1e-4, atol=1e-5))
+    assert set(verdict["seconds"]) | set(verdict["left_out"]) == {"dynaxla", "inductor", "eager"}
+    assert not any("wrong" in reason for reason in verdict["left_out"].values())
+
+
+def test_without_a_compiler_inductor_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    call = compiled(product, "inductor", "eager")
+    x, w = torch.randn(4, 6), torch.randn(6, 5)
+    verdict = settled(lambda: torch.testing.assert_close(call(x, w), product(x, w)))
+    assert "C++ compiler" in verdict["left_out"]["inductor"]

@@ -1,0 +1,76 @@
+"""What must not be run twice is known from its ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dynaxla.ensemble import obstacles
+
+aten = torch.ops.aten
+
+
+def attention(dropout: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: aten._scaled_dot_product_flash_attention_for_cpu(x, x, x, dropout)[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: x.relu() @ x.transpose(-1, -2), ""),
+        (torch.rand_like, "it draws random numbers"),
+        (torch.bernoulli, "it draws random numbers"),
+        (attention(0.0), ""),
+        (attention(0.5), "it draws random numbers"),
+    ],
+)
+def test_aten_graphs(function: Any, reason: str) -> None:
+    found = obstacles.in_aten(make_fx(function, tracing_mode="fake")(torch.rand(1, 2, 4, 8)))
+    assert found.startswith(reason)
+    assert bool(found) == bool(reason)
+
+
+def captured(function: Any, *args: Any) -> str:
+    """Why the graph that TorchDynamo makes of a function must not be run twice."""
+    found: list[str] = []
+
+    def backend(module: Any, _: Any) -> Any:
+        found.append(obstacles.in_captured(module))
+        return module.forward
+
+    torch.compile(function, backend=backend, fullgraph=True)(*args)
+    (reason,) = found
+    return reason
+
+
+def test_captured_graphs() -> None:
+    x = torch.rand(3)
+    assert captured(lambda x: torch.nn.functional.gelu(x).sum() + len(x), x) == ""
+    assert captured(lambda x: torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,)), x) == ""
+    with torch.library._scoped_library("planted_ops", "FRAGMENT") as library:
+        library.define("one(Tensor x) -> Tensor")
+        library.impl("one", torch.clone, "CompositeExplicitAutograd")
+        assert "it calls a custom op: planted_ops.one" in captured(lambda x: torch.ops.planted_ops.one(x), x)
+        nested = captured(lambda x: torch.cond(x.sum() > 0, torch.ops.planted_ops.one, lambda x: x.clone(), (x,)), x)
+        assert "it calls a custom op" in nested
+    theirs = torch.compiler.allow_in_graph(_theirs)
+    assert "not torch's own" in captured(lambda x: theirs(x), x)
+
+
+def _theirs(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+def test_calls_that_somebody_looks_at() -> None:
+    x = torch.rand(3)
+    assert not obstacles.now([x, torch.nn.Parameter(x), 3, 2.0, None])
+    assert obstacles.now([torch.eye(2).to_mkldnn()])
+    assert obstacles.now([torch.view_as_complex(torch.rand(3, 2)).conj()])
+    with torch.autograd.graph.saved_tensors_hooks(lambda item: item, lambda item: item):
+        assert obstacles.now([x])
+    with torch._subclasses.FakeTensorMode():
+        assert obstacles.now([x])

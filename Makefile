@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 
 .PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate device-models stress \
-	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table lint format
+	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
 
 install: $(INSTALLED)
 
@@ -106,6 +106,24 @@ gpu:
 # docs/benchmarks/gpu.md. Each call goes on where the last one stopped and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32
 gpu-table:
 	PYTHONPATH=src $(GPU_PYTHON) -c 'from dynaxla.cli import main; main()' bench-gpu $(PART) --output docs/benchmarks $(ARGS)
+
+# The documentation site, in .site/: open .site/index.html, no server is needed. Any warning (a dead link, a page in no part of mkdocs.yml's
+# nav) is an error. Its environment has neither torch nor JAX.
+DOCS := .venv-docs
+NEEDED_BY_DOCS = import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")
+
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -c '$(NEEDED_BY_DOCS)' > $(DOCS)/needed.txt
+	$(DOCS)/bin/python -m pip install -c constraints.txt -r $(DOCS)/needed.txt
+	touch $@
+
+docs: $(DOCS)/.installed
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/mkdocs build --strict
+
+# Every code block of every page, those of `make test` among them: five minutes on a core
+docs-test: install
+	$(VENV)/bin/python -m pytest -m 'slow or not slow' tests/test_pages.py tests/test_integrations.py tests/test_site.py $(ARGS)
 
 lint: install
 	$(VENV)/bin/ruff check

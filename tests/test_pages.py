@@ -1,18 +1,73 @@
-"""The blocks of pages run as they stand, one after the other, and compute what the pages say."""
+"""The blocks of pages run as they stand, one after the other, and compute what the pages say. `make docs-test` runs those of all pages."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
-PAGES = Path(__file__).parents[1] / "docs"
+from dynaxla.cli import app
+
+ROOT = Path(__file__).parents[1]
+PAGES = ROOT / "docs"
 # By page: what holds when its blocks have run.
 CHECKS = {
+    "../README": """
+assert y.shape == (3, 64, 256)
+assert loss.device.type == "jax" and dynaxla.metrics.counter_value("CachedCompile") >= 6
+assert x.grad.shape == x.shape
+assert jax_fn(params, jnp.ones((2, 64))).shape == (2, 8)
+""",
+    "start": """
+assert losses[-1] < losses[0]
+""",
+    "training": """
+assert losses[-1] < losses[0]
+assert len(seen) == 4 and seen[-1] < seen[0]
+assert dynaxla.metrics.snapshot()["parts"] > dynaxla.metrics.snapshot()["lazy_steps"] > 0
+""",
+    "generation": """
+assert found.shape == (2, 17)
+""",
+    "sizes": """
+assert counts["graphs"] == 1 and counts["compile"] < 8
+torch.testing.assert_close(early.shape, later.shape)
+""",
+    "freezing": "",
+    "deployment": """
+assert loaded(*inputs).shape == (4, 8)
+""",
+    "gpus": """
+assert model.weight.grad is not None
+""",
+    "looking-inside": """
+assert list(__import__("pathlib").Path("graphs").rglob("*"))
+""",
+    "options": """
+torch.testing.assert_close(step(torch.ones(2)), torch.full((2,), 2.0))
+""",
+    "troubleshooting": "",
+    "architecture": "",
+    "add-an-op": """
+factors = torch.compile(lambda x: torch.ops.mylib.scale(x, 3.0), backend="dynaxla", options={"fallback": "error"})
+torch.testing.assert_close(factors(torch.ones(2)), torch.full((2,), 3.0))
+""",
+    "torch-xla": """
+assert len(losses) == 12 and losses[-1] < losses[0]
+assert prediction.shape == (16, 1)
+""",
+    "inductor": """
+torch.testing.assert_close(by_inductor(x), model(x))
+assert losses[-1] < losses[0]
+""",
     "export": """
 assert found.shape == (5, 4)
 assert {path.name for path in __import__("pathlib").Path("linear").iterdir()} == {"program.mlirbc", "weights.safetensors", "manifest.json"}
@@ -79,6 +134,22 @@ torch.testing.assert_close(torch.tensor(held.tolist()), model.cpu()(x).detach(),
 }
 
 
+# What such a program prints, among other things.
+SAYS = {
+    "training": "a step needs the value of a tensor",
+    "freezing": "option freeze is for inference",
+    "troubleshooting": "no lowering for shop.discount.default",
+}
+# What stands before a page's program: transformers may find a torchvision of another build of torch, and a page's op has to be there.
+BEFORE = {
+    "generation": "from dynaxla.bench.suites import _import\n_import('transformers')",
+    "architecture": "import torch",
+    "add-an-op": """
+import torch
+torch.library.define("mylib::scale", "(Tensor x, float factor) -> Tensor")
+torch.library.register_fake("mylib::scale")(lambda x, factor: torch.empty_like(x))
+""",
+}
 # What a page's program needs of its environment, and what runs it.
 VARIABLES = {
     "many-devices": {"XLA_FLAGS": "--xla_force_host_platform_device_count=8"},
@@ -88,6 +159,14 @@ RUNNERS = {
     "explain": [],  # its lines are those of a file
     "many-processes": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
 }
+# They take longer than the others; `make docs-test` runs them.
+SLOW = {"../README", "training", "looking-inside", "generation", "sizes", "deployment", "torch-xla", "inductor"}
+NEEDS = {"generation": "transformers"}
+# Pages of which blocks are quoted from the sources: these files have them.
+OPS = "src/dynaxla/lowering/ops"
+QUOTED = {"add-an-op": [f"{OPS}/scans.py", "tests/lowering/table/reductions.py", f"{OPS}/convolution.py"]}
+# Each block of this page is a program, which tests/test_integrations.py runs.
+ELSEWHERE = {"integrations"}
 
 
 def blocks_of(page: str) -> list[str]:
@@ -95,17 +174,61 @@ def blocks_of(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", (PAGES / f"{page}.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
+def all_pages() -> list[Path]:
+    return [ROOT / "README.md", *sorted(PAGES.rglob("*.md"))]
+
+
 # torch.export's own copy of a tree of arguments warns of itself (torch 2.13).
 @pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-@pytest.mark.parametrize("page", CHECKS)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=pytest.mark.slow) if page in SLOW else page for page in CHECKS])
 def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
     monkeypatch.chdir(tmp_path)
-    program = "\n".join([*blocks_of(page), CHECKS[page]])
-    if page in RUNNERS or "enable_device()" in program:  # the device is for a process's life
+    program = "\n".join([BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]])
+    # Some things are for a process's life, and counts are a process's.
+    if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(")):
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
+        printed = done.stdout
     else:
-        exec(compile(program, f"{page}.md", "exec"), {"__name__": "page"})
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(compile(program, f"{page}.md", "exec"), {"__name__": "page"})
+        printed = out.getvalue()
+    assert SAYS.get(page, "") in printed
+
+
+def test_every_page_with_blocks_is_run() -> None:
+    found = {os.path.relpath(path.with_suffix(""), PAGES) for path in all_pages() if "```python" in path.read_text()}
+    assert found == CHECKS.keys() | ELSEWHERE
+
+
+@pytest.mark.parametrize("page", QUOTED)
+def test_what_is_quoted_is_so(page: str) -> None:
+    for block, source in zip(blocks_of(page), QUOTED[page], strict=False):
+        lines = {line.strip().rstrip(",") for line in (ROOT / source).read_text().splitlines()}
+        assert not {line.strip() for line in block.splitlines()} - lines, source
+
+
+def commands_of(path: Path) -> list[list[str]]:
+    """The commands in a page's blocks for a shell, without variables before them."""
+    blocks = re.findall(r"^```sh\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
+    lines = [shlex.split(line, comments=True) for block in blocks for line in block.splitlines()]
+    return [[word for number, word in enumerate(line) if number or "=" not in word] for line in lines if line]
+
+
+def test_commands_exist() -> None:
+    command_line = typer.main.get_command(app)
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = [command for path in all_pages() for command in commands_of(path)]
+    assert len(commands) > 15
+    for first, *others in commands:
+        if first == "make":
+            assert others[0] in targets, others
+        elif first == "dynaxla":
+            command_line.commands[others[0]].make_context(others[0], others[1:])  # raises for an option that is not there
+        else:
+            assert first in ("pip",), first

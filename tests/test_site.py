@@ -1,0 +1,140 @@
+"""The site's pages say what the code says: options, errors, public names, figures. `make docs` builds it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import os
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import error_texts
+import pictures
+import public_names
+import pytest
+
+import dynaxla
+from dynaxla import config, errors, sharding
+from dynaxla.config import Options
+from dynaxla.observe import metrics
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+
+
+def tables_of(page: str) -> list[list[list[str]]]:
+    """The rows of a page's tables, without headings."""
+    tables = re.findall(r"(?:^\|.*\n)+", (DOCS / page).read_text(), re.MULTILINE)
+    return [[[cell.strip() for cell in line.strip("|\n").split(" | ")] for line in table.splitlines()[2:]] for table in tables]
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    """Once, and so is each page that is made of another file. `make docs` finds links that lead nowhere."""
+    listed = re.findall(r"^ +- .+: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    written = [path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")]
+    examples = [f"examples/{path.stem}.md" for path in (ROOT / "examples").glob("*.py")]
+    made = ["index.md", "changelog.md", "benchmarks/pictures.md", *(f"api/{page}.md" for page in public_names.reference_pages())]
+    assert sorted(listed) == sorted([*written, *examples, *made])
+
+
+def test_every_option_is_on_its_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names, in the code's order; defaults; values, all of which are taken, and no others."""
+    for name in [name for name in os.environ if name.startswith("DYNAXLA_")]:
+        monkeypatch.delenv(name)
+    rows, defaults = tables_of("options.md")[0], Options()
+    assert [code(row[0]) for row in rows] == [[item.name] for item in dataclasses.fields(Options)]
+    for (name,), default, values in [(code(row[0]), code(row[1]), code(row[2])) for row in rows]:
+        assert [getattr(defaults, name)] == [ast.literal_eval(text) for text in default]
+        for value in map(ast.literal_eval, values):
+            assert getattr(Options.parse({name: value}, None), name) == value
+        words = [value for value in map(ast.literal_eval, values) if isinstance(value, str) and value]
+        if words:  # a choice
+            with pytest.raises(dynaxla.OptionError) as refused:
+                Options.parse({name: "none of these"}, None)
+            assert set(re.findall(r"'(\w+)'", refused.value.hint)) == set(words)
+
+
+def test_every_variable_and_mode_is_on_the_page_of_options() -> None:
+    _, variables, modes, backends = tables_of("options.md")
+    read = set(re.findall(r"""environ.*?["'](DYNAXLA_\w+)""", Path(config.__file__).read_text()))
+    assert {code(row[0])[0] for row in variables} == read
+    assert all(code(row[1])[0] in {item.name for item in dataclasses.fields(Options)} for row in variables)
+    named = [ast.literal_eval(mode) for row in modes for mode in code(row[0])]
+    for mode in named:
+        assert Options.parse(None, mode).tune == ("autotune" in mode)
+    with pytest.raises(dynaxla.OptionError) as refused:
+        Options.parse(None, "none of these")
+    assert refused.value.hint.removeprefix("the modes are: ").split(", ") == named
+    assert [ast.literal_eval(code(row[0])[0]) for row in backends] == list(public_names.public_names()["backend"])
+
+
+def test_what_troubleshooting_quotes_is_what_the_code_says() -> None:
+    """Each message in the page's tables of errors is one that the code can raise, or eager mode's or torch's, which are named here."""
+    of_others = {"torch.compile raises Unsupported", "index out of range in self"}
+    quoted = [code(row[0])[0] for table in tables_of("troubleshooting.md")[:2] for row in table]
+    assert len(quoted) > 10
+    texts = error_texts.error_texts()
+    assert [text for text in quoted if not any(known.says(text) for known in texts)] == [text for text in quoted if text in of_others]
+
+
+def test_messages_are_found_as_they_are_raised() -> None:
+    with pytest.raises(dynaxla.OptionError) as unknown:
+        Options.parse({"dmup": "here"}, None)
+    with pytest.raises(dynaxla.ArgumentError) as bad_mesh:
+        sharding.Mesh((0,), ("rows",))
+    for error in (unknown.value, bad_mesh.value):
+        assert [text for text in error_texts.error_texts() if text.error == type(error).__name__ and text.says(error.message)]
+    assert not any(text.says("something else altogether") for text in error_texts.error_texts())
+
+
+def test_every_class_of_errors_is_listed() -> None:
+    classes = [name for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, errors.DynaxlaError)]
+    assert list(error_texts.error_classes()) == classes
+    listing = error_texts.listing()
+    assert re.findall(r"^### (\w+)$", listing, re.MULTILINE) == classes
+    assert {text.error for text in error_texts.error_texts()} >= set(classes) - {"DynaxlaError"}
+    assert listing.count("\n| ") > 200
+
+
+def test_wordings() -> None:
+    source = """
+HINT = "give " + str(2)
+def refuse(x):
+    what = "one" if x else f"a {x!r}"
+    raise OptionError(f"no {what}: {x} {x}", hint=HINT)
+"""
+    found = {(text.message, text.hint) for text in error_texts._texts_of(source)}
+    assert found == set()  # two letters or so are nothing to find it by
+    found = {(text.message, text.hint) for text in error_texts._texts_of(source.replace("no {", "there is no {"))}
+    assert found == {("there is no one: …", "give …"), ("there is no a …: …", "give …")}
+
+
+def test_every_public_name_has_its_reference() -> None:
+    shown = re.findall(r"^::: (\S+)$", "\n".join(public_names.reference_pages().values()), re.MULTILINE)
+    assert len(shown) == len(set(shown))
+    expected = {f"dynaxla.{name}" for name in dynaxla.__all__ if name != "metrics"} | {"dynaxla.config.Options"}
+    expected |= {f"dynaxla.sharding.{name}" for name in public_names.reexported("sharding") if name not in dynaxla.__all__}
+    assert set(shown) == expected | {f"dynaxla.observe.metrics.{name}" for name in public_names.METRICS}
+    assert all(callable(getattr(metrics, name)) for name in public_names.METRICS)
+
+
+def test_pictures_show_the_tables() -> None:
+    drawn = pictures.pictures()
+    assert len({picture.name for picture in drawn}) == len(drawn) > 10
+    for picture in drawn:
+        assert (DOCS / "benchmarks" / picture.table).exists()
+        root = ElementTree.fromstring(picture.svg())
+        width, height = (float(root.get(side, "0")) for side in ("width", "height"))
+        bars = [item for item in root.iter("{http://www.w3.org/2000/svg}rect") if item.get("height") == str(pictures.ROW - 1)]
+        assert len(bars) >= sum(map(len, picture.groups.values()))
+        assert all(float(bar.get("x", "")) + float(bar.get("width", "")) <= width and float(bar.get("y", "")) < height for bar in bars)
+    ten = drawn[0]
+    found = json.loads((DOCS / "benchmarks" / "models-cpu-batch1-float32.json").read_text())
+    assert f"dynaxla {found['geometric_means']['dynaxla']['speedup']:.2f}" in ten.summary
+    assert all(f"pictures/{picture.name}.svg" in pictures.page("pictures") for picture in drawn)

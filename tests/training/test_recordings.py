@@ -57,6 +57,18 @@ def test_changes_in_python() -> None:
     assert first is not second
 
 
+def test_a_recording_calls_no_collectives() -> None:
+    """Not for new state either: other processes may have recorded the step before, or cannot. Here nobody has the group."""
+
+    def total() -> torch.Tensor:
+        return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(X * 2, "sum", "nobody"))
+
+    recording = recorded(lambda: None, total=total, own=lambda: X * 2)
+    found = recording.initial_values(walk({"x": X}))
+    assert list(found) == [("state", "own")]
+    torch.testing.assert_close(found["state", "own"], X * 2)
+
+
 def test_numbers_are_computed_again() -> None:
     group = {"lr": 0.5}
     recorder = Recorder({}, 0, {}, set())

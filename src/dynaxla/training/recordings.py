@@ -18,6 +18,7 @@ from torch.fx import Node
 from torch.utils._pytree import tree_flatten
 
 from ..errors import CaptureError
+from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .kinds import unwraps
 from .recorder import Recorder
@@ -217,9 +218,9 @@ class Recording:
 
 
 def _is_pure(node: Node) -> bool:
-    """Whether a node gives the same each time, and does nothing else."""
+    """Whether a node gives the same each time, and does nothing else. A collective does: other processes may record nothing now."""
     op = node.target
-    if written(node):
+    if written(node) or is_collective(node):
         return False
     return not isinstance(op, torch._ops.OpOverload) or not (op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags)
 

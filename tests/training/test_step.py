@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -149,6 +151,25 @@ def test_new_gradients_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> No
         assert not any(reference() is not None for reference in old)
         assert_same(one, other, second, first)
         torch.testing.assert_close([p.grad for p in learning(other)], [p.grad for p in learning(one)], rtol=1e-4, atol=1e-6)
+
+
+def test_what_python_knows_is_that_of_the_call() -> None:
+    """The first call finds no gradients, and says so, though its graph is that of the others."""
+    one, first, other, second = two(OPTIMIZERS["SGD"])
+
+    def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], Any]:
+        def run(x: torch.Tensor) -> Any:
+            known = ["gradients" if parameter.grad is not None else "none" for parameter in learning(model)]
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            return known, len(set(known)), None if "none" in known else x
+
+        return run
+
+    eager, compiled = step(one, first), dynaxla.compile_step(step(other, second), fullgraph=True)
+    for x, _ in batches(4):
+        assert compiled(x)[:2] == eager(x)[:2]
+        assert (compiled(x)[2] is x) == (eager(x)[2] is x)
 
 
 def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) -> None:

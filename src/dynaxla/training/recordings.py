@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_flatten
 from ..errors import CaptureError
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
+from .contents import content
 from .kinds import unwraps
 from .recorder import Recorder
 from .scalars import Place, TracedFloat
@@ -210,11 +211,15 @@ class Recording:
         )
 
     def _gives(self, template: Any, other: Recording, found: Any, pairs: Mapping[Node, Node]) -> bool:
-        """Whether a result of this recording is that of the other one."""
-        one, two = outputs_of(template), outputs_of(found)
-        return type(template) is type(found) and [pairs.get(self.recorder.node(self.outputs[item.index])) for item in one] == [
-            other.recorder.node(other.outputs[item.index]) for item in two
-        ]
+        """Whether a result of this recording is that of the other one. What Python knew counts, too: a program gives it at every call."""
+        if type(template) is not type(found):
+            return False
+        if isinstance(template, Output):
+            return pairs.get(self.recorder.node(self.outputs[template.index])) is other.recorder.node(other.outputs[found.index])
+        if isinstance(template, Built):
+            one, two = ([item for pair in built.items for item in pair] for built in (template, found))
+            return len(one) == len(two) and all(self._gives(mine, other, its, pairs) for mine, its in zip(one, two, strict=True))
+        return content(template) == content(found) and (not isinstance(template, Known) or template == found)
 
 
 def _is_pure(node: Node) -> bool:

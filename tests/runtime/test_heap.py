@@ -17,7 +17,7 @@ from dynaxla.runtime import heap
 PROGRAM = """
 import resource, torch
 torch.set_num_threads(1)
-compiled = torch.compile(lambda x: x + 1, backend="dynaxla")
+compiled = torch.compile(lambda x: {formula}, backend="dynaxla")
 x = torch.randn(1024, 16384)  # 64 MB, more than glibc keeps by itself
 for _ in range(20):  # an aligned block that was freed does not always hold the next one of its size, but one of several soon does
     compiled(x)
@@ -30,15 +30,23 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.g
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's heap")
 @pytest.mark.parametrize(
-    "setting",
-    [{}, {"MALLOC_MMAP_THRESHOLD_": "1000000"}, {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}, {"DYNAXLA_HEAP": "leave"}],
-    ids=["dynaxla's", "the user's", "the user's tunables", "left alone"],
+    ("formula", "setting"),
+    [
+        ("x.neg() + 1", {}),
+        ("x + 1", {}),
+        ("x.neg() + 1", {"MALLOC_MMAP_THRESHOLD_": "1000000"}),
+        ("x.neg() + 1", {"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=1000000"}),
+        ("x.neg() + 1", {"DYNAXLA_HEAP": "leave"}),
+        ("x + 1", {"DYNAXLA_HEAP": "leave"}),
+    ],
+    ids=["a program's", "torch's kernel's", "the user's", "the user's tunables", "left alone", "left alone, torch's kernel's"],
 )
-def test_memory_is_used_again(setting: dict[str, str]) -> None:
+def test_memory_is_used_again(formula: str, setting: dict[str, str]) -> None:
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES", "DYNAXLA_HEAP"))
     } | setting
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", PROGRAM.format(formula=formula)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert (int(done.stdout) > 15 * 60_000_000) == bool(setting), f"{done.stdout} bytes of new pages in 20 calls"
 
 

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -388,6 +389,9 @@ class Program:
     def made(self, specialised: Specialised) -> Runnable:
         """What runs the graph: its program, unless XLA has nothing to do in it."""
         if self._is_for_torch(specialised):
+            specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
+            if self.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
+                heap.keep_freed_memory()
             return ByTorch(self.name, self._kernels, specialised.buffers, self.device)
         return self.build(specialised)
 

@@ -20,11 +20,15 @@ from dynaxla.errors import OptionError, UnsupportedTensor, UnsupportedVersion
 from dynaxla.observe import coverage, metrics
 
 
-def test_torch_finds_both_by_name() -> None:
+def test_torch_finds_them_by_name() -> None:
     found = {
         entry.name: entry.load() for entry in importlib.metadata.entry_points(group="torch_dynamo_backends") if "dynaxla" in entry.name
     }
-    assert found == {"dynaxla": backend.dynaxla, "dynaxla_retrace": backend.dynaxla_retrace}
+    assert found == {
+        "dynaxla": backend.dynaxla,
+        "dynaxla_auto": backend.dynaxla_auto,
+        "dynaxla_retrace": backend.dynaxla_retrace,
+    }
 
 
 def test_modes_of_torch_compile_reach_the_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,11 +113,11 @@ class Options:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """What a program depends on: all but when it is compiled, where it is kept and written, and how many are."""
+        """What a program depends on: all but when it is compiled, where it is kept and written, how many are, and what else may run."""
         return tuple(
             sorted(value.items()) if isinstance(value := getattr(self, item.name), Mapping) else value
             for item in fields(self)
-            if item.name not in ("cache", "compile", "dump", "executables", "heap")
+            if item.name not in ("cache", "compile", "dump", "engines", "executables", "heap")
         )
 
     @property

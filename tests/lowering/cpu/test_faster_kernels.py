@@ -20,6 +20,8 @@ from dynaxla.lowering.fallback import _out_variant
 FASTER = [row for row in ROWS if row.op in _SAVINGS]
 TOGETHER = 8
 NUMBERS = 200_000
+# A graph of such ops alone would not be a program.
+PROGRAMS = {"graph": "xla"}
 
 
 def kernels(function: Callable[[], object]) -> int:
@@ -37,7 +39,7 @@ def test_values_and_strides(first: int) -> None:
         for row in rows
         for item in calls(row, [dtype for dtype in row.dtypes if dtype in _SAVINGS[row.op]], ["dense", "transposed", "with gaps", "empty"])
     ]
-    options = Options(forms={"kernel": "torch"})
+    options = Options(forms={"kernel": "torch", **PROGRAMS})
     results = []
     assert kernels(lambda: results.extend(run_ops([call for _, _, _, call, _ in wanted], options))) > len(wanted) // 2
     for (row, form, dtype, call, expected), result in zip(wanted, results, strict=True):
@@ -70,10 +72,10 @@ def test_all_have_rows() -> None:
     ],
 )  # fmt: skip
 def test_where_it_is_worth_a_call(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected: int) -> None:
-    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"forms": PROGRAMS})
     assert_equal(compiled(x), function(x), tolerance=(1e-2, 1e-2) if x.dtype == torch.bfloat16 else None)
     assert kernels(lambda: compiled(x)) == expected
-    for options in ({"forms": {"kernel": "xla"}}, {"fallback": "error"}):
+    for options in ({"forms": {"kernel": "xla", **PROGRAMS}}, {"fallback": "error"}):
         compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
         assert kernels(lambda compiled=compiled: compiled(x)) == 0
 

@@ -57,6 +57,16 @@ def test_what_torch_runs(function: Callable[..., Any], by_torch: bool) -> None:
     assert ran_by_torch() is by_torch
 
 
+def test_a_layer_in_one_op_is_xlas() -> None:
+    """PyTorch's fast path of an encoder's layer is a single op, of large weights here."""
+    layer = torch.nn.TransformerEncoderLayer(64, 2, 2 * LARGE // 64, batch_first=True).eval()
+    x = torch.randn(2, 5, 64)
+    with torch.no_grad():
+        expected, run = layer(x), compiled(layer)
+        torch.testing.assert_close(run(x), expected, rtol=1e-4, atol=1e-5)
+    assert not ran_by_torch()
+
+
 def test_forms_decide() -> None:
     x = torch.randn(SIDE, SIDE)
     for forms, by_torch in (({"graph": "xla"}, False), ({"graph": "torch"}, True)):

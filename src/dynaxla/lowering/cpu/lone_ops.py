@@ -119,6 +119,9 @@ _FASTER_BY_XLA = frozenset(
         aten.tril.default,
         aten.triu.default,
         aten.unfold_backward.default,
+        # Several ops in one, which XLA fuses.
+        aten._native_multi_head_attention.default,
+        aten._transformer_encoder_layer_fwd.default,
         # Products.
         aten._trilinear.default,
         aten.baddbmm.default,

@@ -122,9 +122,9 @@ class Walk:
             self._watch = Watch(self, inputs, arrays)
         return self._watch.is_unchanged()
 
-    def metas_now(self) -> list[tuple[Any, ...]]:
-        """What `meta` says now of every tensor, in the order in which they were met."""
-        return list(map(meta, self.tensors.values()))
+    def metas_now(self, paths: Iterable[str] | None = None) -> list[tuple[Any, ...]]:
+        """What `meta` says now of the tensors at these paths; else of every one, in the order in which they were met."""
+        return list(map(meta, self.tensors.values() if paths is None else map(self.tensors.__getitem__, paths)))
 
     def sharing_now(self) -> list[tuple[int, int]]:
         """Of each tensor: the first one in the same memory, and the offset if that is another one."""
@@ -144,49 +144,96 @@ class Walk:
         """Give arrays their values back, but for those at the paths `quiet`. Returns: the paths of those that were others."""
         return [path for path, (value, values) in self.values.items() if path not in quiet and restore_values(value, values)]
 
-    def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
+    def release_gradients(self, places: Iterable[str], keep: Collection[str]) -> dict[str, dict[str, tuple[Any, ...]]]:
         """Let go of gradients that are about to be replaced, so that their memory is free before: of those that are found nowhere else,
-        share no memory, and are not among the paths to `keep`. The walk is outdated then, until `accept_gradients`.
+        share no memory, and are not among the paths to `keep`. So must be what a gradient wraps. The walk is outdated then, until
+        `accept_gradients`.
 
-        Returns: of each released one's place, its own path, and what it was like.
+        Returns: of each released one's place, what it and the tensors in it were like, by their own paths.
         """
         released = {}
         sharing = Counter(map(storage_of, self.tensors.values()))
         for place in places:
             holder = self.holders.get(place)
             gradient = holder.items["grad"] if holder is not None else None
-            path = self.paths.get(id(gradient), "")
-            below = self.holders.get(f"{path}.grad")
-            if holder is None or gradient is None or below is None or gradient.grad is not None:
+            if holder is None or gradient is None:
                 continue
-            if type(gradient) not in ORDINARY:  # what it wraps would stay
-                continue
-            if path in keep or id(gradient) in self.repeated or sharing[storage_of(gradient)] > 1:
+            pieces = self._pieces(gradient)
+            if not pieces or any(
+                path in keep or id(piece) in self.repeated or sharing[storage_of(piece)] > 1 for path, piece in pieces.items()
+            ):
                 continue
             self.is_outdated = True
-            released[place] = path, meta(gradient)
+            released[place] = {path: meta(piece) for path, piece in pieces.items()}
+            for piece in pieces.values():
+                del self.paths[id(piece)]
             holder.put("grad", None)
-            below.target = holder.items["grad"] = self.objects[path] = self.tensors[path] = None
-            del self.paths[id(gradient)]
+            holder.items["grad"] = None
+            self._exchange(dict.fromkeys(pieces))
         self._renew_gradients()
         return released
+
+    def _pieces(self, gradient: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A gradient and the tensors that it wraps, by path; {} if one of them has a gradient itself, or what it wraps is not known."""
+        path = self.paths.get(id(gradient), "")
+        below, parts = self.holders.get(f"{path}.grad"), self.holders.get(f"{path} parts")
+        if path not in self.gradients or below is None or gradient.grad is not None:
+            return {}
+        wrapped = [part for part in parts.items.values() if isinstance(part, torch.Tensor)] if parts is not None else []
+        found = {path: gradient}
+        for part in wrapped:
+            inside = self._pieces(part)
+            if not inside:
+                return {}
+            found |= inside
+        return found if wrapped or type(gradient) in ORDINARY else {}
+
+    def _alike(self, path: str, gradient: Any, expected: Mapping[str, tuple[Any, ...]]) -> dict[str, torch.Tensor]:
+        """The same of one that stands in a released one's place; {} if it is not like that."""
+        if not isinstance(gradient, torch.Tensor) or meta(gradient) != expected[path] or gradient.grad is not None:
+            return {}
+        found = {path: gradient}
+        for name, before in self.holders[f"{path} parts"].items.items() if f"{path} parts" in self.holders else ():
+            part = getattr(gradient, name)
+            if f"{path}.{name}" in expected:
+                inside = self._alike(f"{path}.{name}", part, expected)
+                if not inside:
+                    return {}
+                found |= inside
+            elif type(part) is not type(before) or part != before:
+                return {}
+        return found
+
+    def _exchange(self, pieces: Mapping[str, torch.Tensor | None]) -> None:
+        """Have others, or none, where a gradient and what it wraps stood. What else a gradient is made of stays what the walk has found."""
+        for path, piece in pieces.items():
+            self.holders[f"{path}.grad"].target = self.objects[path] = self.tensors[path] = piece
+            if (parts := self.holders.get(f"{path} parts")) is not None:
+                parts.target.owner = piece
+                for name, part in parts.items.items():
+                    if f"{path}.{name}" in pieces:
+                        parts.items[name] = pieces[f"{path}.{name}"]
+                    elif piece is not None:
+                        parts.put(name, part)
 
     def gradients_at(self, places: Iterable[str]) -> dict[Place, Any]:
         """What stands there, to be put back."""
         return {(place, "grad"): self.holders[place].items["grad"] for place in places if place in self.holders}
 
-    def accept_gradients(self, released: Mapping[str, tuple[str, tuple[Any, ...]]]) -> None:
+    def accept_gradients(self, released: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> None:
         """Those that now stand in the places of released ones. If they are like those, the walk holds again."""
         replaced = 0
         taken = {storage_of(tensor) for tensor in self.tensors.values() if tensor is not None}
-        for place, (path, expected) in released.items():
+        for place, expected in released.items():
             holder = self.holders[place]
-            gradient = holder.target.grad
-            if gradient is None or storage_of(gradient) in taken or meta(gradient) != expected:
+            pieces = self._alike(next(iter(expected)), holder.target.grad, expected)
+            storages = set(map(storage_of, pieces.values()))
+            if not pieces or len(storages) < len(pieces) or storages & taken:
                 continue
-            taken.add(storage_of(gradient))
-            self.holders[f"{path}.grad"].target = holder.items["grad"] = self.objects[path] = self.tensors[path] = gradient
-            self.paths[id(gradient)] = path
+            taken |= storages
+            holder.items["grad"] = holder.target.grad
+            self._exchange(pieces)
+            self.paths.update((id(piece), path) for path, piece in pieces.items())
             replaced += 1
         self.is_outdated = self.is_outdated and replaced < len(released)
         self._renew_gradients()

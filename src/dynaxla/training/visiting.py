@@ -242,6 +242,8 @@ class Visitor:
                 yield ".grad", gradient
         if parts := parts_of_tensor(value):
             for name, part in self._hold(f"{path} parts", Attributes(value, parts)).items():
+                if path in self._found.gradients and isinstance(part, torch.Tensor):
+                    self._found.gradients.add(f"{path}.{name}")
                 yield f".{name}", part
         if path in self._found.gradients:
             return

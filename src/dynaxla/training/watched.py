@@ -30,7 +30,7 @@ from .observation import observe
 from .parallel_modules import ParallelModules
 from .parts import Part
 from .recorder import Recorder, handlers
-from .recordings import Output, Recording, build, known_of
+from .recordings import Recording, build, known_of, outputs_of
 from .scalars import Compared, Place, TracedFloat
 from .shadows import compiling, other_groups
 from .shared_memory import shared
@@ -475,7 +475,7 @@ class _Program:
         self._part = Part(recorder.graph, placeholders, outputs, recorder.constants)
         # Another process may end at any time.
         self._may_be_left = any(map(is_collective, recorder.graph.nodes))
-        self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and isinstance(template, Output)]
+        self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
         self._used = {
             *(item for position in self._part.read if isinstance(item := self._inputs[position], str)),

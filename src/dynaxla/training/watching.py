@@ -14,7 +14,7 @@ import sys
 import types
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
-from itertools import chain
+from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,12 +24,13 @@ from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
 from .contents import Values, values_of
 from .holders import Attributes, ClassDict, Holder, Namespace
+from .kinds import unwraps
 from .scalars import Place
 
 if TYPE_CHECKING:
     from .surroundings import Walk
 
-_grad, _is_leaf = operator.attrgetter("grad"), operator.attrgetter("is_leaf")
+_is_leaf = operator.attrgetter("is_leaf")
 # Noting the versions of dicts takes as long as so many looks at what they hold.
 _LOOKS = 50
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE
@@ -88,12 +89,15 @@ class Watch:
         self._walk = walk
         self._free = {path: [key for place, key in inputs if place == path] for path, _ in inputs}
         self._gradients = [holder for holder in walk.holders.values() if isinstance(holder.target, torch.Tensor) and holder.items]
+        parts = {f"{path} parts" for path in walk.gradients}
+        self._gradients += [holder for path, holder in walk.holders.items() if path in parts]
         self._expected_gradients: Any = None
         self._owners: list[torch.Tensor] = []
+        self._names: list[str] = []
         self._holders = [
             (holder, self._free.get(path, ()))
             for path, holder in walk.holders.items()
-            if not isinstance(holder.target, (torch.Tensor, Namespace))
+            if not isinstance(holder.target, (torch.Tensor, Namespace)) and path not in parts
         ]
         self._always = [(holder, free) for holder, free in self._holders if free or not _is_listed(holder)]
         self._always += [(holder, ()) for holder in walk.views.values()]
@@ -177,26 +181,33 @@ class Watch:
 
     def _gather_tensors(self) -> None:
         tensors = self._walk.tensors
-        plain = {path for path, tensor in tensors.items() if _is_plain(tensor)}
-        self._plain = list(plain) if len(plain) < len(tensors) else None
+        plain = [path for path, tensor in tensors.items() if _is_plain(tensor)]
+        checked = [path for path, tensor in tensors.items() if _is_plain(tensor) or _is_wrapper(tensor)]
+        self._plain, self._checked = (None if len(paths) == len(tensors) else paths for paths in (plain, checked))
+        known = set(checked)
+        self._metas = {path: facts for path, facts in zip(tensors, self._walk.metas, strict=True) if path not in known}
         self._check: Any = None
         self._leaves = [facts[-1] for facts in self._walk.metas]
         self._places: Places | None = None
 
     def _are_tensors_unchanged(self) -> bool:
-        tensors = list(self._walk.tensors.values())
-        plain = tensors if self._plain is None else [self._walk.tensors[path] for path in self._plain]
+        now = self._walk.tensors
+        tensors = list(now.values())
+        plain, checked = (tensors if paths is None else [now[path] for path in paths] for paths in (self._plain, self._checked))
         if list(map(_is_leaf, tensors)) != self._leaves:
             return False
         if self._expected_gradients is None:
-            self._owners = [holder.target for holder in self._gradients]
-            self._expected_gradients = _pointers([holder.items["grad"] for holder in self._gradients])
-        if _pointers(list(map(_grad, self._owners))) != self._expected_gradients:
+            held = [(_owner(holder), name, item) for holder in self._gradients for name, item in holder.items.items()]
+            self._owners, self._names = [owner for owner, *_ in held], [name for _, name, _ in held]
+            self._expected_gradients = _pointers([item for *_, item in held])
+        if _pointers(list(map(getattr, self._owners, self._names, repeat(None)))) != self._expected_gradients:
             return False
-        if self._plain is not None or self._check is None or (plain and not self._check.matches(*plain)):
+        if self._metas and self._walk.metas_now(self._metas) != list(self._metas.values()):
+            return False
+        if self._check is None or (checked and not self._check.matches(*checked)):
             if self._walk.metas != self._walk.metas_now():
                 return False
-            self._check = ArgumentCheck(plain)
+            self._check = ArgumentCheck(checked)
         found = places(plain)
         if found != self._places:
             if self._walk.sharing_now() != self._walk.sharing:
@@ -243,5 +254,15 @@ def _has_class_of_python(value: Any) -> bool:
     return bool(type(value).__flags__ & _HEAP_TYPE) and not isinstance(value, (type, types.ModuleType, torch.Tensor))
 
 
+def _owner(holder: Holder) -> Any:
+    """The tensor whose gradient, or whose parts, a holder has."""
+    return holder.target.owner if isinstance(holder.target, Attributes) else holder.target
+
+
 def _is_plain(tensor: torch.Tensor) -> bool:
     return type(tensor) in ORDINARY and tensor.layout == torch.strided
+
+
+def _is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether it has a shape and strides, as DTensors do, and its memory is that of tensors that it wraps."""
+    return unwraps(type(tensor)) and tensor.layout == torch.strided

@@ -1,0 +1,160 @@
+"""Gradients that wrap others, as DTensors do, and stay behind a step: a call costs what plain ones cost, and what is changed is seen.
+
+In a process of its own, which is a group by itself: whether a group exists is known to all of a process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scripts import run_script
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+
+START = """
+import copy
+import weakref
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import dynaxla
+from dynaxla.training import surroundings, visiting, watched
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+mesh = init_device_mesh("cpu", (1,))
+visits, metas, walks = Counter(), Counter(), []
+
+
+def counted(function, counter, name):
+    def call(*args):
+        counter[name] += 1
+        return function(*args)
+
+    return call
+
+
+visiting.Visitor._visit = counted(visiting.Visitor._visit, visits, "visits")
+surroundings.meta = counted(surroundings.meta, metas, "metas")
+search = watched.walk
+watched.walk = lambda roots, *rest: walks.append(list(roots)) or search(roots, *rest)
+
+
+def network(way):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Linear(4, 4, bias=False))
+    if way == "tensor parallel":
+        return parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return fully_shard(net, mesh=mesh) if way == "fsdp" else net
+
+
+def shown(gradient):
+    if not isinstance(gradient, DTensor):
+        return str(gradient)
+    return f"{gradient.placements} {list(gradient._local_tensor.shape)} {gradient.requires_grad}"
+
+
+def made(way, compiled):
+    net = network(way)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+    def step(x):
+        said = [shown(parameter.grad) for parameter in net.parameters() if way == "tensor parallel"]
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach(), said
+
+    return net, dynaxla.compile_step(step, fullgraph=True) if compiled else step
+
+
+def same(one, other):
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(mine.detach(), theirs.detach())
+        assert (mine.grad is None) == (theirs.grad is None), (mine.grad, theirs.grad)
+        if mine.grad is not None:
+            assert not isinstance(theirs.grad, DTensor) or shown(mine.grad) == shown(theirs.grad)
+            torch.testing.assert_close(mine.grad, theirs.grad)
+"""
+
+WORK = """
+work = {}
+for way in ("plain", "tensor parallel", "fsdp"):
+    (one, eager), (other, step) = made(way, False), made(way, True)
+    for number in range(5):
+        x = torch.randn(3, 4)
+        expected, _ = eager(x)
+        old = [parameter.grad for parameter in other.parameters() if number > 2]
+        old = [weakref.ref(item) for gradient in old for item in (gradient, getattr(gradient, "_local_tensor", gradient))]
+        gradient = None
+        walks.clear(), visits.clear(), metas.clear()
+        loss, _ = step(x)
+        torch.testing.assert_close(loss, expected)
+        same(one, other)
+        assert not any(item() is not None for item in old), way
+    assert walks == [["args", "kwargs"]], (way, walks)
+    tensors = sum(1 + isinstance(parameter, DTensor) for parameter in other.parameters())
+    work[way] = visits["visits"], metas["metas"] - 2 * tensors
+# What the arguments cost; and of each gradient, and of what it wraps, what it was and what it is like.
+assert work["plain"] == work["tensor parallel"] == work["fsdp"], work
+print(work)
+"""
+
+CHANGES = """
+def first(net):
+    return next(net.parameters())
+
+def shared(net):
+    first(net).grad._local_tensor = list(net.parameters())[2].grad._local_tensor
+
+def replicated(tensor):
+    tensor._spec = DTensor.from_local(tensor._local_tensor.detach(), mesh, [Replicate()])._spec
+
+changes = {
+    "local tensor of a gradient": lambda net: setattr(first(net).grad, "_local_tensor", first(net).grad._local_tensor.clone()),
+    "size of it": lambda net: setattr(first(net).grad, "_local_tensor", torch.ones(2, 4)),
+    "shared memory": shared,
+    "placements of a gradient": lambda net: replicated(first(net).grad),
+    "no gradient": lambda net: setattr(first(net), "grad", None),
+    "another gradient": lambda net: setattr(first(net), "grad", distribute_tensor(torch.ones(4, 4), mesh, [Replicate()])),
+    "requires_grad of a gradient": lambda net: first(net).grad.requires_grad_(),
+    "requires_grad of what it wraps": lambda net: first(net).grad._local_tensor.requires_grad_(),
+    "gradient of a gradient": lambda net: setattr(first(net).grad, "grad", first(net).grad.clone()),
+    "local tensor of a parameter": lambda net: setattr(first(net), "_local_tensor", first(net)._local_tensor.detach().clone()),
+    "requires_grad of a parameter": lambda net: first(net).requires_grad_(False),
+    "requires_grad of it again": lambda net: first(net).requires_grad_(True),
+}
+(one, eager), (other, step) = made("tensor parallel", False), made("tensor parallel", True)
+for name, change in changes.items():
+    for number in range(5):
+        x = torch.randn(3, 4)
+        if number == 2:
+            change(one), change(other)
+        walks.clear()
+        found, expected = step(x), eager(x)
+        assert found[1] == expected[1], (name, number, found[1], expected[1])
+        torch.testing.assert_close(found[0], expected[0])
+        same(one, other)
+        assert number != 2 or ["step"] in walks, name
+    assert walks == [["args", "kwargs"]], (name, walks)
+print(len(changes))
+"""
+
+
+def test_a_call_costs_what_plain_gradients_cost() -> None:
+    """No search among all that the step can reach, and no old gradient is kept."""
+    print(run_script(START + WORK))
+
+
+def test_changes_are_seen() -> None:
+    """But not those inside of a spec, which torch hashes and does not change either; another spec is seen."""
+    print(run_script(START + CHANGES))

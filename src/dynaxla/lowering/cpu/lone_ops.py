@@ -27,8 +27,8 @@ aten = torch.ops.aten
 # Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
 LARGE = 1 << 16
 
-# XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread; what is several ops in one is not
-# in that table).
+# XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread; several ops in one are not in
+# that table).
 _FASTER_BY_XLA = frozenset(
     {
         # Torch calls a function for each number, or reads and writes more than that.

@@ -16,6 +16,7 @@ ELSEWHERE = {
     "engine/test_xla.py": "engine/protocol",
     # What they find and serve shows in the contests that they are parts of.
     "ensemble/test_contest.py": "ensemble/check ensemble/compiled",
+    "lowering/test_forms.py": "lowering/ops/weight_gradients",
     # Nothing but rows of the table.
     "lowering/test_every_op.py": "lowering/ops/synonyms",
     # What several lowerings are made of is tested with them.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from dynaxla.lowering import registry
 from dynaxla.lowering.cpu import onednn
 from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
+from dynaxla.observe import events
 
 registry.fill()  # FORMS has all of them now
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
@@ -30,6 +33,14 @@ TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 def compiled(function: Callable[..., torch.Tensor], forms: dict[str, str], dump: Path | None = None) -> Callable[..., torch.Tensor]:
     options = {"forms": forms, "fallback": "error", "dump": dump}
     return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
+
+
+@contextlib.contextmanager
+def taken() -> Iterator[list[tuple[str, str]]]:
+    """The ops and the forms that are taken inside."""
+    found: list[tuple[str, str]] = []
+    with events.heard(lambda event: found.append((event.op, event.form)) if isinstance(event, events.Took) else None):
+        yield found
 
 
 @dataclass(frozen=True)
@@ -160,6 +171,57 @@ def test_output_padding_beyond_the_stride() -> None:
     result.sin().sum().backward()
     expected.sin().sum().backward()
     torch.testing.assert_close([tensor.grad for tensor in mine], [tensor.grad for tensor in theirs], rtol=1e-4, atol=1e-4)
+
+
+WINDOWS = [  # sizes, kernel, stride, padding
+    ((12,), (5,), (1,), (2,)), ((9, 10), (5, 5), (1, 2), (2, 2)), ((9, 10), (3, 8), (2, 1), (0, 7)), ((4, 4), (7, 7), (1, 1), (3, 3)),
+    ((5, 9), (2, 4), (3, 5), (1, 0)),
+]  # fmt: skip
+
+
+@pytest.mark.usefixtures("quick_xla")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("form", ["strips", "columns"])
+@pytest.mark.parametrize(("sizes", "kernel", "stride", "padding"), WINDOWS)
+def test_weight_gradient_by_torch(
+    form: str, dtype: torch.dtype, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, *sizes, dtype=dtype)
+    groups = 6 if form == "strips" else 1
+    weight = torch.randn(6, 6 // groups, *kernel, dtype=dtype)
+    function = functools.partial(getattr(F, f"conv{len(sizes)}d"), x, stride=stride, padding=padding, groups=groups)
+    mine, theirs = weight.clone().requires_grad_(), weight.double().requires_grad_()
+    with taken() as forms:
+        result = compiled(function, {"weight_gradient": form})(mine)
+        upstream = torch.randn_like(result)
+        result.backward(upstream)
+    assert ("weight_gradient", form) in forms
+    exact = getattr(F, f"conv{len(sizes)}d")(x.double(), theirs, stride=stride, padding=padding, groups=groups)
+    exact.backward(upstream.double())
+    assert mine.grad is not None
+    assert theirs.grad is not None
+    assert mine.grad.stride() == weight.stride()
+    limit = TOLERANCE[dtype][0] * float(theirs.grad.abs().max())
+    torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=0, atol=limit)
+
+
+@pytest.mark.parametrize(
+    ("x", "weight", "padding", "groups", "form"),
+    [
+        ((4, 32, 14, 14), (32, 1, 5, 5), 2, 32, "strips"),
+        ((4, 64, 14, 14), (64, 1, 3, 3), 1, 64, "torch"),
+        ((4, 32, 100), (32, 1, 31), 15, 32, "strips"),
+        ((1, 64, 7, 7), (64, 64, 3, 3), 1, 1, "columns"),
+        ((4, 64, 14, 14), (64, 64, 3, 3), 1, 1, "torch"),
+    ],
+)
+def test_which_weight_gradient(x: tuple[int, ...], weight: tuple[int, ...], padding: int, groups: int, form: str) -> None:
+    kernel = torch.randn(weight, requires_grad=True)
+    convolve = getattr(F, f"conv{len(x) - 2}d")
+    with taken() as forms:
+        compiled(lambda kernel: convolve(torch.ones(x), kernel, padding=padding, groups=groups).sin().sum(), {})(kernel).backward()
+    assert [name for op, name in forms if op == "weight_gradient"] == [form]
 
 
 @pytest.mark.usefixtures("quick_xla")

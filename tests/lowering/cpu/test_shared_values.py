@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import pytest
 import torch
 from hand_made import Builder
@@ -20,7 +22,7 @@ def product(build: Builder, node: Node) -> Node:
 def test_which_values(platform: str) -> None:
     build = Builder()
     x = build.input(3, 3)
-    names = ("both", "only products", "only sums", "returned", "by a view")
+    names = ("both", "only products", "only sums", "returned", "by a view", "a bias's gradient", "a weight's gradient")
     values = {name: build.call(aten.relu.default, x) for name in names}
     more = build.call(aten.relu.default, x)
     outputs = [product(build, values["both"]), build.call(aten.neg.default, values["both"])]
@@ -29,7 +31,12 @@ def test_which_values(platform: str) -> None:
     outputs += [values["returned"], build.call(aten.neg.default, values["returned"])]
     view = build.call(aten.t.default, values["by a view"])
     outputs += [product(build, view), build.call(aten.neg.default, values["by a view"])]
+    for name, has_bias in (("a bias's gradient", True), ("a weight's gradient", False)):
+        grad = build.call(aten.view.default, values[name], [1, 1, 3, 3])
+        weight = build.call(aten.view.default, x, [1, 1, 3, 3])
+        settings = [[1, 1], [1, 1], [1, 1], False, [0, 0], 1, [False, True, has_bias]]
+        outputs += [build.call(operator.getitem, build.call(aten.convolution_backward.default, grad, weight, weight, [1], *settings), 1)]
     outputs += [product(build, build.call(aten.add.Tensor, more, x))]  # an input is in memory, and `more` has one reader
     graph = build.module(*outputs).graph
-    wanted = {values["both"], values["returned"], values["by a view"]} if platform == "cpu" else set()
+    wanted = {values["both"], values["returned"], values["by a view"], values["a bias's gradient"]} if platform == "cpu" else set()
     assert shared_values(graph, platform) == wanted

@@ -47,6 +47,19 @@ FUNCTIONS: dict[str, Callable[[Array, Array], object]] = {
     "convolution, swapped": lambda x, y: lax.conv_general_dilated(
         first(last(x)), y, dimension_numbers=lax.ConvDimensionNumbers((1, 0, 2, 3), (1, 0, 2, 3), (1, 0, 2, 3)), **CONVOLUTION
     ),
+    "reshapes": lambda x, y: (
+        first(last(x)).reshape(2, 3, 20) * 2,
+        first(last(x)).reshape(6, 20),
+        last(x).reshape(2, 20, 3).transpose(0, 2, 1).reshape(x.shape) + x,
+        jnp.stack([first(last(x)), y], 1).sum(1),
+        first(last(x))[:, None].squeeze(1),
+        first(last(x))[:, :, :1].squeeze(2) + 1,
+    ),
+    "windows spread": lambda x, y: (
+        lax.broadcast_in_dim(first(last(x)), (2, 3, 4, 2, 5, 3), (0, 1, 2, 4)).reshape(2, 3, 8, 15) * 2,
+        lax.broadcast_in_dim(first(last(x)), (7, 2, 3, 4, 5), (1, 2, 3, 4)).reshape(14, 3, 4, 5),
+        lax.broadcast_in_dim(x[0, :, 0, 0], (2, 3, 4), (1,)).reshape(6, 4),
+    ),
     "what needs its order": lambda x, y: (first(last(x)).reshape(2, -1), jnp.dot(first(last(x)), y[0, 0].T), lax.sort(first(last(x)))),
     "control flow": lambda x, y: (
         lax.fori_loop(0, 3, lambda _, value: value * 2, first(last(x))) + lax.cond(x[0, 0, 0, 0] > 0, jnp.sin, jnp.cos, first(last(y)))
@@ -87,6 +100,16 @@ def test_pairs_cancel_out() -> None:
         return x.mean((2, 3))
 
     assert transposes(network, x, weight, scale) == 1  # of what comes in
+
+    def tokens(x: Array, weight: Array) -> Array:
+        """Between products of tokens, pictures; in memory they are the same."""
+        for _ in range(3):
+            picture = lax.transpose(x, (0, 2, 1)).reshape(2, 3, 4, 5)
+            spread = lax.broadcast_in_dim(first(last(picture) * 2), (2, 3, 4, 1, 5, 1), (0, 1, 2, 4)).reshape(picture.shape)
+            x = jnp.dot(lax.transpose(spread.reshape(2, 3, 20), (0, 2, 1)), weight)
+        return x
+
+    assert transposes(tokens, jnp.ones((2, 20, 3)), weight) == 0
 
 
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])

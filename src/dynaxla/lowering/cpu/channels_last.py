@@ -34,12 +34,12 @@ def order_between_convolutions(rank: int, platform: str) -> Order | None:
 def order_in_program(ctx: Context) -> Order:
     """How the current node's first argument lies in the program's memory: dimensions from the slowest to the fastest.
 
-    Convolutions leave channels-last, inputs lie as the caller has them, and what comes between follows.
+    Convolutions and their gradients leave channels-last, inputs lie as the caller has them, and what comes between follows.
     """
     node: torch.fx.Node = ctx.node.args[0]
     rank = node.meta["val"].dim()
     while node.op == "call_function":
-        if node.target is aten.convolution.default:
+        if node.target in (aten.convolution.default, aten.convolution_backward.default):
             return _last(rank)
         # Of an op with several results, the one that is wanted follows; it has no rank of its own.
         sources = [source for source in node.all_input_nodes if _rank(source) in (rank, None)]

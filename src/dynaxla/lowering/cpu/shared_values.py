@@ -38,7 +38,12 @@ def _is_shared(node: Node) -> bool:
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
     readers = _readers(node)
-    return any(reader.target in _READERS for reader in readers) and any(reader.target not in _READERS for reader in readers)
+    return any(reader.target in _READERS for reader in readers) and any(map(_computes, readers))
+
+
+def _computes(reader: Node) -> bool:
+    """Whether a loop of XLA's reads it: a bias's gradient is a sum, too."""
+    return reader.target not in _READERS or (reader.target is aten.convolution_backward.default and bool(reader.args[10][2]))
 
 
 def _readers(node: Node) -> list[Node]:

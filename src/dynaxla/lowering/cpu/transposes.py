@@ -3,12 +3,13 @@
 A convolution on the CPU wants channels last, and says so with a transpose before it and one behind. XLA cannot take such pairs out again:
 what stands between them is computed in the first order, with transposes amid its loops. So the traced program is evaluated once more, each
 array with the order in which its dimensions lie; a transpose changes that order and nothing else. Elementwise functions, reductions,
-windows, slices and their like work in any order; what does not gets its operands transposed.
+windows, slices and their like work in any order, reshapes in many; what does not gets its operands transposed.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from jax import Array, lax
 from .evaluation import Evaluation, bind
 from .folding import is_foldable, sum_neighbours, sum_rows
 from .in_memory import in_memory
+from .reshapes import reshaped
 
 Order = tuple[int, ...]
 Orders = dict[int, Order]
@@ -71,6 +73,14 @@ class _Broadcast:
     def plain(self) -> Any:
         return self.to(tuple(range(len(self.shape))))
 
+    def made(self) -> Ordered:
+        """As its operand lies, each new dimension behind the one before it."""
+        order = [self.dims[dim] for dim in self.operand.order]
+        for dim in range(len(self.shape)):
+            if dim not in order:
+                order.insert(order.index(dim - 1) + 1 if dim else 0, dim)
+        return Ordered(self.to(tuple(order)), tuple(order))
+
 
 Value = Ordered | _Broadcast
 
@@ -114,6 +124,8 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
     name, params = equation.primitive.name, equation.params
     if name == "transpose":
         return [_transpose(operands[0], params["permutation"])]
+    if name in _RESHAPES and (moved := _reshape(equation, operands[0])) is not None:
+        return [moved]
     if name == "broadcast_in_dim" and len(operands) == 1 and isinstance(operands[0], Ordered):
         return [_Broadcast(operands[0], params["shape"], params["broadcast_dimensions"])]
     if name == "conv_general_dilated":
@@ -197,6 +209,18 @@ def _transpose(value: Value, permutation: Sequence[int]) -> Value:
     return Ordered(value.array, tuple(moved[dim] for dim in value.order))
 
 
+def _reshape(equation: Any, value: Value) -> Value | None:
+    """None: it takes the plain value, or makes more numbers of it."""
+    wanted = equation.outvars[0].aval.shape
+    if isinstance(value, _Broadcast):
+        value = value.made()
+    if value.is_plain or value.array.size != math.prod(wanted):
+        return None
+    shape = [value.array.shape[value.order.index(dim)] for dim in range(len(value.order))]
+    found = reshaped(shape, value.order, wanted)
+    return None if found is None else Ordered(lax.reshape(value.array, found[0]), found[1])
+
+
 def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
     """XLA takes the operands of its convolution in any order; the result gets the first one's, batch for batch and channel for channel."""
     x, y = (item if isinstance(item, Ordered) else _plain(item.plain()) for item in operands)
@@ -223,6 +247,9 @@ ELEMENTWISE = frozenset([
 _SIMPLE = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
 _DEPTH = 3
 _PARTS = 8
+
+# A broadcast to as many numbers adds dimensions, and no more.
+_RESHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 
 REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
 

@@ -11,6 +11,7 @@ import torch
 from jax import Array, lax
 
 from ..context import Context
+from ..cpu.exponential import exp_nonpositive
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
 
@@ -152,7 +153,7 @@ def gelu(x: Array, *, approximate: str = "none") -> Array:
 def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
     def exact(grad: Array, x: Array) -> Array:
         cdf = _times(_plus(lax.erf(_times(x, _SQRT_HALF)), 1), 0.5)
-        pdf = _times(lax.exp(_times(lax.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
+        pdf = _times(exp_nonpositive(_times(lax.square(x), -0.5)), 1 / math.sqrt(2 * math.pi))
         return lax.mul(grad, lax.add(cdf, lax.mul(x, pdf)))
 
     def by_tanh(grad: Array, x: Array) -> Array:

@@ -17,6 +17,7 @@ from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert, number
 from ..registry import lowers
+from .weight_gradients import weight_gradient
 
 aten = torch.ops.aten
 
@@ -131,15 +132,13 @@ def _reach(problem: Convolution) -> list[int]:
 
 
 def _fits_torch(problem: Convolution) -> bool:
-    """Whether torch's transposed convolution computes this."""
+    """Whether this is the gradient of the input of a convolution that torch computes."""
     if not 3 <= len(problem.x) <= 5 or not problem.mirrored:
         return False
-    limits = map(max, problem.spread, problem.dilation)
-    beyond = _output_padding(problem)
     return (
         all(step == 1 for step in problem.stride)
         and all(pad >= 0 for pad in _padding(problem))
-        and all(0 <= extra < limit for extra, limit in zip(beyond, limits, strict=True))
+        and all(0 <= extra < step for extra, step in zip(_output_padding(problem), problem.spread, strict=True))
     )
 
 
@@ -150,7 +149,7 @@ def _suits_torch(problem: Convolution) -> bool:
 
 @CONVOLUTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """torch's own transposed convolution. The other forms multiply the zeros between the values, and need the weight reversed first."""
+    """torch's own gradient of an input. The other forms multiply the zeros between the values, and need the weight reversed first."""
     space = tuple(range(2, x.ndim))
     if not problem.swapped:
         # (groups * out, in, *kernel) to (groups * in, out, *kernel)
@@ -158,11 +157,12 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
         outputs = problem.weight[0] // groups
         weight = lax.transpose(lax.reshape(weight, (groups, outputs, inputs, *kernel)), (0, 2, 1, *range(3, x.ndim + 1)))
         weight = lax.reshape(weight, (groups * inputs, outputs, *kernel))
-    settings = list(problem.spread), _padding(problem), list(problem.dilation), True, _output_padding(problem), problem.groups
+    settings = list(problem.spread), _padding(problem), list(problem.dilation), False, [0] * len(space), problem.groups
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, kernel = operands
-        results[0].copy_(aten.convolution(rows.movedim(-1, 1), kernel, None, *settings).movedim(1, -1))
+        into = results[0].movedim(-1, 1)  # stands for the input, of which torch needs the shape and the order in memory
+        into.copy_(aten.convolution_backward(rows.movedim(-1, 1), into, kernel, None, *settings, [True, False, False])[0])
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
     # XLA takes both turns of the weight out again.
@@ -187,7 +187,7 @@ def _by_onednn(problem: Convolution, x: Array, weight: Array, bias: Array | None
     return channels_first(onednn.convolution(channels_last(x), weight, *settings, x.dtype, bias, swapped=problem.swapped))
 
 
-def _is_half(problem: Convolution | WeightGradient) -> bool:
+def _is_half(problem: Convolution) -> bool:
     return dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2
 
 
@@ -276,7 +276,7 @@ def convolution_backward(
         grad_input = convert(grad_input, x.dtype)
     if output_mask[1]:
         wide, narrow = (grad, x) if transposed else (x, grad)
-        grad_weight = convert(_weight_gradient(wide, narrow, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
+        grad_weight = convert(weight_gradient(wide, narrow, weight.shape, stride, padding, dilation, groups, ctx), weight.dtype)
     if output_mask[2]:
         total = lax.reduce_sum(convert(grad, dtypes.accumulator(grad.dtype)), [0, *range(2, grad.ndim)])
         grad_bias = convert(total, grad.dtype)
@@ -368,127 +368,3 @@ def _correlate(
         ctx.platform,
     )
     return ctx.choose(CONVOLUTION, problem).run(problem, x, weight, bias)
-
-
-@dataclass(frozen=True)
-class WeightGradient:
-    """The gradient of a convolution's weight, apart from its operands' values.
-
-    Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
-    convolution's); dtype (of x and grad; the result has it, or its accumulator's); precision; platform.
-    """
-
-    x: tuple[int, ...]
-    grad: tuple[int, ...]
-    weight: tuple[int, ...]
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    groups: int
-    dtype: DType
-    precision: lax.Precision
-    platform: str
-
-    @property
-    def operands(self) -> tuple[Operand, ...]:
-        order = order_between_convolutions(len(self.x), self.platform)
-        return Operand(self.x, self.dtype, order), Operand(self.grad, self.dtype, order)
-
-    @property
-    def result_order(self) -> tuple[int, ...] | None:
-        return None
-
-    def __str__(self) -> str:
-        return f"{self.dtype}{list(self.x)} and {list(self.grad)} to {list(self.weight)}, stride {self.stride}, groups {self.groups}"
-
-
-WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
-
-
-def _fits_product(problem: WeightGradient) -> bool:
-    plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
-    return plain and onednn.takes(problem.dtype)
-
-
-@WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product)
-def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """For kernels of one place: the product of two matrices with a row for each window."""
-    rows = channels_last(x)
-    stops = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
-    met = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
-    windows = math.prod(problem.grad) // problem.grad[1]
-    met, upstream = lax.reshape(met, (windows, x.shape[1])), lax.reshape(channels_last(grad), (windows, problem.grad[1]))
-    return lax.reshape(onednn.matmul(upstream, met, True, False, dtypes.accumulator(x.dtype)), problem.weight)
-
-
-def _is_torchs(problem: WeightGradient) -> bool:
-    """Whether grad has the shape of the convolution's result. A transposed convolution with more output padding than stride has another."""
-    if not 3 <= len(problem.x) <= 5:
-        return False
-    sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
-    out = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, pad, spread, width, step in sizes]
-    return tuple(out) == problem.grad[2:]
-
-
-def _is_large(problem: WeightGradient) -> bool:
-    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= _FEW_PRODUCTS
-
-
-# From so many on, oneDNN is faster with channels in front.
-_MANY_CHANNELS = 512
-
-
-@WEIGHT_GRADIENT.form("torch", platforms=["cpu"], fits=_is_torchs, suits=_is_large)
-def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
-    settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups
-
-    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = (tensor.movedim(-1, 1) for tensor in operands)
-        out, channels, *kernel = problem.weight
-        weight = rows.new_empty((out, *kernel, channels)).movedim(-1, 1)  # its values do not matter, its order does
-        if problem.groups == 1 and min(problem.weight[:2]) >= _MANY_CHANNELS:
-            rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
-        results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
-
-    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
-    return convert(result, dtypes.accumulator(problem.dtype))
-
-
-@WEIGHT_GRADIENT.form("cudnn", platforms=["cuda"], fits=_is_half)
-def _weight_gradient_by_cudnn(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """As `_by_cudnn`."""
-    return _weight_gradient_by_xla(problem, x, grad, problem.dtype)
-
-
-@WEIGHT_GRADIENT.form("xla")
-def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtype: DType | None = None) -> Array:
-    """x convolved with grad: batch and channels exchange their roles. dtype: as for `_by_xla`."""
-    margins = []
-    sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
-    for dim, step, pad, spread in sizes:
-        covered = (grad.shape[dim] - 1) * step + 1
-        wanted = (problem.weight[dim] - 1) * spread + covered
-        margins.append((pad, wanted - x.shape[dim] - pad))
-    return lax.conv_general_dilated(
-        x,
-        grad,
-        window_strides=problem.dilation,
-        padding=margins,
-        rhs_dilation=problem.stride,
-        dimension_numbers=_dimension_numbers(_SWAPPED, _SWAPPED, _SWAPPED, x.ndim),
-        batch_group_count=problem.groups,
-        precision=problem.precision,
-        preferred_element_type=dtype or dtypes.accumulator(x.dtype),
-    )
-
-
-def _weight_gradient(
-    x: Array, grad: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
-) -> Array:
-    """The gradient of a weight of `shape` (out, in / groups, *kernel)."""
-    if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
-        return lax.full(shape, 0, dtypes.accumulator(x.dtype))
-    settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups
-    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, ctx.settings.convolution_precision, ctx.platform)
-    return ctx.choose(WEIGHT_GRADIENT, problem).run(problem, x, grad)

@@ -1,0 +1,235 @@
+"""The gradient of a convolution's weight, in one of several forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..context import Context
+from ..cpu import onednn, torch_kernels
+from ..cpu.channels_last import channels_last, order_between_convolutions
+from ..dtypes import DType
+from ..forms import Forms, Operand
+from ..promotion import convert
+
+aten = torch.ops.aten
+
+Sizes = Sequence[int]
+
+
+@dataclass(frozen=True)
+class WeightGradient:
+    """The gradient of a convolution's weight, apart from its operands' values.
+
+    Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
+    convolution's); dtype (of x and grad; the result has it, or its accumulator's); precision; platform.
+    """
+
+    x: tuple[int, ...]
+    grad: tuple[int, ...]
+    weight: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    dtype: DType
+    precision: lax.Precision
+    platform: str
+
+    @property
+    def operands(self) -> tuple[Operand, ...]:
+        order = order_between_convolutions(len(self.x), self.platform)
+        return Operand(self.x, self.dtype, order), Operand(self.grad, self.dtype, order)
+
+    @property
+    def result_order(self) -> tuple[int, ...] | None:
+        return None
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.x)} and {list(self.grad)} to {list(self.weight)}, stride {self.stride}, groups {self.groups}"
+
+
+WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
+
+# Below so many products, what a call of oneDNN costs (15 microseconds) is more than what it saves.
+_FEW_PRODUCTS = 250_000
+
+
+def _fits_product(problem: WeightGradient) -> bool:
+    plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
+    return plain and onednn.takes(problem.dtype)
+
+
+@WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product)
+def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """For kernels of one place: the product of two matrices with a row for each window."""
+    rows = channels_last(x)
+    stops = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
+    met = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
+    windows = math.prod(problem.grad) // problem.grad[1]
+    met, upstream = lax.reshape(met, (windows, x.shape[1])), lax.reshape(channels_last(grad), (windows, problem.grad[1]))
+    return lax.reshape(onednn.matmul(upstream, met, True, False, dtypes.accumulator(x.dtype)), problem.weight)
+
+
+def _is_torchs(problem: WeightGradient) -> bool:
+    """Whether grad has the shape of the convolution's result. A transposed convolution with more output padding than stride has another."""
+    if not 3 <= len(problem.x) <= 5:
+        return False
+    sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
+    out = [(size + 2 * pad - spread * (width - 1) - 1) // step + 1 for size, pad, spread, width, step in sizes]
+    return tuple(out) == problem.grad[2:]
+
+
+def _is_large(problem: WeightGradient) -> bool:
+    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= _FEW_PRODUCTS
+
+
+# oneDNN's kernel for one channel in each group holds so many columns of the weight in registers. For wider weights it takes a general
+# kernel, which is 3 to 10 times as slow, in bfloat16 up to 50 times.
+_COLUMNS = 3
+
+
+def _strips(problem: WeightGradient) -> list[tuple[int, int, int, int]]:
+    """Of the weight: the first column and the number of columns of each strip; of x: the columns of zeros that these need on both sides of
+    it (negative: columns of x that they do not meet). Without a second dimension there is one column."""
+    if len(problem.x) == 3:
+        return [(0, 1, 0, 0)]
+    found = []
+    width, step, padding = problem.weight[3], problem.stride[1], problem.padding[1]
+    for first in range(0, width, _COLUMNS):
+        count = min(_COLUMNS, width - first)
+        reach = (problem.grad[3] - 1) * step + count
+        found.append((first, count, padding - first, reach - (padding - first) - problem.x[3]))
+    return found
+
+
+def _fits_strips(problem: WeightGradient) -> bool:
+    """Whether each channel has a group of its own, in one or two dimensions, and each strip meets x."""
+    channels = problem.x[1], problem.weight[0]
+    return (
+        _is_torchs(problem)
+        and len(problem.x) <= 4
+        and channels == (problem.groups,) * 2
+        and all(step == 1 for step in problem.dilation)
+        and all(min(before, after) > -problem.x[-1] for *_, before, after in _strips(problem))
+    )
+
+
+def _suits_strips(problem: WeightGradient) -> bool:
+    return _is_large(problem) and problem.weight[-1] > _COLUMNS
+
+
+@WEIGHT_GRADIENT.form("strips", platforms=["cpu"], fits=_fits_strips, suits=_suits_strips)
+def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """torch's own kernel, for a few columns of the weight at a time. One dimension stands upright."""
+    channels, _, height = problem.weight[:3]
+    # That kernel takes no weight that is higher than its input.
+    above = problem.padding[0] if height > problem.x[2] else 0
+    stride, padding = [*problem.stride, 1][:2], [problem.padding[0] - above, 0]
+    settings = stride, padding, [1, 1], False, [0, 0], problem.groups, [False, True, False]
+    strips = _strips(problem)
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        rows, upstream = (tensor if tensor.ndim == 4 else tensor.unsqueeze(2) for tensor in operands)
+        weight = results[0].view(channels, 1, height, -1)
+        for first, count, *margins in strips:
+            met = torch.constant_pad_nd(rows, [0, 0, *margins, above, above]).movedim(-1, 1)
+            order = rows.new_empty((channels, height, count, 1)).movedim(-1, 1)  # its values do not matter
+            found = aten.convolution_backward(upstream.movedim(-1, 1), met, order, None, *settings)[1]
+            weight[..., first : first + count].copy_(found)
+
+    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
+    return convert(result, dtypes.accumulator(problem.dtype))
+
+
+def _has_few_windows(problem: WeightGradient) -> bool:
+    """Whether the windows' numbers, side by side, are fewer than the weight's."""
+    return _is_large(problem) and problem.weight[0] >= math.prod(problem.grad) // problem.grad[1]
+
+
+@WEIGHT_GRADIENT.form(
+    "columns", platforms=["cpu"], fits=lambda problem: _is_torchs(problem) and problem.groups == 1, suits=_has_few_windows
+)
+def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """The product of two matrices with a row for each window. For few windows oneDNN's kernel takes up to twice as long."""
+    out, channels, *kernel = problem.weight
+    space = range(len(kernel))
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        rows, upstream = operands
+        rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(space) for pad in (problem.padding[dim],) * 2)])
+        batch, *steps, place = rows.stride()
+        moves = [step * stride for step, stride in zip(steps, problem.stride, strict=True)]
+        inside = [step * dilation for step, dilation in zip(steps, problem.dilation, strict=True)]
+        windows = rows.as_strided((*upstream.shape[:-1], *kernel, channels), (batch, *moves, *inside, place))
+        count = math.prod(upstream.shape[:-1])
+        found = upstream.view(count, out).t() @ windows.reshape(count, -1)
+        results[0].copy_(found.view(out, *kernel, channels).movedim(-1, 1))
+
+    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
+    return convert(result, dtypes.accumulator(problem.dtype))
+
+
+# From so many on, oneDNN is faster with channels in front.
+_MANY_CHANNELS = 512
+
+
+@WEIGHT_GRADIENT.form("torch", platforms=["cpu"], fits=_is_torchs, suits=_is_large)
+def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
+    settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        rows, upstream = (tensor.movedim(-1, 1) for tensor in operands)
+        out, channels, *kernel = problem.weight
+        weight = rows.new_empty((out, *kernel, channels)).movedim(-1, 1)  # its values do not matter, its order does
+        if problem.groups == 1 and min(problem.weight[:2]) >= _MANY_CHANNELS:
+            rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
+        results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
+
+    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
+    return convert(result, dtypes.accumulator(problem.dtype))
+
+
+@WEIGHT_GRADIENT.form("cudnn", platforms=["cuda"], fits=lambda problem: dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2)
+def _weight_gradient_by_cudnn(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """As the form of that name of a convolution."""
+    return _weight_gradient_by_xla(problem, x, grad, problem.dtype)
+
+
+@WEIGHT_GRADIENT.form("xla")
+def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtype: DType | None = None) -> Array:
+    """x convolved with grad: batch and channels exchange their roles. dtype: as for `_by_xla`."""
+    margins = []
+    sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
+    for dim, step, pad, spread in sizes:
+        covered = (grad.shape[dim] - 1) * step + 1
+        wanted = (problem.weight[dim] - 1) * spread + covered
+        margins.append((pad, wanted - x.shape[dim] - pad))
+    return lax.conv_general_dilated(
+        x,
+        grad,
+        window_strides=problem.dilation,
+        padding=margins,
+        rhs_dilation=problem.stride,
+        dimension_numbers=lax.ConvDimensionNumbers(*[(1, 0, *range(2, x.ndim))] * 3),
+        batch_group_count=problem.groups,
+        precision=problem.precision,
+        preferred_element_type=dtype or dtypes.accumulator(x.dtype),
+    )
+
+
+def weight_gradient(
+    x: Array, grad: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
+) -> Array:
+    """The gradient of a weight of `shape` (out, in / groups, *kernel)."""
+    if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
+        return lax.full(shape, 0, dtypes.accumulator(x.dtype))
+    settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups
+    problem = WeightGradient(x.shape, grad.shape, *settings, x.dtype, ctx.settings.convolution_precision, ctx.platform)
+    return ctx.choose(WEIGHT_GRADIENT, problem).run(problem, x, grad)

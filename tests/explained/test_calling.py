@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 import dynaxla
-from dynaxla.observe import events, metrics
+from dynaxla.explained import words
+from dynaxla.observe import events, metrics, verdicts
 
 seen: list[float] = []
 
@@ -76,6 +77,71 @@ def test_a_module_is_told_of_and_as_before() -> None:
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
     assert not events.is_heard()
+
+
+def alone(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    larger = x + 1  # nothing to fuse
+    return larger, y[:, None] * 2
+
+
+def test_a_graph_that_torch_runs_has_times_and_lines() -> None:
+    x, y = torch.randn(1 << 22), torch.randn(1 << 16)
+    found = dynaxla.explain(alone, x, y)
+    (graph,) = found.graphs
+    (program,) = graph.programs
+    assert program.is_by_torch
+    assert program.memory is None
+    assert program.runs >= 2
+    assert program.later_seconds is not None
+    assert found.later_seconds is not None
+    assert 0 < found.torch_seconds < found.later_seconds
+    assert not found.xla_seconds
+    first, second = found.costs
+    assert (first.line.number, second.line.number) == (line_of("# nothing to fuse"), line_of("return larger"))
+    assert first.what == second.what == (words.BY_TORCH,)
+    assert first.share > second.share > 0
+    assert first.seconds + second.seconds <= program.later_seconds * 1.001, "the middle one of a few runs"
+    assert found.unplaced == 0
+    assert words.program_row(program)[0] == words.BY_TORCH
+    assert f"on {words.BY_TORCH}" in " ".join(str(found).split())
+    assert dict(words.summary(found))["run by torch, with nothing to fuse"] == "1 graph"
+    assert dict(words.summary(found))["compiled"] == "0 programs"
+    assert [(form.op, form.form, form.others, form.is_measurable) for form in graph.forms] == [("graph", "torch", ("xla",), False)]
+
+
+def test_what_torch_raises_in_such_a_graph_is_eager_modes() -> None:
+    x, index = torch.randn(1 << 17), torch.tensor([1 << 17])
+    with pytest.raises(IndexError) as expected:
+        torch.index_select(x, 0, index)
+    found = dynaxla.explain(lambda x, index: torch.index_select(x, 0, index), x, index)
+    assert found.error == f"IndexError: {expected.value}"
+
+
+def test_forms_that_are_wanted_are_not_to_be_measured() -> None:
+    x = torch.randn(64, 64)
+    for forced, is_measurable in ({}, True), ({"contraction": "xla"}, False):
+        compiled = torch.compile(lambda x: (x @ x).sin(), backend="dynaxla", options={"forms": forced})
+        forms = [form for graph in dynaxla.explain(compiled, x).graphs for form in graph.forms if form.op == "contraction"]
+        assert [form.is_measurable for form in forms] == [is_measurable]
+
+
+def test_engines_that_were_decided_before_are_told() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return (x @ x).relu()
+
+    compiled = torch.compile(function, backend="dynaxla", options={"engines": ["dynaxla", "eager"]})
+    x = torch.ones(10, 10)
+    verdicts.reset()
+    with torch.no_grad():
+        assert dynaxla.explain(compiled, x).graphs[0].engine == "not decided yet"
+        while not verdicts.verdicts():
+            compiled(x)
+        (graph,) = dynaxla.explain(compiled, x).graphs
+        (other,) = dynaxla.explain(compiled, torch.ones(11, 11)).graphs
+    assert graph.engine == verdicts.verdicts()[0]["chosen"]
+    assert graph.engine_note.startswith("decided in calls before these; the fastest")
+    assert other.engine == "not decided yet", "of other sizes nothing is known"
+    verdicts.reset()
 
 
 def breaks(x: torch.Tensor) -> torch.Tensor:
@@ -266,6 +332,8 @@ def test_nothing_that_is_compiled(function: Callable[[], Any]) -> None:
 def test_other_backends_are_refused() -> None:
     with pytest.raises(dynaxla.ArgumentError, match="eager"):
         dynaxla.explain(torch.compile(lambda x: x + 1, backend="eager"), torch.ones(1))
+    with pytest.raises(dynaxla.ArgumentError, match="compiled with dynaxla_retrace, anew at every call"):
+        dynaxla.explain(torch.compile(lambda x: x + 1, backend="dynaxla_retrace"), torch.ones(1))
     with pytest.raises(dynaxla.ArgumentError, match="takes a function"):
         dynaxla.explain(3)  # type: ignore[arg-type]
 

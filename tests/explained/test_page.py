@@ -141,6 +141,19 @@ def test_advice_says_what_applies() -> None:
     assert "torch.compile" in only.what
 
 
+def test_what_cannot_be_measured_is_not_advised_to_be() -> None:
+    found = replace(example(), error="", xla_seconds=1.0, later_seconds=1.0)
+    (captured,) = found.captured
+    (graph,) = captured.graphs
+    forms = [Form(op, "a problem", "torch", ("xla",), is_measurable=False) for op in ("kernel", "graph")]
+    for several in forms, [*forms, Form("convolution", "another", "onednn", ("xla",))]:
+        changed = replace(found, captured=(replace(captured, graphs=(replace(graph, forms=tuple(several)),)),))
+        advised = [advice.why for advice in advise(changed) if '"tune": True' in advice.what]
+        assert len(advised) == len(several) - 2
+        assert all(why.startswith("1 problem (convolution)") for why in advised)
+        assert words.form_row(forms[0])[-1] == "xla"
+
+
 def test_nothing_of_the_explanation_is_a_tensor_or_a_program() -> None:
     def leaves(value: object) -> list[object]:
         if hasattr(value, "__dataclass_fields__"):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.protocol import Binding, Buffers
-from ..observe import metrics
+from ..lowering.graphs import user_frame
+from ..observe import events, metrics
 from ..runtime import background, by_torch, late_checks, private
 
 
@@ -30,9 +32,39 @@ class Kernels:
 
     def values(self, args: Sequence[Any]) -> dict[Node, Any]:
         """The values of these nodes."""
-        modes = _disable_current_modes() if private.mode_count() else contextlib.nullcontext()
-        with background.in_its_place(), modes, by_torch.kernels():
+        with _for_kernels():
             return dict(zip(self._nodes, self._compute(*args), strict=True))
+
+    def timed_values(self, args: Sequence[Any]) -> tuple[dict[Node, Any], dict[int, float]]:
+        """As `values`, with the seconds that they took, by the number of the user's line (see `events.line_number`)."""
+        timed = _Timed(self._module)
+        with _for_kernels():
+            return dict(zip(self._nodes, timed.run(*args), strict=True)), timed.seconds
+
+
+@contextlib.contextmanager
+def _for_kernels() -> Iterator[None]:
+    modes = _disable_current_modes() if private.mode_count() else contextlib.nullcontext()
+    with background.in_its_place(), modes, by_torch.kernels():
+        yield
+
+
+class _Timed(Interpreter):
+    """Runs a graph node by node. Attributes: seconds (by line)."""
+
+    def __init__(self, module: GraphModule) -> None:
+        super().__init__(module)
+        self.extra_traceback = False  # what a kernel raises is eager mode's
+        self.seconds: dict[int, float] = {}
+
+    def run_node(self, node: Node) -> Any:
+        if node.op != "call_function":
+            return super().run_node(node)
+        start = time.perf_counter()
+        value = super().run_node(node)
+        line = events.line_number(user_frame(node.meta.get("stack_trace")))
+        self.seconds[line] = self.seconds.get(line, 0.0) + time.perf_counter() - start
+        return value
 
 
 class ByTorch:
@@ -66,9 +98,13 @@ class ByTorch:
 
     def _run(self, given: list[Any]) -> list[Any]:
         late_checks.look(self._device)
-        values = self._kernels.values(given)
-        metrics.add(self._counter)
         binding = self._binding
+        if events.is_heard():
+            values, lines = self._kernels.timed_values(given)
+            events.tell(events.Ran(self, sum(lines.values()), binding is None, lines))
+        else:
+            values = self._kernels.values(given)
+        metrics.add(self._counter)
         if binding is None:
             binding = self._binding = self._buffers.bind([values[node] for node in self._buffers.numbers])
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants

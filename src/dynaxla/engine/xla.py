@@ -392,7 +392,9 @@ class Program:
             specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
             if self.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
                 heap.keep_freed_memory()
-            return ByTorch(self.name, self._kernels, specialised.buffers, self.device)
+            with self._told(specialised) as made:
+                made.append(ByTorch(self.name, self._kernels, specialised.buffers, self.device))
+            return made[0]
         return self.build(specialised)
 
     def build(self, specialised: Specialised) -> Executable:
@@ -422,9 +424,9 @@ class Program:
         return not written_inputs(module.graph) and is_interchangeable(module)
 
     @contextlib.contextmanager
-    def _told(self, specialised: Specialised) -> Iterator[list[Executable]]:
+    def _told(self, specialised: Specialised) -> Iterator[list[Runnable]]:
         """Inside, who listens is told that a program is being made; of what the list has then, that it is."""
-        made: list[Executable] = []
+        made: list[Runnable] = []
         if not events.is_heard():
             yield made
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..buffers.overlaps import Overlaps
 from ..capture.inputs import Sizes
 from ..config import Options
-from ..observe.verdicts import Verdict, note
+from ..observe.verdicts import Verdict, introduce, note
 from ..runtime import private
 from . import obstacles
 from .ballots import ballot_for
@@ -64,6 +65,8 @@ def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options
         left_out = {UNTRIED: own} if isinstance(own, str) else {}
         note(Verdict(seen.name, phase, (), EAGER if left_out else UNTRIED, f"it is not to be run twice: {obstacle}", left_out=left_out))
         return eager if isinstance(own, str) else own
+    content = text_of(module, example_inputs)
+    introduce(seen.name, hashlib.blake2b(repr((content, options.engines, options.facts)).encode(), digest_size=16).hexdigest())
     sizes = Sizes(module.graph.find_nodes(op="placeholder"))
     store = options.store("engines")
     kept = Kept()
@@ -83,7 +86,7 @@ def compete(module: GraphModule, example_inputs: Sequence[Any], options: Options
             left_out[name] = made
         else:
             engines[name] = made
-    ballot = ballot_for(text_of(module, example_inputs), options.engines)
+    ballot = ballot_for(content, options.engines)
     return _serving(Contest(seen.name, eager, engines, left_out, seen.device, training, seen.written, kept, ballot), sizes)
 
 

@@ -143,12 +143,13 @@ def _fallbacks(found: Explanation) -> Iterator[Advice]:
 def _overhead(found: Explanation) -> Iterator[Advice]:
     if found.later_seconds is None or found.xla_seconds is None or found.is_script or not found.captured:
         return
-    outside = found.later_seconds - found.xla_seconds
+    outside = found.later_seconds - found.xla_seconds - found.torch_seconds
     programs = sum(len(graph.programs) for graph in found.graphs)
     if outside > _OUTSIDE * found.later_seconds and found.later_seconds < programs * _SHORT * 10:
         what = "Compute more in a call: a larger batch, or a loop inside of the compiled function"
         whole, rest = words.seconds(found.later_seconds), words.seconds(outside)
-        why = f"Of a call's {whole}, {rest} are outside of XLA's programs: Python, torch's guards."
+        inside = "XLA's programs and torch's kernels" if found.torch_seconds else "XLA's programs"
+        why = f"Of a call's {whole}, {rest} are outside of {inside}: Python, torch's guards."
         yield Advice(what, why)
 
 
@@ -157,11 +158,12 @@ def _lines(found: Explanation) -> Iterator[Advice]:
         if cost.share > _MUCH:
             what = "Look at this line first: what makes it cheaper makes the whole faster"
             kinds = ", ".join(cost.what)
-            yield Advice(what, f"XLA spends {cost.share:.0%} of its time on it, mostly on {kinds}.", cost.line)
+            whose = "torch's kernels and XLA's programs take" if found.torch_seconds else "XLA spends"
+            yield Advice(what, f"Of the time that {whose}, {cost.share:.0%} is on it, mostly on {kinds}.", cost.line)
 
 
 def _tuning(found: Explanation) -> Iterator[Advice]:
-    several = [form for graph in found.graphs for form in graph.forms if form.others and not form.seconds]
+    several = [form for graph in found.graphs for form in graph.forms if form.others and form.is_measurable and not form.seconds]
     if several and found.xla_seconds and found.xla_seconds > 0.01 and not found.is_script:
         ops = ", ".join(sorted({form.op for form in several}))
         why = f"{words.number(len(several), 'problem')} ({ops}) can be computed in other ways than the one that was expected to be fastest."

@@ -50,7 +50,7 @@ def _print(found: Explanation, console: Console) -> None:
             for cost in found.costs
         ]
         console.print(_table(("share", "time", "line", "source", "mostly"), rows))
-        say(f"{found.unplaced:.1%} of XLA's time is of no line of yours that is known.")
+        say(f"{found.unplaced:.1%} of this time is of no line of yours that is known.")
     if found.breaks:
         heading("Breaks")
     for end in found.breaks:

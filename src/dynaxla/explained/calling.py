@@ -49,7 +49,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     """
     subject = _subject(function)
     session = Session()
-    error, later = "", list[tuple[float, float]]()
+    error, later = "", list[tuple[float, float, float]]()
     with restored(subject.function, args, kwargs), session, subject.compiled() as call:
         start = time.perf_counter()
         try:
@@ -58,14 +58,15 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
             error = f"{type(raised).__name__}: {raised}"
         seconds = time.perf_counter() - start
         session.first_is_over()
-        while not error and len(later) < _CALLS and (not later or sum(spent for spent, _ in later) < _PART * seconds):
-            before, start = session.run_seconds(), time.perf_counter()
+        while not error and len(later) < _CALLS and (not later or sum(spent for spent, _, _ in later) < _PART * seconds):
+            (xla, by_torch), start = session.run_seconds(), time.perf_counter()
             try:
                 call(*args, **kwargs)
             except Exception as raised:
                 session.notes.append(f"Call {len(later) + 2} with the same arguments failed: {type(raised).__name__}: {raised}")
                 break
-            later.append((time.perf_counter() - start, session.run_seconds() - before))
+            spent, (xla_now, torch_now) = time.perf_counter() - start, session.run_seconds()
+            later.append((spent, xla_now - xla, torch_now - by_torch))
     return session.told(subject.name, seconds, later=later, error=error)
 
 
@@ -91,9 +92,9 @@ class Session:
         self._profiler.end()
         self._stack.close()
 
-    def run_seconds(self) -> float:
-        """Of all programs so far."""
-        return self._collector.run_seconds()
+    def run_seconds(self) -> tuple[float, float]:
+        """Of all programs so far, and of torch's kernels that run graphs without one."""
+        return self._collector.run_seconds(), self._collector.run_seconds(by_torch=True)
 
     def first_is_over(self) -> None:
         """What comes now are later calls."""
@@ -101,27 +102,29 @@ class Session:
         self._phases, self._dynamo = dict(self._collector.phases), self._frames.seconds
         self._counts = {id(executable): count for executable, count in self._collector.later_runs()}
 
-    def told(self, name: str, seconds: float, *, later: list[tuple[float, float]] | None = None, error: str = "") -> Explanation:
-        """later: the seconds of later calls, and those of them that were inside of programs; None for a script."""
+    def told(self, name: str, seconds: float, *, later: list[tuple[float, float, float]] | None = None, error: str = "") -> Explanation:
+        """later: the seconds of later calls, and those of them that `run_seconds` tells apart; None for a script."""
         collector, is_script = self._collector, later is None
         if is_script:
             self._phases, self._dynamo = dict(collector.phases), self._frames.seconds
         calls = len(later) if later else 1
         runs = [(executable, (count - self._counts.get(id(executable), 0)) / calls) for executable, count in collector.later_runs()]
-        lines, unplaced = costs(self._profiler, runs)
+        lines, unplaced = costs(self._profiler, runs, collector.lines_by_torch())
         captured = collector.captured()
         known = [item.ended for item in captured if item.ended is not None]
         breaks = _together([*known, *self._frames.breaks(known)])
-        usual, xla = sorted(later)[len(later) // 2] if later else (None, collector.run_seconds() if is_script else None)
+        usual, xla, by_torch = sorted(later)[len(later) // 2] if later else (None, None, 0.0)
+        if is_script:
+            xla, by_torch = self.run_seconds()
         if self._profiler.problem:
-            self.notes.append(f"Lines have no costs: {self._profiler.problem}.")
+            self.notes.append(f"Lines of XLA's programs have no costs: {self._profiler.problem}.")
         elif unplaced is None and captured and not error:
             self.notes.append("Lines have no costs: no program ran a second time, and a first run is not measured.")
         found = Explanation(
             name, captured, breaks, tuple(self._frames.recompilations()), _named(self._phases, self._dynamo, seconds), seconds,
             usual, xla, lines, unplaced,
             tuple(f"{step} runs {way}: {reason}" for step, way, reason in collector.ways), tuple(self.notes), _versions(),
-            is_script, error,
+            is_script, error, by_torch,
         )  # fmt: skip
         return replace(found, advice=advise(found))
 
@@ -178,7 +181,12 @@ def _subject(given: Any) -> _Subject:
     with_what, settings = dynaxla, dict[str, Any]()
     if wrapper is not None:
         with_what = getattr(wrapper, "compiler_fn", wrapper)
-        if getattr(with_what, "__module__", "") != dynaxla.__module__ or with_what is dynaxla_retrace:
+        if with_what is dynaxla_retrace:
+            raise ArgumentError(
+                f"explain is for what is compiled once, and {_name(given)} is compiled with dynaxla_retrace, anew at every call",
+                hint="give it what you gave to torch.compile, to be told what the backend dynaxla makes of it",
+            )
+        if getattr(with_what, "__module__", "") != dynaxla.__module__:
             raise ArgumentError(
                 f"explain is for what dynaxla compiles, and {_name(given)} is compiled with {getattr(wrapper, 'compiler_name', with_what)}",
                 hint="give it what you gave to torch.compile",

@@ -6,13 +6,14 @@ import re
 import statistics
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.fx import Node
 
+from ..engine.pending import ByTorch
 from ..lowering import dtypes, registry
 from ..observe import events, verdicts
 from ..tuning import tried
@@ -31,13 +32,19 @@ class _Program:
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     first: list[float] = field(default_factory=list)
     later: list[float] = field(default_factory=list)
+    # Of later runs by torch's kernels, seconds by line.
+    lines: list[Mapping[int, float]] = field(default_factory=list)
+
+    @property
+    def is_by_torch(self) -> bool:
+        return isinstance(self.executable, ByTorch)
 
 
 class _Graph:
     """A graph while it is heard of. What is kept of it is words and numbers, as an engine takes it apart."""
 
-    def __init__(self, event: events.Functional, names: Sequence[str], competes: bool) -> None:
-        self._competes = competes
+    def __init__(self, event: events.Functional, captured: _Captured) -> None:
+        self._competes, self._forced, names = captured.competes, captured.forced, captured.names
         graph = event.graph
         nodes = graph.module.graph
         self.name, self.phase, self.ops = graph.name, graph.phase, Counter(event.ops)
@@ -60,7 +67,7 @@ class _Graph:
             if isinstance(node.target, torch._ops.OpOverload):
                 self.kinds[_kind(node)] += 1
         self.programs: list[_Program] = []
-        self.forms: dict[tuple[str, str, str, tuple[str, ...]], None] = {}
+        self.forms: dict[tuple[str, str, str, tuple[str, ...]], bool] = {}
         self.fallbacks: Ways = Counter()
         self.copies: dict[tuple[str, str, int], list[int]] = defaultdict(lambda: [0, 0])
 
@@ -70,25 +77,31 @@ class _Graph:
             self.name, self.phase, dict(self.ops.most_common()), dict(self.kinds.most_common()), self.parameters,
             tuple(self.inputs), tuple(self.outputs),
             tuple(map(_told, self.programs)),
-            tuple(Form(*key, measured.get((key[0], key[1]), {})) for key in self.forms),
+            tuple(Form(*key, measured.get((key[0], key[1]), {}), is_measurable) for key, is_measurable in self.forms.items()),
             tuple(Fallback(*key, count) for key, count in self.fallbacks.most_common()),
             tuple(Copy(*key, first, later) for key, (first, later) in self.copies.items()),
             *self._engine(),
         )  # fmt: skip
 
+    def took(self, event: events.Took) -> None:
+        """A form that the user wants is not measured either."""
+        is_measurable = event.is_measurable and self._forced.get(event.op) != event.form
+        self.forms[event.op, event.problem, event.form, tuple(event.others)] = is_measurable
+
     def _engine(self) -> tuple[str, str]:
         """What runs it, and why."""
         # The name of a captured graph, and the phase behind it, is that of what AOTAutograd makes of it.
-        found = [verdict for verdict in verdicts.verdicts() if verdict["graph"] == self.name.rpartition("_")[0]]
-        if not found:
+        found, is_of_another = verdicts.last_about(self.name.rpartition("_")[0])
+        if found is None:
             return (
                 ("not decided yet", "the option engines lets several compete in more calls than these")
                 if self._competes
                 else ("dynaxla", "")
             )
-        times = [f"{name} {words.seconds(seconds)}" for name, seconds in found[-1]["seconds"].items()]
-        others = [f"{name} is left out: {reason}" for name, reason in found[-1]["left_out"].items()]
-        return found[-1]["chosen"], "; ".join([found[-1]["why"], *times, *others])
+        times = [f"{name} {words.seconds(seconds)}" for name, seconds in found.seconds.items()]
+        others = [f"{name} is left out: {reason}" for name, reason in found.left_out.items()]
+        before = ["decided in calls before these"] if is_of_another else []
+        return found.chosen, "; ".join([*before, found.why, *times, *others])
 
 
 @dataclass
@@ -99,6 +112,7 @@ class _Captured:
     ended: Break | None
     names: list[str]
     competes: bool
+    forced: Mapping[str, str]
     graphs: list[_Graph] = field(default_factory=list)
     fallbacks: Ways = field(default_factory=Counter)
 
@@ -162,10 +176,17 @@ class Collector:
         with self._lock:
             return [(program.executable, len(program.later)) for _, program, _ in self._programs.values()]
 
-    def run_seconds(self) -> float:
-        """Of all runs of programs so far."""
+    def run_seconds(self, by_torch: bool = False) -> float:
+        """Of all runs of programs so far, or of torch's kernels in their place."""
         with self._lock:
-            return sum(sum(program.first) + sum(program.later) for _, program, _ in self._programs.values())
+            wanted = [program for _, program, _ in self._programs.values() if program.is_by_torch == by_torch]
+            return sum(sum(program.first) + sum(program.later) for program in wanted)
+
+    def lines_by_torch(self) -> dict[int, Mapping[int, float]]:
+        """Of torch's kernels in a program's place, by id() of what runs them: the seconds by line of the middle one of their later runs."""
+        with self._lock:
+            several = {id(program.executable): program.lines for _, program, _ in self._programs.values() if program.lines}
+            return {key: sorted(runs, key=lambda run: sum(run.values()))[(len(runs) - 1) // 2] for key, runs in several.items()}
 
     def _graph_of(self, name: str) -> _Graph | None:
         """A program's name is its graph's, or that and something behind it."""
@@ -174,14 +195,16 @@ class Collector:
 
     def _hear_captured(self, event: events.Captured, thread: _Thread) -> None:
         names = [_source(node) for node in event.module.graph.find_nodes(op="placeholder")]
-        thread.captured = _Captured(event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes)
+        thread.captured = _Captured(
+            event.number, first_line(event.module), event.is_step, break_of(event.module), names, event.competes, event.options.forms
+        )
         self._all.append(thread.captured)
 
     def _hear_functional(self, event: events.Functional, thread: _Thread) -> None:
         captured = next((item for item in reversed(self._all) if item.number == event.number), None)
         if captured is None:  # it was captured before anybody listened
             return
-        graph = self._graphs[event.graph.name] = _Graph(event, captured.names, captured.competes)
+        graph = self._graphs[event.graph.name] = _Graph(event, captured)
         captured.graphs.append(graph)
 
     def _hear_building(self, event: events.Building, thread: _Thread) -> None:
@@ -195,12 +218,12 @@ class Collector:
         if event.executable is not None:
             program.executable = event.executable
             self._programs[id(event.executable)] = graph, program, interpreter
-            if graph is not None and event.executable.program is not None:
+            if graph is not None and (event.executable.program is not None or program.is_by_torch):
                 graph.programs.append(program)
 
     def _hear_took(self, event: events.Took, thread: _Thread) -> None:
         if thread.building and (graph := thread.building[-1][0]) is not None:
-            graph.forms[event.op, event.problem, event.form, tuple(event.others)] = None
+            graph.took(event)
 
     def _hear_spent(self, event: events.Spent, thread: _Thread) -> None:
         self.phases[event.phase] += event.seconds
@@ -224,6 +247,10 @@ class Collector:
             return
         graph, program, interpreter = known
         (program.first if event.is_first else program.later).append(event.seconds)
+        if event.lines is not None:
+            if not event.is_first:
+                program.lines.append(event.lines)
+            return
         self.phases["first run" if event.is_first else "later runs"] += event.seconds
         if graph is not None:
             for copied in copies:
@@ -246,7 +273,7 @@ def _told(program: _Program) -> Program:
     later = statistics.median(program.later) if program.later else None
     runs = len(program.first) + len(program.later)
     first = program.first[0] if program.first else None
-    return Program(program.executable.name, program.sizes, dict(program.seconds), memory, runs, first, later)
+    return Program(program.executable.name, program.sizes, dict(program.seconds), memory, runs, first, later, program.is_by_torch)
 
 
 def _tensor(name: str, node: Node) -> Tensor:

@@ -69,13 +69,15 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Form:
-    """How ops were computed. Attributes: op; problem; form; others (that would have fitted); seconds (by form, if measured)."""
+    """How ops were computed. Attributes: op; problem; form; others (that would have fitted); seconds (by form, if measured); is_measurable
+    (whether the option `tune` measures them)."""
 
     op: str
     problem: str
     form: str
     others: tuple[str, ...]
     seconds: Mapping[str, float | None] = field(default_factory=dict)
+    is_measurable: bool = True
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Memory:
 class Program:
     """A compiled program. Attributes: name; sizes (of a dynamic graph, in words); seconds (by phase: trace, lower, compile, tune); memory
     (None: of several programs, or unknown); runs; first_seconds (of its first run); later_seconds (of a later run, the median; None if
-    there was none)."""
+    there was none); is_by_torch (whether there is none, since torch's kernels run the graph)."""
 
     name: str
     sizes: str
@@ -122,6 +124,7 @@ class Program:
     runs: int
     first_seconds: float | None
     later_seconds: float | None
+    is_by_torch: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,8 +171,8 @@ class Captured:
 
 @dataclass(frozen=True)
 class Cost:
-    """What XLA spends on a line. Attributes: line; seconds (of processors, of a call); share (of all that XLA spends); what (the costliest
-    instructions, by kind)."""
+    """What XLA spends on a line, or torch's kernels that run a graph in its place. Attributes: line; seconds (of processors, of a call; of
+    torch's kernels, by the clock); share (of all that they spend); what (the costliest instructions, by kind)."""
 
     line: Line
     seconds: float
@@ -193,8 +196,9 @@ class Explanation:
     Attributes: name (of what was called); captured; breaks; recompilations; phases (seconds of the first call, or of all of a script, by
     phase); seconds (of that call, or script); later_seconds (of a later call, neither the fastest nor the slowest; None if there was
     none); xla_seconds (of a later call inside of programs, or of all of a script); costs (of lines, the costliest first, ten at most);
-    unplaced (the share of XLA's time of no known line; None if nothing was measured); ways (what steps did besides, and why); notes (what
-    is to be known of all this); advice; versions; is_script; error (what the call or the script failed with, or "").
+    unplaced (the share of that time of no known line; None if nothing was measured); ways (what steps did besides, and why); notes (what
+    is to be known of all this); advice; versions; is_script; error (what the call or the script failed with, or ""); torch_seconds (of a
+    later call in graphs that torch's kernels run without a program, or of all of a script).
     """
 
     name: str
@@ -212,6 +216,7 @@ class Explanation:
     versions: str
     is_script: bool = False
     error: str = ""
+    torch_seconds: float = 0.0
     advice: tuple[Advice, ...] = ()
 
     @property

@@ -20,12 +20,12 @@ import jax
 from ..observe import events
 from ..runtime import private
 from .explanation import Cost, Line
+from .words import BY_TORCH
 
 # Later runs of each program that are measured.
 RUNS = 3
 # Of the lines that are told.
 MOST = 10
-_UNPLACED = -1
 # Seconds by what instructions are.
 Kinds = Mapping[str, float]
 # A run of a program: seconds by event. A module: its name, and XLA's number for it.
@@ -86,7 +86,7 @@ class Text:
                 target = _TARGET.search(rest)
                 count = max((math.prod(map(int, filter(None, shape.split(",")))) for shape in _SHAPE.findall(found["type"])), default=0)
                 self._instructions[found["name"]] = _Instruction(
-                    found["opcode"], target[1] if target else "", count, int(numbers[-1]) if numbers else _UNPLACED, called,
+                    found["opcode"], target[1] if target else "", count, int(numbers[-1]) if numbers else events.UNPLACED, called,
                     tuple(_OPERAND.findall(rest.partition(")")[0])),
                 )  # fmt: skip
                 current.append(found["name"])
@@ -123,7 +123,7 @@ class Text:
         weights: Counter[int] = Counter()
         if found.opcode == "fusion":
             for inner in self._inside(found.called, set()):
-                if inner.line != _UNPLACED and inner.opcode not in _FREE:
+                if inner.line != events.UNPLACED and inner.opcode not in _FREE:
                     weights[inner.line] += max(inner.count, 1) * (_LONG_WEIGHT if inner.opcode in _LONG else 1)
         if not weights:
             weights[self._line(found)] = 1
@@ -133,12 +133,12 @@ class Text:
     def _line(self, found: _Instruction, depth: int = 0) -> int:
         """Its own; else, as of what XLA has put in to move numbers, that of what it reads."""
         inside = list(self._inside(found.called, set()))
-        own = next((line for line in (found.line, *(other.line for other in inside)) if line != _UNPLACED), _UNPLACED)
+        own = next((line for line in (found.line, *(other.line for other in inside)) if line != events.UNPLACED), events.UNPLACED)
         moves = all(other.opcode in _MOVES for other in (found, *inside))
-        if own != _UNPLACED or not moves or depth == _DEPTH:
+        if own != events.UNPLACED or not moves or depth == _DEPTH:
             return own
         read = (self._line(self._instructions[name], depth + 1) for name in found.operands if name in self._instructions)
-        return next((line for line in read if line != _UNPLACED), _UNPLACED)
+        return next((line for line in read if line != events.UNPLACED), events.UNPLACED)
 
     def _inside(self, computations: Sequence[str], seen: set[str]) -> Iterator[_Instruction]:
         for computation in computations:
@@ -221,10 +221,13 @@ def _read(plane: Any, number: int, found: dict[Module, dict[Any, Run]]) -> None:
         run[op] += max(duration, ends.get(flow, start) - start) / 1e9
 
 
-def costs(profiler: Profiler, runs: Sequence[tuple[Any, float]]) -> tuple[tuple[Cost, ...], float | None]:
-    """The costliest lines of the user's code, and the share of XLA's time that no line is known for (None: nothing was measured).
+def costs(
+    profiler: Profiler, runs: Sequence[tuple[Any, float]], by_torch: Mapping[int, Mapping[int, float]]
+) -> tuple[tuple[Cost, ...], float | None]:
+    """The costliest lines of the user's code, and the share of the time that no line is known for (None: nothing was measured).
 
-    runs: executables, with how often each runs in what the costs are for.
+    runs: executables, with how often each runs in what the costs are for. by_torch: of those that are torch's kernels, by their id(), a
+    run's seconds by the number of the line.
     """
     texts: dict[str, list[tuple[Text, float]]] = {f"jit_{executable.name}": [] for executable, _ in runs}
     for executable, count in runs:
@@ -235,6 +238,10 @@ def costs(profiler: Profiler, runs: Sequence[tuple[Any, float]]) -> tuple[tuple[
             texts[f"jit_{executable.name}"].append((Text(module), count / measured_runs))
     spent: defaultdict[int, float] = defaultdict(float)
     what: defaultdict[int, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for executable, count in runs:
+        for line, seconds in by_torch.get(id(executable), {}).items():
+            spent[line] += seconds * count
+            what[line][BY_TORCH] += seconds * count
     for (name, _), measured in sorted(profiler.runs().items()):
         middle = sorted(measured, key=lambda run: sum(run.values()))[(len(measured) - 1) // 2]
         found = _best(texts.get(name, []), middle)
@@ -244,7 +251,7 @@ def costs(profiler: Profiler, runs: Sequence[tuple[Any, float]]) -> tuple[tuple[
         for event, seconds in middle.items():
             instruction = text.name_of(event)
             if instruction is None:
-                spent[_UNPLACED] += seconds * weight
+                spent[events.UNPLACED] += seconds * weight
                 continue
             if text.runs_others(instruction):
                 continue
@@ -271,7 +278,7 @@ def _ordered(spent: Mapping[int, float], what: Mapping[int, Kinds]) -> tuple[tup
     merged: dict[Line, tuple[float, Kinds]] = {}
     unplaced = 0.0
     for number, seconds in spent.items():
-        line = Line.of_frame(frames[number]) if number != _UNPLACED else None
+        line = Line.of_frame(frames[number]) if number != events.UNPLACED else None
         if line is None:
             unplaced += seconds
         else:

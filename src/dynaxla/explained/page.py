@@ -88,7 +88,8 @@ def _lines(found: Explanation) -> str:
         return ""
     bars = {str(cost.line): cost.seconds for cost in found.costs}
     rows = [(f"{cost.share:.1%}", words.seconds(cost.seconds), _located(cost.line), ", ".join(cost.what)) for cost in found.costs]
-    rest = f"{found.unplaced:.1%} of XLA's time is of no line of yours that is known. Time is that of processors, measured by XLA."
+    rest = f"{found.unplaced:.1%} of this time is of no line of yours that is known. It is that of processors, measured by XLA"
+    rest += f"; of {words.BY_TORCH}, by the clock." if found.torch_seconds else "."
     return _bars("The costliest lines", bars) + _table(("share", "time", "line", "mostly"), rows, numbers=2) + _paragraph(rest, "dim")
 
 

@@ -6,6 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from .explanation import Captured, Copy, Explanation, Fallback, Form, Graph, Program, Tensor
 
+# Who runs a graph in which XLA has nothing to fuse.
+BY_TORCH = "torch's kernels, without a program"
+
 # Of inputs, outputs and ops that are named one by one.
 MOST = 12
 
@@ -39,17 +42,23 @@ def number(count: int, what: str) -> str:
 def summary(found: Explanation) -> list[tuple[str, str]]:
     """What is to be known first, by name."""
     graphs = found.graphs
-    programs = [program for graph in graphs for program in graph.programs]
+    compiled = [program for graph in graphs for program in graph.programs if not program.is_by_torch]
+    by_torch = [graph for graph in graphs if any(program.is_by_torch for program in graph.programs)]
     ops = sum(graph.size for graph in graphs)
     copied = [copy for graph in graphs for copy in graph.copies if copy.later]
     rows = [
         ("the script took" if found.is_script else "first call", seconds(found.seconds)),
         ("a later call", seconds(found.later_seconds)),
         ("XLA's programs in all" if found.is_script else "of that, XLA's programs", seconds(found.xla_seconds)),
+        (
+            "torch's kernels without a program, in all" if found.is_script else "of that, torch's kernels without a program",
+            seconds(found.torch_seconds) if found.torch_seconds else "-",
+        ),
         ("captured", f"{number(len(found.captured), 'part')}, {number(len(graphs), 'ATen graph')}, {number(ops, 'op')}"),
         ("breaks", str(sum(item.count for item in found.breaks))),
         ("captured again", str(len(found.recompilations))),
-        ("compiled", number(len(programs), "program")),
+        ("compiled", number(len(compiled), "program")),
+        ("run by torch, with nothing to fuse", number(len(by_torch), "graph") if by_torch else "-"),
         ("by torch for want of a lowering", str(sum(fallback.count for fallback in fallbacks(found)))),
         (
             "copied at later calls",
@@ -121,7 +130,8 @@ def program_row(program: Program) -> tuple[str, ...]:
     held = [size(value) for value in (memory.arguments, memory.results, memory.temporary)] if memory is not None else ["-"] * 3
     phases = [seconds(program.seconds.get(phase)) for phase in ("trace", "lower", "compile")]
     times = seconds(program.first_seconds), seconds(program.later_seconds)
-    return program.name, program.sizes or "-", *phases, *held, str(program.runs), *times
+    name = BY_TORCH if program.is_by_torch else program.name
+    return name, program.sizes or "-", *phases, *held, str(program.runs), *times
 
 
 FORM = ("op", "problem", "computed by", "also possible")
@@ -133,8 +143,8 @@ def form_row(form: Form) -> tuple[str, ...]:
         others = ", ".join(f"{name} {seconds(value) if value is not None else 'refused'}" for name, value in form.seconds.items())
         others = f"measured: {others}"
     else:
-        others = ", ".join(form.others) + (" (not measured)" if form.others else "")
-    name = NAMES.get(form.form, form.form) if (form.op, form.form) != ("graph", "torch") else "torch's kernels, without a program"
+        others = ", ".join(form.others) + (" (not measured)" if form.others and form.is_measurable else "")
+    name = NAMES.get(form.form, form.form) if (form.op, form.form) != ("graph", "torch") else BY_TORCH
     return form.op, form.problem, name, others or "-"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -49,12 +49,14 @@ class Built(NamedTuple):
 
 
 class Took(NamedTuple):
-    """A form has been taken. Attributes: op; problem (for people); form; others (that would have fitted)."""
+    """A form has been taken. Attributes: op; problem (for people); form; others (that would have fitted); is_measurable (whether the option
+    `tune` measures them)."""
 
     op: str
     problem: str
     form: str
     others: Sequence[str]
+    is_measurable: bool
 
 
 class Spent(NamedTuple):
@@ -81,11 +83,13 @@ class Copied(NamedTuple):
 
 
 class Ran(NamedTuple):
-    """A program has run. Attributes: executable; seconds; is_first (since it was compiled)."""
+    """A program has run, or torch's kernels in its place. Attributes: executable; seconds; is_first (since it was made); lines (of torch's
+    kernels: seconds by the number of the user's line)."""
 
     executable: Any
     seconds: float
     is_first: bool
+    lines: Mapping[int, float] | None = None
 
 
 class WentOn(NamedTuple):
@@ -95,6 +99,9 @@ class WentOn(NamedTuple):
     way: str
     reason: str
 
+
+# The number of no line.
+UNPLACED = -1
 
 _listeners: list[Callable[[Any], None]] = []
 # The user's lines that traced programs name, as File "model.py", line 41, in forward; what names them is their number.
@@ -127,11 +134,15 @@ def tell(event: Any) -> None:
 
 def line_scope(frame: str) -> contextlib.AbstractContextManager[Any]:
     """Inside, what is traced has a number for the user's line in the name that XLA knows it by. frame: as fx has it; "" for none."""
+    return jax.named_scope(f"line[{line_number(frame)}]") if frame else contextlib.nullcontext()
+
+
+def line_number(frame: str) -> int:
+    """The number of the user's line; -1 for none. frame: as fx has it; "" for none."""
     if not frame:
-        return contextlib.nullcontext()
+        return UNPLACED
     with _lock:
-        number = _lines.setdefault(frame, len(_lines))
-    return jax.named_scope(f"line[{number}]")
+        return _lines.setdefault(frame, len(_lines))
 
 
 def lines() -> list[str]:

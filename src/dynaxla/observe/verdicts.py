@@ -40,6 +40,8 @@ class Verdict:
 
 # The last ones.
 _verdicts: deque[Verdict] = deque(maxlen=4096)
+# The last graphs that engines compete for, each by its name with what it is.
+_contents: deque[tuple[str, str]] = deque(maxlen=4096)
 _lock = forks.lock()
 
 
@@ -57,7 +59,26 @@ def verdicts() -> list[dict[str, Any]]:
         return [dataclasses.asdict(verdict) for verdict in _verdicts]
 
 
+def introduce(graph: str, content: str) -> None:
+    """Engines will compete for a graph. content: the same for graphs for which the same is right and fast."""
+    with _lock:
+        _contents.append((graph, content))
+
+
+def last_about(graph: str) -> tuple[Verdict | None, bool]:
+    """The last verdict about a graph, or else about another one of the same content; and whether it is about the other."""
+    with _lock:
+        content = dict(_contents).get(graph)
+        alike = {name for name, known in _contents if known == content} - {graph}
+        for names in ({graph}, alike):
+            for verdict in reversed(_verdicts):
+                if verdict.graph in names:
+                    return verdict, names is alike
+    return None, False
+
+
 def reset() -> None:
     """Forget all."""
     with _lock:
         _verdicts.clear()
+        _contents.clear()

@@ -10,17 +10,20 @@ import pytest
 import quick
 import torch
 from hypothesis import HealthCheck, settings
-from speed import skip_guard_profile
+from speed import skip_guard_profile, skip_trace
 
 from dynaxla.engine import options as engine_options
-from dynaxla.engine import xla
+from dynaxla.engine import stages
 
 torch.set_num_threads(1)
 # Nor do the processes that tests start use several, unless they ask for them: two workers' threads would wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Hundreds of them import dynaxla: without bytecode each compiles its sources anew, for half a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # What an earlier run left must not decide what this one tests.
 os.environ["DYNAXLA_CACHE"] = ""
 skip_guard_profile()
+skip_trace()
 
 # The same examples in every run; `make explore` takes the other profile, and a seed.
 settings.register_profile(
@@ -46,7 +49,7 @@ def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     """
     if request.node.get_closest_marker("optimized") is None:
         options_for, quickly = engine_options.options_for, quick.options()
-        monkeypatch.setattr(xla, "options_for", lambda *problem: {**options_for(*problem), **quickly})
+        monkeypatch.setattr(stages, "options_for", lambda *problem: {**options_for(*problem), **quickly})
 
 
 def pytest_collection_finish() -> None:

@@ -10,7 +10,8 @@ import pytest
 from patience import PATIENCE
 
 import dynaxla
-from dynaxla.engine.xla import Program, Specialised
+from dynaxla.engine.stages import Specialised
+from dynaxla.engine.xla import Program
 from dynaxla.observe import metrics
 
 

@@ -13,7 +13,9 @@ ELSEWHERE = {
     "bench/test_requests.py": "bench/benchmark_error",
     "bench/test_single_ops.py": "bench/single_op_cases bench/single_ops_left_out",
     "buffers/test_native.py": "buffers/protocol",
-    "engine/test_xla.py": "engine/protocol",
+    "engine/test_xla.py": "engine/protocol engine/stages",
+    # What torch runs, what is found, and what waits.
+    "engine/test_pending.py": "engine/making",
     # What they find and serve shows in the contests that they are parts of.
     "ensemble/test_contest.py": "ensemble/check ensemble/compiled",
     "lowering/test_forms.py": "lowering/ops/weight_gradients",

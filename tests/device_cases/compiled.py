@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 import dynaxla
 from dynaxla.bench import suites
-from dynaxla.engine import xla
+from dynaxla.engine import stages
 from dynaxla.observe import metrics
 
 from .running import array_of, at_once, compile_anew, quick_switches
@@ -454,7 +454,7 @@ def check_steps_after_steps_in_eager_mode() -> None:
 def check_memory_of_a_step() -> None:
     """XLA's own analysis: a step needs little besides parameters, states, gradients and activations."""
     programs: list[Any] = []
-    compile_lowered = xla.programs.compile_lowered
+    compile_lowered = stages.programs.compile_lowered
 
     def watched(lowered: Any, *args: Any) -> Any:
         programs.append(lowered)
@@ -472,12 +472,12 @@ def check_memory_of_a_step() -> None:
         optimizer.step()
         return loss.detach()
 
-    xla.programs.compile_lowered = watched
+    stages.programs.compile_lowered = watched
     try:
         for _ in range(3):
             step(torch.randn(rows, width).to("jax"))
     finally:
-        xla.programs.compile_lowered = compile_lowered
+        stages.programs.compile_lowered = compile_lowered
     needed = programs[-1].compile().memory_analysis()
     peak = needed.argument_size_in_bytes + needed.output_size_in_bytes - needed.alias_size_in_bytes + needed.temp_size_in_bytes
     parameters = depth * (width * width + width) * 4

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dynaxla.capture import repeats
 from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.config import Options
-from dynaxla.engine import blocks, xla
+from dynaxla.engine import blocks, making, stages
 from dynaxla.engine import options as engine_options
 from dynaxla.engine.compositions import engine_for
 from dynaxla.lowering import registry
@@ -27,7 +27,7 @@ from dynaxla.observe import metrics
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small blocks are parts, too. XLA compiles in less time; values are compared with its own of the whole graph."""
     options_for = engine_options.options_for
-    monkeypatch.setattr(xla, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
+    monkeypatch.setattr(stages, "options_for", lambda *problem: {**options_for(*problem), "xla_backend_optimization_level": 0})
     monkeypatch.setattr(repeats, "LARGE", 1)
 
 
@@ -38,7 +38,7 @@ def compiled(model: Callable[..., Any], **options: Any) -> Callable[..., Any]:
 
 
 def in_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xla, "in_parts", lambda *given: None)
+    monkeypatch.setattr(making, "in_parts", lambda *given: None)
 
 
 def compilations() -> int:

@@ -24,7 +24,8 @@ from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import compositions
 from dynaxla.engine.options import options_for, with_tiles
-from dynaxla.engine.xla import Program, Specialised
+from dynaxla.engine.stages import Specialised
+from dynaxla.engine.xla import Program
 from dynaxla.lowering import Settings
 from dynaxla.runtime import clients
 from dynaxla.runtime.layout import Layout

@@ -14,7 +14,7 @@ import rounded_sizes
 from dynaxla import backend
 from dynaxla.capture import round_up
 from dynaxla.capture.padded_graph import Padded
-from dynaxla.engine import bucket, xla
+from dynaxla.engine import bucket, stages
 
 # Of a graph with sizes that change: a program for rounded ones serves it.
 ROUNDED = "rounded"
@@ -26,7 +26,7 @@ def everywhere() -> Iterator[list[str]]:
 
     Gives a list: for each graph with sizes that change ROUNDED, or why it is compiled for exact ones.
     """
-    engine_for, pad, options_for = backend.engine_for, bucket.pad, xla.options_for
+    engine_for, pad, options_for = backend.engine_for, bucket.pad, stages.options_for
     seen: list[str] = []
 
     def engine(options: Any, **settings: Any) -> Any:
@@ -40,7 +40,7 @@ def everywhere() -> Iterator[list[str]]:
 
     with ExitStack() as stack:
         stack.enter_context(mock.patch.object(bucket, "pad", noticed))
-        stack.enter_context(mock.patch.object(xla, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}))
+        stack.enter_context(mock.patch.object(stages, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}))
         stack.enter_context(mock.patch.object(backend, "engine_for", engine))
         stack.enter_context(mock.patch.object(round_up, "rounded", lambda size: size + 2 if size > 1 else size))
         stack.enter_context(rounded_sizes.poisoned())

@@ -18,7 +18,7 @@ from torch.fx import Node
 from dynaxla.capture import extents, masks, padded_layers, padded_order, padded_rules, padded_windows, padded_writes, round_up
 from dynaxla.capture.extents import Extent
 from dynaxla.capture.masks import Masks
-from dynaxla.engine import bucket, xla
+from dynaxla.engine import bucket, stages
 from dynaxla.lowering import registry
 from dynaxla.lowering.ops import masking
 
@@ -270,8 +270,8 @@ def find(planted: Fault) -> str | None:
 
 def main(names: Sequence[str]) -> int:
     """Print for every fault what finds it."""
-    found, options_for = {}, xla.options_for
-    with patch.object(xla, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}):
+    found, options_for = {}, stages.options_for
+    with patch.object(stages, "options_for", lambda *problem: {**options_for(*problem), **quick.options()}):
         for name in names or FAULTS:
             found[name] = find(FAULTS[name])
             print(f"{name:50} {found[name] or 'not found'}", flush=True)

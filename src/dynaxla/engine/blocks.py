@@ -35,12 +35,13 @@ from ..runtime.programs import XlaProgram
 from .facts import Facts, Returned
 
 if TYPE_CHECKING:
-    from .xla import Program, Specialised
+    from .making import Maker
+    from .stages import Specialised
 
 Arrays = Sequence[jax.Array]
 
 
-def in_parts(program: Program, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
+def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
     """A graph with concrete sizes as programs that run in turn, with its buffers and what is known of it; None if it is not worth it."""
     buffers, symbols, given = specialised.buffers, specialised.symbols, specialised.numbers
     plain = buffers.plain() if program.platform == "cpu" and program.has_blocks else None
@@ -95,7 +96,7 @@ class _Turn:
 class _Parts:
     """The programs for stretches of a graph. values: of the graph's inputs, or None for tensors."""
 
-    def __init__(self, program: Program, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
+    def __init__(self, program: Maker, specialised: Specialised, cut: Sequence[Stretch], values: dict[Node, Any]) -> None:
         self._program, self._symbols, self._settings, self._cut = program, specialised.symbols, specialised.settings, cut
         self._results, self._values = specialised.buffers.nodes, values
         results, read = set(self._results), {source for stretch in cut for source in stretch.inputs}

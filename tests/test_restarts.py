@@ -39,7 +39,7 @@ def run(folder: Path, processes: int, restarts: int = 0) -> tuple[int, dict[int,
 
 def program(folder: Path, *, killed: bool) -> Path:
     folder.mkdir()
-    (text,) = blocks_of("many-processes")
+    text = blocks_of("many-processes")[0]
     assert text.count("    loss.backward()\n") == 1
     (folder / "train.py").write_text(text.replace("    loss.backward()\n", KILLED) if killed else text)
     return folder

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import collectives
 import pytest
+import quick
 import torch
 from newer import IS_OLDEST
 from scripts import run_script
@@ -32,8 +33,9 @@ start_processes(run, tuple(sys.argv[2:]), int(sys.argv[1]), start_method="fork")
 
 
 def run(folder: Path, *names: str) -> list[dict[str, str]]:
-    """What each process raised, by case. names: of the cases, else all."""
-    run_script(SCRIPT, [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results"), *names])
+    """What each process raised, by case. names: of the cases, else all. XLA compiles quickly: its code is not the subject."""
+    places = [str(collectives.WORLD), str(folder / "rendezvous"), str(folder / "results")]
+    run_script(SCRIPT, [*places, *names], XLA_FLAGS=quick.flags())
     return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(collectives.WORLD)]
 
 

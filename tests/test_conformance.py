@@ -50,7 +50,14 @@ def _in_this_torch(group: Sequence[telling.Candidate]) -> Sequence[telling.Candi
     return [item for item in group if not item[0].name.startswith(FAIL_IN_OLDEST) and telling.is_there(*item)]
 
 
-@pytest.mark.parametrize("group", telling.groups(), ids=lambda group: f"{group[0][0]}-{group[0][1]}")
+TELLING = [
+    pytest.param(group, marks=[pytest.mark.slow] if further else [], id=f"{group[0][0]}-{group[0][1]}")
+    for further in (False, True)
+    for group in telling.groups(further)
+]
+
+
+@pytest.mark.parametrize("group", TELLING)
 def test_telling_calls(group: Sequence[telling.Candidate]) -> None:
     group = _in_this_torch(group)
     calls = [telling.call_of(*item) for item in group]

@@ -6,12 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+import quick
 from on_device import NEEDS_DEVICE
 from scripts import run_script
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
-# As Python runs them, one after the other: starting a process takes as long as training a network. On one thread, as other tests.
+# As Python runs them, one after the other: starting a process takes as long as training a network. On one thread, as other tests; XLA
+# compiles quickly, since its code is not the subject.
 SCRIPT = """
 import runpy, sys, torch
 torch.set_num_threads(1)
@@ -27,7 +29,8 @@ def test_examples(tmp_path: Path) -> None:
     gpt = [str(EXAMPLES / "train_char_gpt.py"), "--steps", "12", "--layers", "1", "--output", str(picture)]
     names = ("train_mnist_like", "torch_model_in_jax", "export_stablehlo")
     commands = [gpt, *[[str(EXAMPLES / f"{name}.py")] for name in names], [str(EXAMPLES / "jax_kernel_in_torch.py"), "--steps", "5"]]
-    of_gpt, of_mnist, of_jax, of_export, of_kernel, _ = run_script(SCRIPT.replace("COMMANDS", repr(commands))).split("end\n")
+    printed = run_script(SCRIPT.replace("COMMANDS", repr(commands)), XLA_FLAGS=quick.flags())
+    of_gpt, of_mnist, of_jax, of_export, of_kernel, _ = printed.split("end\n")
     distances = [float(found) for found in re.findall(r"at most (\S+) from eager", of_gpt)]
     assert len(distances) == 3
     assert max(distances) < 1e-4

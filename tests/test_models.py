@@ -1,4 +1,5 @@
-"""Whole models from torchvision, timm and transformers, compiled in one graph, against eager in float64 and (a few) in float32."""
+"""Whole models from torchvision, timm and transformers, compiled in one graph, against eager in float64 and (a few) in float32. More of
+them: `pytest -m slow tests/test_models.py`."""
 
 from __future__ import annotations
 
@@ -54,7 +55,6 @@ LLAMA = {**BERT, "num_key_value_heads": 1}
 
 QUICK = {
     "resnet18": vision("resnet18"),
-    "mobilenet_v2": vision("mobilenet_v2"),
     "squeezenet1_1": vision("squeezenet1_1"),
     "vgg11": vision("vgg11", 32),
     "vit_tiny": timm("vit_tiny_patch16_224", 64, img_size=64, depth=2),
@@ -63,6 +63,7 @@ QUICK = {
     "llama": transformer("Llama", **LLAMA),
 }
 SLOW = {
+    "mobilenet_v2": vision("mobilenet_v2"),
     "resnext50_32x4d": vision("resnext50_32x4d"),
     "densenet121": vision("densenet121"),
     "mnasnet1_0": vision("mnasnet1_0"),
@@ -111,6 +112,7 @@ def run(model: nn.Module, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype, 
             assert_equal(actual, expected, tolerance=(1e-5, 1e-5))  # some compute parts in float32
 
 
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("name", QUICK)
 def test_model(name: str) -> None:
     run(*QUICK[name](), torch.float64)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
+import importlib
 import io
 import os
 import re
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import typer
 
+import dynaxla
 from dynaxla.cli import app
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +163,10 @@ RUNNERS = {
     "many-processes": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"],
 }
 # They take longer than the others; `make docs-test` runs them.
-SLOW = {"../README", "training", "looking-inside", "generation", "sizes", "deployment", "torch-xla", "inductor"}
+SLOW = {
+    *("../README", "training", "looking-inside", "generation", "sizes", "deployment", "torch-xla", "inductor"),
+    *("jax-in-torch", "many-devices", "many-processes", "torchax"),
+}
 NEEDS = {"generation": "transformers"}
 # Pages of which blocks are quoted from the sources: these files have them.
 OPS = "src/dynaxla/lowering/ops"
@@ -199,6 +205,18 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             exec(compile(program, f"{page}.md", "exec"), {"__name__": "page"})
         printed = out.getvalue()
     assert SAYS.get(page, "") in printed
+
+
+@pytest.mark.parametrize("page", sorted(SLOW))
+def test_blocks_are_programs(page: str) -> None:
+    """Also of pages that only `make docs-test` runs; and what they take from dynaxla is there."""
+    tree = ast.parse("\n".join(blocks_of(page)))
+    taken = [node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "dynaxla"]
+    assert [name for name in taken if not hasattr(dynaxla, name)] == []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("dynaxla"):
+            module = importlib.import_module(str(node.module))
+            assert [item.name for item in node.names if not hasattr(module, item.name)] == []
 
 
 def test_every_page_with_blocks_is_run() -> None:

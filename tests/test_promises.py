@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import quick
 import torch
 from newer import IS_OLDEST
 from promises import visible
@@ -47,7 +48,7 @@ def test_what_the_readme_promises() -> None:
 
 @pytest.mark.skipif(IS_OLDEST, reason="torch 2.11 cannot have the device")
 def test_meshes_change_nothing_that_others_see() -> None:
-    done = own_process("-m", "promises", "meshes", XLA_FLAGS="--xla_force_host_platform_device_count=8")
+    done = own_process("-m", "promises", "meshes", XLA_FLAGS=f"--xla_force_host_platform_device_count=8 {quick.flags()}")
     assert done.returncode == 0, done.stderr
 
 

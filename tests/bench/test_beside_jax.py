@@ -23,18 +23,21 @@ def test_names() -> None:
 
 # In a process in which XLA compiles quickly: the code that it makes is not the subject.
 SCRIPT = """
-import json
+import json, sys
 from dynaxla.bench import beside_jax
 beside_jax._ROUNDS = 1
-for name, case in beside_jax.CASES.items():
+for name in sys.argv[1:]:
+    case = beside_jax.CASES[name]
     shape = (1, 3, 64, 64) if name == "resnet18" else (2, *case.shape[1:])
     print(json.dumps([name, beside_jax.measure(beside_jax.Case(case.build, case.by_hand, shape), seconds=0)]))
 """
 
 
-def test_by_hand_is_the_same() -> None:
-    found = dict(map(json.loads, run_script(SCRIPT, XLA_FLAGS=quick.flags()).splitlines()))
-    assert found.keys() == CASES.keys()
+@pytest.mark.parametrize("names", [["mlp", "gpt_block"], pytest.param(["resnet18"], marks=pytest.mark.slow)], ids=" ".join)
+def test_by_hand_is_the_same(names: list[str]) -> None:
+    """The large one: `pytest -m slow tests/bench/test_beside_jax.py`."""
+    found = dict(map(json.loads, run_script(SCRIPT, names, XLA_FLAGS=quick.flags()).splitlines()))
+    assert list(found) == names
     assert beside_jax.is_good(found)
     for kinds in found.values():
         assert kinds.keys() == {"inference", "gradient"}

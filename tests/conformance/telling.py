@@ -1,4 +1,5 @@
-"""The thousand most telling calls of op_db, for `make test`: `python -m conformance.telling` chooses them and writes telling.txt.
+"""The thousand most telling calls of op_db: `python -m conformance.telling` chooses them and writes telling.txt. One of each op is compared
+by `make test`, the others by `pytest -m slow tests/test_conformance.py`.
 
 A call shows facts: its op with this dtype, this kind of input, operands of these ranks, this value of a keyword. The calls are chosen
 greedily: each is one that passes, with the most facts that no call chosen before it shows.
@@ -38,12 +39,16 @@ def is_of(case: Case) -> bool:
     return case.database == "op_db" and case.kind in _KINDS
 
 
-def groups() -> list[list[Candidate]]:
-    """The calls that were chosen, so many as are compiled together."""
+def groups(further: bool = False) -> list[list[Candidate]]:
+    """The calls that were chosen, so many as are compiled together: one of each op, or those that are further ones of an op."""
     calls: list[Candidate] = []
+    seen: set[str] = set()
     for line in CHOSEN.read_text().splitlines():
         name, dtype, kind, *numbers = line.split()
-        calls += [(Case("op_db", name, dtype, kind), int(number)) for number in numbers]
+        for number in numbers:
+            if (name in seen) == further:
+                calls.append((Case("op_db", name, dtype, kind), int(number)))
+            seen.add(name)
     return [calls[first : first + TOGETHER] for first in range(0, len(calls), TOGETHER)]
 
 

@@ -315,8 +315,9 @@ def test_bad_requests() -> None:
         dynaxla.compile_step(lambda x: x, options={"engines": ["dynaxla"]})
 
 
+@pytest.mark.slow
 def test_all_the_usual_engines() -> None:
-    """With Inductor, which has to compile; and a tensor that the graph holds by itself."""
+    """With Inductor, which has to compile, as on the page of engines; and a tensor that the graph holds by itself."""
     net = Net().eval()
     call = torch.compile(net, backend=dynaxla.dynaxla_auto, options={"cache": ""})
     x = torch.randn(5, 6)

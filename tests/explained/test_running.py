@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import types
 from pathlib import Path
 
 import pytest
+from fork_server import found_here
+from scripts import completed
 
 from dynaxla.explained import running
 from dynaxla.observe import verdicts
@@ -23,32 +24,33 @@ print("arguments", sys.argv)
 """
 
 
-def run_script(tmp_path: Path, end: str, *arguments: str) -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedProcess[str]]:
+Done = subprocess.CompletedProcess[str]
+
+
+def run_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str, *arguments: str) -> tuple[Done, Done]:
     """A script run by `dynaxla explain`, and by Python."""
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "beside.py").touch()
     file = tmp_path / "script.py"
     file.write_text(SCRIPT.format(folder=str(tmp_path.resolve()), file=str(file), end=end))
-    explain = [sys.executable, "-c", "from dynaxla.cli import main; main()", "explain", "script.py", *arguments]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    mine, pythons = (
-        subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        for command in (explain, [sys.executable, "script.py", *arguments])
-    )
+    mine = completed("from dynaxla.cli import main; main()", ["explain", "script.py", *arguments])
+    command = [sys.executable, "script.py", *arguments]
+    pythons = subprocess.run(command, env=found_here(), capture_output=True, text=True, check=False)
     assert "What to do next" in mine.stdout, mine.stderr
     assert (tmp_path / "explain.html").read_text().startswith("<!DOCTYPE html>")
     return mine, pythons
 
 
-def test_a_script_gets_its_flags(tmp_path: Path) -> None:
-    mine, pythons = run_script(tmp_path, "sys.exit(7)", "--flag", "1", "--platform", "--help", "--", "-x")
+def test_a_script_gets_its_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, pythons = run_script(tmp_path, monkeypatch, "sys.exit(7)", "--flag", "1", "--platform", "--help", "--", "-x")
     assert pythons.returncode == 7, pythons.stderr
     assert mine.returncode == 7
     assert mine.stdout.splitlines()[0] == pythons.stdout.splitlines()[0]
     assert "'--help', '--', '-x'" in mine.stdout
 
 
-def test_a_failing_script_looks_as_in_python(tmp_path: Path) -> None:
-    mine, pythons = run_script(tmp_path, "raise ValueError('its own')")
+def test_a_failing_script_looks_as_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, pythons = run_script(tmp_path, monkeypatch, "raise ValueError('its own')")
     assert (mine.returncode, mine.stderr) == (pythons.returncode, pythons.stderr)
     assert "its own" in mine.stderr
 

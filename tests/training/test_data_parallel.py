@@ -7,6 +7,7 @@ from pathlib import Path
 
 import parallelisms
 import pytest
+import quick
 import torch
 from scripts import run_script
 
@@ -33,8 +34,8 @@ QUICK = [
 
 
 def found(folder: Path, world: int, names: list[str]) -> dict[str, list[parallelisms.Found]]:
-    """What each process has found, by case."""
-    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names])
+    """What each process has found, by case. XLA compiles quickly: its code is not the subject."""
+    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names], XLA_FLAGS=quick.flags())
     results = [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
     return {name: [result[name] for result in results] for name in names}
 

@@ -134,11 +134,11 @@ class NativeBuffers:
         # torch's stream waits for a program of a GPU by one of its results.
         return packed or ([lax.full((), 0, np.int32)] if self._on_gpu else [])
 
-    def results(self, values: Mapping[Node, Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         used = {private.storage_id(tensor) for tensor in others}
         found = []
-        for buffer in self._buffers:
-            value, spec = values[buffer.node], buffer.spec
+        for buffer, value in zip(self._buffers, values, strict=True):
+            spec = buffer.spec
             if (value.shape, value.dtype) != (spec.shape, spec.dtype):
                 given = dtypes.describe(value.dtype, tuple(value.shape))
                 raise RuntimeError(f"{buffer.node.target} returned {given}, its fake (meta) implementation promised {spec}")
@@ -148,7 +148,8 @@ class NativeBuffers:
                 result = result.clone()
                 memory = private.storage_id(result)
             used.add(memory)
-            found.append(transfer.reinterpret(result, result.shape, result.stride()))  # it may be a view, which what a program gives is not
+            # What a program gives is no view.
+            found.append(transfer.reinterpret(result, result.shape, result.stride()) if result._is_view() else result)
         return found
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:

@@ -101,8 +101,10 @@ class Buffer:
 
     def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """As `pack`, for a value that torch has computed: a contiguous tensor, which may be the value itself or lie in its memory."""
-        tensor = (tensor.conj() if self.is_conj else tensor).resolve_conj()
-        tensor = (torch.neg(tensor) if self.is_neg else tensor).resolve_neg()
+        tensor = tensor.conj() if self.is_conj else tensor
+        tensor = tensor.resolve_conj() if tensor.is_conj() else tensor
+        tensor = torch.neg(tensor) if self.is_neg else tensor
+        tensor = tensor.resolve_neg() if tensor.is_neg() else tensor
         if not self.scattered:
             return tensor if self.layout.is_row_major and tensor.is_contiguous() else self.layout.pack_tensor(tensor)
         flat = torch.zeros(self.shape, dtype=tensor.dtype, device=tensor.device)

@@ -117,10 +117,10 @@ class Buffers(Protocol):
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
         """In a program: what it returns. outputs: of the function, in logical shapes; those that are `free` in any order."""
 
-    def results(self, values: Mapping[Node, Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What a program would return, as exported, if torch's kernels have computed the nodes' values: each alone in memory of its own.
 
-        others: tensors in whose memory no result may lie.
+        values: in the order of `nodes`. others: tensors in whose memory no result may lie.
         Raises: RuntimeError for a value of another shape or dtype than the graph says.
         """
 

@@ -333,7 +333,7 @@ class StorageBuffers:
         packed = [buffer.pack(value) for buffer, value in zip(self._buffers, outputs[len(self._written) :], strict=True)]
         return [*(new[slot] for slot in self._slots), *packed]
 
-    def results(self, values: Mapping[Node, Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         raise UnsupportedTensor(
             "torch's kernels cannot run a graph on the device jax while XLA compiles it",
             hint="leave out the option compile='background'",

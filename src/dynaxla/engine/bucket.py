@@ -132,7 +132,7 @@ class BucketProgram:
         """The graph's outputs, by torch's kernels."""
         late_checks.look(self._device)
         with torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext():
-            values = self._kernels.values(given)
+            values = self._kernels.by_node(given)
         metrics.add("meanwhile")
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
         with by_torch.kernels():

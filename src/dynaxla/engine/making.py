@@ -53,8 +53,9 @@ class Maker(Stages):
             specs = [specialised.symbols.spec(node.meta["val"]) for node in specialised.buffers.nodes]
             if self.options.heap == "keep" and sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs) >= heap.LARGE:
                 heap.keep_freed_memory()
+            kernels = Kernels(self.interpreter.module, [*specialised.buffers.nodes, *specialised.buffers.numbers])
             with self._told(specialised) as made:
-                made.append(ByTorch(self.name, self._kernels, specialised.buffers, self.device))
+                made.append(ByTorch(self.name, kernels, specialised.buffers, self.device))
             return made[0]
         return self.build(specialised)
 

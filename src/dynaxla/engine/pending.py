@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,32 +20,32 @@ class Kernels:
     """A graph whose nodes torch computes one by one. nodes: those whose values are wanted."""
 
     def __init__(self, module: GraphModule, nodes: Sequence[Node]) -> None:
-        self._nodes = list(nodes)
+        self.nodes = list(nodes)
         graph, copies = Graph(), dict[Node, Node]()
         graph.graph_copy(module.graph, copies)
-        graph.output(tuple(copies[node] for node in self._nodes))
+        graph.output(tuple(copies[node] for node in self.nodes))
+        graph.eliminate_dead_code()
         self._module = GraphModule(module, graph)
         self._compute = self._module.forward
         # Tensors that the graph itself holds: no result may lie in their memory.
         self.constants = [*self._module.buffers(), *self._module.parameters()]
 
-    def values(self, args: Sequence[Any]) -> dict[Node, Any]:
-        """The values of these nodes."""
-        with _for_kernels():
-            return dict(zip(self._nodes, self._compute(*args), strict=True))
+    def values(self, args: Sequence[Any]) -> Sequence[Any]:
+        """The values of these nodes, in their order."""
+        return _by_kernels(self._compute, args)
 
-    def timed_values(self, args: Sequence[Any]) -> tuple[dict[Node, Any], dict[int, float]]:
+    def timed_values(self, args: Sequence[Any]) -> tuple[Sequence[Any], dict[int, float]]:
         """As `values`, with the seconds that they took, by the number of the user's line (see `events.line_number`)."""
         timed = _Timed(self._module)
-        with _for_kernels():
-            return dict(zip(self._nodes, timed.run(*args), strict=True)), timed.seconds
+        return _by_kernels(timed.run, args), timed.seconds
 
 
-@contextlib.contextmanager
-def _for_kernels() -> Iterator[None]:
-    modes = _disable_current_modes() if private.mode_count() else contextlib.nullcontext()
-    with background.in_its_place(), modes, by_torch.kernels():
-        yield
+def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
+    if private.mode_count():
+        with _disable_current_modes(), by_torch.kernels():
+            return compute(*args)
+    with by_torch.kernels():
+        return compute(*args)
 
 
 class _Timed(Interpreter):
@@ -71,7 +70,11 @@ class ByTorch:
     """A graph with concrete sizes that torch's kernels run. It is called as an `Executable` would be, and its outputs have the same
     strides, share memory in the same way, and have memory of their own where that one's have; what torch's kernels raise is eager mode's.
 
-    kernels: of the graph. buffers: for these sizes. device: the graph's. Attributes: name; program (there is none).
+    kernels: of the graph, for the nodes and then the numbers that the buffers are for. buffers: for these sizes. device: the graph's.
+    Attributes: name; program (there is none).
+
+    A call of a few microseconds' work should not take many more: what one passes through here, another one has pushed out of the
+    processor's caches.
     """
 
     program = None
@@ -97,21 +100,30 @@ class ByTorch:
         return self._run(given)
 
     def _run(self, given: list[Any]) -> list[Any]:
-        late_checks.look(self._device)
-        binding = self._binding
-        if events.is_heard():
-            values, lines = self._kernels.timed_values(given)
-            events.tell(events.Ran(self, sum(lines.values()), binding is None, lines))
-        else:
-            values = self._kernels.values(given)
+        if self._device.type != "cpu":
+            late_checks.look(self._device)
+        binding, count = self._binding, len(self._buffers.nodes)
+        values = self._values(given)
         metrics.add(self._counter)
         if binding is None:
-            binding = self._binding = self._buffers.bind([values[node] for node in self._buffers.numbers])
+            binding = self._binding = self._buffers.bind(values[count:])
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
-        return binding.outputs(self._buffers.results(values, others), binding.take(given))
+        return binding.outputs(self._buffers.results(values[:count], others), binding.take(given))
+
+    def _values(self, given: list[Any]) -> Sequence[Any]:
+        if not events.is_heard():
+            return self._kernels.values(given)
+        values, lines = self._kernels.timed_values(given)
+        events.tell(events.Ran(self, sum(lines.values()), self._binding is None, lines))
+        return values
 
 
 class Pending(ByTorch):
-    """One that waits to be compiled."""
+    """One that waits to be compiled. kernels: for all nodes that any sizes' buffers may be for."""
 
     _counter = "meanwhile"
+
+    def _values(self, given: list[Any]) -> Sequence[Any]:
+        with background.in_its_place():  # of what another thread compiles
+            values = dict(zip(self._kernels.nodes, super()._values(given), strict=True))
+        return [values[node] for node in (*self._buffers.nodes, *self._buffers.numbers)]

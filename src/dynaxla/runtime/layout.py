@@ -79,7 +79,7 @@ class Layout:
             strides[dim] = packed[place] if self.packed_shape[place] == self.shape[dim] else 0
         return tuple(strides)
 
-    @property
+    @functools.cached_property
     def is_row_major(self) -> bool:
         """Whether packing changes nothing at all."""
         return self.dense and self.packed_shape == self.shape and self.permutation == tuple(range(len(self.shape)))

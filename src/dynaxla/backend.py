@@ -6,6 +6,7 @@ XLA executable; every later call is that executable's.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -29,6 +30,7 @@ from .capture.inputs import Sizes, check_tensor
 from .capture.kept import KeptGraph, key_of
 from .capture.partition import WrittenInBothPasses, partition
 from .capture.regions import inline_writing_regions
+from .capture.whole import kept_whole
 from .capture.wrapper import around, remade, writes_alone
 from .config import Options
 from .engine import artifact
@@ -208,7 +210,8 @@ def _compile(
         return partition(joint, inputs, platform=platform, exact_rng=options.exact_rng, **settings)
 
     def capture(**settings: Any) -> Callable[..., Any]:
-        with LostWrites():
+        # torch finds no key for what it pickles in a graph that calls functions of others.
+        with LostWrites(), contextlib.nullcontext() if pickled else kept_whole(module):
             return aot_autograd(
                 fw_compiler=compiler("forward"),
                 bw_compiler=compiler("backward"),

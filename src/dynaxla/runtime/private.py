@@ -139,6 +139,10 @@ def _needed(name: str) -> Any:
 _below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
 without_autocast = _needed("torch._C._DisableAutocast")
 without_torch_function = _needed("torch._C.DisableTorchFunction")
+# Without it, nothing is as Python says that it is made of others.
+without_python_dispatcher: Callable[[], contextlib.AbstractContextManager[Any]] = (
+    _find("torch._C._DisablePythonDispatcher") or contextlib.nullcontext
+)
 # The names of all ops that are registered, with those of TorchScript's.
 op_names: Callable[[], list[str]] = _needed("torch._C._dispatch_get_all_op_names")
 _impls: Any = _find("torch.library._impls") or ()

@@ -30,6 +30,9 @@ SCALED = {
     "op": lambda x: torch._C._nn.upsample_nearest2d(x, [8, 8], None, None),
     "overload": lambda x: torch.ops.aten.upsample_bilinear2d.vec(x, None, False, [2.0, 2.0]),
     "hardshrink": F.hardshrink,
+    "circular": lambda x: F.pad(x, (1, 7, 3, 0), mode="circular"),
+    "circular volume": lambda x: F.pad(x, (0, 2, 1, 1), mode="circular")[0] * F.pad(x[:, None], (2, 0, 1, 1, 1, 2), "circular")[0, 0, 1],
+    "wrapped and cut": lambda x: F.pad(x, (1, -2, 3, 0), mode="circular"),
     "softshrink": F.softshrink,
     "in a checkpoint": lambda x: checkpoint(lambda y: F.interpolate(y, scale_factor=2.0).sin(), x, use_reentrant=False),
     "under vmap": lambda x: torch.vmap(lambda y: F.interpolate(y[None], scale_factor=2.0)[0])(x),
@@ -37,6 +40,7 @@ SCALED = {
 
 
 OF_A_KIND = {"hardshrink": "aten.hardshrink", "softshrink": "aten.softshrink"}
+PADDED = ("circular", "circular volume", "wrapped and cut")
 
 
 def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> list[str]:
@@ -68,7 +72,10 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
 
 @pytest.mark.parametrize(
     ("name", "order"),
-    [*((name, torch.contiguous_format) for name in SCALED), *((name, torch.channels_last) for name in ("nearest", "bilinear", "bicubic"))],
+    [
+        *((name, torch.contiguous_format) for name in SCALED if name not in PADDED),
+        *((name, torch.channels_last) for name in ("nearest", "bilinear", "bicubic")),
+    ],
 )
 def test_it_stays_whole(name: str, order: torch.memory_format) -> None:
     ops = ops_of(SCALED[name], torch.randn(IMAGES).to(memory_format=order))
@@ -76,6 +83,13 @@ def test_it_stays_whole(name: str, order: torch.memory_format) -> None:
     assert [op for op in ops if kind in op and "backward" not in op] != []
     assert [op for op in ops if kind in op and "backward" in op] != []
     assert [op for op in ops if "index" in op or "where" in op] == []
+
+
+@pytest.mark.parametrize("name", PADDED)
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_circular_padding_is_concatenated(name: str, order: torch.memory_format) -> None:
+    ops = ops_of(SCALED[name], torch.randn(IMAGES).to(memory_format=order))
+    assert ("aten.cat.default" in ops) is (name != "wrapped and cut")
 
 
 def test_sizes_that_are_symbols_are_taken_apart() -> None:

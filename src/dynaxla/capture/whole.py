@@ -4,6 +4,9 @@ For resampling and two shrinking functions torch has decompositions in Python at
 resampling is a scatter: on the CPU, with its own lowering (`lowering/ops/upsample.py`) or torch's kernel, it takes a half to a sixth of the
 time. While AOTAutograd traces, calls of these functions in TorchDynamo's graph run without torch's dispatcher in Python; torch's own C++
 computes the same sizes as eager mode. Where sizes are symbols, which that cannot do, they are taken apart.
+
+Circular padding is no op to autograd in eager mode either: torch copies into parts of new memory, of which functionalization makes whole
+new tensors. It is made of concatenations here. Products have derivatives of their own (derivatives.py).
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ..runtime import private
+from . import derivatives
 
 _RESAMPLES = ("upsample_", "_upsample_")
 _SHRINKS = (torch.hardshrink, F.softshrink)
@@ -28,38 +32,70 @@ _SHRINKING_OPS = ("aten::hardshrink", "aten::softshrink")
 def kept_whole(module: GraphModule) -> Iterator[None]:
     """Inside, TorchDynamo's graph calls these functions, and those that its ops call, so that they stay whole."""
     graphs = [inner for inner in module.modules() if isinstance(inner, GraphModule)]
-    nodes = {node: node.target for inner in graphs for node in inner.graph.nodes if node.op == "call_function" and _is_taken_apart(node)}
+    nodes = {node: (node.op, node.target) for inner in graphs for node in inner.graph.nodes if _is_taken_apart(node)}
     changed = [inner for inner in graphs if not nodes.keys().isdisjoint(inner.graph.nodes)]
     try:
-        for node, function in nodes.items():
-            node.target = _whole(function)
+        for node, (op, target) in nodes.items():
+            function = getattr(torch.Tensor, str(target)) if op == "call_method" else target
+            node.op, node.target = "call_function", _whole(function)
         for inner in changed:
             inner.recompile()
         yield
     finally:
-        for node, function in nodes.items():
-            node.target = function
+        for node, (op, target) in nodes.items():
+            node.op, node.target = op, target
         for inner in changed:
             inner.recompile()
 
 
 def _is_taken_apart(node: Node) -> bool:
     target: Any = node.target
+    if node.op != "call_function":
+        return node.op == "call_method" and target in ("prod", "cumprod")
     if isinstance(target, torch._ops.OpOverload):
         name = target._schema.name
         return name in _SHRINKING_OPS or (name.startswith(tuple(f"aten::{start}" for start in _RESAMPLES)) and "backward" not in name)
     if getattr(target, "__name__", "").startswith(_RESAMPLES):
         return getattr(torch._C._nn, target.__name__, None) is target
-    return target is F.interpolate or target in _SHRINKS
+    return target is F.interpolate or target in _SHRINKS or target in _OTHERWISE
 
 
 def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    run = _OTHERWISE.get(function, _below_python)
+
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
-        sizes = [size for leaf in leaves for size in (leaf.shape if isinstance(leaf, torch.Tensor) else [leaf])]
-        if any(isinstance(size, (torch.SymInt, torch.SymFloat)) for size in sizes):
+        sizes = [size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape]
+        # Of nothing, torch's fake implementations fail where eager mode gives nothing.
+        if 0 in sizes or any(isinstance(size, (torch.SymInt, torch.SymFloat)) for size in (*sizes, *leaves)):
             return function(*args, **kwargs)
-        with private.without_python_dispatcher():
-            return function(*args, **kwargs)
+        return run(function, *args, **kwargs)
 
     return call
+
+
+def _below_python(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with private.without_python_dispatcher():
+        return function(*args, **kwargs)
+
+
+def _padded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    given = dict(zip(("input", "pad", "mode", "value"), args, strict=False)) | kwargs
+    x, pad = given["input"], given["pad"]
+    places = list(zip(range(x.ndim - 1, 1, -1), pad[::2], pad[1::2], strict=False))
+    is_plain = 2 * len(places) == len(pad) and len(places) == x.ndim - 2
+    if given.get("mode") != "circular" or not is_plain or not all(0 <= side <= x.shape[dim] for dim, *sides in places for side in sides):
+        return function(*args, **kwargs)
+    for dim, before, behind in reversed(places):  # whole rows first, which are copied at once
+        size = x.shape[dim]
+        x = torch.cat((x.narrow(dim, size - before, before), x, x.narrow(dim, 0, behind)), dim)
+    return x.contiguous()
+
+
+# What runs in place of a function, which it gets before its arguments.
+_OTHERWISE: dict[Callable[..., Any], Callable[..., Any]] = {
+    F.pad: _padded,
+    torch._C._nn.pad: _padded,
+    **dict.fromkeys((torch.prod, torch.Tensor.prod), derivatives.prod),
+    **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), derivatives.cumprod),
+}

@@ -1,7 +1,9 @@
 """Images: padding, resampling, and sampling at given places."""
 
+from typing import Any
+
 import torch
-from lowering.table.rows import FLOATS, FORMULA, PAIR, Op, Samples, aten
+from lowering.table.rows import FLOATS, FORMULA, PAIR, Make, Op, Samples, aten
 from newer import ops_here
 
 SPACE = (4, 6, 5)
@@ -47,6 +49,15 @@ def after_sampling(dims: int) -> Samples:
     return lambda make, n: [(make(n, 2, *sample[1].shape[1:-1]), *sample, [True, True]) for sample in sampled(dims)(make, n)[:1]]
 
 
+def windowed(make: Make, n: int) -> list[tuple[Any, ...]]:
+    """Windows that overlap, and such as lie apart, one of them beyond the image's end."""
+    return [(make(n, 2, 5, 6), [3, 2], [1, 1], [1, 0], [1, 2]), (make(n, 2, 7, 6), [2, 2], [2, 1], [0, 1], [2, 3])]
+
+
+def of_windows(make: Make, n: int) -> list[tuple[Any, ...]]:
+    return [(make(n, 12, 15), [5, 6], [3, 2], [1, 1], [1, 0], [1, 2]), (make(n, 8, 9), [7, 6], [2, 2], [2, 1], [0, 1], [2, 3])]
+
+
 ROWS: list[Op] = [
     Op(aten.reflection_pad2d.default, padded(2), FLOATS),
     Op(aten.replication_pad2d.default, padded(2), FLOATS),
@@ -67,6 +78,8 @@ ROWS: list[Op] = [
         )
         for op in ops
     ),
+    Op(aten.im2col.default, windowed, FLOATS, without=["empty"]),
+    Op(aten.col2im.default, of_windows, FLOATS, tolerance=SUMS, without=["empty"]),
     Op(aten.pixel_shuffle.default, lambda make, n: [(make(n, 4, 3, 2), 2)], FLOATS),
     Op(aten.upsample_nearest2d.default, resampled(2), (*FLOATS, torch.uint8), without=["empty"]),
     Op(aten.upsample_bilinear2d.default, resampled(2, False, True), FLOATS, tolerance=SUMS, without=["empty"]),

@@ -43,6 +43,9 @@ def factored(make: Make, n: int) -> list[torch.Tensor]:
 
 
 ROWS: list[Op] = [
+    Op(aten.linalg_cross.default, lambda make, n: [
+        (make(n, 3), make(n, 3)), (make(3, n), make(3, 1), Keywords(dim=0)), (make(n, 3, 2), make(1, 3, 2), Keywords(dim=-2)),
+    ], DTYPES, without=["empty"]),
     Op(aten.linalg_matrix_exp.default, lambda make, n: [(make(n, 3, 3) / 3,)], DTYPES, tolerance=CONDITIONED),
     # Cholesky's factors and triangular equations
     Op(aten.cholesky.default, definite((), (True,)), DTYPES, tolerance=CONDITIONED),

@@ -28,11 +28,12 @@ _WORTHWHILE = 50_000
 
 @dataclass(frozen=True)
 class Problem:
-    """A call of an op. Attributes: op; dtype (torch's, of its first tensor); numbers (of its largest tensor); settings (its arguments that
-    are no tensors, by name, as far as it is given any); platform."""
+    """A call of an op. Attributes: op; dtype (torch's, of its first tensor); rank (of that); numbers (of its largest tensor); settings (its
+    arguments that are no tensors, by name, as far as it is given any); platform."""
 
     op: torch._ops.OpOverload
     dtype: torch.dtype
+    rank: int
     numbers: int
     settings: tuple[tuple[str, Any], ...]
     platform: str
@@ -46,13 +47,14 @@ Saving = Mapping[torch.dtype, float]
 _HALVES = (torch.bfloat16,)
 _WIDE = (torch.float32, torch.float64)
 _INTEGERS = (torch.int32, torch.int64)
+_BOOLS = (torch.bool,)
 
 
 def _floats(nanoseconds: float) -> Saving:
     return dict.fromkeys(_WIDE, nanoseconds)
 
 
-def _numbers(nanoseconds: float) -> Saving:
+def _numbers(nanoseconds: float) -> dict[torch.dtype, float]:
     return dict.fromkeys((*_WIDE, *_INTEGERS), nanoseconds)
 
 
@@ -77,6 +79,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.lcm.default: dict.fromkeys(_INTEGERS, 60),
     aten.lgamma.default: _floats(4),
     aten.log10.default: _floats(3),
+    aten.pow.Scalar: _numbers(5),
     aten.pow.Tensor_Scalar: _floats(5),
     aten.pow.Tensor_Tensor: _floats(5),
     aten.remainder.Scalar: _floats(30),
@@ -100,8 +103,11 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.cummax.default: _numbers(20),
     aten.cummin.default: _numbers(20),
     aten.cumprod.default: _numbers(9),
-    aten.cumsum.default: _numbers(6),
+    aten.cumsum.default: _numbers(6) | dict.fromkeys(_BOOLS, 6.0),
     aten.logcumsumexp.default: _floats(300),
+    # A row at a time, while it is in the processor's cache; XLA reads all rows from memory three times.
+    aten._log_softmax.default: _floats(0.6),
+    aten._log_softmax_backward_data.default: _floats(0.7),
     # Moves and sums that XLA does number by number.
     aten._adaptive_avg_pool3d.default: _floats(5),
     aten._adaptive_avg_pool3d_backward.default: _floats(5),
@@ -131,8 +137,10 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
 
 
 def _is_costly_power(problem: Problem) -> bool:
-    """XLA multiplies where the exponent is a small whole number, and takes roots for halves of such."""
+    """XLA multiplies where the exponent is a small whole number, and takes roots for halves of such: slow ones in float64."""
     exponent = dict(problem.settings).get("exponent")
+    if problem.dtype == torch.float64 and isinstance(exponent, (int, float)) and exponent % 1:
+        return True
     return not isinstance(exponent, (int, float)) or abs(exponent) > 4 or (2 * exponent) % 1 != 0
 
 
@@ -150,8 +158,16 @@ def _is_of_columns(problem: Problem) -> bool:
     return dict(problem.settings).get("dim") not in (0, None)
 
 
+def _is_along_rows(problem: Problem) -> bool:
+    """XLA vectorizes over the other dimensions where these lie together in memory."""
+    dim = dict(problem.settings).get("dim")
+    return dim in (-1, problem.rank - 1)
+
+
 # Which calls of an op its saving is of.
 _WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
+    aten._log_softmax.default: _is_along_rows,
+    aten._log_softmax_backward_data.default: _is_along_rows,
     aten.div.Tensor_mode: _floors,
     aten.index_select.default: _is_of_columns,
     aten.pow.Tensor_Scalar: _is_costly_power,
@@ -194,7 +210,8 @@ def problem_of(node: Node, ctx: Context) -> Problem | None:
     if not tensors or any(spec.dtype.is_complex for spec in (*tensors, *results)):
         return None
     settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
-    return Problem(op, tensors[0].dtype, max(math.prod(spec.shape) for spec in (*tensors, *results)), settings, ctx.platform)
+    numbers = max(math.prod(spec.shape) for spec in (*tensors, *results))
+    return Problem(op, tensors[0].dtype, len(tensors[0].shape), numbers, settings, ctx.platform)
 
 
 def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:

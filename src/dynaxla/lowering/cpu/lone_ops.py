@@ -27,6 +27,10 @@ aten = torch.ops.aten
 # Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
 LARGE = 1 << 16
 
+# Products of matrices, of which this many multiplications take as long as another op's number.
+_PRODUCTS = (aten.mm.default, aten.bmm.default)
+_MULTIPLICATIONS = 4
+
 # Resampling, whose places XLA knows when it compiles: half of torch's time for gradients.
 _RESAMPLING = (
     *(f"{exact}{count}d" for exact in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
@@ -216,4 +220,6 @@ def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
     operands = [spec for spec in map(ctx.spec, ctx.node.all_input_nodes) if isinstance(spec, TensorSpec)]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
     numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
+    if op in _PRODUCTS:
+        numbers = max(numbers, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
     return Op(op, numbers, all(Layout.of(spec.shape, spec.stride).dense for spec in operands))

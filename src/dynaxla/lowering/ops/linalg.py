@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from ..context import Context
+from ..dimensions import wrap
 from ..dtypes import DType
 from ..promotion import broadcast_shapes, convert, expand, full_like
 from ..registry import lowers
@@ -164,3 +165,17 @@ def _taylor(x: Array) -> Array:
         for offset, power in enumerate((identity(x.shape[-1], x.dtype, x.shape[:-2]), x, square, cube)):
             total = lax.add(total, lax.mul(power, full_like(power, 1 / math.factorial(first + offset))))
     return total
+
+
+@lowers(aten.linalg_cross.default)
+def linalg_cross(x: Array, y: Array, *, dim: int = -1) -> Array:
+    """The cross products of vectors along one dimension.
+
+    Shape:  both, broadcast against each other; `dim` has size 3.
+    Dtype:  that of x and y.
+    """
+    shape = broadcast_shapes([x.shape, y.shape])
+    dim = wrap(dim, len(shape))
+    a, b = ([lax.slice_in_dim(expand(z, shape), place, place + 1, axis=dim) for place in range(3)] for z in (x, y))
+    pairs = ((1, 2), (2, 0), (0, 1))
+    return lax.concatenate([lax.sub(lax.mul(a[i], b[j]), lax.mul(a[j], b[i])) for i, j in pairs], dim)

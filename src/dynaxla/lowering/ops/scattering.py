@@ -266,6 +266,8 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
     rank, dim = x.ndim, wrap(dim, x.ndim)
     flat = x if rank else lax.reshape(x, (1,))
     rows = from_front(lax.reshape(indices, (indices.size,)), flat.shape[dim])
+    if flat.ndim == 1:  # what says where they are would be as large as x
+        return lax.reshape(write_slices(flat, 0, rows, expand(convert(value, x.dtype), rows.shape), "set"), x.shape)
     hit = write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
     chosen = lax.broadcast_in_dim(hit, flat.shape, [dim])
     return lax.reshape(lax.select(chosen, expand(convert(value, x.dtype), flat.shape), flat), x.shape)

@@ -1,0 +1,76 @@
+"""Images as columns of windows, and back: `unfold` and `fold`. Each place of a window is a slice of the image, or is added to one."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+
+import torch
+from jax import Array, lax
+
+from .. import dtypes
+from ..promotion import convert, number
+from ..registry import lowers
+
+aten = torch.ops.aten
+
+Pair = Sequence[int]
+
+
+def _places(size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> tuple[list[tuple[int, ...]], list[int]]:
+    """Where each place of the first window lies in the padded image, and how many windows there are along each dimension."""
+    starts = itertools.product(*(range(0, count * step, step) for count, step in zip(kernel, dilation, strict=True)))
+    counts = [(size[dim] + 2 * padding[dim] - dilation[dim] * (kernel[dim] - 1) - 1) // stride[dim] + 1 for dim in range(2)]
+    return list(starts), counts
+
+
+@lowers(aten.im2col.default)
+def im2col(x: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
+    """The windows of images, a column each.
+
+    Shape:  x ([batch,] channels, height, width) gives ([batch,] channels * places of a window, windows).
+    Dtype:  that of x.
+    """
+    places, counts = _places(x.shape[-2:], kernel_size, dilation, padding, stride)
+    batch = x.shape[:-3]
+    if 0 in x.shape:
+        return lax.full((*batch, x.shape[-3] * len(places), counts[0] * counts[1]), 0, x.dtype)
+    x = lax.pad(x, number(0, x.dtype), [(0, 0, 0)] * (x.ndim - 2) + [(width, width, 0) for width in padding])
+    taken = []
+    for start in places:
+        ends = [first + (count - 1) * step + 1 for first, count, step in zip(start, counts, stride, strict=True)]
+        outer = x.ndim - 2
+        slices = lax.slice(x, (0,) * outer + start, (*x.shape[:outer], *ends), (1,) * outer + tuple(stride))
+        taken.append(lax.expand_dims(slices, [outer]))
+    columns = lax.concatenate(taken, x.ndim - 2)
+    return lax.reshape(columns, (*batch, x.shape[-3] * len(places), counts[0] * counts[1]))
+
+
+@lowers(aten.col2im.default)
+def col2im(x: Array, output_size: Pair, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
+    """Images whose windows these columns are; what windows share is added, half types in float32.
+
+    Shape:  x ([batch,] channels * places of a window, windows) gives ([batch,] channels, *output_size).
+    Dtype:  that of x.
+    """
+    places, counts = _places(output_size, kernel_size, dilation, padding, stride)
+    batch, channels = x.shape[:-2], x.shape[-2] // len(places)
+    if 0 in x.shape:
+        return lax.full((*batch, channels, *output_size), 0, x.dtype)
+    wide = convert(x, dtypes.accumulator(x.dtype))
+    windows = lax.reshape(wide, (*batch, channels, len(places), *counts))
+    outer = len(batch) + 1
+    padded = [size + 2 * width for size, width in zip(output_size, padding, strict=True)]
+
+    def spread(index: int) -> Array:
+        """A place of all windows, where it lies in the image; what lies in the padding is cut off."""
+        start = places[index]
+        slices = lax.squeeze(lax.slice_in_dim(windows, index, index + 1, axis=outer), [outer])
+        sides = []
+        for dim in range(2):
+            end = start[dim] + (counts[dim] - 1) * stride[dim] + 1
+            sides.append((start[dim] - padding[dim], padded[dim] - end - padding[dim], stride[dim] - 1))
+        return lax.pad(slices, number(0, wide.dtype), [(0, 0, 0)] * outer + sides)
+
+    return convert(functools.reduce(lax.add, map(spread, range(len(places)))), x.dtype)

@@ -1,8 +1,8 @@
 """Derivatives of products, where eager mode looks at the values to take a shorter way: no zeros are the usual case.
 
 A graph cannot look. PyTorch's formulas for graphs serve all values by several scans of all numbers, and take two to four times eager mode's
-time. In these here, a zero costs a comparison. Where there are both zeros and infinities, an infinity's own gradient is NaN, as eager mode's
-is where there are no zeros, and so may that of the first zero of a running product be.
+time. In these here, a zero costs a comparison. Where there are both zeros and infinities, an infinity's own gradient is NaN, as eager
+mode's is where there are no zeros, and so may that of the first zero of a running product be.
 """
 
 from __future__ import annotations

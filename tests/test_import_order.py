@@ -14,7 +14,7 @@ ROOT = Path(dynaxla.__file__).parent
 # Lowest first. A module imports its own layer and those before it.
 LAYERS = [
     "errors", "forks", "exported", "observe", "runtime", "config", "lowering", "capture", "buffers", "tuning", "engine", "ensemble",
-    "backend", "training", "device", "sharding", "interop", "explained", "doctor", "bench", "cli",
+    "partitioning", "backend", "training", "device", "sharding", "interop", "explained", "doctor", "bench", "cli",
 ]  # fmt: skip
 
 

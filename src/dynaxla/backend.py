@@ -41,6 +41,7 @@ from .errors import DynaxlaError, OptionError, UnsupportedTensor, UnsupportedVer
 from .lowering import registry
 from .lowering.forms import check_forced
 from .observe import coverage, dump, events, metrics
+from .partitioning import NotPartitioned, compile_partitioned, has_distributed, leave
 from .runtime import capture_lock, devices, guards, machine
 
 _graph_numbers = itertools.count()
@@ -138,6 +139,16 @@ def _compile(
             seen.obstacle = "its tensors are on the device jax"
     if events.is_heard():
         events.tell(events.Captured(number, module, options, is_step=not collectives, competes=seen is not None))
+    if options.partition == "xla" and has_distributed(module):
+        try:
+            if pickled:
+                raise NotPartitioned("what aot_compile saves is a program of local tensors")
+            if seen is not None:
+                seen.obstacle = "XLA partitions it over processes"
+            with metrics.timed("capture"):
+                return compile_partitioned(module, example_inputs, options, number)
+        except NotPartitioned as reason:
+            leave(f"dynaxla_{number}", reason, options)
     overlapping = overlooked(example_inputs)
 
     def guard(compiled: Callable[..., Any], overlaps: Overlaps) -> Callable[..., Any]:

@@ -48,6 +48,10 @@ class Options:
             Without it a seed is drawn, and the program makes its own numbers of it.
         collectives: of several processes, on the CPU: "torch": a program calls the collectives of torch.distributed; "xla": they are XLA's
             own, among clients of XLA's over the processes; see docs/many-processes.md.
+        partition: of graphs with DTensors: who chooses the collectives: "torch": DTensor does, as in eager mode, op by op; "xla": XLA gets
+            the graph of whole tensors with their placements, and its partitioner chooses. Collectives are XLA's own then, as with
+            collectives="xla". Graphs that it cannot be given go the way of "torch", which is counted ("not_partitioned") and logged, or
+            refused with fallback="error"; see docs/many-processes.md.
         cache: a directory for what later processes need not do again: compiled programs (on the CPU; without calls of torch's kernels or
             of oneDNN, which XLA cannot write to a file), traced graphs for inference on the CPU, and measurements. "": none. Default:
             the variable DYNAXLA_CACHE, or dynaxla in the user's directory of caches.
@@ -71,6 +75,7 @@ class Options:
     donate: bool = True
     exact_rng: bool = False
     collectives: str = "torch"
+    partition: str = "torch"
     cache: str | None = field(default_factory=lambda: os.environ.get("DYNAXLA_CACHE"))
     sizes: str = "auto"
     heap: str = field(default_factory=lambda: _heap(os.environ.get("DYNAXLA_HEAP", "keep")))
@@ -95,6 +100,14 @@ class Options:
             for name in _NOT_IN_BACKGROUND:
                 if given.get(name, False):
                     raise OptionError(f"option compile='background' beside {name}", hint=f"{name} {_NOT_IN_BACKGROUND[name]}")
+        if given.get("partition") == "xla":
+            for name, wrong in _NOT_PARTITIONED.items():
+                if name in given and given[name] == wrong:
+                    hint = (
+                        "leave collectives out, or say 'xla': then they are XLA's own" if name == "collectives" else "leave one of both out"
+                    )
+                    raise OptionError(f"option partition='xla' beside {name}={wrong!r}", hint=hint)
+            given["collectives"] = "xla"
         if "engines" in given:
             given["engines"] = tuple(given["engines"])
         return Options(**given)
@@ -147,6 +160,9 @@ _NOT_IN_BACKGROUND = {
     "freeze": "computes at the first call what later ones read: leave one of both out",
     "tune": "measures, and calls that run beside it would be measured too: leave one of both out",
 }
+
+# What XLA's partitioner cannot have beside it.
+_NOT_PARTITIONED = {"collectives": "torch", "compile": "background", "freeze": True, "tune": True}
 
 # torch.compile's presets, in words of our own options.
 _PRESETS: dict[str, dict[str, Any]] = {
@@ -203,7 +219,7 @@ def _check(name: str, value: Any) -> None:
         good, wanted = value in ("kernel", "error"), "'kernel' or 'error'"
     elif name == "compile":
         good, wanted = value in ("now", "background"), "'now' or 'background'"
-    elif name == "collectives":
+    elif name in ("collectives", "partition"):
         good, wanted = value in ("torch", "xla"), "'torch' or 'xla'"
     elif name == "sizes":
         good, wanted = value in ("auto", "exact", "buckets"), "'auto', 'exact' or 'buckets'"

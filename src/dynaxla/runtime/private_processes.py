@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding
 
 from . import private
 from .private import Fast
@@ -24,6 +25,7 @@ _make_gloo: Callable[..., Any] = private._needed("jaxlib._jax.make_gloo_tcp_coll
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
 _hlo: Any = private._find("jaxlib.mlir.dialects.stablehlo")
 _ir: Any = private._find("jaxlib.mlir.ir")
+_parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 
 # Seconds that nobody waits: jaxlib ends a process that it does not hear of for so long.
 _NEVER = 10**8
@@ -57,6 +59,23 @@ def spread(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
     compile_options.num_replicas = compile_options.executable_build_options.num_replicas = len(devices)
     compile_options.device_assignment = _assignment.create(np.array([[device.id] for device in devices], np.int32))
     return compile_options
+
+
+def divide(compile_options: Any, devices: Sequence[jax.Device]) -> Any:
+    """Have XLA's partitioner cut a program into parts, one for each of these devices. Where results have no sharding it chooses one."""
+    build = compile_options.executable_build_options
+    compile_options.num_partitions = build.num_partitions = len(devices)
+    build.use_spmd_partitioning = build.use_shardy_partitioner = True
+    build.allow_spmd_sharding_propagation_to_output = [True]
+    compile_options.device_assignment = _assignment.create(np.array([[device.id for device in devices]], np.int32))
+    return compile_options
+
+
+def shardings_of(executable: Any, mesh: jax.sharding.Mesh) -> list[tuple[tuple[int, ...], NamedSharding]]:
+    """How the results of such a program lie. mesh: whose devices have the parts, in its order. The shapes are not known here: ()."""
+    if _parse_sharding is None:
+        raise private._unsupported("jax._src.sharding_impls.parse_flatten_op_sharding")
+    return [((), NamedSharding(mesh, _parse_sharding(found, mesh)[0])) for found in executable.get_output_shardings() or ()]
 
 
 def device_list(devices: Sequence[jax.Device]) -> Any:

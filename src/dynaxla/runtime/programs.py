@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import hashlib
 import io
@@ -96,6 +97,24 @@ def compile_lowered(
         if store is not None and key:
             store.put(key, client.serialize_executable(executable))
     return _program(executable, keep_heap, bool(callbacks))
+
+
+def compile_parts(
+    lowered: jax.stages.Lowered,
+    device: jax.Device,
+    among: Sequence[jax.Device],
+    options: Mapping[str, Any],
+    mesh: Mesh,
+    keep_heap: bool = True,
+) -> XlaProgram:
+    """Let XLA's partitioner cut a lowered program into parts for these devices, one of each process, in the mesh's order. What is given
+    runs this process's. mesh: that it was lowered for. Other arguments, and what is raised: as of `compile_lowered`."""
+    affinity.processors()
+    compile_options, _ = private.compile_options(device, options)
+    compile_options, devices = private_processes.divide(compile_options, among), private_processes.device_list(among)
+    executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), devices, compile_options)
+    program = _program(executable, keep_heap, False)
+    return dataclasses.replace(program, lie=functools.partial(private_processes.shardings_of, executable, mesh))
 
 
 def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:

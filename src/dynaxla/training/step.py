@@ -53,7 +53,7 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
 
     function: ordinary code; what it returns may be tensors (detached), Python values, and containers of both. fullgraph: refuse a step that
     cannot be one program, instead of running it in parts. options: as for `torch.compile(..., backend="dynaxla", options=...)`, but for
-    `sizes="buckets"`. Without a function it is a decorator: `@compile_step(options={...})`.
+    `sizes="buckets"` and `partition="xla"`. Without a function it is a decorator: `@compile_step(options={...})`.
 
     A step that does nothing but compute with tensors is recorded and becomes one program without Python: all that the function reads
     besides its arguments (modules, optimizers, closures, globals) is watched, and if anything but tensors' values and learning rates has
@@ -79,6 +79,9 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     if parsed.sizes == "buckets":
         hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
         raise OptionError("compile_step records each size by itself: it has no sizes='buckets'", hint=hint)
+    if parsed.partition == "xla":
+        hint = "torch.compile the model with that option, and leave loss.backward() and the optimizer's step to Python"
+        raise OptionError("compile_step records what DTensors do to their local tensors: it has no partition='xla'", hint=hint)
     return CompiledStep(function, parsed, fullgraph)
 
 

@@ -1,0 +1,464 @@
+"""A graph with DTensors as a function of whole tensors, for which XLA's partitioner chooses the collectives.
+
+TorchDynamo's graph has DTensors as the user's code has them. Run with whole tensors in their places it computes what they stand for. Where
+the graph takes the part that a process has for itself (`to_local`), the parts of all processes become one tensor with a dimension more, and
+what is done with them is done with each (`torch.vmap`), until the graph makes a DTensor of it again (`from_local`). So what a process does
+for itself needs no rules of ours: it is neither looked at nor supposed to be equal anywhere.
+
+What this cannot say, or would say otherwise than eager mode, is `NotPartitioned`, and the graph goes the way of local tensors.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.fx.traceback
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..errors import DynaxlaError
+from ..lowering.graphs import user_line
+from ..lowering.ops import process_values
+from ..runtime.process_meshes import ProcessMesh
+
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
+
+
+class NotPartitioned(DynaxlaError):
+    """Why a graph is not one whose collectives XLA chooses."""
+
+
+Spec = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Border:
+    """A tensor where a graph begins or ends. Attributes: spec (how it lies in the program); placements (of a DTensor; None for what each
+    process has for itself, with a dimension more in front, and for what is the same on all); is_own (whether it is the former)."""
+
+    spec: Spec
+    placements: tuple[Any, ...] | None = None
+    is_own: bool = False
+
+
+@dataclass(frozen=True)
+class Own:
+    """What each process has for itself: one tensor, the processes along its first dimension."""
+
+    tensor: torch.Tensor
+
+
+def has_distributed(module: GraphModule) -> bool:
+    """Whether there are DTensors in a graph."""
+    return torch.distributed.is_available() and any(
+        isinstance(value, DTensor) for node in module.graph.nodes for value in pytree.tree_leaves(node.meta.get("example_value"))
+    )
+
+
+class GlobalView:
+    """TorchDynamo's graph, seen as one of whole tensors.
+
+    Attributes: mesh; inputs (by position in TorchDynamo's graph, of those that are tensors); outputs (None for what is no tensor; they are
+    known once `module` has run); module (a function of the inputs, of the outputs that are tensors).
+    Raises: NotPartitioned.
+    """
+
+    def __init__(self, captured: GraphModule, example_inputs: Sequence[Any]) -> None:
+        self._captured = captured
+        self.mesh = _mesh_of(captured)
+        self.inputs: dict[int, Border] = {}
+        self.outputs: list[Border | None] = []
+        self.constants: list[Any] = []
+        self.examples: list[torch.Tensor] = []
+        for position, (node, given) in enumerate(zip(captured.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
+            if isinstance(given, torch.Tensor):
+                self.inputs[position] = self._input(node)
+            elif isinstance(given, (torch.SymInt, torch.SymFloat, int, float)):
+                raise NotPartitioned("sizes or numbers in it change", where=user_line(node), hint="torch.compile(..., dynamic=False)")
+        _check_apart(captured)
+        self.module = _Whole(self)
+
+    def _input(self, node: Node) -> Border:
+        value = node.meta["example_value"]
+        if isinstance(value, DTensor):
+            border = self.border(value, node)
+            if any(placement.is_partial() for placement in value.placements):
+                raise NotPartitioned(f"an input is {value.placements}", where=user_line(node), hint="redistribute it before")
+            shape = tuple(value.shape)
+        elif is_traceable_wrapper_subclass(value):
+            raise NotPartitioned(f"an input is a {type(value).__name__}", where=user_line(node))
+        else:
+            border, shape = self.own(value.ndim), (self.mesh.size, *value.shape)
+        if any(not isinstance(size, int) for size in shape):
+            raise NotPartitioned("sizes in it change", where=user_line(node), hint="torch.compile(..., dynamic=False)")
+        local = value._local_tensor if isinstance(value, DTensor) else value
+        if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
+            raise NotPartitioned(f"an input is on {local.device}, or no plain tensor", where=user_line(node))
+        with local.fake_mode:
+            made = torch.empty(shape, dtype=value.dtype, device=local.device, requires_grad=value.requires_grad)
+        self.examples.append(made)
+        return border
+
+    def own(self, ndim: int) -> Border:
+        """Of a tensor of so many dimensions that each process has for itself."""
+        return Border((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
+
+    def border(self, value: Any, node: Node) -> Border:
+        """Of a DTensor."""
+        return Border(self.spec(value.placements, value.shape, node), tuple(value.placements))
+
+    def spec(self, placements: Sequence[Any], shape: Sequence[int], node: Node) -> Spec:
+        """How a whole tensor with these placements lies; Partial counts as replicated."""
+        dims: list[list[str]] = [[] for _ in shape]
+        divided = list(shape)
+        for placement, axis, size in zip(placements, self.mesh.axes, self.mesh.sizes, strict=True):
+            if isinstance(placement, Shard) and type(placement) is Shard:
+                dim = placement.dim % len(shape)
+                if divided[dim] % size:
+                    raise NotPartitioned(
+                        f"dimension {dim} of {list(shape)} does not divide into {size} equal parts",
+                        where=user_line(node),
+                        hint="choose sizes that do",
+                    )
+                divided[dim] //= size
+                dims[dim].append(axis)
+            elif not placement.is_replicate() and not _is_plain_partial(placement):
+                raise NotPartitioned(f"a tensor is placed as {placement}", where=user_line(node))
+        return tuple(",".join(axes) for axes in dims)
+
+    # What a process has for itself, and what is whole
+
+    def take_own(self, whole: torch.Tensor, placements: Sequence[Any], backs: Sequence[str]) -> Own:
+        """Each process's part. backs: by axis of the mesh, as of `process_values.each_has`."""
+        for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, backs, strict=True)):
+            if placement.is_shard():
+                dim = placement.dim % (whole.ndim - index) + index
+                whole = whole.unflatten(dim, (size, -1)).movedim(dim, index)
+            else:
+                whole = process_values.EACH_HAS(whole, index, size, axis, back)
+        return Own(whole.flatten(0, len(self.mesh.sizes) - 1))
+
+    def make_whole(self, own: Own, placements: Sequence[Any]) -> torch.Tensor:
+        """The whole of which each process has this part."""
+        whole = own.tensor.unflatten(0, self.mesh.sizes)
+        for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
+            if placement.is_shard():
+                dim = placement.dim % (whole.ndim - index - 1) + index
+                whole = whole.movedim(index, dim).flatten(dim, dim + 1)
+            elif placement.is_partial():
+                whole = whole.sum(index)
+            else:
+                whole = process_values.ALL_HAVE(whole, index, axis)
+        return whole
+
+
+class _Whole(torch.nn.Module):
+    """The function of whole tensors."""
+
+    def __init__(self, view: GlobalView) -> None:
+        super().__init__()
+        self._view = view
+        self._captured = [view._captured]  # not a module of this one
+
+    def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        with torch.fx.traceback.preserve_node_meta(), _no_loops():
+            return _Walk(self._captured[0], self._view).run(*tensors)
+
+
+class _Walk(torch.fx.Interpreter):
+    """Runs TorchDynamo's graph. Its values are whole tensors for DTensors, `Own`, and else what the nodes give."""
+
+    def __init__(self, captured: GraphModule, view: GlobalView) -> None:
+        super().__init__(captured)
+        self._view, self._placeholder = view, -1
+        self._given: Iterator[torch.Tensor] = iter(())
+
+    def run(self, *tensors: Any, **_: Any) -> Any:
+        self._given = iter(tensors)
+        self.env = {}
+        for node in self.module.graph.nodes:
+            if node.op == "output":
+                return self._outputs(node)
+            with torch.fx.traceback.set_current_meta(node):
+                self.env[node] = self._value(node)
+            for used in self.user_to_last_uses.get(node, ()):
+                del self.env[used]
+        raise AssertionError
+
+    def _value(self, node: Node) -> Any:
+        if node.op == "placeholder":
+            self._placeholder += 1
+            border = self._view.inputs.get(self._placeholder)
+            if border is None:  # a mesh, a group: nodes have what it says
+                return None
+            tensor = next(self._given)
+            return Own(tensor) if border.is_own else tensor
+        if node.op == "get_attr":
+            found = self.fetch_attr(node.target)
+            if isinstance(found, torch.nn.Module):
+                raise NotPartitioned(f"there is a graph in it: {node.target}", where=user_line(node))
+            return found
+        if isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise NotPartitioned(f"there is a graph in it: {node.target}", where=user_line(node))
+        try:
+            value = self._called(node)
+        except DynaxlaError:
+            raise
+        except (RuntimeError, ValueError, TypeError, NotImplementedError) as error:
+            first = str(error).partition("\n")[0]
+            raise NotPartitioned(f"{_name(node)} cannot be done for all processes: {first}", where=user_line(node)) from error
+        _check(node, value)
+        return value
+
+    def _called(self, node: Node) -> Any:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda item: self.env[item])
+        first = node.args[0].meta.get("example_value") if node.args and isinstance(node.args[0], Node) else None
+        if node.op == "call_function" and getattr(node.target, "__func__", node.target) in _FROM_LOCAL:
+            return self._from_local(node, *args, **kwargs)
+        if node.op == "call_method" and isinstance(first, DTensor) and node.target in ("redistribute", "to_local", "full_tensor"):
+            return getattr(self, f"_{node.target}")(node, first, *args, **kwargs)
+        function: Callable[..., Any] = self._method(node.target) if node.op == "call_method" else node.target
+        if node.op == "call_module":
+            raise NotPartitioned(f"it calls the module {node.target}", where=user_line(node))
+        if _has_distributed(node) or any(_has_distributed(item) for item in node.all_input_nodes):
+            return function(*self._all_whole(args, node), **self._all_whole(kwargs, node))
+        if node.target is operator.getitem and isinstance(args[0], (tuple, list)):
+            return args[0][args[1]]
+        return _for_each(function, args, kwargs)
+
+    @staticmethod
+    def _method(name: Any) -> Callable[..., Any]:
+        return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
+
+    def _all_whole(self, args: Any, node: Node) -> Any:
+        """Arguments of an op on DTensors. What a process has for itself is a number there, which eager mode takes as equal on all."""
+
+        def whole(value: Any) -> Any:
+            if not isinstance(value, Own):
+                return value
+            if value.tensor.numel() != self._view.mesh.size:
+                raise NotPartitioned(f"{_name(node)} has DTensors and other tensors", where=user_line(node))
+            return self._view.make_whole(value, [Replicate()] * len(self._view.mesh.sizes))
+
+        return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, Own))
+
+    # Between DTensors and what a process has for itself
+
+    def _from_local(
+        self,
+        node: Node,
+        local: Any,
+        device_mesh: Any = None,
+        placements: Any = None,
+        *,
+        run_check: bool = False,
+        shape: Any = None,
+        stride: Any = None,
+        grad_placements: Any = None,
+    ) -> torch.Tensor:
+        value = node.meta["example_value"]
+        if run_check or not (grad_placements is None or _same(grad_placements, _of_gradient(value.placements), value.ndim)):
+            raise NotPartitioned("from_local is told to compare the processes, or how gradients lie", where=user_line(node))
+        if any(isinstance(item, Partial) and item.reduce_op != "sum" for item in value.placements):
+            raise NotPartitioned(f"from_local makes a tensor that is {value.placements}", where=user_line(node))
+        self._view.spec(value.placements, value.shape, node)
+        return self._view.make_whole(self._own(local), value.placements)
+
+    def _own(self, value: Any) -> Own:
+        if isinstance(value, Own):
+            return value
+        mesh = self._view.mesh
+        return Own(value.expand(mesh.size, *value.shape))  # made in the graph, of nothing that processes have: gradients end there
+
+    def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
+        if any(placement.is_partial() for placement in value.placements):
+            raise NotPartitioned(f"to_local of a tensor that is {value.placements}", where=user_line(node), hint="redistribute it before")
+        self._view.spec(value.placements, value.shape, node)
+        backs = []
+        for placement, back in zip(value.placements, grad_placements or value.placements, strict=True):
+            if placement.is_shard() and not _same([placement], [back], value.ndim):
+                raise NotPartitioned(f"to_local says that gradients of {placement} are {back}", where=user_line(node))
+            if isinstance(back, Partial) and back.reduce_op in ("sum", "avg"):
+                backs.append(back.reduce_op)
+            elif placement.is_shard() or back.is_replicate():
+                backs.append("same")
+            else:
+                raise NotPartitioned(f"to_local says that gradients of {placement} are {back}", where=user_line(node))
+        return self._view.take_own(whole, value.placements, backs)
+
+    def _redistribute(
+        self,
+        node: Node,
+        value: Any,
+        whole: torch.Tensor,
+        device_mesh: Any = None,
+        placements: Any = None,
+        *,
+        async_op: bool = False,
+        forward_dtype: Any = None,
+        backward_dtype: Any = None,
+    ) -> torch.Tensor:
+        if forward_dtype is not None or backward_dtype is not None:
+            raise NotPartitioned("redistribute changes dtypes", where=user_line(node))
+        return self._placed(node, value, whole, node.meta["example_value"].placements)
+
+    def _full_tensor(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
+        if grad_placements is not None:
+            raise NotPartitioned("full_tensor says how gradients lie", where=user_line(node))
+        everywhere = (Replicate(),) * len(value.placements)
+        whole = self._placed(node, value, whole, everywhere)
+        return self._view.take_own(whole, everywhere, ["same"] * len(everywhere))
+
+    def _placed(self, node: Node, value: Any, whole: torch.Tensor, placements: Sequence[Any]) -> torch.Tensor:
+        if tuple(placements) == tuple(value.placements):
+            return whole
+        if any(placement.is_partial() for placement in placements):
+            raise NotPartitioned(f"redistribute to {placements}", where=user_line(node))
+        spec, before = (self._view.spec(item, value.shape, node) for item in (placements, value.placements))
+        return process_values.PLACED(whole, spec, before)
+
+    # The end
+
+    def _outputs(self, node: Node) -> list[torch.Tensor]:
+        view = self._view
+        view.outputs.clear()
+        view.constants.clear()
+        found = []
+        for item in node.args[0]:
+            value = self.env[item] if isinstance(item, Node) else item
+            example = item.meta.get("example_value") if isinstance(item, Node) else None
+            tensor = value.tensor if isinstance(value, Own) else value
+            if not isinstance(tensor, torch.Tensor):
+                view.outputs.append(None)
+                view.constants.append(value)
+                continue
+            if isinstance(example, DTensor):
+                border = view.border(example, node)
+            elif isinstance(value, Own):
+                border = view.own(value.tensor.ndim - 1)
+            else:
+                border = Border(("",) * tensor.ndim)
+            view.outputs.append(border)
+            view.constants.append(None)
+            found.append(process_values.PLACED(tensor, border.spec, border.spec))
+        return found
+
+
+_FROM_LOCAL = {DTensor.from_local} if torch.distributed.is_available() else set()
+
+
+def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """A function of what processes have for themselves, done for each of them; of nothing such, done once."""
+    leaves, tree = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Own))
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Own)]
+    if not places:
+        return function(*args, **kwargs)
+
+    def one(*tensors: torch.Tensor) -> Any:
+        given = list(leaves)
+        for index, tensor in zip(places, tensors, strict=True):
+            given[index] = tensor
+        own_args, own_kwargs = pytree.tree_unflatten(given, tree)
+        return function(*own_args, **own_kwargs)
+
+    found = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in places))
+    return pytree.tree_map(Own, found)
+
+
+@contextmanager
+def _no_loops() -> Iterator[None]:
+    """Inside, an op that torch.vmap could only call once for each process is an error."""
+    before = torch._C._functorch._is_vmap_fallback_enabled()
+    torch._C._functorch._set_vmap_fallback_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._functorch._set_vmap_fallback_enabled(before)
+
+
+def _check(node: Node, value: Any) -> None:
+    """Raises: NotPartitioned if a value is not like what eager mode would have there."""
+    examples = pytree.tree_leaves(node.meta.get("example_value"))
+    values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, Own))
+    for found, example in zip(values, examples, strict=False):
+        if not isinstance(example, torch.Tensor):
+            continue
+        tensor = found.tensor[0] if isinstance(found, Own) else found
+        whole = isinstance(example, DTensor)
+        if whole is isinstance(found, Own) or tensor.shape != example.shape or tensor.dtype != example.dtype:
+            raise NotPartitioned(
+                f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)} where eager mode has {example.dtype} of "
+                f"{list(example.shape)}",
+                where=user_line(node),
+            )
+
+
+def _mesh_of(captured: GraphModule) -> ProcessMesh:
+    """The mesh of all DTensors. Raises: NotPartitioned."""
+    meshes = []
+    for node in captured.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("example_value")):
+            if isinstance(value, DTensor) and value.device_mesh not in meshes:
+                meshes.append(value.device_mesh)
+    if len(meshes) > 1:
+        raise NotPartitioned(f"its tensors lie on {len(meshes)} meshes: {meshes}", hint="one mesh for all")
+    try:
+        return ProcessMesh.of(meshes[0])
+    except ValueError as error:
+        raise NotPartitioned(str(error)) from error
+
+
+def _check_apart(captured: GraphModule) -> None:
+    """Raises: NotPartitioned if outputs share memory with inputs, or with each other."""
+    seen = {_storage(node) for node in captured.graph.find_nodes(op="placeholder")} - {None}
+    output = captured.graph.output_node()
+    for node in output.args[0]:
+        storage = _storage(node)
+        if storage in seen and storage is not None:
+            raise NotPartitioned("it returns an input, or two outputs share memory", where=user_line(output))
+        seen.add(storage)
+        local = _local(node)
+        if local is not None and not local.is_contiguous():
+            raise NotPartitioned("it returns a tensor whose dimensions lie in another order", hint="contiguous() before it is returned")
+
+
+def _local(node: Any) -> torch.Tensor | None:
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    value = value._local_tensor if isinstance(value, DTensor) else value
+    return value if isinstance(value, torch.Tensor) else None
+
+
+def _storage(node: Any) -> Any:
+    local = _local(node)
+    return None if local is None or local.layout != torch.strided else local.untyped_storage()._cdata
+
+
+def _has_distributed(node: Node) -> bool:
+    return any(isinstance(value, DTensor) for value in pytree.tree_leaves(node.meta.get("example_value")))
+
+
+def _is_plain_partial(placement: Any) -> bool:
+    return type(placement) is Partial and placement.reduce_op in ("sum", "avg", "max", "min")
+
+
+def _of_gradient(placements: Sequence[Any]) -> list[Any]:
+    return [Replicate() if placement.is_partial() else placement for placement in placements]
+
+
+def _same(one: Sequence[Any], other: Sequence[Any], ndim: int) -> bool:
+    return [_plain(item, ndim) for item in one] == [_plain(item, ndim) for item in other]
+
+
+def _plain(placement: Placement, ndim: int) -> Placement:
+    return Shard(placement.dim % ndim) if type(placement) is Shard else placement
+
+
+def _name(node: Node) -> str:
+    return str(node.target) if isinstance(node.target, str) else getattr(node.target, "__name__", str(node.target))

@@ -1,0 +1,223 @@
+"""Graphs of whole tensors, which XLA's partitioner cuts into a part for each process (`options={"partition": "xla"}`).
+
+Every process traces and lowers the same program, which they compare before XLA compiles it, and runs its own part on its own tensors. How
+the values lie that a forward program keeps for its backward program is XLA's to say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import torch
+from jax.sharding import NamedSharding, PartitionSpec
+from torch.fx import Node
+
+from .. import forks
+from ..capture.aten_graph import AtenGraph
+from ..config import Options
+from ..errors import CompilationError
+from ..lowering import Check, Interpreter, Settings, SymbolValues, registry
+from ..lowering.cpu.partitionable import partitionable
+from ..lowering.function import Function
+from ..lowering.graphs import user_line
+from ..lowering.ops.process_values import partition_spec
+from ..observe import dump, events, metrics
+from ..runtime import late_checks, networks, private, programs, transfer
+from ..runtime.process_meshes import ProcessMesh
+from ..runtime.same_collectives import Collective
+from .executable import Executable, compilation_error, execution_error, is_exhausted
+from .facts import Facts, Returned
+from .layouts import sharded_as
+from .options import options_for
+
+# How a tensor lies: by dimension, axes of the mesh.
+Spec = Sequence[str]
+
+
+class Partitioned:
+    """A graph's runner: see `protocol.Runner`. Its arguments and results are this process's parts.
+
+    interpreter: of the graph, without kernels of torch's. given: how its inputs lie, by position; returned: its outputs, by position, as
+    far as they are not XLA's to place. saved: how values lie that a forward graph keeps, by their nodes' names: the forward graph's program
+    says it, and the backward graph's reads it, for inputs that `given` does not have.
+    """
+
+    def __init__(
+        self,
+        graph: AtenGraph,
+        interpreter: Interpreter,
+        options: Options,
+        mesh: ProcessMesh,
+        given: Mapping[int, Spec],
+        returned: Mapping[int, Spec],
+        saved: dict[str, PartitionSpec],
+    ) -> None:
+        self._boxed_call = True
+        self.name = graph.name
+        self._interpreter, self._options, self._mesh = interpreter, options, mesh
+        self._given, self._returned, self._saved = given, returned, saved
+        self._outputs = list(interpreter.output_node.args[0])
+        # Those that are computed; an input that is returned is the caller's.
+        self._computed = [index for index, node in enumerate(self._outputs) if isinstance(node, Node) and node.op != "placeholder"]
+        self._positions = {node: position for position, node in enumerate(interpreter.placeholders)}
+        self._lock = forks.lock()
+        self._run: Executable | None = None
+        self._run_for: tuple[int, ...] = ()
+        forks.renew(self)
+        metrics.add("graphs")
+        metrics.add("partitioned")
+
+    def __call__(self, args: list[Any]) -> list[Any]:
+        """Raises: CollectiveMismatch, if the processes' programs differ; CollectiveFailed; ExecutionError; what checks raise."""
+        if forks.is_cut_off():
+            raise forks.cut_off()
+        with self._lock:
+            token = networks.token([self._mesh.group])
+            if self._run is None or self._run_for != token:
+                with programs.below_caller():
+                    self._run, self._run_for = self._told(), token
+            run = self._run
+        return run(run.take(args))
+
+    def after_fork(self) -> None:
+        """The parent's program is not called, and not freed either."""
+        if self._run is not None:
+            forks.leave(self._run)
+            self._run = None
+
+    def _told(self) -> Executable:
+        """A program, of which who listens is told."""
+        if not events.is_heard():
+            return self._build()
+        events.tell(events.Building(self.name, self._interpreter, SymbolValues()))
+        made: Executable | None = None
+        try:
+            made = self._build()
+        finally:
+            events.tell(events.Built(self.name, made))
+        return made
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self._mesh.everywhere.mesh, spec)
+
+    def _build(self) -> Executable:
+        interpreter, symbols, settings = self._interpreter, SymbolValues(), Settings.current("cpu")
+        nodes = [self._outputs[index] for index in self._computed]
+        function = Function(interpreter, symbols, {}, nodes, settings=settings, where=self._mesh.everywhere)
+        specs = {
+            position: partition_spec(self._given[position]) if position in self._given else self._saved[node.name]
+            for position, node in enumerate(interpreter.placeholders)
+        }
+        avals = [
+            jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype, sharding=self._sharding(specs[position]))
+            for position, spec in function.specs.items()
+        ]
+        for position, node in enumerate(interpreter.placeholders):
+            self._saved.setdefault(node.name, specs[position])
+
+        def program(*arrays: jax.Array) -> Returned:
+            results = function(list(arrays))
+            code = [Check.first_failed(results.checks)] if results.checks else []
+            checks = tuple((check.error, check.message) for check in results.checks)
+            return Returned([*results.outputs, *code], Facts(checks, results.numbers, results.kernels))
+
+        program.__name__ = "partitioned"  # the same on all processes, whatever else they have compiled
+        registry.fill()
+        with metrics.timed("trace"), jax.enable_x64(True):
+            traced = jax.jit(partitionable(program), keep_unused=True).trace(*avals)
+        checks = traced.out_info.facts.checks
+        wanted = [partition_spec(self._returned[index]) if index in self._returned else None for index in self._computed]
+        wanted += [PartitionSpec()] if checks else []
+        placed, compiled, device, among = self._compiled(traced, avals, settings, wanted)
+        for index, spec in zip(self._computed, placed, strict=False):
+            self._saved[self._outputs[index].name] = spec
+        return Executable(self.name, compiled, _Binding(self._outputs, self._computed, self._positions, device), checks, among=among)
+
+    def _compiled(self, traced: Any, avals: Any, settings: Settings, wanted: Sequence[PartitionSpec | None]) -> Any:
+        """How results lie, the program, its device, and what it runs in.
+
+        Raises: CollectiveMismatch; CollectiveFailed; CompilationError.
+        """
+        shardings = [None if spec is None else self._sharding(spec) for spec in wanted]
+        traced = sharded_as(traced, "partitioned", avals, shardings)
+        with metrics.timed("lower"), jax.enable_x64(True):
+            lowered = private.lower(traced)
+        members = networks.Members.of([self._mesh.group])
+        members.agreement.add(self._as_collective(lowered))
+        network = members.connected()
+        options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
+        with metrics.timed("compile"):
+            try:
+                keep = self._options.heap == "keep"
+                compiled = programs.compile_parts(lowered, network.device, network.devices, options, self._mesh.everywhere.mesh, keep)
+            except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+                raise (execution_error if is_exhausted(error) else compilation_error)(self.name, error) from error
+        dump.record(self.name, self._interpreter.module, lowered, compiled.text, self._options.dump_directory)
+        placed = [spec if spec is not None else found.spec for spec, (_, found) in zip(wanted, compiled.lie(), strict=True)]
+        shapes = [info.shape for info in jax.tree.leaves(traced.out_info)]
+        uneven = [not _divides(self._sharding(spec), shape) for spec, shape in zip(placed, shapes, strict=True)]
+        if any(uneven):  # parts with room behind them, which the next program would not know of
+            again = [PartitionSpec() if bad else spec for bad, spec in zip(uneven, placed, strict=True)]
+            if again == list(wanted):
+                raise CompilationError(f"XLA divides results of {self.name} into unequal parts", hint="options={'partition': 'torch'}")
+            return self._compiled(traced, avals, settings, again)
+        return placed, compiled, network.device, functools.partial(members.agreement.under_way, network.cut)
+
+    def _as_collective(self, lowered: jax.stages.Lowered) -> Collective:
+        """What the processes compare: the whole program, of which each runs a part."""
+        specs = [SymbolValues().spec(node.meta["val"]) for node in self._interpreter.placeholders]
+        where = next((line for node in self._interpreter.module.graph.nodes if (line := user_line(node))), "")
+        settings = (programs.fingerprint(lowered).hex()[:16],)
+        return Collective(self._mesh.group, "partitioned_program", settings, tuple(map(str, specs)), where=where, by="by XLA")
+
+
+class _Binding:
+    """See `buffers.protocol.Binding`. Tensors are this process's parts, contiguous ones are read where they lie."""
+
+    lends = False
+
+    def __init__(self, outputs: Sequence[Any], computed: Sequence[int], positions: Mapping[Any, int], device: jax.Device) -> None:
+        """outputs: the graph's; computed: which of them the program gives; positions: of the graph's inputs."""
+        self._computed, self._count, self._device = list(computed), len(outputs), device
+        self._returned = {index: positions[node] for index, node in enumerate(outputs) if node in positions}
+        self.positions = list(range(len(positions)))
+
+    def take(self, args: list[Any]) -> list[torch.Tensor]:
+        tensors = args.copy()
+        args.clear()
+        return tensors
+
+    def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
+        return [transfer.import_tensor(tensor.detach().contiguous(), self._device) for tensor in tensors]
+
+    def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [transfer.export_array(result) for result in results]
+
+    def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
+        return False
+
+    def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        found: list[Any] = [None] * self._count
+        for index, result in zip(self._computed, results, strict=True):
+            found[index] = result
+        for index, position in self._returned.items():
+            found[index] = tensors[position]
+        return found
+
+    def report(self, code: torch.Tensor, checks: late_checks.Checks, name: str) -> None:
+        if (failed := late_checks.failure(int(code), checks)) is not None:
+            raise failed
+
+
+def _divides(sharding: NamedSharding, shape: Sequence[int]) -> bool:
+    """Whether all parts are equal."""
+    sizes = sharding.mesh.shape
+    for size, axes in zip(shape, sharding.spec, strict=False):
+        for axis in (axes,) if isinstance(axes, str) else axes or ():
+            if size % sizes[axis]:
+                return False
+            size //= sizes[axis]
+    return True

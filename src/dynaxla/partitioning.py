@@ -1,0 +1,163 @@
+"""The way of a graph with DTensors under `options={"partition": "xla"}`: the graph of whole tensors through AOTAutograd, and programs that
+XLA's partitioner cuts, with this process's parts of tensors at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch._functorch.config
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from torch.fx import GraphModule
+
+from .capture.aten_graph import AtenGraph, Phase
+from .capture.decompositions import decompositions
+from .capture.global_view import Border, GlobalView, NotPartitioned, has_distributed
+from .capture.partition import partition
+from .config import Options
+from .engine.partitioned import Partitioned
+from .errors import CaptureError, UnsupportedOp
+from .lowering import Interpreter, registry
+from .observe import dump, events, metrics
+from .runtime import capture_lock
+
+__all__ = ["NotPartitioned", "compile_partitioned", "has_distributed", "leave"]
+
+
+def compile_partitioned(captured: GraphModule, example_inputs: Sequence[Any], options: Options, number: int) -> Callable[..., Any]:
+    """TorchDynamo's graph with DTensors, as programs whose collectives XLA's partitioner chooses. number: the graph's.
+
+    Raises: NotPartitioned, for a graph that is to go the other way.
+    """
+    view = GlobalView(captured, example_inputs)
+    borders = list(view.inputs.values())
+    saved: dict[str, Any] = {}
+    registry.fill()
+
+    def compiler(phase: Phase) -> Callable[[GraphModule, Sequence[Any]], Any]:
+        def compile_graph(module: GraphModule, _: Sequence[Any]) -> Partitioned:
+            interpreter = _interpreter(module)
+            outputs = [border for border in view.outputs if border is not None]
+            if phase != "backward":
+                _check(TracingContext.get().fw_metadata, len(borders), len(interpreter.placeholders))
+            inputs, results = range(len(interpreter.placeholders)), range(len(interpreter.output_node.args[0]))
+            if phase == "backward":
+                kept = len(inputs) - sum(_is_tangent(node) for node in interpreter.placeholders)
+                tangents = [outputs[_output_of(node)] for node in interpreter.placeholders[kept:]]
+                given = {kept + index: border.spec for index, border in enumerate(tangents)}
+                returned = {index: borders[index].spec for index in results if index < len(borders)}
+            else:
+                given = {index: borders[index].spec for index in inputs}
+                returned = {index: outputs[index].spec for index in results if index < len(outputs)}
+            graph = AtenGraph(f"dynaxla_{number}_{phase}", module, (), phase)
+            if events.is_heard():
+                ops = [str(node.target) for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+                events.tell(events.Functional(number, graph, ops))
+            return Partitioned(graph, interpreter, options, view.mesh, given, returned, saved)
+
+        return compile_graph
+
+    def parted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
+        _interpreter(joint)
+        return partition(joint, inputs, platform="cpu", **settings)
+
+    # Else AOTAutograd would have tangents as large as the whole tensors that it has traced.
+    with capture_lock.capturing(), torch._functorch.config.patch(guess_tangent_strides_as_outputs=False):
+        compiled = aot_autograd(
+            fw_compiler=compiler("forward"), bw_compiler=compiler("backward"), inference_compiler=compiler("inference"),
+            partition_fn=parted, decompositions=decompositions("cpu"),
+        )(view.module, view.examples)  # fmt: skip
+    return _Ends(view, compiled)
+
+
+_said: set[str] = set()
+
+
+def leave(name: str, reason: NotPartitioned, options: Options) -> None:
+    """A graph goes the way of partition="torch": it is counted, told to who explains, and each reason is logged once.
+
+    Raises: CaptureError, with options.fallback "error".
+    """
+    if options.fallback == "error":
+        raise CaptureError(f"XLA does not partition {name}: {reason.message}", where=reason.where, hint=reason.hint or "partition='torch'")
+    metrics.add("not_partitioned")
+    if events.is_heard():
+        events.tell(events.WentOn(name, "as with partition='torch'", reason.message))
+    if reason.message not in _said:
+        _said.add(reason.message)
+        place = f" (first at {reason.where})" if reason.where else ""
+        dump.log.warning("XLA does not partition %s, which runs as with partition='torch': %s%s", name, reason.message, place)
+
+
+def _interpreter(module: GraphModule) -> Interpreter:
+    """Raises: NotPartitioned for what a partitioned program cannot do."""
+    try:
+        interpreter = Interpreter(module, "cpu", kernels=False)
+    except UnsupportedOp as error:
+        raise NotPartitioned(error.message, where=error.where) from error
+    if interpreter.draws_random:
+        raise NotPartitioned("it draws random numbers")
+    return interpreter
+
+
+def _check(metadata: Any, count: int, placeholders: int) -> None:
+    """Raises: NotPartitioned, where AOTAutograd does more around a program than to call it. metadata: ViewAndMutationMeta."""
+    if any(info.mutates_data or info.mutates_metadata for info in metadata.input_info):
+        raise NotPartitioned("it writes to an input")
+    if any(info.output_type is not OutputType.non_alias for info in metadata.output_info) or metadata.num_intermediate_bases:
+        raise NotPartitioned("an output shares memory with an input or another output")
+    if metadata.tokens or metadata.is_rng_op_functionalized or count != placeholders:
+        raise NotPartitioned("it acts besides its results")
+
+
+def _is_tangent(node: torch.fx.Node) -> bool:
+    return node.meta.get("desc") is not None and hasattr(node.meta["desc"], "output")
+
+
+def _output_of(node: torch.fx.Node) -> int:
+    return int(node.meta["desc"].output.idx)
+
+
+class _Ends:
+    """What TorchDynamo calls: tensors to parts, the programs, parts to tensors."""
+
+    def __init__(self, view: GlobalView, compiled: Callable[..., Any]) -> None:
+        self._inputs = list(view.inputs.items())
+        self._compiled = getattr(compiled, "_torchdynamo_orig_callable", compiled)
+        self._mesh = view.mesh
+        self._outputs, self._constants = tuple(view.outputs), tuple(view.constants)
+
+    def __call__(self, *args: Any) -> list[Any]:
+        parts = [args[position].unsqueeze(0) if border.is_own else args[position].to_local() for position, border in self._inputs]
+        found = iter(self._compiled(*parts))
+        return [
+            constant if border is None else self._given(next(found), border)
+            for border, constant in zip(self._outputs, self._constants, strict=True)
+        ]
+
+    def _given(self, part: torch.Tensor, border: Border) -> torch.Tensor:
+        if border.placements is not None:
+            return _Distributed.apply(part, self._mesh.mesh, border.placements)
+        return part.squeeze(0) if border.is_own else part
+
+
+class _Distributed(torch.autograd.Function):
+    """A DTensor of this process's part of what is whole. A partial one is an equal share on each process, as DTensor itself makes it."""
+
+    @staticmethod
+    def forward(ctx: Any, part: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Any:
+        from torch.distributed.tensor import DTensor, Replicate
+
+        ctx.mesh = mesh
+        ctx.placements = tuple(Replicate() if placement.is_partial() else placement for placement in placements)
+        for index, placement in enumerate(placements):
+            if placement.is_partial() and placement.reduce_op == "sum":
+                part = part / mesh.size(index)
+        return DTensor.from_local(part.view_as(part), mesh, placements, run_check=False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        return grad.redistribute(ctx.mesh, ctx.placements).to_local().contiguous(), None, None

@@ -1,0 +1,53 @@
+"""torch's meshes of processes, as XLA's partitioner and its clients know them."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from . import clients, private_processes
+
+
+@dataclass(frozen=True)
+class ProcessMesh:
+    """Attributes: mesh (torch's); sizes; axes (their names in programs); ranks (torch's, in the mesh's order); group (the name of a group
+    of these ranks)."""
+
+    mesh: Any
+    sizes: tuple[int, ...]
+    axes: tuple[str, ...]
+    ranks: tuple[int, ...]
+    group: str
+
+    @staticmethod
+    def of(mesh: Any) -> ProcessMesh:
+        """Raises: ValueError, with the reason, for a mesh that is none of XLA's."""
+        sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
+        if mesh.device_type != "cpu":
+            raise ValueError(f"its mesh is one of {mesh.device_type}")
+        if len(sizes) > 2:
+            raise ValueError(f"its mesh has {len(sizes)} dimensions, and two at most are connected")
+        if list(ranks) != sorted(ranks):
+            raise ValueError(f"the ranks of its mesh, {list(ranks)}, do not ascend")
+        groups = private_processes.named_groups()
+        named = [name for name, group in groups.items() if tuple(torch.distributed.get_process_group_ranks(group)) == ranks]
+        if not named:
+            raise ValueError(f"there is no group of the ranks {list(ranks)} of its mesh (torch.distributed.new_group makes one)")
+        return ProcessMesh(mesh, sizes, tuple(f"m{index}" for index in range(len(sizes))), ranks, named[0])
+
+    @property
+    def size(self) -> int:
+        """Of processes."""
+        return math.prod(self.sizes)
+
+    @functools.cached_property
+    def everywhere(self) -> NamedSharding:
+        """The sharding of what is whole on each process. Its devices are virtual: programs are compiled for it, and run on others."""
+        devices = np.array(clients.virtual_devices(self.size)).reshape(self.sizes)
+        return NamedSharding(Mesh(devices, self.axes, axis_types=(AxisType.Auto,) * len(self.axes)), PartitionSpec())

@@ -361,6 +361,9 @@ def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not places:
         return function(*args, **kwargs)
 
+    # Its kernel for the CPU has no rule of vmap's, what it stands for has.
+    function = _attention if function is torch.nn.functional.scaled_dot_product_attention else function
+
     def one(*tensors: torch.Tensor) -> Any:
         given = list(leaves)
         for index, tensor in zip(places, tensors, strict=True):
@@ -370,6 +373,11 @@ def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
     found = torch.vmap(one, randomness="error")(*(leaves[index].tensor for index in places))
     return pytree.tree_map(Own, found)
+
+
+def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
+    return found
 
 
 @contextmanager
@@ -391,8 +399,8 @@ def _check(node: Node, value: Any) -> None:
         if not isinstance(example, torch.Tensor):
             continue
         tensor = found.tensor[0] if isinstance(found, Own) else found
-        whole = isinstance(example, DTensor)
-        if whole is isinstance(found, Own) or tensor.shape != example.shape or tensor.dtype != example.dtype:
+        is_mixed = isinstance(example, DTensor) and isinstance(found, Own)
+        if is_mixed or tensor.shape != example.shape or tensor.dtype != example.dtype:
             raise NotPartitioned(
                 f"{_name(node)} gives {tensor.dtype} of shape {list(tensor.shape)} where eager mode has {example.dtype} of "
                 f"{list(example.shape)}",

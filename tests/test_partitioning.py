@@ -1,0 +1,99 @@
+"""Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"partition": "xla"}`). See partitioned.py."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import partitioned
+import pytest
+import torch
+from scripts import run_script
+
+import dynaxla
+
+pytestmark = pytest.mark.skipif(
+    not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no gloo"
+)
+
+SCRIPT = """
+import sys
+from torch.multiprocessing import start_processes
+
+def run(rank, *places):
+    import partitioned
+    partitioned.run(rank, *places)
+
+start_processes(run, tuple(sys.argv[1:]), int(sys.argv[1]), start_method="fork")
+"""
+
+
+def run(folder: Path, world: int, *names: str) -> list[dict[str, str]]:
+    """What each process raised, by case."""
+    run_script(SCRIPT, [str(world), str(folder / "rendezvous"), str(folder / "results"), *names])
+    return [pickle.loads(Path(f"{folder / 'results'}{rank}").read_bytes()) for rank in range(world)]
+
+
+def check(found: list[dict[str, str]], name: str) -> None:
+    errors = [error for of_rank in found if (error := of_rank[name])]
+    assert not errors, "\n".join(errors)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return run(tmp_path_factory.mktemp("two"), 2, *partitioned.QUICK)
+
+
+@pytest.fixture(scope="module")
+def two_slowly(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return run(tmp_path_factory.mktemp("two"), 2, *partitioned.SLOW)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return run(tmp_path_factory.mktemp("four"), 4, *partitioned.QUICK, *partitioned.SLOW, *partitioned.FOUR)
+
+
+@pytest.mark.parametrize("name", partitioned.QUICK)
+def test_two_processes(name: str, two: list[dict[str, str]]) -> None:
+    check(two, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", partitioned.SLOW)
+def test_two_processes_at_length(name: str, two_slowly: list[dict[str, str]]) -> None:
+    check(two_slowly, name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*partitioned.QUICK, *partitioned.SLOW, *partitioned.FOUR])
+def test_four_processes(name: str, four: list[dict[str, str]]) -> None:
+    check(four, name)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"partition": "shardy"}, "partition is 'torch' or 'xla'"),
+        ({"partition": "xla", "collectives": "torch"}, "beside collectives='torch'"),
+        ({"partition": "xla", "freeze": True}, "beside freeze=True"),
+        ({"partition": "xla", "compile": "background"}, "beside compile='background'"),
+    ],
+)
+def test_options_that_do_not_go_together(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(dynaxla.OptionError, match=match):
+        torch.compile(lambda x: x + 1, backend="dynaxla", options=options)(torch.ones(2))
+
+
+def test_a_step_has_no_such_option() -> None:
+    with pytest.raises(dynaxla.OptionError, match="partition='xla'"):
+        dynaxla.compile_step(lambda x: x + 1, options={"partition": "xla"})
+
+
+def test_a_graph_without_dtensors_is_as_ever() -> None:
+    before = dynaxla.metrics.snapshot()
+    x = torch.arange(4.0)
+    torch.testing.assert_close(torch.compile(lambda x: x.sin() + 1, backend="dynaxla", options={"partition": "xla"})(x), x.sin() + 1)
+    after = dynaxla.metrics.snapshot()
+    assert all(after.get(name, 0) == before.get(name, 0) for name in ("partitioned", "not_partitioned"))

@@ -551,3 +551,19 @@ def two_meshes_of_some_of_the_processes(rank: int) -> None:
     divided.divide(mesh)
     with counted(2):
         trains(alone, divided, batches(6, 8))
+
+
+@of_four
+def parts_of_an_axis(rank: int) -> None:
+    """A dimension that the processes divide is made of two, and XLA reduces over some of the processes."""
+    mesh = world_mesh()
+    x = distribute_tensor(torch.arange(96.0, dtype=DTYPE).view(16, 6), mesh, [Shard(0)])
+
+    def function(x: DTensor) -> tuple[Any, ...]:
+        found = x.redistribute(placements=[Replicate()]).view(2, 8, 6).sin()
+        y = (x * 2).redistribute(placements=[Shard(0)])
+        return found.sum(0).redistribute(placements=[Replicate()]), y.sin().redistribute(placements=[Replicate()]).view(2, 8, 6).sum(0)
+
+    with counted(1):
+        for mine, right in zip(compiled(function)(x), function(x), strict=True):
+            torch.testing.assert_close(whole(mine), whole(right))

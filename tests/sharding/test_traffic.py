@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dynaxla.sharding.traffic import _groups
+from dynaxla.runtime.replica_groups import groups_in
 
 ROWS, COLUMNS = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
 
@@ -27,11 +27,11 @@ ROWS, COLUMNS = [[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 4], [1, 5], [2, 6], [3, 7]]
         ("replica_groups=mesh['axis_0'=2,'axis_1'=2], device_ids=(0,2,1,3) {'axis_1'}, to_apply=%add", [[0, 2], [1, 3]]),
     ],
 )
-def test_groups(text: str, groups: list[list[int]] | None) -> None:
-    found = _groups(text)
+def testgroups_in(text: str, groups: list[list[int]] | None) -> None:
+    found = groups_in(text)
     assert (None if found is None else sorted(map(sorted, found))) == groups
 
 
 def test_what_is_not_known_is_no_axis() -> None:
     with pytest.raises(ValueError, match="replica_groups"):
-        _groups("replica_groups=@something, to_apply=%add")
+        groups_in("replica_groups=@something, to_apply=%add")

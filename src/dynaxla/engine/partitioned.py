@@ -27,6 +27,7 @@ from ..lowering.ops.process_values import partition_spec
 from ..observe import dump, events, metrics
 from ..runtime import late_checks, networks, private, programs, transfer
 from ..runtime.process_meshes import ProcessMesh
+from ..runtime.replica_groups import all_groups_in
 from ..runtime.same_collectives import Collective
 from .executable import Executable, compilation_error, execution_error, is_exhausted
 from .facts import Facts, Returned
@@ -146,15 +147,10 @@ class Partitioned:
         with metrics.timed("lower"), jax.enable_x64(True):
             lowered = private.lower(traced)
         members = networks.Members.of([self._mesh.group])
+        members.others = self._mesh.rows
         members.agreement.add(self._as_collective(lowered))
-        network = members.connected()
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
-        with metrics.timed("compile"):
-            try:
-                keep = self._options.heap == "keep"
-                compiled = programs.compile_parts(lowered, network.device, network.devices, options, self._mesh.everywhere.mesh, keep)
-            except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
-                raise (execution_error if is_exhausted(error) else compilation_error)(self.name, error) from error
+        network, compiled = self._among(members, lowered, options)
         dump.record(self.name, self._interpreter.module, lowered, compiled.text, self._options.dump_directory)
         placed = [spec if spec is not None else found.spec for spec, (_, found) in zip(wanted, compiled.lie(), strict=True)]
         shapes = [info.shape for info in jax.tree.leaves(traced.out_info)]
@@ -165,6 +161,23 @@ class Partitioned:
                 raise CompilationError(f"XLA divides results of {self.name} into unequal parts", hint="options={'partition': 'torch'}")
             return self._compiled(traced, avals, settings, again)
         return placed, compiled, network.device, functools.partial(members.agreement.under_way, network.cut)
+
+    def _among(
+        self, members: networks.Members, lowered: jax.stages.Lowered, options: Mapping[str, Any]
+    ) -> tuple[networks.Network, programs.XlaProgram]:
+        """The processes' network, with connections for all collectives of the compiled program, and this."""
+        while True:
+            network = members.connected()
+            with metrics.timed("compile"):
+                try:
+                    mesh, keep = self._mesh.everywhere.mesh, self._options.heap == "keep"
+                    compiled = programs.compile_parts(lowered, network.device, network.devices, options, mesh, keep)
+                except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+                    raise (execution_error if is_exhausted(error) else compilation_error)(self.name, error) from error
+            needed = {group for group in all_groups_in(compiled.text()) if 1 < len(group) < self._mesh.size}
+            if needed <= network.others:
+                return network, compiled
+            members.others |= needed
 
     def _as_collective(self, lowered: jax.stages.Lowered) -> Collective:
         """What the processes compare: the whole program, of which each runs a part."""

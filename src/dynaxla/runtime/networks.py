@@ -36,11 +36,12 @@ _CONNECTING = 120
 @dataclass(frozen=True, eq=False)
 class Network:
     """A client over processes. Attributes: devices (one of each process, by its place); place (of this process); cliques (the sets of
-    places that are connected)."""
+    places that are connected); others (of those, by all processes, what no group of torch's is)."""
 
     devices: Sequence[jax.Device]
     place: int
     cliques: frozenset[tuple[int, ...]]
+    others: frozenset[frozenset[int]]
     _connections: Mapping[int, Ends]
 
     def cut(self) -> None:
@@ -59,7 +60,8 @@ class Members:
 
     Attributes: ranks (torch's, of all members, by place); cliques (by a group's name: the places of its ranks, in its order); agreement (on
     the collectives of XLA's own, as they were traced last); calls (what XLA makes of these, in their order);
-    holds (whether the program has to say that it wants them, also where no result of it depends on the last of them).
+    holds (whether the program has to say that it wants them, also where no result of it depends on the last of them); others (sets of
+    places that are to be connected besides, on all processes alike).
     """
 
     ranks: tuple[int, ...]
@@ -68,6 +70,7 @@ class Members:
     agreement: Agreement = field(default_factory=Agreement)
     calls: list[str] = field(default_factory=list)
     holds: bool = False
+    others: frozenset[frozenset[int]] = frozenset()
 
     @staticmethod
     def of(names: Sequence[str]) -> Members:
@@ -103,9 +106,9 @@ class Members:
         self.agreement.settle()
         made = _networks.setdefault(self._group, [])
         for network in made:
-            if network.cliques.issuperset(self.cliques.values()):
+            if network.cliques.issuperset(self.cliques.values()) and network.others >= self.others:
                 return network
-        network = _connect(self._group, self.ranks, len(made))
+        network = _connect(self._group, self.ranks, len(made), self.others)
         made.append(network)
         metrics.add("networks")
         return network
@@ -134,8 +137,8 @@ def _ranks(group: Any) -> tuple[int, ...]:
     return tuple(torch.distributed.get_process_group_ranks(group))
 
 
-def _connect(group: Any, ranks: tuple[int, ...], number: int) -> Network:
-    """number: how many networks these processes have made before."""
+def _connect(group: Any, ranks: tuple[int, ...], number: int, others: frozenset[frozenset[int]]) -> Network:
+    """number: how many networks these processes have made before. others: see `Members`."""
     place, store, timeout = ranks.index(torch.distributed.get_rank()), private.store_of(group), private.timeout_of(group)
     if store is None:
         raise CollectiveFailed(
@@ -158,7 +161,8 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int) -> Network:
             agent.connect()
             client = private_processes.make_client(agent, place, len(ranks), host)
         devices = sorted(client.devices(), key=lambda device: device.process_index)
-        cliques = _cliques(ranks)
+        cliques = [*_cliques(ranks), *sorted(tuple(sorted(other)) for other in others if place in other)]
+        cliques = list(dict.fromkeys(cliques))
         _meet(devices, place, cliques)
         made = {number: ends for number, ends in connections().items() if before.get(number) != ends}
         theirs = meeting.all("connected", list(made.values()))
@@ -172,7 +176,7 @@ def _connect(group: Any, ranks: tuple[int, ...], number: int) -> Network:
             hint="see whether they reach each other's hosts and ports, or take options={'collectives': 'torch'}",
         ) from error
     _kept.extend([client, agent])
-    return Network(devices, place, frozenset(cliques), made)
+    return Network(devices, place, frozenset(cliques), others, made)
 
 
 def _cliques(ranks: tuple[int, ...]) -> list[tuple[int, ...]]:

@@ -31,8 +31,6 @@ class ProcessMesh:
         sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
         if mesh.device_type != "cpu":
             raise ValueError(f"its mesh is one of {mesh.device_type}")
-        if len(sizes) > 2:
-            raise ValueError(f"its mesh has {len(sizes)} dimensions, and two at most are connected")
         if list(ranks) != sorted(ranks):
             raise ValueError(f"the ranks of its mesh, {list(ranks)}, do not ascend")
         groups = private_processes.named_groups()
@@ -45,6 +43,13 @@ class ProcessMesh:
     def size(self) -> int:
         """Of processes."""
         return math.prod(self.sizes)
+
+    @property
+    def rows(self) -> frozenset[frozenset[int]]:
+        """The places of processes along each of its dimensions, without those of all."""
+        places = np.arange(self.size).reshape(self.sizes)
+        along = [np.moveaxis(places, dim, -1).reshape(-1, size) for dim, size in enumerate(self.sizes)]
+        return frozenset(frozenset(row.tolist()) for rows in along for row in rows if 1 < len(row) < self.size)
 
     @functools.cached_property
     def everywhere(self) -> NamedSharding:

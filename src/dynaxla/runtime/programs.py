@@ -114,7 +114,7 @@ def compile_parts(
     compile_options, devices = private_processes.divide(compile_options, among), private_processes.device_list(among)
     executable = device.client.compile_and_load(lowered.compiler_ir("stablehlo"), devices, compile_options)
     program = _program(executable, keep_heap, False)
-    return dataclasses.replace(program, lie=functools.partial(private_processes.shardings_of, executable, mesh))
+    return dataclasses.replace(program, mesh=mesh, lie=functools.partial(private_processes.shardings_of, executable, mesh))
 
 
 def _program(executable: Any, keep_heap: bool, calls_back: bool) -> XlaProgram:

@@ -19,17 +19,12 @@ from ..engine import executable
 from ..engine.executable import Executable, Ran
 from ..errors import ArgumentError
 from ..runtime import meshes
+from ..runtime.replica_groups import KINDS, groups_in
 from .pictures import draw
 from .printed import table, text_of
 
-_KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
-_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{_KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
+_INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
-_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
-_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
-_MESH = re.compile(
-    r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<order>[\d,]+|\[[^()]*\](?:T\([\d,]*\))?)\))? \{(?P<axes>[^}]*)\}"
-)
 # Letters of what is told of groups that are no axes.
 _MOST = 60
 _LINE = re.compile(r"at\[([^\]]*)\]")
@@ -181,7 +176,7 @@ def _bits(dtype: str) -> int:
 def _axes(text: str, mesh: Any) -> str:
     """The axes of a mesh between whose devices a collective works. text: its attributes in HLO."""
     try:
-        groups = _groups(text)
+        groups = groups_in(text)
     except ValueError:  # a release of XLA that writes it in another way
         return text.partition("replica_groups=")[2][:_MOST]
     if groups is None:
@@ -196,52 +191,6 @@ def _axes(text: str, mesh: Any) -> str:
                 return ", ".join(names[axis] for axis in chosen)
     text = " ".join(str(sorted(group)) for group in sorted(groups, key=min))
     return text if len(text) <= _MOST else f"{text[:_MOST]}..."
-
-
-def _groups(text: str) -> set[frozenset[int]] | None:
-    """Which devices work together; None for all. Raises: ValueError for text that says it in an unknown way."""
-    if of_mesh := _MESH.search(text):
-        return _groups_of_mesh(of_mesh["sizes"], of_mesh["order"] or "", of_mesh["axes"])
-    if listed := _LISTED.search(text):
-        return {frozenset(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1] or "")} or None
-    if iota := _IOTA.search(text):
-        shape, dims, order = map(_numbers, iota.groups())
-        return {frozenset(row.tolist()) for row in _counted(dims, order).reshape(shape)}
-    if "replica_groups=" in text:
-        raise ValueError(text)
-    return None
-
-
-def _groups_of_mesh(sizes: str, order: str, axes: str) -> set[frozenset[int]]:
-    """As `_groups`, of a mesh such as "'a'=2,'b'=4" and axes such as "'b'" or "'b':(1)2", which is the first half of it.
-
-    order: of the devices, as numbers or as in "[4,2]T(1,0)"; "" if they are counted.
-    """
-    chosen = [(name, int(before or 1), int(size or 0)) for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)]
-    shape: list[int] = []
-    taken: list[bool] = []
-    for name, total in re.findall(r"'([^']*)'=(\d+)", sizes):
-        parts = [(before, before * (size or int(total))) for axis, before, size in chosen if axis == name]
-        cuts = sorted({1, int(total), *itertools.chain(*parts)})
-        for begin, end in itertools.pairwise(cuts):
-            shape.append(end // begin)
-            taken.append(any(first <= begin and end <= last for first, last in parts))
-    if counted := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]*)\))?", order):
-        devices = _counted(*map(_numbers, counted.groups()))
-    else:
-        devices = np.array(_numbers(order)) if order else np.arange(math.prod(shape))
-    dims = sorted(range(len(shape)), key=taken.__getitem__)
-    rows = devices.reshape(shape).transpose(dims).reshape(-1, math.prod(itertools.compress(shape, taken)))
-    return {frozenset(row.tolist()) for row in rows}
-
-
-def _numbers(text: str | None) -> list[int]:
-    return [int(part) for part in text.split(",")] if text else []
-
-
-def _counted(dims: Sequence[int], order: Sequence[int]) -> np.ndarray:
-    numbers = np.arange(math.prod(dims)).reshape(dims)
-    return numbers.transpose(order) if order else numbers
 
 
 def _memory(ran: Ran | Executable) -> Memory:

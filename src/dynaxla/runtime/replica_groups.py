@@ -1,0 +1,70 @@
+"""Between which devices a program's collectives work, read from XLA's own text of it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+KINDS = "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute|collective-broadcast|ragged-all-to-all"
+_CALL = re.compile(rf" (?:{KINDS})(?:-start)?\(.*$", re.MULTILINE)
+_LISTED = re.compile(r"(?:replica_groups|source_target_pairs)=\{(\{[\d,]*\}(?:,\{[\d,]*\})*)?\}")
+_IOTA = re.compile(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
+_MESH = re.compile(
+    r"replica_groups=mesh\[(?P<sizes>[^\]]*)\](?:, device_ids=\((?P<order>[\d,]+|\[[^()]*\](?:T\([\d,]*\))?)\))? \{(?P<axes>[^}]*)\}"
+)
+
+
+def all_groups_in(text: str) -> set[frozenset[int]]:
+    """Those of all collectives in a program, without those of all devices. Raises: ValueError, as `groups_in`."""
+    calls = [match[0] for match in _CALL.finditer(text)]
+    return set().union(*(groups_in(call) or () for call in calls if "source_target_pairs=" not in call))
+
+
+def groups_in(text: str) -> set[frozenset[int]] | None:
+    """Which devices work together; None for all. Raises: ValueError for text that says it in an unknown way."""
+    if of_mesh := _MESH.search(text):
+        return _groups_of_mesh(of_mesh["sizes"], of_mesh["order"] or "", of_mesh["axes"])
+    if listed := _LISTED.search(text):
+        return {frozenset(map(int, group.split(","))) for group in re.findall(r"\{([\d,]+)\}", listed[1] or "")} or None
+    if iota := _IOTA.search(text):
+        shape, dims, order = map(_numbers, iota.groups())
+        return {frozenset(row.tolist()) for row in _counted(dims, order).reshape(shape)}
+    if "replica_groups=" in text:
+        raise ValueError(text)
+    return None
+
+
+def _groups_of_mesh(sizes: str, order: str, axes: str) -> set[frozenset[int]]:
+    """As `groups_in`, of a mesh such as "'a'=2,'b'=4" and axes such as "'b'" or "'b':(1)2", which is the first half of it.
+
+    order: of the devices, as numbers or as in "[4,2]T(1,0)"; "" if they are counted.
+    """
+    chosen = [(name, int(before or 1), int(size or 0)) for name, before, size in re.findall(r"'([^']*)'(?::\((\d+)\)(\d+))?", axes)]
+    shape: list[int] = []
+    taken: list[bool] = []
+    for name, total in re.findall(r"'([^']*)'=(\d+)", sizes):
+        parts = [(before, before * (size or int(total))) for axis, before, size in chosen if axis == name]
+        cuts = sorted({1, int(total), *itertools.chain(*parts)})
+        for begin, end in itertools.pairwise(cuts):
+            shape.append(end // begin)
+            taken.append(any(first <= begin and end <= last for first, last in parts))
+    if counted := re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]*)\))?", order):
+        devices = _counted(*map(_numbers, counted.groups()))
+    else:
+        devices = np.array(_numbers(order)) if order else np.arange(math.prod(shape))
+    dims = sorted(range(len(shape)), key=taken.__getitem__)
+    rows = devices.reshape(shape).transpose(dims).reshape(-1, math.prod(itertools.compress(shape, taken)))
+    return {frozenset(row.tolist()) for row in rows}
+
+
+def _numbers(text: str | None) -> list[int]:
+    return [int(part) for part in text.split(",")] if text else []
+
+
+def _counted(dims: Sequence[int], order: Sequence[int]) -> np.ndarray:
+    numbers = np.arange(math.prod(dims)).reshape(dims)
+    return numbers.transpose(order) if order else numbers

@@ -10,7 +10,6 @@ import os
 import pickle
 import traceback
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +26,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInpu
 
 import dynaxla
 from dynaxla.engine.executable import watched
-from dynaxla.lowering.by_xla import calls_in
 
 XLA: dict[str, Any] = {"partition": "xla"}
 DTYPE = torch.float64
@@ -162,8 +160,10 @@ def trains(
     placed: Callable[[torch.Tensor], torch.Tensor] = lambda x: x,
     options: dict[str, Any] = XLA,
     loss_in_graph: bool = False,
-) -> None:
-    """Three steps of SGD: losses are within 1e-9 of one device's, parameters within 1e-6, and gradients are placed as parameters are.
+) -> list[dict[str, int]]:
+    """What the programs of a step move, by program.
+
+    Three steps of SGD: losses are within 1e-9 of one device's, parameters within 1e-6, and gradients are placed as parameters are.
 
     The loss outside of a graph is not `mse_loss`, whose gradient of DTensors eager mode has N times too large (torch 2.13).
     """
@@ -177,9 +177,13 @@ def trains(
         found = []
         for x, y in batches:
             optimizer.zero_grad()
-            whole_graph = loss_in_graph and is_compiled
-            loss = model(place(x), place(y)) if whole_graph else (model(place(x)) - place(y)).square().sum() / y.numel()
-            loss.backward()
+            with watched() as seen:
+                if loss_in_graph and is_compiled:
+                    loss = model(place(x), place(y))
+                else:
+                    loss = (model(place(x)) - place(y)).square().sum() / y.numel()
+                loss.backward()
+            moved[:] = [moves_of(ran.program.text()) for ran in seen if ran.program is not None]
             for parameter in net.parameters():
                 if isinstance(parameter, DTensor):
                     assert parameter.grad.placements == parameter.placements
@@ -187,10 +191,12 @@ def trains(
             found.append(float(whole(loss)))
         return found
 
+    moved: list[dict[str, int]] = []
     expected, found = losses(alone, lambda x: x, False), losses(divided, placed, True)
     torch.testing.assert_close(torch.tensor(found, dtype=DTYPE), torch.tensor(expected, dtype=DTYPE), rtol=1e-9, atol=1e-9)
     for (name, mine), right in zip(divided.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(whole(mine), right.detach(), rtol=1e-6, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
+    return moved
 
 
 def batches(*shape: int, out: int | None = None) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -202,27 +208,24 @@ def batches(*shape: int, out: int | None = None) -> list[tuple[torch.Tensor, tor
     ]
 
 
-def calls(call: Callable[[], object]) -> list[Counter[str]]:
-    """What the programs that a call runs call, by program."""
-    with watched() as seen:
-        call()
-    return [Counter(calls_in(ran.program.text())) for ran in seen if ran.program is not None]
-
-
 KINDS = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
 
 
+def moves_of(text: str) -> dict[str, int]:
+    """How many collectives of each kind a compiled program has."""
+    return {kind: number for kind in KINDS if (number := text.count(f" {kind}("))}
+
+
 def moves(call: Callable[[], object]) -> list[dict[str, int]]:
-    """How many collectives of each kind the programs have that a call runs, by program."""
+    """Those of the programs that a call runs."""
     with watched() as seen:
         call()
-    texts = [ran.program.text() for ran in seen if ran.program is not None]
-    return [{kind: number for kind in KINDS if (number := text.count(f" {kind}("))} for text in texts]
+    return [moves_of(ran.program.text()) for ran in seen if ran.program is not None]
 
 
 @quick
 def a_megatron_mlp(rank: int) -> None:
-    """One all-reduce for each pair of layers forward, and one backward for all pairs but the first."""
+    """One all-reduce for each pair of layers forward, and one backward for all pairs but the first: 2 L - 1."""
     alone, divided = twins(Megatron)
     divided.divide(world_mesh())
     x = batches(6, 8)[0][0]
@@ -231,10 +234,10 @@ def a_megatron_mlp(rank: int) -> None:
         torch.testing.assert_close(model(x), alone(x), rtol=1e-9, atol=1e-9)
         assert moves(lambda: model(x)) == [{"all-reduce": 2}]
     with counted(2):
-        trains(alone, divided, batches(6, 8))
+        assert trains(alone, divided, batches(6, 8)) == [{"all-reduce": 2}, {"all-reduce": 1}]
 
 
-@quick
+@slow
 def what_cannot_be_partitioned_is_said(rank: int) -> None:
     """It has eager mode's values, is counted, and refused where that is wanted."""
     mesh = world_mesh()
@@ -253,6 +256,7 @@ def what_cannot_be_partitioned_is_said(rank: int) -> None:
 
 @slow
 def attention(rank: int) -> None:
+    """Two all-reduces for a block forward, and two backward."""
     alone, divided = twins(Attention)
     divided.divide(world_mesh())
     x = batches(2, 6, 16)[0][0]
@@ -261,7 +265,7 @@ def attention(rank: int) -> None:
         torch.testing.assert_close(model(x), alone(x), rtol=1e-9, atol=1e-9)
         assert moves(lambda: model(x)) == [{"all-reduce": 2}]
     with counted(2):
-        trains(alone, divided, batches(2, 6, 16))
+        assert trains(alone, divided, batches(2, 6, 16)) == [{"all-reduce": 2}, {"all-reduce": 2}]
 
 
 @slow
@@ -351,7 +355,7 @@ def outputs_have_eagers_placements(rank: int) -> None:
         y = x @ w
         return (
             y, y.sum(), y.mean(0), y.amax(), w.sum(1), x.redistribute(placements=[Replicate()]), x * 2, (x > 0).to(torch.int32),
-            x.redistribute(placements=[Shard(1)]), x.to_local().sum(), x.argmax(1),
+            x.redistribute(placements=[Shard(1)]), x.to_local().sum(), x.argmax(1), (x > 0).sum(), x.round().half().sum(0),
         )  # fmt: skip
 
     with counted(1):
@@ -458,6 +462,97 @@ def a_part_of_which_processes_have_different_views(rank: int) -> None:
 
 
 @slow
+def layers_of_each_process(rank: int) -> None:
+    """What processes do between to_local and from_local, and with tensors of their own, is what eager mode does: values and gradients."""
+    mesh = world_mesh()
+    torch.manual_seed(rank)
+    w = distribute_tensor(torch.randn(4 * mesh.size(), 6, generator=torch.Generator().manual_seed(0), dtype=DTYPE), mesh, [Shard(0)])
+    images, labels, logits = torch.randn(2, 6, 5, 5, dtype=DTYPE), torch.tensor([0, 2, -100, 1]), torch.randn(4, 3, dtype=DTYPE)
+    layers = nn.ModuleList([nn.Conv2d(6, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Embedding(7, 6), nn.LSTM(6, 4)]).to(DTYPE)
+    index, mask = torch.randint(0, 6, (4, 3)), torch.rand(4, 6) > 0.5
+
+    def of_convolutions(mine: torch.Tensor) -> torch.Tensor:
+        found = layers[1](layers[0](images + mine.mean(0)[:, None, None]))
+        return nn.functional.max_pool2d(found, 2, stride=1).relu() + nn.functional.interpolate(found, size=(4, 4)).tanh()
+
+    def of_losses(mine: torch.Tensor) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(logits * mine.mean(), labels, label_smoothing=0.1)
+        return loss + nn.functional.smooth_l1_loss(mine, mine.roll(1, 0)) + (mine.log_softmax(1) * mine.softmax(0)).sum()
+
+    def of_indices(mine: torch.Tensor) -> torch.Tensor:
+        found = mine.gather(1, index) + mine[index[:, 0] % 4, :3] + layers[2](index[:, 0])[:, :3] + mine.topk(3, dim=1).values
+        found = found.scatter_add(1, index % 3, found.sin()).masked_fill(mask[:, :3], 2.0)
+        return torch.where(mask, mine, mine.flip(1)).cumsum(1)[:, :3] + found + torch.einsum("ab,cb->ac", found, mine[:3, :3])
+
+    def in_place(mine: torch.Tensor) -> torch.Tensor:
+        found = mine * 1
+        found[1:] += mine[:-1]
+        found[:, ::2].mul_(own.exp()[:, ::2])
+        found.relu_()
+        return torch.cat([found.unfold(1, 3, 1).amax(2), found.var(0, keepdim=True)[:, :4]]).pow(2)
+
+    own = torch.randn(4, 6, dtype=DTYPE, requires_grad=True)
+    for layer in (of_convolutions, of_losses, of_indices, in_place):
+        results = []
+        torch._dynamo.reset()
+        for call in (layer, compiled(lambda w, layer=layer: layer(w.to_local()))):
+            weight = w.detach().requires_grad_()
+            own.grad = None
+            layers.zero_grad()
+            before = count("partitioned")
+            found = call(weight.to_local() if call is layer else weight)
+            (found * torch.arange(float(found.numel()), dtype=DTYPE).view_as(found)).sum().backward()
+            gradients = [parameter.grad for parameter in (own, *layers.parameters())]
+            results.append((found.detach(), weight.grad.full_tensor(), gradients))
+            assert call is layer or count("partitioned") - before == 2, layer.__name__
+        torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-9)
+
+
+@slow
+def autocast_and_modes(rank: int) -> None:
+    """In a graph, as in eager mode."""
+    mesh = world_mesh()
+    x = distribute_tensor(torch.randn(4 * mesh.size(), 8, generator=torch.Generator().manual_seed(0)), mesh, [Shard(0)])
+    w = distribute_tensor(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)), mesh, [Replicate()]).requires_grad_()
+
+    def function(x: DTensor, w: DTensor) -> tuple[DTensor, DTensor, torch.Tensor]:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            y = x @ w
+            z = y.to_local() @ y.to_local().t()
+        with torch.no_grad():
+            fixed = w.sin()
+        return y, x @ fixed, z
+
+    with counted(1):
+        found = compiled(function)(x, w)
+    for mine, right in zip(found, function(x, w), strict=True):
+        assert mine.dtype == right.dtype
+        assert mine.requires_grad == right.requires_grad
+        torch.testing.assert_close(whole(mine), whole(right), rtol=0.02, atol=0.1)
+
+
+@slow
+def it_is_explained(rank: int) -> None:
+    """`dynaxla.explain` has the graphs, and why others are not partitioned; `sharding.report` has what is moved."""
+    mesh = world_mesh()
+    divided = Megatron(1)
+    divided.divide(mesh)
+    x = torch.ones(4, 8, dtype=DTYPE)
+    told = dynaxla.explain(torch.compile(divided, backend="dynaxla", options=XLA), x)
+    assert [graph.phase for captured in told.captured for graph in captured.graphs][:1] == ["forward"]
+    assert "all-reduce" in str(told) or told.captured
+    torch._dynamo.reset()
+    noisy = dynaxla.explain(torch.compile(lambda x: divided(x) + torch.rand(1), backend="dynaxla", options=XLA), x)
+    assert any("draws random numbers" in way for way in noisy.ways)
+    torch._dynamo.reset()
+    model = compiled(divided)
+    with torch.no_grad():
+        model(x)
+        report = dynaxla.sharding.report(lambda: model(x))
+    assert [(item.kind, item.axes, item.count, item.bytes) for item in report.collectives] == [("all-reduce", "m0", 1, 4 * 8 * 8)]
+
+
+@slow
 def checks(rank: int) -> None:
     """An index out of range is an error on all processes, and a later call is right."""
     mesh = world_mesh()
@@ -551,19 +646,3 @@ def two_meshes_of_some_of_the_processes(rank: int) -> None:
     divided.divide(mesh)
     with counted(2):
         trains(alone, divided, batches(6, 8))
-
-
-@of_four
-def parts_of_an_axis(rank: int) -> None:
-    """A dimension that the processes divide is made of two, and XLA reduces over some of the processes."""
-    mesh = world_mesh()
-    x = distribute_tensor(torch.arange(96.0, dtype=DTYPE).view(16, 6), mesh, [Shard(0)])
-
-    def function(x: DTensor) -> tuple[Any, ...]:
-        found = x.redistribute(placements=[Replicate()]).view(2, 8, 6).sin()
-        y = (x * 2).redistribute(placements=[Shard(0)])
-        return found.sum(0).redistribute(placements=[Replicate()]), y.sin().redistribute(placements=[Replicate()]).view(2, 8, 6).sum(0)
-
-    with counted(1):
-        for mine, right in zip(compiled(function)(x), function(x), strict=True):
-            torch.testing.assert_close(whole(mine), whole(right))

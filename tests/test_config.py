@@ -16,13 +16,13 @@ from dynaxla.errors import OptionError
 WRONG: list[dict[str, Any]] = [
     {"dump": 5}, {"executables": 0}, {"executables": True}, {"executables": 2.0}, {"fallback": "eager"}, {"forms": "convolution=xla"},
     {"forms": {"convolution": 1}}, {"freeze": 1}, {"tune": None}, {"exact_rng": "yes"}, {"cache": 3}, {"heap": "drop"}, {"xla": 3},
-    {"donate": 0}, {"collectives": "nccl"}, {"engines": "dynaxla"}, {"engines": []}, {"engines": ["inductor", "eager"]},
-    {"engines": ["dynaxla", "dynaxla"]}, {"engines": ["dynaxla", 1]},
+    {"donate": 0}, {"collectives": "nccl"}, {"partition": "gspmd"}, {"engines": "dynaxla"}, {"engines": []},
+    {"engines": ["inductor", "eager"]}, {"engines": ["dynaxla", "dynaxla"]}, {"engines": ["dynaxla", 1]},
     {"xla": {"a": None}}, {"xla": {1: True}}, {"compile": "later"}, {"sizes": 8},
 ]  # fmt: skip
 RIGHT: dict[str, Any] = {
     "dump": "here", "executables": 1, "fallback": "error", "forms": {"convolution": "xla"}, "freeze": True, "tune": True, "exact_rng": True,
-    "donate": False, "collectives": "xla", "engines": ("dynaxla", "eager"),
+    "donate": False, "collectives": "xla", "partition": "torch", "engines": ("dynaxla", "eager"),
     "cache": Path("there"), "heap": "leave", "xla": {"a": True, "b": 1, "c": 0.5, "d": "text"},
     "compile": "now", "sizes": "buckets",
 }  # fmt: skip

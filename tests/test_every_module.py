@@ -43,13 +43,14 @@ ELSEWHERE = {
     # What processes do together is tested with several of them.
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
     "test_among_processes.py": "lowering/by_xla runtime/connections runtime/networks runtime/private_processes",
+    "test_partitioning.py": "capture/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     # Several devices are a process's from its start.
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
     # A search that compiles and does not run, in a process with several devices.
     "sharding/test_planning.py": "engine/held_back sharding/hypothetical sharding/placements",
-    "sharding/test_traffic.py": "runtime/user_frames sharding/pictures sharding/printed",
+    "sharding/test_traffic.py": "runtime/replica_groups runtime/user_frames sharding/pictures sharding/printed",
     # The parts of one walk.
     "training/test_surroundings.py": "training/visiting training/watching",
 }

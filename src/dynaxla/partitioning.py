@@ -24,6 +24,9 @@ from .lowering import Interpreter, registry
 from .observe import dump, events, metrics
 from .runtime import capture_lock
 
+if torch.distributed.is_available():
+    from torch.distributed.tensor import DTensor, Replicate
+
 __all__ = ["NotPartitioned", "compile_partitioned", "has_distributed", "leave"]
 
 
@@ -145,17 +148,15 @@ class _Ends:
 
 
 class _Distributed(torch.autograd.Function):
-    """A DTensor of this process's part of what is whole. A partial one is an equal share on each process, as DTensor itself makes it."""
+    """A DTensor of this process's part of what is whole. Of a sum, the first process along an axis has all, so that no dtype rounds."""
 
     @staticmethod
     def forward(ctx: Any, part: torch.Tensor, mesh: Any, placements: tuple[Any, ...]) -> Any:
-        from torch.distributed.tensor import DTensor, Replicate
-
         ctx.mesh = mesh
         ctx.placements = tuple(Replicate() if placement.is_partial() else placement for placement in placements)
         for index, placement in enumerate(placements):
-            if placement.is_partial() and placement.reduce_op == "sum":
-                part = part / mesh.size(index)
+            if placement.is_partial() and placement.reduce_op == "sum" and mesh.get_local_rank(index):
+                part = torch.zeros_like(part)
         return DTensor.from_local(part.view_as(part), mesh, placements, run_check=False)
 
     @staticmethod

@@ -361,8 +361,7 @@ def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     if not places:
         return function(*args, **kwargs)
 
-    # Its kernel for the CPU has no rule of vmap's, what it stands for has.
-    function = _attention if function is torch.nn.functional.scaled_dot_product_attention else function
+    function = _FOR_EACH.get(function, function)
 
     def one(*tensors: torch.Tensor) -> Any:
         given = list(leaves)
@@ -378,6 +377,15 @@ def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 def _attention(*args: Any, **kwargs: Any) -> torch.Tensor:
     found: torch.Tensor = torch.ops.aten._scaled_dot_product_attention_math(*args, **kwargs)[0]
     return found
+
+
+def _set(target: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
+    target[place] = value
+    return target
+
+
+# What stands for functions that torch.vmap does not take: a kernel of the CPU's without a rule, and what gives nothing.
+_FOR_EACH: dict[Any, Callable[..., Any]] = {torch.nn.functional.scaled_dot_product_attention: _attention, operator.setitem: _set}
 
 
 @contextmanager

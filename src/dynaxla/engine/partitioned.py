@@ -147,7 +147,6 @@ class Partitioned:
         with metrics.timed("lower"), jax.enable_x64(True):
             lowered = private.lower(traced)
         members = networks.Members.of([self._mesh.group])
-        members.others = self._mesh.rows
         members.agreement.add(self._as_collective(lowered))
         options = {**options_for("cpu", traced.jaxpr, settings, True), **self._options.xla}
         network, compiled = self._among(members, lowered, options)

@@ -91,6 +91,8 @@ def snapshot() -> dict[str, int]:
     parts of inputs; trials: runs of engines that compete (option engines) beside calls; repeated:
     calls that a GPU had too little memory for, until torch gave some back;
     found_compiled: calls, and runs of recorded ops on the device "jax", of programs that had run before; execute: runs of programs;
+    partitioned: graphs whose collectives XLA's partitioner chooses (option partition="xla"); not_partitioned: TorchDynamo's graphs with
+    DTensors that it was not given, under that option; networks: of processes, among which collectives are XLA's own;
     device_ops, lazy_ops: ops that the device has run one by one, and recorded; device_fallbacks: those that came from the CPU.
     """
     with _lock:

@@ -44,13 +44,6 @@ class ProcessMesh:
         """Of processes."""
         return math.prod(self.sizes)
 
-    @property
-    def rows(self) -> frozenset[frozenset[int]]:
-        """The places of processes along each of its dimensions, without those of all."""
-        places = np.arange(self.size).reshape(self.sizes)
-        along = [np.moveaxis(places, dim, -1).reshape(-1, size) for dim, size in enumerate(self.sizes)]
-        return frozenset(frozenset(row.tolist()) for rows in along for row in rows if 1 < len(row) < self.size)
-
     @functools.cached_property
     def everywhere(self) -> NamedSharding:
         """The sharding of what is whole on each process. Its devices are virtual: programs are compiled for it, and run on others."""

@@ -22,7 +22,7 @@ from ..config import Options
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..runtime import by_torch, late_checks, private, transfer
+from ..runtime import background, by_torch, late_checks, private, transfer
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
 from .executable import Executable
@@ -131,8 +131,9 @@ class BucketProgram:
     def _meanwhile(self, call: _Call, given: Sequence[Any]) -> list[Any]:
         """The graph's outputs, by torch's kernels."""
         late_checks.look(self._device)
-        with torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext():
-            values = self._kernels.by_node(given)
+        profiled = torch.profiler.record_function(self.name) if private.is_profiling() else contextlib.nullcontext()
+        with profiled, background.in_its_place():
+            values = dict(zip(self._kernels.nodes, self._kernels.values(given), strict=True))
         metrics.add("meanwhile")
         others = [value for value in given if isinstance(value, torch.Tensor)] + self._kernels.constants
         with by_torch.kernels():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import re
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -140,3 +143,17 @@ def test_sums_over_neighbours(dtype: torch.dtype, shape: tuple[int, ...], dims: 
     tolerance = {torch.float32: 1e-3, torch.float64: 1e-9, torch.int32: 0}[dtype]
     assert found.shape == expected.shape
     np.testing.assert_allclose(found.astype(np.float64), expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("size", [128, 56])
+def test_rows_of_several_dimensions_are_added_as_one(size: int, tmp_path: Path) -> None:
+    """XLA makes windows of 32 by 32 of a sum whose parts are whole dimensions, if it sees them."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.SiLU(), torch.nn.BatchNorm2d(16))
+    x = torch.randn(4, 3, size, size)
+    with torch.no_grad():
+        expected = copy.deepcopy(net)(x)
+        torch.testing.assert_close(torch.compile(net, backend="dynaxla", options={"dump": tmp_path})(x), expected, rtol=1e-4, atol=1e-4)
+    (program,) = tmp_path.glob("*.hlo.txt")
+    windows = re.findall(r" reduce-window\(.*window=\{size=([\dx]+)", program.read_text())
+    assert all(sum(length != "1" for length in window.split("x")) == 1 for window in windows), windows

@@ -176,5 +176,5 @@ def sum_rows(x: Array, dims: Sequence[int]) -> Array:
     count = math.prod(x.shape[first : last + 1])
     left = max(size for size in range(1, min(_LEFT, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
     rows = lax.reshape(x, (*x.shape[:first], count // left, left, *x.shape[last + 1 :]))
-    # The barrier keeps XLA from making one sum of the two again.
-    return lax.reduce_sum(lax.optimization_barrier(lax.reduce_sum(rows, [first])), [first])
+    # The barriers keep XLA from making one sum of the two again, and the first one of several dimensions: see `sum_neighbours`.
+    return lax.reduce_sum(lax.optimization_barrier(lax.reduce_sum(lax.optimization_barrier(rows), [first])), [first])

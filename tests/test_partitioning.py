@@ -1,4 +1,5 @@
-"""Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"partition": "xla"}`). See partitioned.py."""
+"""Graphs with DTensors whose collectives XLA's partitioner chooses (`options={"partition": "xla"}`), by the ops
+dynaxla.placed, each_has and all_have. See partitioned.py."""
 
 from __future__ import annotations
 

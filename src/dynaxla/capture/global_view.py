@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from ..errors import DynaxlaError
 from ..lowering.graphs import user_line
 from ..lowering.ops import process_values
+from ..runtime import private
 from ..runtime.process_meshes import ProcessMesh
 
 if torch.distributed.is_available():
@@ -98,7 +98,7 @@ class GlobalView:
             border, shape = self.own(value.ndim), (self.mesh.size, *value.shape)
         if any(not isinstance(size, int) for size in shape):
             raise NotPartitioned("sizes in it change", where=user_line(node), hint="torch.compile(..., dynamic=False)")
-        local = value._local_tensor if isinstance(value, DTensor) else value
+        local = private.local_part(value) if isinstance(value, DTensor) else value
         if local.device.type != "cpu" or local.layout != torch.strided or local.is_conj() or local.is_neg():
             raise NotPartitioned(f"an input is on {local.device}, or no plain tensor", where=user_line(node))
         with local.fake_mode:
@@ -168,7 +168,7 @@ class _Whole(torch.nn.Module):
         self._captured = [view._captured]  # not a module of this one
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        with torch.fx.traceback.preserve_node_meta(), _no_loops():
+        with torch.fx.traceback.preserve_node_meta(), private.without_vmap_loops():
             return _Walk(self._captured[0], self._view).run(*tensors)
 
 
@@ -388,17 +388,6 @@ def _set(target: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
 _FOR_EACH: dict[Any, Callable[..., Any]] = {torch.nn.functional.scaled_dot_product_attention: _attention, operator.setitem: _set}
 
 
-@contextmanager
-def _no_loops() -> Iterator[None]:
-    """Inside, an op that torch.vmap could only call once for each process is an error."""
-    before = torch._C._functorch._is_vmap_fallback_enabled()
-    torch._C._functorch._set_vmap_fallback_enabled(False)
-    try:
-        yield
-    finally:
-        torch._C._functorch._set_vmap_fallback_enabled(before)
-
-
 def _check(node: Node, value: Any) -> None:
     """Raises: NotPartitioned if a value is not like what eager mode would have there."""
     examples = pytree.tree_leaves(node.meta.get("example_value"))
@@ -447,13 +436,13 @@ def _check_apart(captured: GraphModule) -> None:
 
 def _local(node: Any) -> torch.Tensor | None:
     value = node.meta.get("example_value") if isinstance(node, Node) else None
-    value = value._local_tensor if isinstance(value, DTensor) else value
+    value = private.local_part(value) if isinstance(value, DTensor) else value
     return value if isinstance(value, torch.Tensor) else None
 
 
 def _storage(node: Any) -> Any:
     local = _local(node)
-    return None if local is None or local.layout != torch.strided else local.untyped_storage()._cdata
+    return None if local is None or local.layout != torch.strided else private.identity_of(local.untyped_storage())
 
 
 def _has_distributed(node: Node) -> bool:

@@ -56,7 +56,7 @@ def _is_taken_apart(node: Node) -> bool:
         name = target._schema.name
         return name in _SHRINKING_OPS or (name.startswith(tuple(f"aten::{start}" for start in _RESAMPLES)) and "backward" not in name)
     if getattr(target, "__name__", "").startswith(_RESAMPLES):
-        return getattr(torch._C._nn, target.__name__, None) is target
+        return getattr(target, "__module__", None) == private.NATIVE_FUNCTIONS
     return target is F.interpolate or target in _SHRINKS or target in _OTHERWISE
 
 
@@ -95,7 +95,7 @@ def _padded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 # What runs in place of a function, which it gets before its arguments.
 _OTHERWISE: dict[Callable[..., Any], Callable[..., Any]] = {
     F.pad: _padded,
-    torch._C._nn.pad: _padded,
+    **({private.native_pad: _padded} if private.native_pad is not None else {}),
     **dict.fromkeys((torch.prod, torch.Tensor.prod), derivatives.prod),
     **dict.fromkeys((torch.cumprod, torch.Tensor.cumprod), derivatives.cumprod),
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -56,12 +56,26 @@ class KernelFailed(Exception):
     """What XLA gets in place of a kernel's exception. XLA hands on nothing but its text, which says where the exception is kept."""
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """What a kernel raised, the traceback that it had then, and the thread in which it ran."""
+
+    error: BaseException
+    trace: TracebackType | None
+    thread: int
+
+
 class _Failures:
-    """Exceptions of kernels, from where they were raised to the call of the program that they belong to."""
+    """Exceptions of kernels, from where they were raised to the call of the program that they belong to.
+
+    XLA often runs a kernel in the thread that calls the program: its exception is that call's. For others XLA's message tells the number
+    under which it is kept. Threads that fail at the same time may find numbers of each other in it, if Python gives way to another thread
+    while jaxlib writes one: their own is the last, for the most part.
+    """
 
     def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._kept: OrderedDict[int, tuple[BaseException, TracebackType | None]] = OrderedDict()
+        self._last = 0
+        self._kept: OrderedDict[int, _Failure] = OrderedDict()
         self._calls = 0
         self._lock = forks.lock()
 
@@ -73,10 +87,11 @@ class _Failures:
         """
         with self._lock:
             self._calls += 1
+            before = self._last
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
-            original = self._take(str(error))
+            original = self._take(str(error), before)
             if original is None:
                 raise
             raise original from None
@@ -88,23 +103,26 @@ class _Failures:
 
     def keep(self, error: BaseException) -> str:
         """Keep an exception. Returns: the text for XLA to hand on, by which it is found again."""
-        number = next(self._numbers)
         with self._lock:
-            self._kept[number] = error, error.__traceback__
+            self._last = number = self._last + 1
+            self._kept[number] = _Failure(error, error.__traceback__, threading.get_ident())
             while len(self._kept) > _MOST_FAILURES:
                 self._kept.popitem(last=False)
         return f"{type(error).__name__}: {error} [dynaxla: failure {os.getpid()}.{number}]"
 
-    def _take(self, text: str) -> BaseException | None:
-        """The exception that XLA's message is about."""
-        for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text):
-            with self._lock:
-                found = self._kept.pop(int(number), None) if int(process) == os.getpid() else None
-            if found is not None:
-                error, trace = found
-                _release(trace)
-                return error
-        return None
+    def _take(self, text: str, before: int) -> BaseException | None:
+        """The exception of a call that began when `before` had been kept, and that XLA's message is about."""
+        told = [int(number) for process, number in re.findall(r"\[dynaxla: failure (\d+)\.(\d+)\]", text) if int(process) == os.getpid()]
+        if not told:
+            return None
+        with self._lock:
+            thread = threading.get_ident()
+            own = [number for number, failure in self._kept.items() if failure.thread == thread and number > before]
+            found = next((self._kept.pop(number) for number in (*own, *reversed(told)) if number in self._kept), None)
+        if found is None:
+            return None
+        _release(found.trace)
+        return found.error
 
 
 # Programs that run without a pause have no end at which to drop what nobody took.

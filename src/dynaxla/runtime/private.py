@@ -139,6 +139,9 @@ def _needed(name: str) -> Any:
 _below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
 without_autocast = _needed("torch._C._DisableAutocast")
 without_torch_function = _needed("torch._C.DisableTorchFunction")
+# The module of functions of torch.nn.functional that are written in C++, and padding there.
+NATIVE_FUNCTIONS = "torch._C._nn"
+native_pad: Callable[..., Any] | None = _find("torch._C._nn.pad")
 # Without it, nothing is as Python says that it is made of others.
 without_python_dispatcher: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _find("torch._C._DisablePythonDispatcher") or contextlib.nullcontext
@@ -445,6 +448,20 @@ def made_into_op(value: Any) -> Any:
     """The function that `torch.library.custom_op` has made this op of; None for anything else."""
     return value._init_fn if isinstance(value, torch.library.CustomOpDef) else None
 
+
+@contextlib.contextmanager
+def without_vmap_loops() -> Iterator[None]:
+    """Inside, an op that torch.vmap could only call once for each sample is an error."""
+    before = _vmap_loops()
+    _set_vmap_loops(False)
+    try:
+        yield
+    finally:
+        _set_vmap_loops(before)
+
+
+_vmap_loops: Callable[[], bool] = _needed("torch._C._functorch._is_vmap_fallback_enabled")
+_set_vmap_loops: Callable[[bool], None] = _needed("torch._C._functorch._set_vmap_fallback_enabled")
 
 # The modules of placements of tensors on a mesh, and of groups of processes.
 PLACEMENTS, PROCESSES = "torch._C._distributed", "torch._C._distributed_c10d"

@@ -6,6 +6,7 @@ The reference is one device that has the whole model and batch, in float64, and 
 from __future__ import annotations
 
 import datetime
+import functools
 import os
 import pickle
 import traceback
@@ -272,7 +273,7 @@ def attention(rank: int) -> None:
 def fsdp_placements(rank: int) -> None:
     """Parameters and batch are Shard(0). The loss is what eager mode's is, a tensor to be averaged, and so are gradients."""
     mesh = world_mesh()
-    place = lambda x: distribute_tensor(x, mesh, [Shard(0)])  # noqa: E731
+    place = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(0)])
     for make in (Megatron, lambda: Attention(spelled_out=True)):
         alone, divided = twins(make)
         fully_sharded(divided, mesh)

@@ -47,17 +47,26 @@ FUNCTIONS: dict[str, Callable[[Array, Array], object]] = {
     "convolution, swapped": lambda x, y: lax.conv_general_dilated(
         first(last(x)), y, dimension_numbers=lax.ConvDimensionNumbers((1, 0, 2, 3), (1, 0, 2, 3), (1, 0, 2, 3)), **CONVOLUTION
     ),
+    # Of arrays that wait for a transpose: heads beside the batch, tokens and pictures, dimensions of one number.
     "reshapes": lambda x, y: (
-        first(last(x)).reshape(2, 3, 20) * 2,
-        first(last(x)).reshape(6, 20),
+        last(x).reshape(8, 5, 3) * 2,
         last(x).reshape(2, 20, 3).transpose(0, 2, 1).reshape(x.shape) + x,
-        jnp.stack([first(last(x)), y], 1).sum(1),
-        first(last(x))[:, None].squeeze(1),
-        first(last(x))[:, :, :1].squeeze(2) + 1,
+        first(x).reshape(10, 3, 4),
+        first(x).reshape(2, 5, 12) + 1,
+        first(x).reshape(2, 5, 3, 2, 2),
+        first(x).reshape(30, 4),
+        jnp.stack([last(x), last(y)], 1).sum(1),
+        last(x)[:, None].squeeze(1),
+        last(x)[:, :, :1].squeeze(2) + 1,
+    ),
+    "reshapes in another order": lambda x, y: (
+        jnp.reshape(last(x), (6, 20), order="F"),
+        lax.reshape(first(x), (2, 5, 12), dimensions=(0, 1, 3, 2)) + 1,
     ),
     "windows spread": lambda x, y: (
-        lax.broadcast_in_dim(first(last(x)), (2, 3, 4, 2, 5, 3), (0, 1, 2, 4)).reshape(2, 3, 8, 15) * 2,
-        lax.broadcast_in_dim(first(last(x)), (7, 2, 3, 4, 5), (1, 2, 3, 4)).reshape(14, 3, 4, 5),
+        lax.broadcast_in_dim(last(x), (2, 4, 2, 5, 2, 3), (0, 1, 3, 5)).reshape(2, 8, 10, 3) * 2,
+        lax.broadcast_in_dim(first(x), (7, 2, 5, 3, 4), (1, 2, 3, 4)).reshape(14, 5, 3, 4),
+        lax.broadcast_in_dim(first(x), (2, 5, 3, 4, 3), (0, 1, 2, 3)).reshape(2, 5, 3, 12) - 1,
         lax.broadcast_in_dim(x[0, :, 0, 0], (2, 3, 4), (1,)).reshape(6, 4),
     ),
     "what needs its order": lambda x, y: (first(last(x)).reshape(2, -1), jnp.dot(first(last(x)), y[0, 0].T), lax.sort(first(last(x)))),

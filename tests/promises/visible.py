@@ -80,8 +80,15 @@ def python() -> State:
         "multiprocessing": multiprocessing.get_start_method(allow_none=True),
         "socket timeout": socket.getdefaulttimeout(),
         "tempdir": tempfile.tempdir,
-        "threads": sorted(thread.name for thread in threading.enumerate() if isinstance(thread, threading.Thread) and not thread.daemon),
+        "threads": sorted(thread.name for thread in threading.enumerate() if _keeps_alive(thread)),
     }
+
+
+def _keeps_alive(thread: threading.Thread) -> bool:
+    """Whether the process lives as long as this thread. JAX's timer does not count: it is there while JAX looks for a TPU, the first time
+    that anyone asks for JAX's devices."""
+    is_jaxs_timer = isinstance(thread, threading.Timer) and thread.function.__module__ == "jax._src.xla_bridge"
+    return isinstance(thread, threading.Thread) and not thread.daemon and not is_jaxs_timer
 
 
 def _umask() -> str:

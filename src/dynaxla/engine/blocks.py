@@ -156,7 +156,7 @@ class _Parts:
         numbers = {place: self._number(source) for place, source in enumerate(stretch.inputs) if place not in specs}
         function = Function(
             interpreter, symbols, numbers, settings=self._settings, choose=program.choose,
-            reorders=interpreter.has_convolutions,
+            reorders=interpreter.reorders(specs.values()),
         )  # fmt: skip
         # As elsewhere, tensors without elements among the graph's inputs are made inside.
         layouts = {
@@ -188,7 +188,7 @@ class _Parts:
             interpreter.count_lowered(interpreter.output_node.args[0])
             facts = Facts(tuple(record.checks), (), (), record.draws)
         else:
-            traced, orders = program.traced(run, program.name, avals, interpreter)
+            traced, orders = program.traced(run, program.name, avals, interpreter, function.reorders)
             lowered, facts = program.lower(traced), traced.out_info.facts
             compiled = program.compile(lowered, traced, self._settings, module)
             program.record(key, lowered, traced, self._settings, facts, orders)

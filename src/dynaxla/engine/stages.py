@@ -120,7 +120,8 @@ class Stages:
     def specialise(self, args: Sequence[Any], settings: Settings | None = None, planned: bool = False) -> Specialised:
         """The graph for inputs like these. settings: torch's, if not its present ones. planned: see `Request`."""
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
-        reorders = self.platform == "cpu" and interpreter.has_convolutions
+        values = [node.meta["val"] for node in interpreter.placeholders]
+        reorders = interpreter.reorders(symbols.spec(value) for value in values if isinstance(value, torch.Tensor))
         place = Place(self.device, self.jax_device)
         buffers: Buffers
         if self._kind is not None:
@@ -167,7 +168,7 @@ class Stages:
         if buffers.where is not None:
             traced, orders = self._traced_for_mesh(program, avals, buffers), dict[int, tuple[int, ...]]()
         else:
-            traced, orders = self.traced(program, self.name, avals, self.interpreter, buffers.free, buffers.donated)
+            traced, orders = self.traced(program, self.name, avals, self.interpreter, function.reorders, buffers.free, buffers.donated)
         facts = traced.out_info.facts
         if self.opens_layouts and (buffers.loose or buffers.free):
             traced = with_open_layouts(traced, self.name, avals, buffers.loose, buffers.free)
@@ -186,10 +187,12 @@ class Stages:
         name: str,
         avals: Sequence[jax.ShapeDtypeStruct],
         interpreter: Interpreter,
+        reorders: bool,
         free: Sequence[int] = (),
         donated: Sequence[int] = (),
     ) -> tuple[jax.stages.Traced, Orders]:
-        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. donated: see `Buffers`.
+        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. reorders: see `Interpreter`;
+        donated: see `Buffers`.
 
         Raises: UnsupportedTensor if a JAX function in it reads a tracer from elsewhere.
         """
@@ -197,11 +200,10 @@ class Stages:
         run.__name__ = name
         orders: Orders = {}
         with metrics.timed("trace"), jax.enable_x64(True), jax.default_device(self.jax_device):
-            if self.platform == "cpu":
-                if interpreter.has_convolutions:
-                    run, orders = without_transposes(run, self.platform, free)
-                if interpreter.has_halves:
-                    run = with_few_roundings(run, self.platform)
+            if reorders:
+                run, orders = without_transposes(run, self.platform, free)
+            if self.platform == "cpu" and interpreter.has_halves:
+                run = with_few_roundings(run, self.platform)
             traced = jax.jit(run, keep_unused=True, donate_argnums=tuple(donated)).trace(*avals)
         if len(traced.jaxpr.in_avals) != len(avals):  # JAX makes operands of tracers that a function reads besides its own
             raise UnsupportedTensor(

@@ -47,7 +47,7 @@ class Function:
     gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders, where,
     members: as for `Context`.
     Attributes: default_dtype (torch's, as it was when this was made); draws_random (whether it needs a key); specs (what each tensor among
-    the inputs is like, by position); read (those of these positions that something is computed from).
+    the inputs is like, by position); read (those of these positions that something is computed from); reorders.
 
     Without `choose` the forms are generic ones, so that JAX can batch the function. The derivative that JAX makes of it is not always
     torch's (`detach`, maxima of equal numbers), which is a graph of its own.
@@ -84,7 +84,7 @@ class Function:
         self._outputs, self._returned = list(outputs), list(returned)
         self._settings = settings or Settings.current(interpreter.platform)
         self.default_dtype = dtypes.default()
-        self._choose, self._reorders, self._where, self._members = choose or generic, reorders, where, members
+        self._choose, self.reorders, self._where, self._members = choose or generic, reorders, where, members
         self.draws_random = interpreter.draws_random
         placeholders = interpreter.placeholders
         self.specs: dict[int, TensorSpec] = {
@@ -101,7 +101,7 @@ class Function:
         if self._members is not None:
             self._members.begin()
         ctx = Context(
-            self._interpreter.platform, self._settings, self._symbols, key, self._choose, self._reorders, drawn, self._where, self._members
+            self._interpreter.platform, self._settings, self._symbols, key, self._choose, self.reorders, drawn, self._where, self._members
         )
         values = {**self._numbers, **dict(zip(self.specs, inputs, strict=True))}
         with dtypes.defaulting_to(self.default_dtype):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,12 +91,16 @@ class Interpreter:
         self.placeholders = module.graph.find_nodes(op="placeholder")
         self.output_node: Node = module.graph.output_node()
         self.draws_random = any(draws_random(node) for graph in (module, *inner_graphs(module)) for node in graph.graph.nodes)
-        self.has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
+        self._has_convolutions = any(node.target in _CONVOLUTIONS for node in module.graph.nodes)
         self.has_halves = any(torch.bfloat16 in _dtypes(node) for node in module.graph.nodes)
         self._shared = shared_values(module.graph, platform)
         self._held = [held for node in module.graph.nodes if (held := registry.held(node)) is not None]
         if not is_lowered:
             _ = self._steps
+
+    def reorders(self, inputs: Iterable[TensorSpec]) -> bool:
+        """Whether cpu/transposes.py evaluates the traced program: whether arrays may lie in another order than that of their dimensions."""
+        return self.platform == "cpu" and (self._has_convolutions or not all(spec.is_row_major for spec in inputs))
 
     @functools.cached_property
     def _steps(self) -> list[_Step]:

@@ -34,6 +34,12 @@ class TensorSpec:
         """The dimensions from the slowest in memory to the fastest."""
         return tuple(sorted(range(len(self.shape)), key=lambda dim: -self.stride[dim]))
 
+    @property
+    def is_row_major(self) -> bool:
+        """Whether memory has the dimensions in their order. Those of one element lie anywhere."""
+        order = [dim for dim in self.order if self.shape[dim] > 1]
+        return order == sorted(order)
+
     def __str__(self) -> str:
         return dtypes.describe(self.dtype, self.shape)
 

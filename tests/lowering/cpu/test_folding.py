@@ -30,7 +30,7 @@ KINDS.remove(("sum", torch.bfloat16))
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 @pytest.mark.parametrize(
     ("shape", "dims"),
-    [((3, size), (1,)) for size in (1, 31, 32, 33, 47, 48, 64, 127, 128, 129, 197, 768, 1000, 4099, 32000)]
+    [((3, size), (1,)) for size in (1, 31, 32, 33, 36, 47, 48, 49, 64, 127, 128, 129, 197, 768, 1000, 4099, 32000)]
     + [((5, 7, 11), (1, 2)), ((2, 40, 3), (1,)), ((300,), (0,)), ((0, 50), (1,)), ((4, 5, 6, 7), (0, 1, 2, 3))],
 )
 def test_equals_plain(name: str, dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -133,6 +133,11 @@ def test_plain_elsewhere() -> None:
         ((1, 1), (0, 1)),
         ((), ()),
         ((1, 7, 300, 1), (1, 2)),
+        ((4, 5, 8, 8), (0, 2, 3)),
+        ((40, 5, 48), (0, 2)),
+        ((3, 40, 2, 40, 5), (1, 3)),
+        ((2, 3, 4, 40, 6, 7), (0, 2, 3, 5)),
+        ((4, 0, 5, 40), (0, 2, 3)),
     ],
 )
 def test_sums_over_neighbours(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -158,3 +163,21 @@ def test_rows_of_several_dimensions_are_added_as_one(size: int, tmp_path: Path) 
     windows = re.findall(r" reduce-window\(.*window=\{size=([\dx]+)", program.read_text())
     assert windows
     assert all(sum(length != "1" for length in window.split("x")) == 1 for window in windows), windows
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"),
+    [((4, 8, 128, 128), (0, 2, 3)), ((4, 8, 128, 128), (2, 3)), ((6, 16384), (1,)), ((64, 8, 256), (0, 2)), ((1 << 17,), (0,))],
+)
+def test_steps_are_no_single_loop(shape: tuple[int, ...], dims: tuple[int, ...], tmp_path: Path) -> None:
+    """A loop for all numbers of a result, one after the other, is not vectorized, nor are windows of several dimensions."""
+    x = torch.randn(shape)
+    sums = torch.compile(lambda x: (x * 2).sum(dims) + 1, backend="dynaxla", options={"dump": tmp_path})
+    torch.testing.assert_close(sums(x), (x * 2).sum(dims) + 1, rtol=1e-5, atol=1e-3)
+    (program,) = tmp_path.glob("*.hlo.txt")
+    loops = re.split(r"\n\n", program.read_text())
+    assert max(len(re.findall(r" reduce\(", loop)) for loop in loops) <= 2
+    windows = re.findall(r" reduce-window\(.*window=\{size=([\dx]+)", program.read_text())
+    assert all(sum(length != "1" for length in window.split("x")) == 1 for window in windows), windows
+    added = [math.prod(map(int, sizes.split(","))) for sizes in re.findall(r" = f32\[([\d,]+)\]\S* reduce\(", program.read_text())]
+    assert max(added) >= x.numel() / 32  # each of these numbers is the sum of 32 at most, beside its neighbours in memory

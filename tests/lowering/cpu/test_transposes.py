@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -140,3 +143,28 @@ def test_networks(memory_format: torch.memory_format) -> None:
         actual, expected = torch.compile(net, backend="dynaxla", fullgraph=True)(x), net(x)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert actual.stride() == expected.stride()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_inputs_in_another_order(training: bool, tmp_path: Path) -> None:
+    """Without a convolution, too, a graph computes in the order in which its inputs lie."""
+    net = torch.nn.Sequential(torch.nn.BatchNorm2d(8), torch.nn.GELU(), torch.nn.AvgPool2d(2)).train(training)
+    x = torch.randn(2, 8, 6, 4).to(memory_format=torch.channels_last).requires_grad_(training)
+    other = x.detach().clone().requires_grad_(training)
+    copied = copy.deepcopy(net)
+    actual = torch.compile(net, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x)
+    expected = copied(other)
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+    assert actual.stride() == expected.stride()
+    if training:
+        grad = torch.randn(2, 8, 3, 2).to(memory_format=torch.channels_last)
+        actual.backward(grad)
+        expected.backward(grad)
+        assert x.grad is not None
+        assert other.grad is not None
+        torch.testing.assert_close(x.grad, other.grad, rtol=1e-4, atol=1e-5)
+        assert x.grad.stride() == other.grad.stride()
+    programs = [program.read_text() for program in tmp_path.glob("*.hlo.txt")]
+    assert len(programs) == 1 + training
+    for program in programs:
+        assert not re.findall(r"= f32\[[\d,]{5,}\]\S* (transpose|copy)\(", program)

@@ -21,10 +21,10 @@ Dims = Sequence[int]
 Three = tuple[Array | None, Array | None, Array | None]
 
 
-def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float) -> tuple[Array, Array, Array, Array]:
+def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float, ctx: Context) -> tuple[Array, Array, Array, Array]:
     """x normalized by its own statistics, in the accumulator's dtype; mean, biased variance and 1 / standard deviation per channel."""
     wide = convert(x, dtypes.accumulator(x.dtype))
-    mean, variance, centered = moments_over(wide, but_channels(x))
+    mean, variance, centered = moments_over(wide, but_channels(x), ctx.sum)
     inverse = reciprocal_root(variance, eps)
     factor = inverse if weight is None else lax.mul(inverse, convert(weight, wide.dtype))
     return affine(centered, factor, bias, (1,)), mean, variance, inverse
@@ -81,7 +81,7 @@ def _batch_norm(
         assert running_var is not None
         out = _normalize_by_running(x, weight, bias, running_mean, running_var, eps, ctx)
         return convert(out, x.dtype), _saved(ctx, 1, None), _saved(ctx, 2, None), running_mean, running_var
-    out, mean, variance, inverse = _normalize_by_batch(x, weight, bias, eps)
+    out, mean, variance, inverse = _normalize_by_batch(x, weight, bias, eps, ctx)
     count = math.prod(x.shape[dim] for dim in but_channels(x))
     if running_mean is not None:
         running_mean = _blend(running_mean, mean, momentum)
@@ -209,6 +209,8 @@ def native_batch_norm_backward(
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
+    *,
+    ctx: Context,
 ) -> Three:
     """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
 
@@ -227,8 +229,8 @@ def native_batch_norm_backward(
         assert running_var is not None
         mean, inverse = convert(running_mean, dtype), reciprocal_root(convert(running_var, dtype), eps)
     centered = lax.sub(convert(x, dtype), along(mean, x.shape, (1,)))
-    grad_bias = lax.reduce_sum(wide, dims)
-    grad_weight = lax.mul(lax.reduce_sum(lax.mul(wide, centered), dims), inverse)
+    grad_bias = ctx.sum(wide, dims)
+    grad_weight = lax.mul(ctx.sum(lax.mul(wide, centered), dims), inverse)
     grad_input = None
     if output_mask[0]:
         factor = inverse if weight is None else lax.mul(inverse, convert(weight, dtype))
@@ -260,6 +262,8 @@ def batch_norm_backward(
     eps: float,
     output_mask: Sequence[bool],
     reserve: Array,
+    *,
+    ctx: Context,
 ) -> Three:
     """As `native_batch_norm_backward`; the reserve, which cuDNN alone could read, is not needed."""
-    return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask)
+    return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, ctx=ctx)

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from dynaxla.lowering.cpu.reshapes import Order, reshaped
+from dynaxla.lowering.cpu.reshapes import Order, joining, reshaped
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,12 @@ def test_known(shape: Order, order: Order, wanted: Order, expected: tuple[Order,
     assert reshaped(shape, order, wanted) == expected
 
 
+def test_joining() -> None:
+    # Groups of channels the wrong way round; heads beside the batch, with places between them.
+    assert joining((2, 4, 8, 3, 5), (0, 3, 4, 2, 1), (2, 32, 3, 5)) == (0, 3, 4, 1, 2)
+    assert joining((2, 8, 12, 4), (0, 2, 1, 3), (16, 12, 4)) is None
+
+
 def test_random_ones() -> None:
     dice = random.Random(0)
 
@@ -43,7 +49,7 @@ def test_random_ones() -> None:
             found.insert(dice.randrange(len(found) + 1), 1)
         return found
 
-    kept = 0
+    kept = joined = 0
     for _ in range(2000):
         count = dice.choice([1, 6, 12, 24, 36, 64])
         shape, wanted = sizes(count), sizes(count)
@@ -54,4 +60,13 @@ def test_random_ones() -> None:
         if found is not None:
             kept += 1
             np.testing.assert_array_equal(array.reshape(found[0]).transpose(np.argsort(found[1])), value.reshape(wanted))
+        other = joining(shape, tuple(order), wanted)
+        assert found is None or other is not None
+        if other is not None:
+            joined += 1
+            assert sorted(other) == sorted(order)
+            joint = reshaped(shape, other, wanted)
+            assert joint is not None
+            np.testing.assert_array_equal(value.transpose(other).reshape(joint[0]).transpose(np.argsort(joint[1])), value.reshape(wanted))
     assert kept > 500
+    assert joined > kept + 100

@@ -72,6 +72,15 @@ FUNCTIONS: dict[str, Callable[[Array, Array], object]] = {
         lax.broadcast_in_dim(first(x), (2, 5, 3, 4, 3), (0, 1, 2, 3)).reshape(2, 5, 3, 12) - 1,
         lax.broadcast_in_dim(x[0, :, 0, 0], (2, 3, 4), (1,)).reshape(6, 4),
     ),
+    "places along a dimension": lambda x, y: (
+        first(last(x))[:, :, np.array([2, 0, 0, 1])] + 1,
+        first(last(x))[np.array([[1, 0], [0, 0]])] * 2,
+        last(x)[:, jnp.argsort(y[0, 0, :, 0]), :] - 1,
+        jnp.take(first(last(x)), np.array([4, 1]), axis=3, mode="fill"),
+        jnp.take(last(x), 1, axis=2),
+        first(last(x))[np.array([1, 0]), np.array([2, 0])],
+        jnp.take_along_axis(first(last(x)), np.zeros((2, 1, 4, 5), np.int32), axis=1),
+    ),
     "what needs its order": lambda x, y: (first(last(x)).reshape(2, -1), jnp.dot(first(last(x)), y[0, 0].T), lax.sort(first(last(x)))),
     "control flow": lambda x, y: (
         lax.fori_loop(0, 3, lambda _, value: value * 2, first(last(x))) + lax.cond(x[0, 0, 0, 0] > 0, jnp.sin, jnp.cos, first(last(y)))
@@ -148,7 +157,12 @@ def test_networks(memory_format: torch.memory_format) -> None:
 @pytest.mark.parametrize("training", [False, True])
 def test_inputs_in_another_order(training: bool, tmp_path: Path) -> None:
     """Without a convolution, too, a graph computes in the order in which its inputs lie."""
-    net = torch.nn.Sequential(torch.nn.BatchNorm2d(8), torch.nn.GELU(), torch.nn.AvgPool2d(2)).train(training)
+    net = torch.nn.Sequential(
+        torch.nn.BatchNorm2d(8),
+        torch.nn.Upsample(scale_factor=2),
+        torch.nn.GELU(),
+        torch.nn.AvgPool2d(2),
+    ).train(training)
     x = torch.randn(2, 8, 6, 4).to(memory_format=torch.channels_last).requires_grad_(training)
     other = x.detach().clone().requires_grad_(training)
     copied = copy.deepcopy(net)
@@ -157,7 +171,7 @@ def test_inputs_in_another_order(training: bool, tmp_path: Path) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
     assert actual.stride() == expected.stride()
     if training:
-        grad = torch.randn(2, 8, 3, 2).to(memory_format=torch.channels_last)
+        grad = torch.randn(2, 8, 6, 4).to(memory_format=torch.channels_last)
         actual.backward(grad)
         expected.backward(grad)
         assert x.grad is not None

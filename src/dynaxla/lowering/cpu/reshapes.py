@@ -6,6 +6,7 @@ reshape. In memory nothing moves.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -33,6 +34,16 @@ def reshaped(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> tuple
         if size == 1:  # lies anywhere; behind its neighbour an order stays plain that is
             found.insert(found.index(dim - 1) + 1 if dim else 0, dim)
     return tuple(wanted[dim] for dim in found), tuple(found)
+
+
+def joining(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> Order | None:
+    """The order like this one in which dimensions that become one are in their own order; None if others lie between them."""
+    groups = _groups(shape, wanted) if 0 not in shape else {}
+    group_of = {dim: first for first, (before, _) in groups.items() for dim in before}
+    runs = [first for first, _ in itertools.groupby(group_of[dim] for dim in order if shape[dim] > 1)]
+    if len(runs) > len(groups):
+        return None
+    return (*(dim for dim in order if shape[dim] <= 1), *(dim for first in runs for dim in groups[first][0]))
 
 
 def _groups(shape: Sequence[int], wanted: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:

@@ -20,7 +20,7 @@ from jax import Array, lax
 from .evaluation import Evaluation, bind
 from .folding import is_foldable, sum_neighbours, sum_rows
 from .in_memory import in_memory
-from .reshapes import reshaped
+from .reshapes import joining, reshaped
 
 Order = tuple[int, ...]
 Orders = dict[int, Order]
@@ -130,6 +130,8 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
         return [_Broadcast(operands[0], params["shape"], params["broadcast_dimensions"])]
     if name == "conv_general_dilated":
         return _convolution(equation, operands)
+    if name == "gather" and (taken := _gather(equation, operands)) is not None:
+        return [taken]
     order = _common_order(operands)
     if order is not None and name in ELEMENTWISE:
         results = _bound(equation, _in_order(operands, order), params, order)
@@ -219,8 +221,11 @@ def _reshape(equation: Any, value: Value) -> Value | None:
     if value.is_plain or value.array.size != math.prod(wanted):
         return None
     shape = [value.array.shape[value.order.index(dim)] for dim in range(len(value.order))]
-    found = reshaped(shape, value.order, wanted)
-    return None if found is None else Ordered(lax.reshape(value.array, found[0]), found[1])
+    if (found := reshaped(shape, value.order, wanted)) is not None:
+        return Ordered(lax.reshape(value.array, found[0]), found[1])
+    if (order := joining(shape, value.order, wanted)) is not None and (found := reshaped(shape, order, wanted)) is not None:
+        return Ordered(lax.reshape(value.to(order), found[0]), found[1])
+    return None
 
 
 def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
@@ -232,6 +237,27 @@ def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
     order = tuple(meaning[dim] for dim in x.order)
     changed = lax.ConvDimensionNumbers(x_spec, y_spec, tuple(order.index(dim) for dim in numbers.out_spec))
     return _bound(equation, [x.array, y.array], dict(equation.params, dimension_numbers=changed), order)
+
+
+def _gather(equation: Any, operands: Sequence[Value]) -> Value | None:
+    """Places along one dimension, which those of the indices replace; None: any other gather."""
+    value, (start, params) = operands[0], (operands[1].plain(), equation.params)
+    numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
+    others = [dim for dim in range(_rank(value)) if dim not in numbers.collapsed_slice_dims]
+    is_taken = len(others) == _rank(value) - 1 and numbers.start_index_map == numbers.collapsed_slice_dims and np.ndim(start) > 1
+    if not isinstance(value, Ordered) or value.is_plain or not is_taken or numbers.operand_batching_dims:
+        return None
+    (dim,) = numbers.collapsed_slice_dims
+    where, count = value.order.index(dim), np.ndim(start) - 1  # of the dimension, and of those in its place
+    kept = [numbers.offset_dims[others.index(item)] for item in value.order if item != dim]
+    made = [place for place in range(len(kept) + count) if place not in numbers.offset_dims]
+    changed = lax.GatherDimensionNumbers(
+        offset_dims=(*range(where), *range(where + count, len(kept) + count)), collapsed_slice_dims=(where,), start_index_map=(where,)
+    )
+    (result,) = bind(
+        equation, [value.array, start], dict(params, dimension_numbers=changed, slice_sizes=tuple(sizes[item] for item in value.order))
+    )
+    return Ordered(result, (*kept[:where], *made, *kept[where:]))
 
 
 # fmt: off

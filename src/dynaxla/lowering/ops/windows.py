@@ -88,7 +88,18 @@ class Windows:
 
 
 def take(x: Array, index: np.ndarray, dim: int) -> Array:
-    """x at constant positions along `dim`, in whose place the dimensions of `index` stand."""
+    """x at constant positions along `dim`, in whose place the dimensions of `index` stand. Equal steps make a slice, equal repeats a
+    broadcast: these XLA computes without looking up where to read."""
+    places = index.ravel()
+    if index.ndim == 1 and len(places) > 1:
+        step = int(places[1] - places[0])
+        if step > 0 and (np.diff(places) == step).all():
+            return lax.slice_in_dim(x, int(places[0]), int(places[-1]) + 1, step, dim)
+        times = len(places) // x.shape[dim] if x.shape[dim] else 0
+        if times > 1 and np.array_equal(places, np.repeat(np.arange(x.shape[dim]), times)):
+            shape = (*x.shape[: dim + 1], times, *x.shape[dim + 1 :])
+            spread = lax.broadcast_in_dim(x, shape, [place for place in range(len(shape)) if place != dim + 1])
+            return lax.reshape(spread, (*x.shape[:dim], len(places), *x.shape[dim + 1 :]))
     numbers = lax.GatherDimensionNumbers(
         offset_dims=(*range(dim), *range(dim + index.ndim, x.ndim - 1 + index.ndim)),
         collapsed_slice_dims=(dim,),

@@ -43,6 +43,27 @@ def test_part_by_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "| tanh |" in (tmp_path / "cpu.md").read_text()
 
 
+def test_a_long_part_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its models are measured one by one, and kept until all are there."""
+    seen: list[str] = []
+
+    def as_part(model: str) -> dict[str, Any]:
+        if len(seen) == 1:
+            seen.append("stopped")
+            return {"models": {}}  # as after Ctrl-C
+        seen.append(model)
+        engines = {engine: {"good": True, "ms": 1.5, "lower": 1.0, "upper": 2.0} for engine in cpu.OTHERS}
+        return {"models": {model: engines}}
+
+    monkeypatch.setattr(cpu, "measure_part", lambda part, models, seconds: models[0])
+    monkeypatch.setattr(cpu, "as_part", as_part)
+    given = ["training-others", "--models", "lcnet_050,ElectraModel"]
+    assert CliRunner().invoke(app, ["bench-cpu", *given, "--output", str(tmp_path)]).exit_code
+    assert invoke(tmp_path, *given)["training-others"]["models"].keys() == {"lcnet_050", "ElectraModel"}
+    assert seen == ["lcnet_050", "stopped", "ElectraModel"]
+    assert not list(tmp_path.glob("unfinished*"))
+
+
 @pytest.mark.parametrize("name", cpu.PARTS)
 def test_a_part_is_measured_as_it_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}

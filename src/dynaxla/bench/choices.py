@@ -6,7 +6,7 @@ training.OPTIMIZERS, PARTS with what cpu.py writes, DEVICE_PARTS with what devic
 
 from __future__ import annotations
 
-SUITES = ("models", "small", "functions", "generation", "breaks")
+SUITES = ("models", "others", "small", "functions", "generation", "breaks")
 
 MODELS = (
     "resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16", "bert_base",
@@ -33,7 +33,7 @@ INTEROP = "interop"
 OPS = "ops"
 PARTS = (
     "batch1", "batch8", "batch1-threads2", "batch8-threads2", "frozen-batch1", "frozen-batch8", "bfloat16", "training-sgd",
-    "training-adamw", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options", "xla-options-small",
-    FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, OPS,
+    "training-adamw", "training-others", "small", "functions", "generation", "generation-bfloat16", "generation-row", "xla-options",
+    "xla-options-small", FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, OPS,
 )  # fmt: skip
 DEVICE_PARTS = ("inference", "forward-backward", "training-sgd")

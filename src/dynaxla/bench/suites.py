@@ -1,6 +1,7 @@
 """The models that are measured, and their inputs. Weights are random, from a seed: nothing is downloaded.
 
 models     the ten models of PyTorch PR #87741; TorchDynamo captures each of them whole
+others     models of timm and transformers that the ways in which ops are computed were not chosen on: as they are found in use
 small      models of a few microseconds, on which the cost of a call shows
 functions  single functions on activations: elementwise, and along rows
 generation one token for one sequence or eight: a row of a cache, a layer, and a decoder
@@ -122,6 +123,23 @@ class Bert(nn.Module):
         return output.last_hidden_state, output.pooler_output
 
 
+class Transformer(nn.Module):
+    """A model of transformers by its class, returning its last hidden state alone. Encoders and decoders read the same tokens.
+
+    settings: of the model's configuration.
+    """
+
+    def __init__(self, name: str, **settings: Any) -> None:
+        super().__init__()
+        family = getattr(_import("transformers"), name)
+        logging.getLogger("transformers").setLevel(logging.ERROR)
+        self.body = family(family.config_class(**settings))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        more = {"decoder_input_ids": tokens} if self.body.config.is_encoder_decoder else {}
+        return self.body(tokens, **more).last_hidden_state
+
+
 def images(batch: int, generator: torch.Generator, size: int = 224) -> tuple[torch.Tensor, ...]:
     return (torch.randn(batch, 3, size, size, generator=generator),)
 
@@ -136,6 +154,28 @@ MODELS = [
     *[Case(name, partial(torchvision_model, name), images) for name in _VISION],
     Case("bert_base", Bert, tokens),
     Case("vit_base_patch16_224", partial(timm_model, "vit_base_patch16_224"), images),
+]
+
+_TIMM = (
+    "convnext_atto", "deit_tiny_patch16_224", "densenet121", "edgenext_xx_small", "efficientnet_b0", "ghostnet_100", "lcnet_050",
+    "levit_128s", "mixer_s32_224", "mobilenetv3_small_100", "mobilevit_xxs", "poolformer_s12", "pvt_v2_b0", "regnetx_004", "regnety_002",
+    "repvgg_a0", "res2net50_26w_4s", "resnet26d", "rexnet_100", "seresnext26t_32x4d", "skresnet18", "swin_tiny_patch4_window7_224",
+    "tinynet_e",
+)  # fmt: skip
+_WIDTH = {"vocab_size": 8192, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8}
+_TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
+    "AlbertModel": {**_WIDTH, "intermediate_size": 2048},
+    "DistilBertModel": {"vocab_size": 8192, "n_layers": 3},
+    "ElectraModel": {**_WIDTH, "intermediate_size": 2048},
+    "GPTNeoXModel": {**_WIDTH, "intermediate_size": 2048, "use_cache": False},
+    "OPTModel": {"vocab_size": 8192, "num_hidden_layers": 3, "use_cache": False},
+    "Qwen2Model": {**_WIDTH, "num_key_value_heads": 2, "intermediate_size": 1536, "use_cache": False},
+    "T5Model": {"vocab_size": 8192, "num_layers": 3, "use_cache": False},
+}
+
+OTHERS = [
+    *[Case(name, partial(timm_model, name), images) for name in _TIMM],
+    *[Case(name, partial(Transformer, name, **settings), partial(tokens, vocabulary=8192)) for name, settings in _TRANSFORMERS.items()],
 ]
 
 BREAKS = [
@@ -173,6 +213,7 @@ GENERATION = [
 
 SUITES: Mapping[str, list[Case]] = {
     "models": MODELS,
+    "others": OTHERS,
     "small": SMALL,
     "functions": FUNCTIONS,
     "generation": GENERATION,
@@ -182,6 +223,7 @@ SUITES: Mapping[str, list[Case]] = {
 # Of the ten: two convolutional networks that Inductor compiles soon (mobilenet_v2 takes it most of a minute), and a transformer.
 QUICK: Mapping[str, list[str]] = {
     "models": ["resnet18", "squeezenet1_1", "bert_base"],
+    "others": ["lcnet_050", "ElectraModel"],
     "small": ["mlp_2", "attention_16"],
     "functions": ["gelu", "softmax"],
     "generation": ["row_16384", "layer_4096"],

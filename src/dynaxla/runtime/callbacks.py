@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import forks
 from ..observe import metrics
@@ -41,12 +40,12 @@ class Kernel:
     def __call__(self, context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
         """context, outputs, inputs: XLA's (`jax.experimental.buffer_callback`)."""
         try:
-            with _disable_current_modes(), private.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
-                operands = [torch.from_dlpack(buffer) for buffer in inputs]
+            with private.without_modes(), private.below_autograd(), transfer.on_stream(context, (*inputs, *outputs)[0]):
+                operands = [transfer.on_buffer(buffer) for buffer in inputs]
                 if self.copies:
                     operands = [operand.clone() for operand in operands]
                 tensors = [transfer.reinterpret(operand, *view) for operand, view in zip(operands, self.operands, strict=True)]
-                self.write([torch.from_dlpack(buffer) for buffer in outputs], tensors)
+                self.write([transfer.on_buffer(buffer) for buffer in outputs], tensors)
         except BaseException as error:
             raise KernelFailed(_failures.keep(error)) from None
         metrics.add("kernels")

@@ -24,7 +24,12 @@ from typing import Any
 import jax
 import torch
 from torch._library.effects import EffectType
-from torch.utils._python_dispatch import _get_current_dispatch_mode, _get_current_dispatch_mode_stack, _pop_mode_temporarily
+from torch.utils._python_dispatch import (
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode_temporarily,
+)
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -196,6 +201,16 @@ def functional_value(tensor: Any) -> torch.Tensor:
 
 # How many dispatch modes are active in this thread; tens of nanoseconds.
 mode_count: Callable[[], int] = _find("torch._C._len_torch_dispatch_stack") or (lambda: len(_get_current_dispatch_mode_stack()))
+
+
+_early_mode_count: Callable[[], int] | None = _find("torch._ops._len_torch_dispatch_stack_pre_dispatch")
+
+
+def without_modes() -> contextlib.AbstractContextManager[Any]:
+    """Inside, no dispatch mode of this thread sees torch's ops. Where there is none, nothing is to be done, as in most of XLA's calls."""
+    if mode_count() or _early_mode_count is None or _early_mode_count():
+        return _disable_current_modes()
+    return contextlib.nullcontext()
 
 
 class _BelowAutograd:

@@ -57,6 +57,13 @@ def export_array(array: jax.Array, stream: int | None = None) -> torch.Tensor:
     return torch.from_dlpack(array)
 
 
+def on_buffer(buffer: Any) -> torch.Tensor:
+    """A torch tensor on a buffer that XLA lends to a callback. Source: Python array API standard, __dlpack__."""
+    if Fast.torch_from_capsule and buffer.__dlpack_device__()[0] == _DLPACK_CPU:
+        return Fast.torch_from_capsule(buffer.__dlpack__())
+    return torch.from_dlpack(buffer)
+
+
 def on_stream(context: Any, buffer: Any) -> contextlib.AbstractContextManager[Any]:
     """Inside, torch uses the stream on which a program calls back. context: of the callback; buffer: one of its buffers."""
     kind, index = buffer.__dlpack_device__()

@@ -56,8 +56,9 @@ class WeightGradient:
 
 WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
 
-# Below so many products, what a call of oneDNN costs (15 microseconds) is more than what it saves.
-_FEW_PRODUCTS = 250_000
+# Below so many products, what a call of torch's kernel costs (some 70 microseconds) is more than what it saves. XLA's loops for several
+# groups take 3 to 16 nanoseconds for a product.
+_FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
 
 def _fits_product(problem: WeightGradient) -> bool:
@@ -86,7 +87,7 @@ def _is_torchs(problem: WeightGradient) -> bool:
 
 
 def _is_large(problem: WeightGradient) -> bool:
-    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= _FEW_PRODUCTS
+    return math.prod(problem.grad) * math.prod(problem.weight[1:]) >= (_FEW_PRODUCTS if problem.groups == 1 else _FEW_WITH_GROUPS)
 
 
 # oneDNN's kernel for one channel in each group holds so many columns of the weight in registers. For wider weights it takes a general

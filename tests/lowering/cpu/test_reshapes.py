@@ -35,6 +35,7 @@ def test_joining() -> None:
     # Groups of channels the wrong way round; heads beside the batch, with places between them.
     assert joining((2, 4, 8, 3, 5), (0, 3, 4, 2, 1), (2, 32, 3, 5)) == (0, 3, 4, 1, 2)
     assert joining((2, 8, 12, 4), (0, 2, 1, 3), (16, 12, 4)) is None
+    assert joining((0, 6), (1, 0), (0, 1)) is None
 
 
 def test_random_ones() -> None:

@@ -38,7 +38,9 @@ def reshaped(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> tuple
 
 def joining(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> Order | None:
     """The order like this one in which dimensions that become one are in their own order; None if others lie between them."""
-    groups = _groups(shape, wanted) if 0 not in shape else {}
+    if 0 in shape:
+        return None
+    groups = _groups(shape, wanted)
     group_of = {dim: first for first, (before, _) in groups.items() for dim in before}
     runs = [first for first, _ in itertools.groupby(group_of[dim] for dim in order if shape[dim] > 1)]
     if len(runs) > len(groups):

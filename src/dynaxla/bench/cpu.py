@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..runtime import machine
-from . import beside_jax, generation, layers, lengths, report, single_ops, suites, tables
+from . import beside_jax, generation, layers, lengths, report, single_ops, suites, tables, two_processes
 from . import engines as engine_table
 from .benchmark_error import BenchmarkError
 from .cells import Cells
-from .choices import FIRST_CALL, INTEROP, LAYERS, LENGTHS, MEMORY, OPS, STARTS
+from .choices import FIRST_CALL, INTEROP, LAYERS, LENGTHS, MEMORY, OPS, PROCESSES, STARTS
 from .first_call import PHASES, first_calls
 from .measure import Settings
 from .peak_memory import step_memory
@@ -104,7 +104,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
 
     Raises: BenchmarkError.
     """
-    known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, OPS]
+    known = [*PARTS, FIRST_CALL, STARTS, LAYERS, MEMORY, LENGTHS, INTEROP, PROCESSES, OPS]
     unknown = [name for name in parts if name not in known]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(known)}")
@@ -129,6 +129,8 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
             cells = _cells(name, output)
             found[name] = {"environment": report.environment(), "runs": lengths.runs(models, cells)}
             good = good and not any(run["disagreement"] for engines in found[name]["runs"].values() for run in engines.values())
+        elif name == PROCESSES:
+            found[name] = {"environment": report.environment(), "runs": two_processes.runs()}
         elif name == INTEROP:
             found[name] = {"environment": report.environment(), "runs": beside_jax.runs(models, seconds)}
             good = good and beside_jax.is_good(found[name]["runs"])
@@ -270,6 +272,9 @@ def as_markdown(found: dict[str, Any]) -> str:
     if INTEROP in found:
         lines += ["## PyTorch in JAX, float32", "", tables.circumstances(found[INTEROP]["environment"]), ""]
         lines += [*beside_jax.table(found[INTEROP]["runs"]), ""]
+    if PROCESSES in found:
+        lines += ["## Two processes, float32, one thread each", "", tables.circumstances(found[PROCESSES]["environment"]), ""]
+        lines += [*two_processes.table(found[PROCESSES]["runs"]), ""]
     return "\n".join(lines)
 
 

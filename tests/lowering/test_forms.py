@@ -175,14 +175,16 @@ def test_output_padding_beyond_the_stride() -> None:
 
 WINDOWS = [  # sizes, kernel, stride, padding
     ((12,), (5,), (1,), (2,)), ((9, 10), (5, 5), (1, 2), (2, 2)), ((9, 10), (3, 8), (2, 1), (0, 7)), ((4, 4), (7, 7), (1, 1), (3, 3)),
-    ((5, 9), (2, 4), (3, 5), (1, 0)),
+    ((5, 9), (2, 4), (3, 5), (1, 0)), ((13,), (3,), (2,), (0,)),
 ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("form", ["strips", "columns"])
-@pytest.mark.parametrize(("sizes", "kernel", "stride", "padding"), WINDOWS)
+@pytest.mark.parametrize(
+    ("form", "dtype", "sizes", "kernel", "stride", "padding"),
+    [(form, dtype, *window) for form in ("strips", "columns") for dtype in (torch.float32, torch.bfloat16) for window in WINDOWS]
+    + [("taps", torch.float32, *window) for window in WINDOWS if len(window[0]) == 1],
+)
 def test_weight_gradient_by_torch(
     form: str, dtype: torch.dtype, sizes: tuple[int, ...], kernel: tuple[int, ...], stride: tuple[int, ...], padding: tuple[int, ...]
 ) -> None:
@@ -214,6 +216,8 @@ def test_weight_gradient_by_torch(
         ((4, 32, 100), (32, 1, 31), 15, 32, "strips"),
         ((1, 64, 7, 7), (64, 64, 3, 3), 1, 1, "columns"),
         ((4, 64, 14, 14), (64, 64, 3, 3), 1, 1, "torch"),
+        ((2, 32, 300), (32, 32, 3), 1, 1, "taps"),
+        ((2, 32, 300), (32, 32, 5), 1, 1, "torch"),
     ],
 )
 def test_which_weight_gradient(x: tuple[int, ...], weight: tuple[int, ...], padding: int, groups: int, form: str) -> None:

@@ -7,6 +7,8 @@ slower process.
 
 from __future__ import annotations
 
+import contextlib
+import datetime
 import json
 import os
 import subprocess
@@ -14,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +30,7 @@ from ..training import compile_step
 from . import tables
 from .benchmark_error import BenchmarkError
 from .measure import Spread
-from .second_start import cpu_seconds, environment
+from .second_start import cpu_seconds
 
 WORLD = 2
 ENGINES = ("eager", "inductor", "dynaxla", "dynaxla_step")
@@ -88,20 +91,24 @@ def runs() -> dict[str, Found]:
 
 def _together(way: str) -> Found:
     """What two processes have found."""
-    with tempfile.TemporaryDirectory() as folder:
-        processes = [
-            subprocess.Popen(
-                [sys.executable, "-m", "dynaxla.bench.two_processes", way, str(rank), f"{folder}/rendezvous"],
-                env={**environment(f"{folder}/{rank}", f"{folder}/bytecode{rank}"), "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            )
-            for rank in range(WORLD)
-        ]  # fmt: skip
-        outputs = [process.communicate() for process in processes]
-    for rank, process in enumerate(processes):
-        if process.returncode:
-            raise BenchmarkError(f"{way}, process {rank}: {(outputs[rank][1].strip().splitlines() or ['it ended'])[-1]}")
-    return combined(way, [json.loads(text.splitlines()[-1]) for text, _ in outputs])
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        processes = []
+        for rank in range(WORLD):
+            command = [sys.executable, "-m", "dynaxla.bench.two_processes", way, str(rank), str(folder / "rendezvous")]
+            variables = {
+                "DYNAXLA_CACHE": str(folder / f"dynaxla{rank}"),
+                "TORCHINDUCTOR_CACHE_DIR": str(folder / f"inductor{rank}"),
+                "TORCHINDUCTOR_COMPILE_THREADS": "1",  # its compilers are children then, whose time is counted
+                "OMP_NUM_THREADS": "1",
+            }
+            streams = [stack.enter_context((folder / f"{stream}{rank}").open("w")) for stream in ("out", "error")]
+            processes.append(subprocess.Popen(command, env=os.environ | variables, stdout=streams[0], stderr=streams[1]))
+        codes = [process.wait() for process in processes]
+        for rank, code in enumerate(codes):
+            if code:
+                raise BenchmarkError(f"{way}, process {rank}: {[*(folder / f'error{rank}').read_text().splitlines(), 'it ended'][-2:][0]}")
+        return combined(way, [json.loads((folder / f"out{rank}").read_text().splitlines()[-1]) for rank in range(WORLD)])
 
 
 def combined(way: str, found: list[Found]) -> Found:
@@ -176,7 +183,8 @@ def _measure(way: str, rank: int, rendezvous: str) -> Found:
     torch.set_num_threads(1)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD)
+    patience = datetime.timedelta(minutes=5)  # for a process that has failed
+    dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=patience)
     _rehearse()
     steps = _steps(way, rank)
     found: Found = {engine: {"ms": []} for engine in ENGINES}

@@ -48,7 +48,7 @@ TRANSFORMERS = (
 LEAST, MEAN = 0.97, 1.0
 _ROUNDS = 15
 # Calls within which a choice has to be made; seconds of a model's blocks in each round.
-_PATIENCE, _BLOCK = 400, 0.05
+_PATIENCE, _BLOCK = 1500, 0.05
 
 
 def names() -> list[str]:
@@ -117,7 +117,7 @@ def _settle(call: Callable[[], Any]) -> None:
         seconds = _seconds(call, 1)
         quiet = quiet + 1 if len(verdicts()) == found and found else 0
         found = len(verdicts())
-        if quiet > (150 if seconds < 0.02 else 20):  # blocks of a quick graph have more calls
+        if quiet > (700 if seconds < 0.005 else 150 if seconds < 0.02 else 60):  # blocks of a quick graph have more calls
             return
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,7 +32,7 @@ def compiled(function: Any, *engines: str, **settings: Any) -> Any:
     return torch.compile(function, backend="dynaxla", options=options, **settings)
 
 
-def settled(call: Callable[[], None], count: int = 1, most: int = 400) -> dict[str, Any]:
+def settled(call: Callable[[], None], count: int = 1, most: int = 800) -> dict[str, Any]:
     """Call until there are so many verdicts, and once more; the last one."""
     for _ in range(most):
         call()
@@ -75,6 +76,31 @@ def test_a_slow_engine_is_not_chosen_and_a_right_one_may_be() -> None:
     assert verdict["seconds"]["planted_slow"] > 0.002
     assert verdict["seconds"][verdict["chosen"]] == min(verdict["seconds"].values())
     assert verdict["phase"] == "inference"
+
+
+@pytest.mark.parametrize(("slower", "most"), [(1.05, 600), (3.0, 100)])
+def test_engines_of_nearly_the_same_speed_are_told_apart(slower: float, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine that is up to a third slower for some calls in succession."""
+    for seed in range(60):
+        dice, clock, other_work = random.Random(seed), [0.0], [1.0]
+        monkeypatch.setattr(contest, "now", lambda _, clock=clock: clock[0])
+
+        def engine(seconds: float, dice: Any = dice, clock: Any = clock, other_work: Any = other_work) -> Any:
+            def run(x: torch.Tensor) -> list[torch.Tensor]:
+                if dice.random() < 0.1:
+                    other_work[0] = 1 + dice.uniform(0, 0.3)
+                clock[0] += seconds * other_work[0]
+                return [x + 1]
+
+            return run
+
+        engines = {"dynaxla": engine(1e-3 * slower), "other": engine(1e-3), "eager": engine(4e-3)}
+        trial = contest.Contest(f"graph {seed}", engines["eager"], engines, {}, torch.device("cpu"), False)
+        calls = 0
+        while not trial.serving and calls < most:
+            trial.call((), [torch.ones(2)])
+            calls += 1
+        assert trial.serving == {(): engines["other"]}, (seed, calls)
 
 
 def test_an_engine_that_is_wrong_at_the_second_size_goes_then() -> None:

@@ -35,10 +35,11 @@ from .clones import clones
 EAGER = "eager"
 # Who runs graphs that are not to be run twice.
 UNTRIED = "dynaxla"
-# Rounds of blocks: at least so many, and more, up to so many, until so many seconds have been timed.
-_ROUNDS, _MOST_ROUNDS, _SECONDS = 3, 6, 1.0
+# Rounds of blocks: at least so many, and more, up to so many, until so many seconds have been timed. It takes more calls to tell engines of
+# nearly the same speed apart.
+_ROUNDS, _MOST_ROUNDS, _SECONDS, _SECONDS_IF_CLOSE = 3, 24, 1.0, 3.0
 # An engine so much slower than the fastest one, after the first round, the second and so on, is not timed again.
-_HOPELESS = (2.0, 1.5, 1.25, 1.1)
+_HOPELESS = (2.0, 1.5, 1.25, 1.2, 1.15, 1.1)
 # How many calls a block has by the seconds of a call, besides the first one, which finds caches that another engine has filled.
 _CALLS = ((0.001, 8), (0.02, 5), (0.1, 3), (float("inf"), 2))
 # Where sizes are new in every call: after so many checks of each engine, but for those in which it compiled, their times decide.
@@ -331,7 +332,10 @@ class Class:
             bound = _HOPELESS[min(self._round, len(_HOPELESS)) - 1] * min(self.timings[name].best for name in self.running)
             self.running = [name for name in self.running if self.timings[name].best <= bound]
         timed = sum(sum(timing.calls) for timing in self.timings.values())
-        if len(self.running) <= 1 or self._round == _MOST_ROUNDS or (self._round >= _ROUNDS and timed > _SECONDS):
+        fastest = sorted(self.timings[name].best for name in self.running)
+        is_close = len(fastest) > 1 and fastest[1] < _HOPELESS[-1] * fastest[0]
+        enough = self._round >= _ROUNDS and timed > (_SECONDS_IF_CLOSE if is_close else _SECONDS)
+        if len(self.running) <= 1 or self._round == _MOST_ROUNDS or enough:
             return
         self._round += 1
         self._order = self.running[:] if self._round % 2 else self.running[::-1]

@@ -156,7 +156,7 @@ class _Parts:
         numbers = {place: self._number(source) for place, source in enumerate(stretch.inputs) if place not in specs}
         function = Function(
             interpreter, symbols, numbers, settings=self._settings, choose=program.choose,
-            reorders=interpreter.reorders(specs.values()),
+            reorders=program.platform == "cpu" and interpreter.reorders(specs.values()),
         )  # fmt: skip
         # As elsewhere, tensors without elements among the graph's inputs are made inside.
         layouts = {

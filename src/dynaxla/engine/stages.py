@@ -121,7 +121,8 @@ class Stages:
         """The graph for inputs like these. settings: torch's, if not its present ones. planned: see `Request`."""
         interpreter, symbols, settings = self.interpreter, self.sizes.values(args), settings or Settings.current(self.platform)
         values = [node.meta["val"] for node in interpreter.placeholders]
-        reorders = interpreter.reorders(symbols.spec(value) for value in values if isinstance(value, torch.Tensor))
+        specs = [symbols.spec(value) for value in values if isinstance(value, torch.Tensor)]
+        reorders = self.platform == "cpu" and interpreter.reorders(specs)
         place = Place(self.device, self.jax_device)
         buffers: Buffers
         if self._kind is not None:
@@ -191,8 +192,8 @@ class Stages:
         free: Sequence[int] = (),
         donated: Sequence[int] = (),
     ) -> tuple[jax.stages.Traced, Orders]:
-        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. reorders: see `Interpreter`;
-        donated: see `Buffers`.
+        """A function of arrays that a graph stands in, under jax tracing; the orders of its `free` results. reorders: whether
+        cpu/transposes.py evaluates it; donated: see `Buffers`.
 
         Raises: UnsupportedTensor if a JAX function in it reads a tracer from elsewhere.
         """

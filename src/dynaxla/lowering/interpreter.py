@@ -99,8 +99,8 @@ class Interpreter:
             _ = self._steps
 
     def reorders(self, inputs: Iterable[TensorSpec]) -> bool:
-        """Whether cpu/transposes.py evaluates the traced program: whether arrays may lie in another order than that of their dimensions."""
-        return self.platform == "cpu" and (self._has_convolutions or not all(spec.is_row_major for spec in inputs))
+        """Whether arrays may lie in another order than that of their dimensions. On the CPU cpu/transposes.py evaluates such a program."""
+        return self._has_convolutions or not all(spec.is_row_major for spec in inputs)
 
     @functools.cached_property
     def _steps(self) -> list[_Step]:

@@ -10,7 +10,10 @@ import pytest
 import torch
 import zoo
 
-GOOD = {"ms": {"uncompiled": 1.0, "eager": 4.0, "inductor": 2.0, "dynaxla": 3.0, "chosen": 2.5}, "chosen": ["inductor"], "left_out": {}}
+GOOD = {
+    "ms": {"uncompiled": 1.0, "eager": 4.0, "inductor": 2.0, "dynaxla": 3.0, "chosen": 2.5},
+    "chosen": ["inductor"], "choices": [["inductor"], ["dynaxla"], ["inductor"]], "ratios": [0.8, 0.7, 0.9], "left_out": {},
+}  # fmt: skip
 
 
 def test_the_models_are_there() -> None:
@@ -35,10 +38,18 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     monkeypatch.setattr(best_engine, "measured", lambda name, training: (asked.append(name), rows[name])[1])
     assert best_engine.main(["mlp_2", "mlp_50", "resnet18", "--output", str(tmp_path)]) == 1
     page = (tmp_path / "engines.md").read_text()
-    assert "| mlp_2 | 1 | 4 | 2 | 3 | 2.5 | 0.80 | inductor |" in page
+    assert "| mlp_2 | 1 | 4 | 2 | 3 | 2.5 | 0.80 | 0.80 0.70 0.90 | inductor; dynaxla |" in page
     assert "failed: no memory" in page
     assert "| **least** |" in page
     assert "**0.894**" in page
     assert best_engine.main(["resnet18", "--output", str(tmp_path)]) == 0  # kept, and good
     assert asked == ["mlp_2", "mlp_50", "resnet18"]
     assert "resnet18 1.000" in capsys.readouterr().out
+
+
+def test_the_middle_process_counts() -> None:
+    found = [{"ms": {**GOOD["ms"], "chosen": chosen}, "chosen": [str(chosen)]} for chosen in (4.0, 2.0, 2.5)]
+    row = best_engine.middle(found)
+    assert row["ms"]["chosen"] == 2.5
+    assert row["ratios"] == [0.5, 1.0, 0.8]
+    assert row["choices"] == [["4.0"], ["2.0"], ["2.5"]]

@@ -49,6 +49,12 @@ def test_agreement_where_eager_itself_is_uncertain() -> None:
     assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in moved)
     assert len({result.sum().item() for result in moved}) > 1
 
+    layer = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(layer.weight)
+    found = {result.item() for result in agreement.moved(layer, (torch.zeros(1, 1) + 1e-30,))}
+    assert all(abs(number / 1e-30 - 1) < 1e-6 for number in found)
+    assert layer.weight.item() == 1.0
+
 
 def test_numbers_that_are_no_floats_must_be_equal() -> None:
     assert agreement.compare([torch.tensor([1, 2]), 3], [torch.tensor([1, 2]), 3]).agrees

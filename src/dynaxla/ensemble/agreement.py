@@ -134,7 +134,8 @@ _TRIALS = 3
 
 
 def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
-    """The model's results for inputs each of whose numbers is moved up or down by its dtype's rounding, a few times, at random."""
+    """The model's results for inputs and parameters each of whose numbers is moved up or down by its dtype's rounding, a few times, at
+    random: what another order of sums may change, in each layer. The model itself stays as it is."""
     generator = torch.Generator().manual_seed(0)
 
     def move(tensor: torch.Tensor) -> torch.Tensor:
@@ -143,7 +144,14 @@ def moved(model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> list[Any]:
         signs = torch.randint(0, 2, tensor.shape, generator=generator).to(tensor.device, tensor.dtype) * 2 - 1
         return tensor * (1 + signs * torch.finfo(tensor.dtype).eps)
 
-    return [pytree.tree_map_only(torch.Tensor, torch.clone, model(*map(move, inputs))) for _ in range(_TRIALS)]
+    results = []
+    for _ in range(_TRIALS):
+        mine = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in mine.parameters():
+                parameter.copy_(move(parameter))
+        results.append(pytree.tree_map_only(torch.Tensor, torch.clone, mine(*map(move, inputs))))
+    return results
 
 
 def in_float64(model: nn.Module, inputs: list[tuple[torch.Tensor, ...]]) -> list[Any] | None:

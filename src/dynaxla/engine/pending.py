@@ -56,7 +56,7 @@ def _write_to_new_tensors(graph: Graph) -> None:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.args:
             continue
-        new, packet = node.args[0], getattr(torch.ops.aten, f"{target._overloadpacket.__name__}_", None)
+        new, packet = node.args[0], getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
         in_place = getattr(packet, target._overloadname, None)
         if in_place is None or not (isinstance(new, Node) and new.target in _NEW and list(new.users) == [node]):
             continue
@@ -67,8 +67,10 @@ def _write_to_new_tensors(graph: Graph) -> None:
 
 def _is_alike(one: Node, other: Node) -> bool:
     """Whether their values are tensors of one layout, whatever symbols are."""
-    mine, theirs = one.meta["val"], other.meta["val"]
-    if not isinstance(theirs, torch.Tensor) or not all(isinstance(size, int) for size in (*mine.shape, *theirs.shape)):
+    mine, theirs = one.meta.get("val"), other.meta.get("val")
+    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
+        return False
+    if not all(isinstance(size, int) for size in (*mine.shape, *theirs.shape)):
         return False
     facts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (mine, theirs)]
     return facts[0] == facts[1]

@@ -5,8 +5,9 @@ NaNs, that takes four times as long as it could. Folding instead, which combines
 elementwise work, which it vectorizes. Sums, and what is a single row, such as all numbers of an array, gain most where a row is cut into a
 few parts that are combined with each other, number by number: XLA:CPU computes the operand in the same loop, and reads memory as fast as
 torch does. With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an activation), and nothing is
-vectorized: with 25 parts the mean of Huber's loss takes three times as long. What is left is written to memory, and then reduced in the
-same way: XLA would make one loop of both steps, which is not vectorized, and takes up to 20 times as long. All of this makes sums more
+vectorized: with 25 parts the mean of Huber's loss takes three times as long. With fewer, operands of several exponentials and logarithms
+take longer: with 8 instead of 16 that of the soft margin loss half as long again. What is left is written to memory, and then reduced in
+the same way: XLA would make one loop of both steps, which is not vectorized, and takes up to 20 times as long. All of this makes sums more
 exact.
 """
 
@@ -31,9 +32,8 @@ _LANES = 16
 _FEW_ROWS = 32
 # Of a sum over rows, at most so many are left for the second step.
 _LEFT = 128
-# Parts of a row at most: of many rows, and of a single one; and at least, for a step to be worth it, as numbers in each.
-_PARTS, _PARTS_OF_ONE = 16, 8
-_LEAST = 4
+# Parts of a row at most; and at least, for a step to be worth it, as numbers in each.
+_PARTS, _LEAST = 16, 4
 
 
 def reduce_max(x: Array, dims: Sequence[int]) -> Array:
@@ -121,12 +121,11 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
     if not foldable or dims != tuple(range(outer, x.ndim)) or count <= 2 * _LANES or 0 in x.shape:
         return plain(x, dims)
 
-    is_one = math.prod(x.shape[:outer]) == 1
-    by_parts = plain is lax.reduce_sum or is_one
+    by_parts = plain is lax.reduce_sum or math.prod(x.shape[:outer]) == 1
 
     def reduced(x: Array) -> Array:
         x, length = lax.reshape(x, (*x.shape[:outer], count)), count
-        while by_parts and length > 2 * _LANES and (parts := _parts(length, _PARTS_OF_ONE if is_one else _PARTS)):
+        while by_parts and length > 2 * _LANES and (parts := _parts(length)):
             length //= parts
             x = in_memory(plain(lax.reshape(x, (*x.shape[:outer], parts, length)), (outer,)))
         # The barrier keeps XLA from computing the last, short reduction again for each number that is compared with its result.
@@ -135,9 +134,9 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
     return lax.platform_dependent(x, cpu=reduced, default=lambda x: plain(x, dims))
 
 
-def _parts(count: int, most: int) -> int | None:
+def _parts(count: int) -> int | None:
     """How many equal parts a row of so many numbers is cut into; None if that is of no use."""
-    parts = max(size for size in range(1, min(most, count // _LEAST) + 1) if count % size == 0)
+    parts = max(size for size in range(1, min(_PARTS, count // _LEAST) + 1) if count % size == 0)
     return parts if parts >= _LEAST else None
 
 

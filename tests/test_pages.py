@@ -64,7 +64,7 @@ factors = torch.compile(lambda x: torch.ops.mylib.scale(x, 3.0), backend="dynaxl
 torch.testing.assert_close(factors(torch.ones(2)), torch.full((2,), 3.0))
 """,
     "torch-xla": """
-assert len(losses) == 12 and losses[-1] < losses[0]
+assert len(losses) == 12 and sum(losses[6:]) < sum(losses[:6])  # of the same batches
 assert prediction.shape == (16, 1)
 """,
     "inductor": """
@@ -191,7 +191,10 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if page in NEEDS:
         pytest.importorskip(NEEDS[page])
     monkeypatch.chdir(tmp_path)
-    program = "\n".join([BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]])
+    # Whether a loss falls depends on weights and data, which pages draw as a reader would.
+    program = "\n".join(
+        ["import torch\ntorch.manual_seed(0)", BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]]
+    )
     # Some things are for a process's life, and counts are a process's.
     if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(")):
         (tmp_path / "page.py").write_text(program)

@@ -191,10 +191,9 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if page in NEEDS:
         pytest.importorskip(NEEDS[page])
     monkeypatch.chdir(tmp_path)
-    # Whether a loss falls depends on weights and data, which pages draw as a reader would.
-    program = "\n".join(
-        ["import torch\ntorch.manual_seed(0)", BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]]
-    )
+    # Whether a loss falls depends on weights and data, which pages draw as a reader would. The name torch is theirs to import.
+    seed = "__import__('torch').manual_seed(0)"
+    program = "\n".join([seed, BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]])
     # Some things are for a process's life, and counts are a process's.
     if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(")):
         (tmp_path / "page.py").write_text(program)

@@ -49,11 +49,12 @@ def test_agreement_where_eager_itself_is_uncertain() -> None:
     assert all(0 < float((result - Steep()(x, tokens)).abs().max()) < 1e-5 for result in moved)
     assert len({result.sum().item() for result in moved}) > 1
 
-    layer = torch.nn.Linear(1, 1, bias=False)
-    torch.nn.init.ones_(layer.weight)
-    found = {result.item() for result in agreement.moved(layer, (torch.zeros(1, 1) + 1e-30,))}
-    assert all(abs(number / 1e-30 - 1) < 1e-6 for number in found)
-    assert layer.weight.item() == 1.0
+    embedding = torch.nn.Embedding(4, 8)  # whose input does not move: what moves is the parameter
+    weight = embedding.weight.detach().clone()
+    for result in agreement.moved(embedding, (torch.arange(4),)):
+        assert bool((result != weight).all())
+        torch.testing.assert_close(result, weight, rtol=1e-6, atol=0.0)
+    assert bool((embedding.weight == weight).all())
 
 
 def test_numbers_that_are_no_floats_must_be_equal() -> None:

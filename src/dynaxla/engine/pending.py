@@ -50,8 +50,8 @@ class Kernels:
 
 
 def _write_to_new_tensors(graph: Graph) -> None:
-    """Have ops that change a tensor of one number, which nothing else reads, write to it. A gradient is zeros with a few numbers in them:
-    eager mode's writes to the zeros, and functionalization has made a copy of that."""
+    """Make ops in place that change a new tensor (see `_NEW`) which nothing else reads: a gradient is often zeros with a few numbers in
+    them. Eager mode writes these to the zeros; functionalization has made it a changed copy of them."""
     for node in graph.nodes:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.args:

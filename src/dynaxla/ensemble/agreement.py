@@ -21,7 +21,7 @@ TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 3e-3, tor
 GRADIENT_FACTOR = 10
 GRADIENT_PART = 0.01
 # A result farther off than that is still right if it is at most this many times as far from the float64 result as eager's, or at most
-# this many times as far from eager's as eager's moves when its inputs move by their own rounding.
+# this many times as far from eager's as eager's moves when its inputs and parameters move by their own rounding.
 MULTIPLE = 3.0
 
 

@@ -32,7 +32,7 @@ _LANES = 16
 _FEW_ROWS = 32
 # Of a sum over rows, at most so many are left for the second step.
 _LEFT = 128
-# Parts of a row at most; and at least, for a step to be worth it, as numbers in each.
+# A row is cut into at most so many parts; and not at all into fewer than so many, or into parts of fewer numbers than that.
 _PARTS, _LEAST = 16, 4
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from dynaxla.errors import UnsupportedTensor
 from dynaxla.observe import coverage
@@ -170,3 +171,13 @@ def test_comparing_symbolic_sizes_adds_nothing_to_the_graph() -> None:
         return x, view
 
     _agree(lambda: torch.arange(500.0).reshape(5, 5, 4, 5), function, dynamic=True)
+
+
+@pytest.mark.parametrize("function", [F.silu, F.mish])
+def test_ops_with_kernels_are_not_taken_apart(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Of the backward pass of these, eager mode rounds the result alone; the ops of which it is made would be rounded each."""
+    x, grad = (torch.randn(1000, dtype=torch.bfloat16) for _ in range(2))
+    x.requires_grad_()
+    (expected,) = torch.autograd.grad(function(x), x, grad)
+    (found,) = torch.autograd.grad(torch.compile(function, backend="dynaxla")(x), x, grad)
+    assert (found != expected).float().mean() < 0.01

@@ -1,7 +1,8 @@
 """`dynaxla bench-cpu ops`: single ops, compiled and in eager mode. It writes ops.md and ops.json, op by op.
 
 A compiled call is the op's program and what any call costs (TorchDynamo's guards, and for a gradient autograd's own work). An *empty* call
-compiles a sum of as many numbers as the op has inputs, each a tensor of one element: its time is that cost. All three take turns.
+compiles a sum of as many numbers as the op has inputs, each a tensor of one element: its time is that cost. The backend "aot_eager" is
+measured so too: eager mode's own kernels behind TorchDynamo and AOTAutograd, which no backend escapes. All take turns.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ INTRODUCTION = """\
 Made by `dynaxla bench-cpu ops`: ops of PyTorch's database at sizes that people use, compiled alone, float32 unless the name says something
 else, one thread. *eager*, *dynaxla*: milliseconds of a call, medians of calls in turn. *empty*: a compiled call that computes nothing to
 speak of. *beyond*: dynaxla's time without an empty call's, over eager's: what the op itself costs. *whole*: dynaxla's time over eager's.
-*CPU*: *beyond* in the processor's time, for a machine that does other work. Worst first. Each result has been compared with eager mode's.
+*CPU*: *beyond* in the processor's time, for a machine that does other work. *aot_eager*: *beyond* of torch's backend of that name, which is
+eager mode's own kernels behind TorchDynamo and AOTAutograd: what these cost alone. Gradients of results are laid out as these are. Worst
+first. Each result has been compared with eager mode's.
 """
 
 
@@ -51,9 +54,13 @@ class Measured:
     eager: float = 0.0
     dynaxla: float = 0.0
     empty: float = 0.0
+    aot_eager: float = 0.0
+    aot_empty: float = 0.0
     eager_cpu: float = 0.0
     dynaxla_cpu: float = 0.0
     empty_cpu: float = 0.0
+    aot_eager_cpu: float = 0.0
+    aot_empty_cpu: float = 0.0
     failure: str = ""
 
 
@@ -84,12 +91,18 @@ def measure(case: OpCase, kind: str, seconds: float) -> Measured:
     torch._dynamo.reset()
     inputs = case.inputs()
     small = [torch.ones(1, dtype=tensor.dtype) for tensor in inputs]
-    compiled, empty = (torch.compile(function, backend="dynaxla", fullgraph=True) for function in (case.function, _sum))
+    compiled, empty, aot_eager, aot_empty = (
+        torch.compile(function, backend=backend, fullgraph=True)
+        for backend in ("dynaxla", "aot_eager")
+        for function in (case.function, _sum)
+    )
     try:
         calls = {
             "eager": _call(case.function, inputs, kind),
             "dynaxla": _call(compiled, inputs, kind),
             "empty": _call(empty, small, kind),
+            "aot_eager": _call(aot_eager, inputs, kind),
+            "aot_empty": _call(aot_empty, small, kind),
         }
         expected, found = calls["eager"](), calls["dynaxla"]()
         agreement = compare(found, expected, _in_float64(case, inputs, kind), gradients=kind == GRADIENT)
@@ -121,8 +134,8 @@ def _call(function: Callable[..., Any], inputs: Sequence[torch.Tensor], kind: st
     wanted = [leaf.requires_grad_() for leaf in leaves if leaf.is_floating_point()]
     outputs = _differentiable(function(*leaves))
     generator = torch.Generator().manual_seed(1)
-    # A mean's gradient is an expanded number; most layers get gradients that fill memory.
-    grads = [torch.randn(out.shape, generator=generator).to(out.dtype) for out in outputs]
+    # A mean's gradient is an expanded number; most layers get gradients that fill memory, in the order in which the layer behind computed.
+    grads = [torch.empty_like(out).copy_(torch.randn(out.shape, generator=generator)) for out in outputs]
 
     def gradient() -> Any:
         return torch.autograd.grad(_differentiable(function(*leaves)), wanted, grads, allow_unused=True)
@@ -172,24 +185,26 @@ def _timed(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, 
     return found
 
 
-def ratios(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Of dynaxla's time to eager's: beyond an empty call; whole; beyond an empty call, the processor's time."""
+def ratios(row: Mapping[str, Any]) -> tuple[float, float, float, float]:
+    """Of dynaxla's time to eager's: beyond an empty call; whole; beyond an empty call, the processor's time. And of aot_eager's: beyond."""
     beyond = max(row["dynaxla"] - row["empty"], 1e-4) / row["eager"]
-    return beyond, row["dynaxla"] / row["eager"], max(row["dynaxla_cpu"] - row["empty_cpu"], 1e-4) / row["eager_cpu"]
+    cpu = max(row["dynaxla_cpu"] - row["empty_cpu"], 1e-4) / row["eager_cpu"]
+    return beyond, row["dynaxla"] / row["eager"], cpu, max(row["aot_eager"] - row["aot_empty"], 1e-4) / row["eager"]
 
 
 def _shown(row: Mapping[str, Any]) -> str:
     if row["failure"]:
         return f"failed: {row['failure']}"
-    beyond, whole, cpu = ratios(row)
-    return f"eager {row['eager']:.3f} ms, dynaxla {row['dynaxla']:.3f}, beyond {beyond:.2f}, whole {whole:.2f}, CPU {cpu:.2f}"
+    beyond, whole, cpu, around = ratios(row)
+    times = f"eager {row['eager']:.3f} ms, dynaxla {row['dynaxla']:.3f}"
+    return f"{times}, beyond {beyond:.2f}, whole {whole:.2f}, CPU {cpu:.2f}, aot_eager {around:.2f}"
 
 
 def as_markdown(found: Mapping[str, Any]) -> str:
     rows = found["rows"]
     good = {name: row for name, row in rows.items() if not row["failure"]}
     lines = [INTRODUCTION, tables.circumstances(found["environment"]), "", *_summary(good), ""]
-    lines += tables.heading(["op", "eager", "dynaxla", "empty", "beyond", "whole", "CPU"])
+    lines += tables.heading(["op", "eager", "dynaxla", "empty", "beyond", "whole", "CPU", "aot_eager"])
     for name, row in sorted(good.items(), key=lambda item: -ratios(item[1])[0]):
         times = [f"{row[engine]:.3f}" for engine in ("eager", "dynaxla", "empty")]
         lines.append(tables.line([name, *times, *(f"{ratio:.2f}" for ratio in ratios(row))]))
@@ -200,11 +215,12 @@ def as_markdown(found: Mapping[str, Any]) -> str:
 
 
 def _summary(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    lines = tables.heading(["", "rows", "mean beyond", "mean whole", "beyond 1.0", "beyond 1.25", "beyond 2"])
+    lines = tables.heading(["", "rows", "mean beyond", "mean whole", "beyond 1.0", "beyond 1.25", "of these behind aot_eager", "beyond 2"])
     for kind in (FORWARD, GRADIENT):
         chosen = [ratios(row) for name, row in rows.items() if name.endswith(f", {kind}")]
         if chosen:
             means = [f"{tables.mean([ratio[place] for ratio in chosen]):.2f}" for place in (0, 1)]
-            counts = [str(sum(ratio[0] > limit for ratio in chosen)) for limit in (1.0, 1.25, 2.0)]
-            lines.append(tables.line([kind, str(len(chosen)), *means, *counts]))
+            above, far, farthest = ([ratio for ratio in chosen if ratio[0] > limit] for limit in (1.0, 1.25, 2.0))
+            counts = [len(above), len(far), sum(ratio[0] > ratio[3] for ratio in far), len(farthest)]
+            lines.append(tables.line([kind, str(len(chosen)), *means, *map(str, counts)]))
     return lines

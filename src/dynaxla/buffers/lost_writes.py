@@ -67,7 +67,8 @@ class LostWrites(TorchDispatchMode):
             return NotImplemented  # what a subclass makes of it comes here, too
         if not isinstance(func, OpOverload):
             return func(*args, **kwargs)
-        if _is_composite(func):  # in inference mode
+        device = next((leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
+        if _is_composite(func, device):  # in inference mode
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -118,9 +119,9 @@ def unwatched() -> Iterator[None]:
 
 
 @functools.cache
-def _is_composite(func: OpOverload) -> bool:
+def _is_composite(func: OpOverload, device: str) -> bool:
     """Whether an op is made of others, for lack of a kernel, and does more than to ask for a tensor's facts."""
-    return func not in FunctionalTensor.metadata_fns and private.is_composite(func)
+    return func not in FunctionalTensor.metadata_fns and private.is_composite(func, device)
 
 
 @functools.cache

@@ -32,6 +32,11 @@ def is_view(node: Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
+def is_wanted(node: Node, index: int) -> bool:
+    """Whether the graph uses this one of an op's several results."""
+    return any(user.target is not operator.getitem or user.args[1] == index for user in node.users)
+
+
 def viewed(node: Node) -> Node | None:
     """The node in whose memory this one's value lies, if it is made as a view of it, declared or not, or by writing to it."""
     maker = node.args[0] if node.target is operator.getitem else node

@@ -185,11 +185,12 @@ def makes_no_guards(environment: Any) -> bool:
     return bool(environment.frozen or environment._suppress_guards_tls())
 
 
-def is_composite(op: Any) -> bool:
-    """Whether an op is made of others, for lack of a kernel."""
+def is_composite(op: Any, device: str) -> bool:
+    """Whether an op is made of others on a type of device, for lack of a kernel."""
     name = op.name()
     has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key
-    return bool(torch._C._dispatch_has_kernel(name) and has_kernel_for(name, "CompositeImplicitAutograd"))
+    is_made_of_others = torch._C._dispatch_has_kernel(name) and has_kernel_for(name, "CompositeImplicitAutograd")
+    return bool(is_made_of_others and not has_kernel_for(name, torch._C._dispatch_key_for_device(device)))
 
 
 def functional_value(tensor: Any) -> torch.Tensor:

@@ -69,6 +69,12 @@ def test_all_have_rows() -> None:
         (lambda x: torch.div(x, 3, rounding_mode="floor"), torch.ones(NUMBERS), 1),
         (lambda x: torch.floor_divide(x, x), torch.ones(NUMBERS), 1),
         (lambda x: torch.complex(x, x).cos().real, torch.ones(NUMBERS), 0),
+        (lambda x: torch.fft.fft(x), torch.randn(400, 512), 1),
+        (lambda x: torch.fft.irfft(torch.complex(x, x)), torch.randn(400, 513), 1),
+        (lambda x: torch.fft.fft(x), torch.randn(400, 514), 0),  # 2 * 257
+        (lambda x: torch.fft.fft(x), torch.randn(1, 1 << 18, dtype=torch.float64), 0),  # a single one
+        (lambda x: torch.matrix_exp(x), torch.randn(128, 128) / 30, 1),
+        (lambda x: torch.matrix_exp(x), torch.randn(2000, 8, 8), 0),
     ],
 )  # fmt: skip
 def test_where_it_is_worth_a_call(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, expected: int) -> None:

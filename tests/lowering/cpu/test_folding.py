@@ -138,6 +138,9 @@ def test_plain_elsewhere() -> None:
         ((3, 40, 2, 40, 5), (1, 3)),
         ((2, 3, 4, 40, 6, 7), (0, 2, 3, 5)),
         ((4, 0, 5, 40), (0, 2, 3)),
+        ((32, 5, 7, 32), (0, 3)),
+        ((3, 6, 4, 6, 5), (0, 2, 4)),
+        ((2, 9, 16), (0, 2)),
     ],
 )
 def test_sums_over_neighbours(dtype: torch.dtype, shape: tuple[int, ...], dims: tuple[int, ...]) -> None:
@@ -167,7 +170,14 @@ def test_rows_of_several_dimensions_are_added_as_one(size: int, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("shape", "dims"),
-    [((4, 8, 128, 128), (0, 2, 3)), ((4, 8, 128, 128), (2, 3)), ((6, 16384), (1,)), ((64, 8, 256), (0, 2)), ((1 << 17,), (0,))],
+    [
+        ((4, 8, 128, 128), (0, 2, 3)),
+        ((4, 8, 128, 128), (2, 3)),
+        ((6, 16384), (1,)),
+        ((64, 8, 256), (0, 2)),
+        ((1 << 17,), (0,)),
+        ((32, 32, 8, 32), (1, 3)),
+    ],
 )
 def test_steps_are_no_single_loop(shape: tuple[int, ...], dims: tuple[int, ...], tmp_path: Path) -> None:
     """A loop for all numbers of a result, one after the other, is not vectorized, nor are windows of several dimensions."""

@@ -43,6 +43,13 @@ def ran_by_torch() -> bool:
         (lambda x: x.chunk(2)[1] @ x, True),
         (lambda x: x.new_zeros(SIDE, SIDE).scatter(0, torch.zeros(1, SIDE, dtype=torch.int64), x), True),
         (lambda x: x.sort(0).values, True),
+        (lambda x: x[:, 5:].clone(), True),  # runs of numbers with gaps between them
+        (lambda x: x.unfold(1, 9, 3).contiguous(), True),
+        (lambda x: x[0].expand(SIDE, SIDE).contiguous(), True),
+        (lambda x: x.unfold(0, 9, 3).contiguous(), False),  # single numbers
+        (lambda x: x[:, 5:].neg(), False),  # computed of what has gaps
+        (lambda x: torch.linalg.eigh(x[:100, :100].clone()).eigenvalues, False),  # without vectors
+        (lambda x: torch.linalg.cholesky_ex(x), False),  # OpenBLAS, which XLA calls, is as fast
         (lambda x: x.exp(), False),  # XLA's is faster
         (lambda x: x.neg().abs(), False),  # there is something to fuse
         (lambda x: x[:10].sum(1), False),  # small

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
-from compare import check
+from compare import assert_equal, check
 from gradients import check_gradients
 
 DTYPES = [torch.float32, torch.complex128]
@@ -27,6 +30,34 @@ def eigen(x: torch.Tensor) -> list[torch.Tensor]:
 def test_eigenvalues_of_hermitian_matrices(dtype: torch.dtype) -> None:
     other = torch.randn(3, 3, dtype=dtype).mT  # not hermitian: each triangle is a matrix of its own
     check(lambda x, y: eigen(x) + eigen(y), hermitian(2, 1, 4, 4, dtype=dtype), other, calls=1)
+
+
+# One matrix per function: what is too small for a call of torch's, and what is not.
+@pytest.mark.parametrize("size", [8, 64])
+@pytest.mark.parametrize("triangle", ["L", "U"])
+def test_eigenvalues_alone(size: int, triangle: str) -> None:
+    x = torch.randn(3, size, size)
+    found = torch.compile(lambda x: torch.linalg.eigh(x * 2, triangle)[0] + 1, backend="dynaxla")
+    assert_equal(found(x), torch.linalg.eigvalsh(x * 2, triangle) + 1, tolerance=(1e-4, 1e-4))
+    x[1, -1, 0] = x[1, 0, -1] = float("nan")
+    with pytest.raises(torch.linalg.LinAlgError, match=r"linalg\.eigh"):
+        found(x)
+
+
+VALUES = {"eigvals": (torch.linalg.eigvals, "lapack_sgeev_ffi"), "svdvals": (torch.linalg.svdvals, "lapack_sgesdd_ffi")}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_vectors_that_nobody_wants_are_not_computed(name: str, tmp_path: Path) -> None:
+    function, call = VALUES[name]
+    x = torch.randn(40, 40)
+    found = torch.compile(lambda x: function(x * 2).abs().sort().values, backend="dynaxla", options={"dump": tmp_path})(x)
+    assert_equal(found, function(x * 2).abs().sort().values, tolerance=(1e-3, 1e-3))
+    (program,) = tmp_path.glob("*.stablehlo.mlir")
+    (line,) = [line for line in program.read_text().splitlines() if call in line]
+    modes = re.findall(r"(?:mode|compute_left|compute_right) = (\d+) : ui8", line)
+    assert modes
+    assert set(modes) == {str(ord("N"))}
 
 
 def test_the_other_triangle_is_not_read() -> None:

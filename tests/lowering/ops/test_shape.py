@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,3 +154,12 @@ def test_dynamic_sizes() -> None:
         x = torch.randn(size, 6)
         for mine, theirs in zip(compiled(x), function(x), strict=True):
             assert torch.equal(mine, theirs)
+
+
+def test_windows_are_made_of_runs(tmp_path: Path) -> None:
+    """Not of a slice for each of their places: sounds are cut into windows of hundreds."""
+    x = torch.randn(2, 4000)
+    windows = torch.compile(lambda x: x.unfold(1, 400, 160) * 2, backend="dynaxla", options={"dump": tmp_path})
+    assert torch.equal(windows(x), x.unfold(1, 400, 160) * 2)
+    (program,) = tmp_path.glob("*.stablehlo.mlir")
+    assert program.read_text().count("stablehlo.slice") < 10

@@ -28,12 +28,12 @@ _WORTHWHILE = 50_000
 
 @dataclass(frozen=True)
 class Problem:
-    """A call of an op. Attributes: op; dtype (torch's, of its first tensor); rank (of that); numbers (of its largest tensor); settings (its
-    arguments that are no tensors, by name, as far as it is given any); platform."""
+    """A call of an op. Attributes: op; dtype (torch's, of its first tensor); shape (of that); numbers (of its largest tensor); settings
+    (its arguments that are no tensors, by name, as far as it is given any); platform."""
 
     op: torch._ops.OpOverload
     dtype: torch.dtype
-    rank: int
+    shape: tuple[int, ...]
     numbers: int
     settings: tuple[tuple[str, Any], ...]
     platform: str
@@ -48,6 +48,7 @@ _HALVES = (torch.bfloat16,)
 _WIDE = (torch.float32, torch.float64)
 _INTEGERS = (torch.int32, torch.int64)
 _BOOLS = (torch.bool,)
+_COMPLEX = (torch.complex64, torch.complex128)
 
 
 def _floats(nanoseconds: float) -> Saving:
@@ -60,6 +61,10 @@ def _numbers(nanoseconds: float) -> dict[torch.dtype, float]:
 
 def _halves(nanoseconds: float) -> Saving:
     return dict.fromkeys(_HALVES, nanoseconds)
+
+
+def _complex(nanoseconds: float) -> Saving:
+    return dict.fromkeys(_COMPLEX, nanoseconds)
 
 
 _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
@@ -133,6 +138,12 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.sum.dim_IntList: _halves(1),
     aten.trace.default: _floats(0.7),
     aten.vdot.default: _floats(0.6),
+    # MKL beside XLA's transforms and factorizations.
+    aten._fft_c2c.default: _complex(0.6),
+    aten._fft_c2r.default: _complex(1.2),
+    aten._fft_r2c.default: _floats(0.4),
+    aten.cholesky_inverse.default: _floats(5),
+    aten.linalg_matrix_exp.default: _floats(15),
 }
 
 
@@ -161,15 +172,38 @@ def _is_of_columns(problem: Problem) -> bool:
 def _is_along_rows(problem: Problem) -> bool:
     """XLA vectorizes over the other dimensions where these lie together in memory."""
     dim = dict(problem.settings).get("dim")
-    return dim in (-1, problem.rank - 1)
+    return dim in (-1, len(problem.shape) - 1)
+
+
+def _is_of_large_matrices(problem: Problem) -> bool:
+    """XLA computes the powers of a small one sooner than torch has chosen how many it needs."""
+    return problem.shape[-1] >= 128
+
+
+def _has_many_smooth_rows(problem: Problem) -> bool:
+    """MKL is slow where a length has large prime factors, and no faster than XLA with a single transform."""
+    settings, numbers = dict(problem.settings), math.prod(problem.shape)
+    lengths = [problem.shape[dim] for dim in settings["dim"]]
+    if "last_dim_size" in settings:
+        lengths[-1:] = [settings["last_dim_size"]]
+    return all(numbers >= 16 * length and _is_smooth(length) for length in lengths)
+
+
+def _is_smooth(length: int) -> bool:
+    """Whether it is a product of 2, 3, 5 and 7: then it divides so high a power of theirs."""
+    return length > 0 and pow(210, length.bit_length(), length) == 0
 
 
 # Which calls of an op its saving is of.
 _WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
+    aten._fft_c2c.default: _has_many_smooth_rows,
+    aten._fft_c2r.default: _has_many_smooth_rows,
+    aten._fft_r2c.default: _has_many_smooth_rows,
     aten._log_softmax.default: _is_along_rows,
     aten._log_softmax_backward_data.default: _is_along_rows,
     aten.div.Tensor_mode: _floors,
     aten.index_select.default: _is_of_columns,
+    aten.linalg_matrix_exp.default: _is_of_large_matrices,
     aten.pow.Tensor_Scalar: _is_costly_power,
     aten.topk.default: _is_of_smallest,
 }
@@ -207,11 +241,11 @@ def problem_of(node: Node, ctx: Context) -> Problem | None:
     specs = {name: _tensors(value, ctx) for name, value in given.items()}
     tensors = [spec for found in specs.values() for spec in found]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
-    if not tensors or any(spec.dtype.is_complex for spec in (*tensors, *results)):
+    if not tensors:
         return None
     settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
     numbers = max(math.prod(spec.shape) for spec in (*tensors, *results))
-    return Problem(op, tensors[0].dtype, len(tensors[0].shape), numbers, settings, ctx.platform)
+    return Problem(op, tensors[0].dtype, tensors[0].shape, numbers, settings, ctx.platform)
 
 
 def _tensors(value: Any, ctx: Context) -> list[TensorSpec]:

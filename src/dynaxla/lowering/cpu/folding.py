@@ -13,6 +13,7 @@ exact.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -78,7 +79,7 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
 
     XLA:CPU adds windows of 32 by 32 where several dimensions of more than 32 disappear, each number's neighbours in memory last: that takes
     up to 12 times as long as it could. It does so for a single one too, if that has been made of several. Of dimensions with others between
-    them the last ones are added first.
+    them the last ones are added first, if there are many numbers in them, else the others.
     """
     if not all_known(x.shape):
         return lax.reduce_sum(x, dims)
@@ -88,9 +89,12 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
         return lax.reduce_sum(x, dims)
     if len(large) <= last - first:  # others stand between them
         start = max(dim for dim in range(first, last) if dim not in large) + 1
-        if math.prod(x.shape[start : last + 1]) <= _FEW_ROWS:
+        are_few = math.prod(x.shape[start : last + 1]) <= _FEW_ROWS
+        if are_few and math.prod(x.shape[dim] for dim in large if dim < start) < _LEAST:
             return lax.reduce_sum(x, dims)
-        return lax.platform_dependent(x, cpu=lambda x: _sum_last_first(x, dims, start), default=lambda x: lax.reduce_sum(x, dims))
+        steps = [[dim for dim in dims if dim < start], [dim for dim in dims if dim >= start]]
+        in_steps = functools.partial(_sum_in_steps, steps=steps if are_few else steps[::-1])
+        return lax.platform_dependent(x, cpu=in_steps, default=lambda x: lax.reduce_sum(x, dims))
     # Dimensions of size 1 do not separate others in memory.
     squeezed = lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dims])
     start = first - sum(dim in dims for dim in range(first))
@@ -104,10 +108,11 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     )
 
 
-def _sum_last_first(x: Array, dims: Sequence[int], start: int) -> Array:
-    """The sum over dims, in two steps: those from start on, and the others. The barrier keeps XLA from making one sum of the two again."""
-    inner = sum_neighbours(x, [dim for dim in dims if dim >= start])
-    return sum_neighbours(lax.optimization_barrier(inner), [dim for dim in dims if dim < start])
+def _sum_in_steps(x: Array, steps: Sequence[Sequence[int]]) -> Array:
+    """The sum over some dimensions, and of that over others. XLA would make one loop of the two again."""
+    first, second = steps
+    left = [dim - sum(gone < dim for gone in first) for dim in second]
+    return sum_neighbours(in_memory(sum_neighbours(x, first)), left)
 
 
 def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[Array, Array], Array], identity: float) -> Array:

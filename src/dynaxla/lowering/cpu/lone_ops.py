@@ -17,7 +17,7 @@ from torch.fx import Node
 from ...runtime.layout import Layout
 from ..context import Context
 from ..forms import Forms
-from ..graphs import is_view
+from ..graphs import is_view, is_wanted
 from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
 from .faster_kernels import KERNEL, problem_of
@@ -27,9 +27,22 @@ aten = torch.ops.aten
 # Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
 LARGE = 1 << 16
 
-# Products of matrices, of which this many multiplications take as long as another op's number.
+# Products of matrices, of which this many multiplications take as long as another op's number; and what is as much work as products of a
+# matrix with itself.
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _MULTIPLICATIONS = 4
+_FACTORIZATIONS = (
+    aten._linalg_eigh.default,
+    aten.cholesky_inverse.default,
+    aten.linalg_eig.default,
+    aten.linalg_lu_factor_ex.default,
+    aten.linalg_qr.default,
+)
+# Values and vectors. Where a graph uses the values alone, lowerings compute no vectors.
+_OF_VECTORS = (aten._linalg_eigh.default, aten.linalg_eig.default)
+
+# What torch does fast of views, too, with gaps or with places that they show several times, where whole runs are copied.
+_COPIES = (aten.clone.default, aten._to_copy.default)
 
 # Resampling, whose places XLA knows when it compiles: half of torch's time for gradients.
 _RESAMPLING = (
@@ -78,6 +91,7 @@ _FASTER_BY_XLA = frozenset(
         aten.masked_fill.Scalar,
         aten.masked_fill.Tensor,
         aten.mish.default,
+        aten.mish_backward.default,
         aten.ne.Tensor,
         aten.nextafter.default,
         aten.polygamma.default,
@@ -135,6 +149,18 @@ _FASTER_BY_XLA = frozenset(
         # Several ops in one, which XLA fuses.
         aten._native_multi_head_attention.default,
         aten._transformer_encoder_layer_fwd.default,
+        # Transforms of few rows, or of awkward lengths.
+        aten._fft_c2c.default,
+        aten._fft_c2r.default,
+        aten._fft_r2c.default,
+        # Of matrices that are not small, without vectors where nobody wants them.
+        aten._linalg_det.default,
+        aten._linalg_slogdet.default,
+        aten._linalg_solve_ex.default,
+        aten.linalg_cholesky_ex.default,
+        aten.linalg_inv_ex.default,
+        aten.linalg_solve_triangular.default,
+        aten._linalg_svd.default,
         # Products.
         aten._trilinear.default,
         aten.baddbmm.default,
@@ -145,7 +171,8 @@ _FASTER_BY_XLA = frozenset(
 
 @dataclass(frozen=True)
 class Op:
-    """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory)."""
+    """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are but
+    copied in runs)."""
 
     op: torch._ops.OpOverload
     numbers: int
@@ -190,6 +217,8 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
             continue
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten" or node.target._schema.is_mutable:
             return False
+        if node.target in _OF_VECTORS and not is_wanted(node, 1):
+            return False
         if not _is_constant(node):
             if not alone.keys().isdisjoint(map(_origin, node.all_input_nodes)):
                 return False
@@ -222,4 +251,13 @@ def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
     numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
     if op in _PRODUCTS:
         numbers = max(numbers, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
-    return Op(op, numbers, all(Layout.of(spec.shape, spec.stride).dense for spec in operands))
+    elif op in _FACTORIZATIONS:
+        numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
+    dense = all(Layout.of(spec.shape, spec.stride).dense for spec in operands)
+    return Op(op, numbers, dense or (op in _COPIES and _moves_runs(operands[0], results[0])))
+
+
+def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:
+    """Whether numbers that lie side by side in a copy do so in its source, or are one number several times."""
+    steps = [pair for size, *pair in zip(result.shape, result.stride, source.stride, strict=True) if size != 1]
+    return bool(steps) and min(steps)[1] in (0, 1)

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from .. import dtypes
 from ..context import Context
+from ..cpu import torch_kernels
+from ..dtypes import DType
+from ..forms import Forms, Operand
+from ..graphs import is_wanted
 from ..registry import lowers
 from .comparison import is_nan
 from .indexing import tril, triu
@@ -15,9 +25,48 @@ from .linalg import LinAlgError, adjoint, common_batch, finite_only, matmul, nan
 aten = torch.ops.aten
 
 
+@dataclass(frozen=True)
+class Eigenvalues:
+    """Of symmetric matrices, without vectors. Attributes: shape, dtype (the matrices'); lower (the triangle that is read); platform."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    lower: bool
+    platform: str
+
+    @property
+    def operands(self) -> tuple[Operand]:
+        return (Operand(self.shape, self.dtype),)
+
+    @property
+    def result_order(self) -> None:
+        return None
+
+    def __str__(self) -> str:
+        return f"of {self.dtype}{list(self.shape)}"
+
+
+EIGENVALUES: Forms[Eigenvalues] = Forms("eigenvalues")
+
+
+# XLA:CPU has LAPACK compute the vectors, too, which takes twice the time.
+@EIGENVALUES.form("torch", platforms=["cpu"], suits=lambda problem: math.prod(problem.shape) * problem.shape[-1] >= 1 << 16)
+def _by_torch(problem: Eigenvalues, x: Array) -> Array:
+    def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
+        torch.linalg.eigvalsh(tensors[0], "L" if problem.lower else "U", out=buffers[0])
+
+    return torch_kernels.call(write, [x], [(x.shape[:-1], dtypes.real(problem.dtype))])[0]
+
+
+@EIGENVALUES.form("xla")
+def _by_xla(problem: Eigenvalues, x: Array) -> Array:
+    return lax.linalg.eigh(x, lower=problem.lower, symmetrize_input=False)[1]
+
+
 @lowers(aten._linalg_eigh.default)
-def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Context) -> tuple[Array, Array]:
+def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Context) -> tuple[Array, Array | None]:
     """Eigenvalues, in ascending order, and eigenvectors of the matrix whose lower (or upper) triangle is that of x; the other is not read.
+    The vectors are None where the graph does not use them.
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the second is empty.
     Dtype:  the real one of x, and that of x.
@@ -29,14 +78,20 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
     if x.shape[-1] > 2:
         require_convergence(x, ctx, "linalg.eigh")
     x, finite = finite_only(x)
-    vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
+    if compute_v and is_wanted(ctx.node, 1):
+        vectors, values = lax.linalg.eigh(x, lower=lower, symmetrize_input=False)
+        vectors = nan_unless(finite, vectors)
+    else:
+        problem = Eigenvalues(x.shape, x.dtype, lower, ctx.platform)
+        values = ctx.choose(EIGENVALUES, problem).run(problem, x)
+        vectors = None if compute_v else lax.full((0,), 0, x.dtype)
     require_convergence(values, ctx, "linalg.eigh")
-    return nan_unless(finite, values), nan_unless(finite, vectors) if compute_v else lax.full((0,), 0, x.dtype)
+    return nan_unless(finite, values), vectors
 
 
 @lowers(aten._linalg_svd.default)
-def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *, ctx: Context) -> tuple[Array, Array, Array]:
-    """U, the singular values in descending order, and Vh.
+def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *, ctx: Context) -> tuple[Any, Array, Any]:
+    """U, the singular values in descending order, and Vh. U and Vh are None where the graph uses neither.
 
     Shape:  x (*batch, m, n) gives (*batch, m, k), (*batch, k) and (*batch, k, n), k being the smaller of both; with `full_matrices`, U and
             Vh are square. Without `compute_uv`, they are empty vectors.
@@ -46,8 +101,8 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
     message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
     ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)
     x, finite = finite_only(x)
-    nothing = lax.full((0,), 0, x.dtype)
-    if compute_uv:
+    nothing = None if compute_uv else lax.full((0,), 0, x.dtype)
+    if compute_uv and (is_wanted(ctx.node, 0) or is_wanted(ctx.node, 2)):
         u, s, vh = lax.linalg.svd(x, full_matrices=full_matrices)
         u, vh = nan_unless(finite, u), nan_unless(finite, vh)
     else:
@@ -58,8 +113,8 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
 
 # XLA has it on the CPU alone.
 @lowers(aten.linalg_eig.default, platforms=["cpu"])
-def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array]:
-    """Eigenvalues and right eigenvectors.
+def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array | None]:
+    """Eigenvalues and right eigenvectors, which are None where the graph does not use them.
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n).
     Dtype:  both: the complex one of x.
@@ -67,9 +122,9 @@ def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array]:
     """
     x, finite = finite_only(x)
     ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
-    values, vectors = lax.linalg.eig(x, compute_left_eigenvectors=False)
+    values, *vectors = lax.linalg.eig(x, compute_left_eigenvectors=False, compute_right_eigenvectors=is_wanted(ctx.node, 1))
     require_convergence(values, ctx, "linalg.eig")
-    return values, vectors
+    return values, vectors[0] if vectors else None
 
 
 @lowers(aten.linalg_pinv.atol_rtol_tensor)
@@ -84,6 +139,7 @@ def linalg_pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = Non
         return transpose(x)
     if hermitian:
         values, u = linalg_eigh(x, ctx=ctx)
+        assert u is not None
         vh = adjoint(u)
     else:
         u, values, vh = linalg_svd(x, ctx=ctx)

@@ -19,6 +19,7 @@ from ..cpu import torch_kernels, window_maxima
 from ..cpu.channels_last import order_in_program
 from ..dtypes import DType
 from ..forms import Forms, Operand
+from ..graphs import is_wanted
 from ..pool_windows import MOST_TAPS, PoolWindows, lowest, pad, reduce_window, windows_along
 from ..promotion import convert
 from ..registry import lowers
@@ -222,7 +223,7 @@ def max_pool_with_indices(
     dims = windows_along(x.shape[-count:], shape[-count:], x.ndim, kernel, stride, padding, dilation)
     if 0 in shape:
         return lax.full(shape, 0, x.dtype), lax.full(shape, 0, np.dtype(np.int64))
-    if all(user.args[1] != 1 for user in ctx.node.users):
+    if not is_wanted(ctx.node, 1):
         return _maximum(dims, x, ctx), None
     problem = MaxPool(x.shape, tuple(dims), ceil_mode, order_in_program(ctx), x.dtype, ctx.platform)
     maxima, positions = ctx.choose(MAX_POOL, problem).run(problem, x)

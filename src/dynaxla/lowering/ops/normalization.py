@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,6 +16,7 @@ from ..cpu import onednn
 from ..cpu.folding import Reduction, sum_neighbours
 from ..dtypes import DType
 from ..forms import Forms, Operand
+from ..graphs import is_wanted
 from ..promotion import convert
 from ..registry import lowers
 from .moments import affine, along, mean_over, moments_over, reciprocal_root
@@ -105,7 +105,7 @@ def native_layer_norm(
     Dtype:  that of x; the others as PyTorch has them, computed in float32 for half types.
     """
     count = len(normalized_shape)
-    if all(user.target is operator.getitem and user.args[1] == 0 for user in ctx.node.users):
+    if not is_wanted(ctx.node, 1) and not is_wanted(ctx.node, 2):
         problem = LayerNorm(x.shape, count, eps, x.dtype, ctx.platform)
         return ctx.choose(LAYER_NORM, problem).run(problem, x, weight, bias), None, None
     out, mean, inverse = normalize_last(x, count, weight, bias, eps, ctx.sum)

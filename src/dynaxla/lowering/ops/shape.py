@@ -167,7 +167,18 @@ def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
     if not kept:
         return convert(tensors[0], dtype)
-    return kept[0] if len(kept) == 1 else lax.concatenate(kept, wrap(dim, kept[0].ndim))
+    return kept[0] if len(kept) == 1 else _joined(kept, wrap(dim, kept[0].ndim))
+
+
+def _joined(tensors: Sequence[Array], dim: int) -> Array:
+    """Tensors of equal shapes are laid side by side in a dimension of their own: XLA:CPU asks of each number of the one that it joins which
+    tensor it is from, and vectorizes the loop over the next one.
+    """
+    shape = tensors[0].shape
+    if dim != len(shape) - 1 or any(x.shape != shape for x in tensors):
+        return lax.concatenate(tensors, dim)
+    side_by_side = lax.concatenate([lax.expand_dims(x, [dim]) for x in tensors], dim)
+    return lax.reshape(side_by_side, (*shape[:dim], len(tensors) * shape[dim]))
 
 
 @lowers(aten.stack.default)
@@ -389,18 +400,18 @@ def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
         return slice_dim(lax.reshape(x, (1,)), 0, 0, size)
     dim = wrap(dimension, x.ndim)
     count = (x.shape[dim] - size) // step + 1
-    if step >= size > 0:
-        # Windows do not overlap: cut the dimension into runs of `step` and keep the first `size` elements of each.
-        missing = count * step - x.shape[dim]
-        if missing > 0:
-            x = lax.pad(x, lax.full((), 0, x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
-        x = slice_dim(x, dim, 0, count * step)
-        x = lax.reshape(x, (*x.shape[:dim], count, step, *x.shape[dim + 1 :]))
-        return move(slice_dim(x, dim + 1, 0, size), dim + 1, x.ndim - 1)
     if size == 0:
         return lax.full((*x.shape[:dim], count, *x.shape[dim + 1 :], 0), 0, x.dtype)
-    places = [slice_dim(x, dim, place, place + (count - 1) * step + 1, step) for place in range(size)]
-    return lax.concatenate([lax.expand_dims(piece, [x.ndim]) for piece in places], x.ndim)
+    # The dimension is cut into runs of `step` places. A window is as many of them as it takes, less what lies behind its end: whole runs
+    # are copied. A slice for each place of the windows takes up to twenty times as long, and seconds to compile for hundreds of places.
+    runs = -(-size // step)
+    length = (count + runs - 1) * step
+    missing = max(length - x.shape[dim], 0)
+    x = lax.pad(x, lax.full((), 0, x.dtype), [(0, missing if d == dim else 0, 0) for d in range(x.ndim)])
+    x = lax.reshape(slice_dim(x, dim, 0, length), (*x.shape[:dim], count + runs - 1, step, *x.shape[dim + 1 :]))
+    x = move(x, dim + 1, x.ndim - 1)
+    windows = lax.concatenate([lax.expand_dims(slice_dim(x, dim, run, run + count), [x.ndim - 1]) for run in range(runs)], x.ndim - 1)
+    return slice_dim(lax.reshape(windows, (*x.shape[:dim], count, *x.shape[dim + 1 : -1], runs * step)), x.ndim - 1, 0, size)
 
 
 @lowers(aten.unfold_backward.default)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
+from dynaxla.engine import making
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.lowering import registry
 from dynaxla.lowering.forms import FORMS, Form
@@ -33,7 +35,12 @@ def options(tmp_path: Path) -> Iterator[Options]:
 
 
 def program(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> Program:
-    """As a process makes it that has captured the same."""
+    """As another process makes it that has captured the same."""
+    making._still_there.clear()
+    return program_here(function, *inputs, options=options, phase=phase)
+
+
+def program_here(function: Callable[..., Any], *inputs: torch.Tensor, options: Options, phase: Any = "inference") -> Program:
     metrics.reset()
     runner = Xla(options).runner(AtenGraph("graph", make_fx(function, tracing_mode="fake")(*inputs), (), phase))
     assert isinstance(runner, Program)
@@ -74,6 +81,23 @@ def test_the_second_program_is_the_first_one(function: Callable[..., Any], phase
     assert one == other
     assert texts[0] == texts[1]
     assert counts[0] == counts[1] != {}
+
+
+@pytest.mark.parametrize("function", [lambda x: [x.sin() @ x], lambda x: [x @ x + torch.ones(4, 1000).sum()]], ids=["small", "folded"])
+def test_equal_graphs_run_one_program(function: Callable[..., Any], options: Options) -> None:
+    """As long as one of them is there."""
+    runners = [program_here(function, x, options=options) for _ in range(3)]
+    for index, runner in enumerate(runners):
+        metrics.reset()
+        torch.testing.assert_close(runner([x]), function(x))
+        assert recalled() == ((0, 1) if index == 0 else (1, 0))
+        assert metrics.snapshot().get("loads", 0) == 0
+    programs = {id(executable.program) for runner in runners for executable in runner.executables()}
+    assert len(programs) == 1
+    assert len(making._still_there) == 1
+    del runners, runner
+    gc.collect()
+    assert len(making._still_there) == 0
 
 
 def test_checks_raise_as_before(options: Options) -> None:

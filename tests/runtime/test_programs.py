@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import weakref
 from collections.abc import Callable
@@ -137,6 +138,7 @@ def test_kept_after_eviction(tmp_path: Path) -> None:
     x = torch.randn(3, 4)
     for loads in (0, 1):
         torch._dynamo.reset()
+        gc.collect()
         before = metrics.snapshot().get("loads", 0)
         torch.testing.assert_close(torch.compile(lambda x: x.sinh() + 1, backend="dynaxla", options={"cache": store})(x), x.sinh() + 1)
         assert metrics.snapshot().get("loads", 0) - before == loads

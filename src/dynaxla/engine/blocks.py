@@ -191,7 +191,7 @@ class _Parts:
             traced, orders = program.traced(run, program.name, avals, interpreter, function.reorders)
             lowered, facts = program.lower(traced), traced.out_info.facts
             compiled = program.compile(lowered, traced, self._settings, module)
-            program.record(key, lowered, traced, self._settings, facts, orders)
+            program.record(key, lowered, compiled, traced, self._settings, facts, orders)
         return _Part(compiled, facts, outputs, list(layouts), draws)
 
     def _number(self, node: Node) -> Any:

@@ -7,6 +7,7 @@ import functools
 import logging
 import math
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -35,6 +36,10 @@ from .pending import ByTorch, Kernels
 from .stages import Specialised, Stages
 
 Runnable = Executable | ByTorch
+
+# Programs that are still there, by the names of their records. A graph that is met again runs the same one: layers that are compiled one by
+# one, a second bucket of DistributedDataParallel, the cell of a notebook.
+_still_there: weakref.WeakValueDictionary[tuple[str, jax.Device, str], programs.XlaProgram] = weakref.WeakValueDictionary()
 
 # Seconds. A compilation that takes longer leaves hundreds of megabytes behind in the C library's heap.
 LONG = 0.5
@@ -129,7 +134,7 @@ class Maker(Stages):
         except CompilationError as error:
             self.do_without_refusable(error)
             return self._build(specialised)
-        self.record(key, lowered, traced, specialised.settings, facts, buffers.orders)
+        self.record(key, lowered, compiled, traced, specialised.settings, facts, buffers.orders)
         return self.executable(compiled, buffers, facts, first)
 
     def _built_for_processes(
@@ -216,13 +221,16 @@ class Maker(Stages):
         kept, store = self.store("records"), self.store("programs")
         if key is None or kept is None or store is None or (record := records.Record.find(kept, key)) is None:
             return None
-        if only_stored and not programs.is_stored(record.note):
+        place = key, self.jax_device, self.options.heap
+        compiled = _still_there.get(place)
+        if compiled is None and only_stored and not programs.is_stored(record.note):
             return None
-        compiled = None
-        with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # then it is made as if there were no record
-            compiled = programs.from_note(record.note, self.jax_device, record.options, store, self.options.heap == "keep")
+        if compiled is None:
+            with metrics.timed("compile"), contextlib.suppress(jax.errors.JaxRuntimeError):  # then it is made as if there were no record
+                compiled = programs.from_note(record.note, self.jax_device, record.options, store, self.options.heap == "keep")
         if compiled is None:
             return None
+        _still_there[place] = compiled
         metrics.add("recalls")
         return compiled, record
 
@@ -230,6 +238,7 @@ class Maker(Stages):
         self,
         key: str | None,
         lowered: jax.stages.Lowered,
+        compiled: programs.XlaProgram,
         traced: jax.stages.Traced,
         settings: Settings,
         facts: Facts,
@@ -241,6 +250,7 @@ class Maker(Stages):
             return
         note = programs.note(lowered, self.jax_device, options)
         if note is not None:
+            _still_there[key, self.jax_device, self.options.heap] = compiled
             records.Record(options, facts.checks, facts.numbers, facts.draws, orders, note).put(store, key)
 
     def do_without_refusable(self, error: CompilationError) -> None:

@@ -72,6 +72,36 @@ def test_one_and_three_dimensions_and_unbatched() -> None:
     check_gradients(function, *[torch.randn(shape) for shape in args], tolerance=SUMS[torch.float32])
 
 
+OWN_KERNELS = {
+    "plain": {},
+    "causal": {"padding": 3},
+    "strided": {"stride": 3, "padding": 2},
+    "dilated": {"dilation": 2, "padding": 5},
+    "all": {"stride": 2, "dilation": 3, "padding": 4},
+}
+
+
+@pytest.mark.parametrize("case", OWN_KERNELS)
+def test_a_kernel_for_each_channel(case: str) -> None:
+    """In one dimension, where XLA multiplies and adds; long ones in blocks."""
+    settings = {"groups": 6, **OWN_KERNELS[case]}
+
+    def function(x, w, b):
+        return F.conv1d(x, w, b, **settings), F.conv1d(x.sin(), w[..., :1], **settings), F.conv_transpose1d(x, w, b, **settings)
+
+    for length, dtype, tolerance in ((17, torch.float32, (1e-4, 1e-4)), (30_000, torch.float64, (1e-9, 1e-9))):
+        args = (torch.randn(shape, dtype=dtype) for shape in ((2, 6, length), (6, 1, 4), (6,)))
+        check_gradients(function, *args, tolerance=tolerance)
+    rows = torch.randn(2, 40, 6)
+    check_gradients(lambda x, w, b: function(x.transpose(1, 2), w, b), rows, torch.randn(6, 1, 4), torch.randn(6), tolerance=(1e-4, 1e-4))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.int32], ids=str)
+def test_dtypes_of_a_kernel_for_each_channel(dtype: torch.dtype) -> None:
+    x, w = (torch.randint(-3, 4, shape).to(dtype) for shape in [(2, 6, 9), (6, 1, 3)])
+    check(lambda x, w: F.conv1d(x * 2, w, padding=1, groups=6) + 1, x, w)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     def function(x, w, b, wt):

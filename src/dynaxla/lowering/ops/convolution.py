@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
 from ..cpu.channels_last import channels_first, channels_last, order_between_convolutions
+from ..cpu.in_memory import in_memory
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert, number
@@ -80,6 +82,10 @@ CONVOLUTION: Forms[Convolution] = Forms("convolution")
 _FEW_PRODUCTS = 250_000
 
 
+# Kernels with more places are left to oneDNN.
+_MOST_TAPS = 32
+
+
 def _fits_onednn(problem: Convolution) -> bool:
     return 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
 
@@ -114,6 +120,32 @@ def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | Non
     rows = lax.reshape(rows, (problem.out[0], *problem.out[2:], inputs))
     weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if swapped else (outputs, inputs))))
     return channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
+
+
+def _fits_taps(problem: Convolution) -> bool:
+    """Whether each channel has a kernel of its own, with one dimension."""
+    return len(problem.x) == 3 and problem.weight[:2] == (problem.groups, 1) and problem.x[1] == problem.groups
+
+
+@CONVOLUTION.form("taps", platforms=["cpu"], fits=_fits_taps, suits=lambda problem: problem.weight[2] <= _MOST_TAPS)
+def _by_taps(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
+    """Each place of the kernel times what it meets: elementwise work, which XLA fuses with what stands around it, in any order of the
+    dimensions. oneDNN takes ten times as long, torch five."""
+    wide = dtypes.accumulator(problem.dtype)
+    (margins,), (step,) = problem.margins, problem.spread
+    x = lax.pad(convert(x, wide), number(0, wide), [(0, 0, 0), (0, 0, 0), (*margins, step - 1)])
+    reach = (problem.out[2] - 1) * problem.stride[0] + 1
+    # A place's factors side by side, for where channels are.
+    factors = in_memory(lax.transpose(lax.reshape(convert(weight, wide), (problem.groups, problem.weight[2])), (1, 0)))
+
+    def tap(place: int) -> Array:
+        start = place * problem.dilation[0]
+        factor = lax.reshape(lax.slice_in_dim(factors, place, place + 1, axis=0), (problem.groups,))
+        factor = lax.broadcast_in_dim(factor, problem.out, (1,))
+        return lax.mul(lax.slice_in_dim(x, start, start + reach, problem.stride[0], axis=2), factor)
+
+    out = functools.reduce(lax.add, map(tap, range(problem.weight[2])))
+    return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, wide), out.shape, (1,)))
 
 
 def _output_padding(problem: Convolution) -> list[int]:

@@ -97,7 +97,7 @@ def test_choices_do_without_what_a_machine_may_lack(forced: dict[str, str], monk
     ("forms", "hint"),
     [
         ({"convolutoin": "xla"}, "did you mean 'convolution'"),
-        ({"contraction": "fast"}, "its forms are: torch, torch_int8, onednn, few_vectors, xla"),
+        ({"contraction": "fast"}, "its forms are: torch, torch_int8, terms, onednn, few_vectors, xla"),
     ],
 )
 def test_unknown(forms: dict[str, str], hint: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from compare import assert_equal, check
@@ -49,6 +51,31 @@ def test_products(dtype: torch.dtype) -> None:
         )
 
     check(function, make(dtype, 3, 5), make(dtype, 5, 4), make(dtype, 2, 3, 5), make(dtype, 2, 5, 4), make(dtype, 5))
+
+
+@pytest.mark.parametrize("dtype", NUMERIC, ids=str)
+def test_many_tiny_products(dtype: torch.dtype) -> None:
+    """Term by term. XLA would call something for each matrix."""
+
+    def function(x, y, v):
+        return (
+            x @ y,
+            x.mT @ x,
+            y.mT @ x.mT,
+            (x @ v.unsqueeze(-1)).squeeze(-1),
+            torch.einsum("bij,bj->bi", x, v),
+            torch.einsum("abij,abjk->abik", x.unflatten(0, (5, 4)), y.unflatten(0, (5, 4)).mT.contiguous().mT),
+        )
+
+    tolerance = {torch.bfloat16: (1e-2, 1e-2), torch.float16: (1e-3, 1e-2)}.get(dtype)
+    check(function, make(dtype, 20, 3, 4), make(dtype, 20, 4, 5), make(dtype, 20, 4), tolerance=tolerance)
+
+
+def test_gradients_of_many_tiny_products(tmp_path: Path) -> None:
+    check_gradients(lambda x, y: x.exp() @ y, torch.randn(30, 3, 4), torch.randn(30, 4, 2), tolerance=(1e-5, 1e-5))
+    torch.compile(torch.matmul, backend="dynaxla", options={"dump": tmp_path})(torch.ones(30, 3, 4), torch.ones(30, 4, 2))
+    (program,) = tmp_path.glob("*.stablehlo.mlir")
+    assert "dot_general" not in program.read_text()
 
 
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)

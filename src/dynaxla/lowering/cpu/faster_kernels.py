@@ -124,7 +124,6 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.adaptive_max_pool3d.default: _floats(5),
     aten.adaptive_max_pool3d_backward.default: _floats(20),
     aten.cat.default: _halves(7),
-    aten.diag_embed.default: _floats(1.4),
     aten.dot.default: _floats(0.6),
     aten.embedding_dense_backward.default: _halves(2.5),
     aten.index_select.default: _floats(6),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ...runtime import machine
 from .. import dtypes
 from ..context import Context
 from ..cpu import few_vectors, onednn, torch_kernels
+from ..cpu.in_memory import in_memory
 from ..cpu.widening import widened
 from ..dimensions import surely
 from ..dtypes import DType
@@ -143,17 +145,42 @@ def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
 
-def _fits_onednn(problem: Contraction) -> bool:
+# Of matrices with at most so many rows and columns, and sums of at most so many products, where there are so many matrices: the other forms'
+# call for each matrix takes most of the time.
+_TINY, _SHORT, _MANY = 16, 8, 16
+
+
+def _are_matrices(problem: Contraction) -> bool:
     """Whether these are products of matrices whose batch dimensions come first."""
     leading = tuple(range(len(problem.x) - 2))
-    return (
-        problem.batch == (leading, leading)
-        and len(problem.x) == len(problem.y) >= 2
-        and len(problem.over[0]) == 1
-        and 0 not in problem.x + problem.y
-        and problem.out in (problem.dtype, np.float32)
-        and onednn.takes(problem.dtype)
-    )
+    are_matrices = problem.batch == (leading, leading) and len(problem.x) == len(problem.y) >= 2 and len(problem.over[0]) == 1
+    return are_matrices and 0 not in problem.x + problem.y
+
+
+def _suits_terms(problem: Contraction) -> bool:
+    are_tiny = max(problem.rows, problem.columns) <= _TINY and problem.x[problem.over[0][0]] <= _SHORT
+    return are_tiny and math.prod(problem.x[:-2]) >= _MANY
+
+
+@CONTRACTION.form("terms", platforms=["cpu"], fits=_are_matrices, suits=_suits_terms)
+def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
+    """A column times a row for each term of the sums, for all matrices at once: elementwise work."""
+    wide, last = dtypes.accumulator(problem.out), len(problem.x) - 1
+    shape = (*problem.x[:-2], problem.rows, problem.columns)
+    # Operands would be computed anew for each product.
+    x, y = (in_memory(convert(operand, wide)) for operand in (x, y))
+
+    def term(place: int) -> Array:
+        pieces = (lax.slice_in_dim(operand, place, place + 1, axis=dim) for operand, (dim,) in zip((x, y), problem.over, strict=True))
+        column, row = (lax.squeeze(piece, dims) for piece, dims in zip(pieces, problem.over, strict=True))
+        batch = range(last - 1)
+        return lax.mul(lax.broadcast_in_dim(column, shape, (*batch, last - 1)), lax.broadcast_in_dim(row, shape, (*batch, last)))
+
+    return convert(functools.reduce(lax.add, map(term, range(problem.x[problem.over[0][0]]))), problem.out)
+
+
+def _fits_onednn(problem: Contraction) -> bool:
+    return _are_matrices(problem) and problem.out in (problem.dtype, np.float32) and onednn.takes(problem.dtype)
 
 
 def _suits_onednn(problem: Contraction) -> bool:

@@ -272,11 +272,12 @@ def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
     *batch, count = x.shape
     if count == 0:
         return lax.full((*batch, rows, columns), 0, x.dtype)
-    start, _ = diagonal_span(rows, columns, offset)
-    last = start + (count - 1) * (columns + 1)
-    zero = lax.full((), 0, x.dtype)
-    flat = lax.pad(x, zero, [(0, 0, 0)] * len(batch) + [(start, rows * columns - last - 1, columns)])
-    return lax.reshape(flat, (*batch, rows, columns))
+    # A number for each row, which is zero but where the diagonal crosses it: XLA:CPU vectorizes that, and not padding between numbers.
+    before, shape = max(-offset, 0), (*batch, rows, columns)
+    crossing = lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0)] * len(batch) + [(before, rows - before - count, 0)])
+    row, column = (lax.broadcasted_iota(np.int32, shape, len(batch) + dim) for dim in range(2))
+    is_crossed = lax.eq(column, lax.add(row, lax.full_like(row, offset)))
+    return lax.select(is_crossed, lax.broadcast_in_dim(crossing, shape, range(len(batch) + 1)), lax.full(shape, 0, x.dtype))
 
 
 @lowers(aten.diag_embed.default)

@@ -20,6 +20,7 @@ from ..promotion import Promotion, broadcast, convert, elementwise, full_like, n
 from ..registry import lower_table, lowers
 from .comparison import is_nan
 from .division import exact_division
+from .gradients_of_slices import sum_of_slices
 from .rounding import truncate
 
 aten = torch.ops.aten
@@ -43,6 +44,11 @@ def _scaled(x: Array, factor: Any) -> Array:
 
 
 @lowers(aten.add.Tensor)
+def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
+    joined = sum_of_slices(ctx)
+    return add(x, y, alpha=alpha) if joined is None else joined
+
+
 def add(x: Any, y: Any, *, alpha: Any = 1) -> Array:
     return elementwise(lambda a, b: _add(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
 

@@ -145,8 +145,8 @@ def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
 
-# Of matrices with at most so many rows and columns, and sums of at most so many products, where there are so many matrices: the other forms'
-# call for each matrix takes most of the time.
+# Of matrices with at most so many rows and columns, and sums of at most so many products, where there are so many matrices: the other
+# forms' call for each matrix takes most of the time.
 _TINY, _SHORT, _MANY = 16, 8, 16
 
 

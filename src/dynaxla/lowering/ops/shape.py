@@ -167,10 +167,10 @@ def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
     kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
     if not kept:
         return convert(tensors[0], dtype)
-    return kept[0] if len(kept) == 1 else _joined(kept, wrap(dim, kept[0].ndim))
+    return kept[0] if len(kept) == 1 else joined(kept, wrap(dim, kept[0].ndim))
 
 
-def _joined(tensors: Sequence[Array], dim: int) -> Array:
+def joined(tensors: Sequence[Array], dim: int) -> Array:
     """Tensors of equal shapes are laid side by side in a dimension of their own: XLA:CPU asks of each number of the one that it joins which
     tensor it is from, and vectorizes the loop over the next one.
     """

@@ -1,0 +1,118 @@
+"""Sums of what the gradients of a tensor's slices are to the tensor: zeros, but for the slice.
+
+A model that reads a tensor in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) gets its gradient as such a sum. Where the
+slices have no place in common, these are the slices' gradients one after the other: nothing is added, and no zeros are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jax import Array, lax
+from torch.fx import Node
+
+from ..context import Context
+from ..dimensions import all_known, clamp_slice, wrap
+from ..promotion import expand
+from .shape import joined
+
+aten = torch.ops.aten
+
+_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A slice's gradient. Attributes: dim, start, count (of the slice: the dimension, its first place, how many); grad (the node)."""
+
+    dim: int
+    start: int
+    count: int
+    grad: Node
+
+
+def sum_of_slices(ctx: Context) -> Array | None:
+    """The current node's value, a sum of two tensors, if it is such a sum, and not a part of a longer one."""
+    node: Node = ctx.node
+    if not _is_of_pieces(node) or _is_part(node):
+        return None
+    leaves, shape = list(_leaves(node)), ctx.output.shape
+    if not all_known(shape) or 0 in shape or any(ctx.spec(leaf).dtype != ctx.output.dtype for leaf in leaves):
+        return None
+    found: list[_Piece] = []
+    for leaf in leaves:
+        pieces = _pieces(leaf, shape, ctx)
+        if pieces is None:
+            return None
+        found += pieces
+    found.sort(key=lambda piece: piece.start)
+    ends = [0, *(piece.start + piece.count for piece in found)]
+    if not found or any(piece.dim != found[0].dim or piece.start < end for piece, end in zip(found, ends, strict=False)):
+        return None
+    dim = found[0].dim
+
+    grads = []
+    for piece in found:
+        grad = ctx.values[piece.grad]
+        grad = grad if grad.ndim == len(shape) else lax.expand_dims(grad, [dim])
+        grads.append(expand(grad, [*shape[:dim], piece.count, *shape[dim + 1 :]]))
+    if len({grad.shape for grad in grads}) == 1 and sum(piece.count for piece in found) == shape[dim]:
+        return joined(grads, dim)
+    # XLA:CPU writes each piece to its place in one array, and vectorizes that.
+    out = lax.full(shape, 0, ctx.output.jax_dtype)
+    for piece, grad in zip(found, grads, strict=True):
+        out = lax.dynamic_update_slice(out, grad, [piece.start if index == dim else 0 for index in range(len(shape))])
+    return out
+
+
+def _is_of_pieces(node: Node) -> bool:
+    """Whether it adds gradients of slices, or such sums, as far as their ops tell."""
+    is_sum = node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs
+    return is_sum and all(isinstance(arg, Node) and (arg.target in _OPS or arg.target is aten.add.Tensor) for arg in node.args)
+
+
+_OPS = (aten.slice_backward.default, aten.select_backward.default, aten.cat.default)
+
+
+def _is_part(node: Node) -> bool:
+    """Whether nothing but a longer sum reads it."""
+    return len(node.users) == 1 and _is_of_pieces(next(iter(node.users)))
+
+
+def _leaves(node: Node) -> Iterator[Node]:
+    """What the sum adds."""
+    waiting = [node]
+    while waiting:
+        found = waiting.pop()
+        if _is_of_pieces(found):
+            waiting += [arg for arg in found.args if isinstance(arg, Node)]
+        else:
+            yield found
+
+
+def _pieces(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_Piece] | None:
+    """The pieces of which a node's value is made, with zeros; None of one that is of anything else."""
+    args: Any = node.args
+    if node.target is aten.cat.default:
+        dim, start, found = wrap(args[1] if len(args) > 1 else 0, len(shape)), 0, []
+        for part in args[0]:
+            size = ctx.spec(part).shape
+            if len(size) != len(shape):  # of shape [0], which may stand among others
+                return None
+            if part.target not in _ZEROS:
+                found.append(_Piece(dim, start, size[dim], part))
+            start += size[dim]
+        return found if all(ctx.spec(piece.grad).dtype == ctx.output.dtype for piece in found) else None
+    if node.target not in _OPS:
+        return None
+    grad, sizes, dim, start, *rest = args
+    if tuple(sizes) != tuple(shape) or not all(type(number) is int for number in (dim, start, *rest)):
+        return None
+    dim = wrap(dim, len(shape))
+    if node.target is aten.select_backward.default:
+        return [_Piece(dim, start % shape[dim], 1, grad)]
+    first, _, count = clamp_slice(shape[dim], start, rest[0], rest[1])
+    return [_Piece(dim, first, count, grad)] if rest[1] == 1 else None

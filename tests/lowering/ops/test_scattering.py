@@ -44,6 +44,43 @@ def test_writes_of_other_dtypes(dtype: torch.dtype) -> None:
     check(writes, torch.randn(4, 4, 4).to(dtype), torch.randn(4, 4, 4).to(dtype), ROW, ROWS, calls=1)
 
 
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_indices_that_are_one_row_expanded(dim: int) -> None:
+    """Whole slices are written, as by `index_add`. Others have fewer of them than x, or strides of their own."""
+    shape = [1, 1, 1]
+    shape[dim] = 6
+    row = torch.tensor([3, 1, 3, 0, 1, 3]).view(shape)
+    sizes = [5, 5, 5]
+    sizes[dim] = 6
+
+    def function(x: torch.Tensor, y: torch.Tensor, row: torch.Tensor) -> Any:
+        index = row.expand(sizes)
+        ways = ("sum", "prod", "mean", "amax", "amin")
+        return (
+            *[x.scatter_reduce(dim, index, y, way, include_self=own) for way in ways for own in (True, False)],
+            x.scatter_add(dim, index, y),
+            x.scatter_add(dim, index, y.repeat(2, 2, 2)),
+            x.scatter_add(dim, index.narrow(dim - 1, 0, 3), y),
+            x.scatter_add(dim, index.contiguous(), y),
+            x.scatter(dim, index[tuple(slice(0, 3) if d == dim % 3 else slice(None) for d in range(3))].contiguous(), y),
+            x.scatter(dim, index, 2.0),
+        )
+
+    check(function, torch.randn(5, 5, 5), torch.randn(sizes), row)
+    compiled = torch.compile(lambda x, y, row: x.scatter_add(dim, row.expand(sizes), y * 2), backend="dynaxla")
+    with pytest.raises(RuntimeError, match=r"index .*out of bounds for dimension"):
+        compiled(torch.randn(5, 5, 5), torch.randn(sizes), row + 2)
+
+
+def test_gradients_of_expanded_indices() -> None:
+    index = torch.tensor([3, 1, 3, 0, 1]).unsqueeze(1).expand(5, 4)
+
+    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
+        return x.scatter_add(0, index, y), x.scatter_reduce(0, index, y.sin(), "mean"), x.scatter_reduce(0, index, y, "amax")
+
+    check_gradients(function, torch.randn(6, 4), torch.randn(5, 4), constants=[index])
+
+
 def test_scatter() -> None:
     index = torch.tensor([[[0], [3]], [[1], [0]]]).expand(2, 2, 3)
     repeated = torch.randint(0, 2, (4, 3, 2))

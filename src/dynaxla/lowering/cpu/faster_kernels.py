@@ -193,6 +193,9 @@ def _is_smooth(length: int) -> bool:
     return length > 0 and pow(210, length.bit_length(), length) == 0
 
 
+# Their lowerings write whole slices where indices are expanded.
+_SCATTERS = (aten.scatter.src, aten.scatter_add.default)
+
 # Which calls of an op its saving is of.
 _WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
     aten._fft_c2c.default: _has_many_smooth_rows,
@@ -240,7 +243,7 @@ def problem_of(node: Node, ctx: Context) -> Problem | None:
     specs = {name: _tensors(value, ctx) for name, value in given.items()}
     tensors = [spec for found in specs.values() for spec in found]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
-    if not tensors:
+    if not tensors or (op in _SCATTERS and 0 in specs["index"][0].stride):
         return None
     settings = tuple((name, ctx.spec_of(value)) for name, value in given.items() if not specs[name])
     numbers = max(math.prod(spec.shape) for spec in (*tensors, *results))

@@ -127,8 +127,25 @@ def _write_one(x: Array, dim: int, indices: Array, source: Array, reduce: str) -
 
 
 def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
+    indices, write = _writing(ctx, x, wrap(dim, x.ndim), indices)
     require_elements(ctx, x, dim, indices)
-    return write_elements(x, wrap(dim, x.ndim), indices, convert(source, x.dtype), reduce)
+    return write(x, convert(source, x.dtype), reduce)
+
+
+def _writing(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
+    """The current node's indices, and what combines a tensor of x's shape with a source where they say. Where they are one row, expanded,
+    that row, and whole slices are written.
+    """
+    others, shape = [d for d in range(x.ndim) if d != dim], indices.shape
+    strides = ctx.input(2).stride
+    if not others or 0 in shape or not all(strides[d] == 0 and shape[d] == x.shape[d] for d in others):
+        return indices, lambda into, source, reduce: write_elements(into, dim, indices, source, reduce)
+    row = lax.slice(indices, [0] * x.ndim, [size if d == dim else 1 for d, size in enumerate(shape)])
+
+    def write(into: Array, source: Array, reduce: str) -> Array:
+        return write_slices(into, dim, lax.reshape(row, (shape[dim],)), lax.slice(source, [0] * x.ndim, shape), reduce)
+
+    return row, write
 
 
 @lowers(aten.scatter.src)
@@ -177,15 +194,13 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
     Shape:  that of x.
     Dtype:  that of x.
     """
+    shape = indices.shape
+    indices, write = _writing(ctx, x, wrap(dim, x.ndim), indices)
     require_elements(ctx, x, dim, indices)
     if indices.size == 0 or x.size == 0:
         return x
-    if source.ndim and source.shape != indices.shape:
-        source = lax.slice(source, [0] * source.ndim, indices.shape)
-
-    def write(into: Array, values: Array, how: str) -> Array:
-        return write_elements(into, wrap(dim, x.ndim), indices, values, how)
-
+    if source.ndim and source.shape != shape:
+        source = lax.slice(source, [0] * source.ndim, shape)
     return _reduce_into(x, write, convert(source, x.dtype), reduce, include_self)
 
 

@@ -32,7 +32,7 @@ def test_eigenvalues_of_hermitian_matrices(dtype: torch.dtype) -> None:
     check(lambda x, y: eigen(x) + eigen(y), hermitian(2, 1, 4, 4, dtype=dtype), other, calls=1)
 
 
-# One matrix per function: what is too small for a call of torch's, and what is not.
+# What is too small for a call of torch's kernel, and what is not.
 @pytest.mark.parametrize("size", [8, 64])
 @pytest.mark.parametrize("triangle", ["L", "U"])
 def test_eigenvalues_alone(size: int, triangle: str) -> None:

@@ -14,11 +14,13 @@ import jax
 import numpy as np
 import torch
 from jax import Array, lax
+from torch.fx import Node
 
 from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
+from ..graphs import is_view
 from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, require_index
@@ -133,12 +135,15 @@ def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Arr
 
 
 def _writing(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
-    """The current node's indices, and what combines a tensor of x's shape with a source where they say. Where they are one row, expanded,
-    that row, and whole slices are written.
+    """The current node's indices, and what combines a tensor of x's shape with a source where they say. Where they are one row that the
+    graph itself expands, that row, and whole slices are written. Of an input, strides say nothing: a JAX array has none.
     """
     others, shape = [d for d in range(x.ndim) if d != dim], indices.shape
-    strides = ctx.input(2).stride
-    if not others or 0 in shape or not all(strides[d] == 0 and shape[d] == x.shape[d] for d in others):
+    strides, source = ctx.input(2).stride, ctx.node.args[2]
+    while is_view(source) and isinstance(source.args[0], Node):
+        source = source.args[0]
+    are_one_row = 0 not in ctx.spec(source).stride and all(strides[d] == 0 and shape[d] == x.shape[d] for d in others)
+    if not others or 0 in shape or not are_one_row:
         return indices, lambda into, source, reduce: write_elements(into, dim, indices, source, reduce)
     row = lax.slice(indices, [0] * x.ndim, [size if d == dim else 1 for d, size in enumerate(shape)])
 

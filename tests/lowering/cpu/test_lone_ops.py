@@ -46,6 +46,13 @@ def ran_by_torch() -> bool:
         (lambda x: x[:, 5:].clone(), True),  # runs of numbers with gaps between them
         (lambda x: x.unfold(1, 9, 3).contiguous(), True),
         (lambda x: x[0].expand(SIDE, SIDE).contiguous(), True),
+        (lambda x: x @ x @ x.t(), True),  # products have nothing to do with each other
+        (lambda x: (x @ x[0], x[0].cos(), x[1].sum()), False),  # more small ops than large ones
+        (lambda x: (x @ x[0], x[0].sum()), True),
+        (lambda x: x.view(-1, 20, 20) @ x.view(-1, 20, 20).mT, True),  # many small matrices
+        (lambda x: x.view(-1, 6, 6) @ x.view(-1, 6, 6).mT, False),  # term by term
+        (lambda x: (x @ x).relu(), False),  # in the same pass
+        (lambda x: x.relu() @ x, False),
         (lambda x: x.unfold(0, 9, 3).contiguous(), False),  # single numbers
         (lambda x: x[:, 5:].neg(), False),  # computed of what has gaps
         (lambda x: torch.linalg.eigh(x[:100, :100].clone()).eigenvalues, False),  # without vectors

@@ -27,10 +27,11 @@ aten = torch.ops.aten
 # Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
 LARGE = 1 << 16
 
-# Products of matrices, of which this many multiplications take as long as another op's number; and what is as much work as products of a
-# matrix with itself.
+# Products of matrices, of which this many multiplications take as long as another op's number; the sides of matrices of which XLA
+# computes batches term by term, and of those that are small; and what is as much work as products of a matrix with itself.
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _MULTIPLICATIONS = 4
+_TERM_BY_TERM, _SMALL = 8, 32
 _FACTORIZATIONS = (
     aten._linalg_eigh.default,
     aten.cholesky_inverse.default,
@@ -40,6 +41,18 @@ _FACTORIZATIONS = (
 )
 # Values and vectors. Where a graph uses the values alone, lowerings compute no vectors.
 _OF_VECTORS = (aten._linalg_eigh.default, aten.linalg_eig.default)
+
+# XLA fuses these with nothing in front of them, or each other: they may stand one behind the other.
+_UNFUSED = (
+    *_PRODUCTS,
+    *_FACTORIZATIONS,
+    aten._cdist_backward.default,
+    aten._cdist_forward.default,
+    aten.addmm.default,
+    aten.addmv.default,
+    aten.clone.default,
+    aten.mv.default,
+)
 
 # What torch does fast of views, too, with gaps or with places that they show several times, where whole runs are copied.
 _COPIES = (aten.clone.default, aten._to_copy.default)
@@ -172,11 +185,12 @@ _FASTER_BY_XLA = frozenset(
 @dataclass(frozen=True)
 class Op:
     """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are but
-    copied in runs)."""
+    copied in runs); matrix (the longest side of its first operand's matrices, or vectors)."""
 
     op: torch._ops.OpOverload
     numbers: int
     dense: bool
+    matrix: int
 
 
 @dataclass(frozen=True)
@@ -193,7 +207,18 @@ class Problem:
 GRAPH: Forms[Problem] = Forms("graph")
 
 
-@GRAPH.form("torch", platforms=["cpu"], suits=lambda problem: all(map(_suits, problem.ops)))
+def _suits(problem: Problem) -> bool:
+    """Small ops cost torch microseconds each; they count where they are many beside the large ones."""
+    large = [op for op in problem.ops if op.numbers >= LARGE]
+    return 2 * len(large) >= len(problem.ops) and all(op.dense and not _is_faster_by_xla(op) for op in large)
+
+
+def _is_faster_by_xla(op: Op) -> bool:
+    """Batches of small matrices it computes one by one."""
+    return op.op in _FASTER_BY_XLA and not (op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL)
+
+
+@GRAPH.form("torch", platforms=["cpu"], suits=_suits)
 def _by_torch() -> bool:
     return True
 
@@ -201,10 +226,6 @@ def _by_torch() -> bool:
 @GRAPH.form("xla")
 def _by_xla() -> bool:
     return False
-
-
-def _suits(op: Op) -> bool:
-    return op.numbers >= LARGE and op.dense and op.op not in _FASTER_BY_XLA
 
 
 def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
@@ -220,7 +241,8 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
         if node.target in _OF_VECTORS and not is_wanted(node, 1):
             return False
         if not _is_constant(node):
-            if not alone.keys().isdisjoint(map(_origin, node.all_input_nodes)):
+            computed_before = [origin for origin in map(_origin, node.all_input_nodes) if origin in alone]
+            if any(each.target not in _UNFUSED for each in (node, *computed_before)) and computed_before:
                 return False
             alone[node] = _described(node.target, ctx)
     return bool(computed) and ctx.choose(GRAPH, Problem(tuple(alone.values()), ctx.platform)).run()
@@ -254,7 +276,8 @@ def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
     elif op in _FACTORIZATIONS:
         numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
     dense = all(Layout.of(spec.shape, spec.stride).dense for spec in operands)
-    return Op(op, numbers, dense or (op in _COPIES and _moves_runs(operands[0], results[0])))
+    matrix = max(operands[0].shape[-2:], default=0) if operands else 0
+    return Op(op, numbers, dense or (op in _COPIES and _moves_runs(operands[0], results[0])), matrix)
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:

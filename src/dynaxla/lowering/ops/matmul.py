@@ -88,33 +88,53 @@ _MANY_NUMBERS = 150_000
 _FEW_ROWS = 16
 
 
+def _are_matrices(problem: Contraction) -> bool:
+    """Whether these are products of matrices whose batch dimensions come first."""
+    leading = tuple(range(len(problem.x) - 2))
+    are_matrices = problem.batch == (leading, leading) and len(problem.x) == len(problem.y) >= 2 and len(problem.over[0]) == 1
+    return are_matrices and 0 not in problem.x + problem.y
+
+
 def _fits_torch(problem: Contraction) -> bool:
-    """Whether these are products of two matrices, and torch has MKL."""
-    return (
-        len(problem.x) == len(problem.y) == 2
-        and len(problem.over[0]) == 1
-        and not problem.batch[0]
-        and problem.out == problem.dtype
-        and problem.dtype in (np.float32, np.float64)
-        and 0 not in problem.x + problem.y
-        and torch.backends.mkl.is_available()
-    )
+    """Whether torch has MKL for these."""
+    is_wide = problem.out == problem.dtype and problem.dtype in (np.float32, np.float64)
+    return _are_matrices(problem) and is_wide and torch.backends.mkl.is_available()
+
+
+# Matrices of at most so many rows and columns, and so many of them that a call for each takes most of the time of XLA's own form and
+# oneDNN's: twice that of MKL's, which has one call for all. Still smaller ones, with sums of at most so many products, are fastest term by
+# term. torch is called for what takes longer than the call.
+_SMALL, _TINY, _SHORT, _MANY = 32, 16, 8, 16
+_WORTH_A_CALL = 400_000
+
+
+def _are_tiny(problem: Contraction) -> bool:
+    are_tiny = max(problem.rows, problem.columns) <= _TINY and problem.x[problem.over[0][0]] <= _SHORT
+    return are_tiny and math.prod(problem.x[:-2]) >= _MANY
 
 
 def _suits_torch(problem: Contraction) -> bool:
     """oneDNN's kernels take up to 2.5 times as long as MKL's where y is read along its rows, or x along its columns: the gradients of a
     linear layer. For the layer itself they are as fast, and add the bias and apply the activation in the same pass. On processors that
     are not Intel's, MKL's take 2.2 times as long as oneDNN's throughout (AMD EPYC, family 26)."""
+    inner = problem.x[problem.over[0][0]]
+    if len(problem.x) > 2:
+        are_small = min(problem.rows, problem.columns) > 1 and max(problem.rows, problem.columns, inner) <= _SMALL
+        is_enough = math.prod(problem.x[:-2]) >= _MANY and problem.products >= _WORTH_A_CALL
+        return are_small and is_enough and not _are_tiny(problem)
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
 
 @CONTRACTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
+    last = x.ndim - 1
+
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         x, y = operands
-        torch.mm(x.t() if problem.over[0] == (0,) else x, y.t() if problem.over[1] == (1,) else y, out=results[0])
+        torch.matmul(x if problem.over[0] == (last,) else x.mT, y.mT if problem.over[1] == (last,) else y, out=results[0])
 
-    return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
+    shape = (*problem.x[:-2], problem.rows, problem.columns)
+    return torch_kernels.call(write, [x, y], [(shape, problem.out)])[0]
 
 
 def _fits_torch_of_bytes(problem: Contraction) -> bool:
@@ -145,24 +165,7 @@ def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
     return torch_kernels.call(write, [x, y], [((problem.rows, problem.columns), problem.out)])[0]
 
 
-# Of matrices with at most so many rows and columns, and sums of at most so many products, where there are so many matrices: the other
-# forms' call for each matrix takes most of the time.
-_TINY, _SHORT, _MANY = 16, 8, 16
-
-
-def _are_matrices(problem: Contraction) -> bool:
-    """Whether these are products of matrices whose batch dimensions come first."""
-    leading = tuple(range(len(problem.x) - 2))
-    are_matrices = problem.batch == (leading, leading) and len(problem.x) == len(problem.y) >= 2 and len(problem.over[0]) == 1
-    return are_matrices and 0 not in problem.x + problem.y
-
-
-def _suits_terms(problem: Contraction) -> bool:
-    are_tiny = max(problem.rows, problem.columns) <= _TINY and problem.x[problem.over[0][0]] <= _SHORT
-    return are_tiny and math.prod(problem.x[:-2]) >= _MANY
-
-
-@CONTRACTION.form("terms", platforms=["cpu"], fits=_are_matrices, suits=_suits_terms)
+@CONTRACTION.form("terms", platforms=["cpu"], fits=_are_matrices, suits=_are_tiny)
 def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
     """A column times a row for each term of the sums, for all matrices at once: elementwise work."""
     wide, last = dtypes.accumulator(problem.out), len(problem.x) - 1

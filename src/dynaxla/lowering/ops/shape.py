@@ -16,6 +16,7 @@ from ..dtypes import accumulator
 from ..promotion import convert, result_type
 from ..promotion import expand as broadcast_to
 from ..registry import lower_table, lowers
+from .circular_padding import padded
 from .strided import may_overlap, shared
 
 aten = torch.ops.aten
@@ -158,11 +159,16 @@ def unbind(x: Array, dim: int = 0) -> list[Array]:
 
 
 @lowers(aten.cat.default)
-def cat(tensors: Sequence[Array], dim: int = 0) -> Array:
+def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
     """The tensors one after the other along one dimension. Those of shape [0] may stand among others of any shape, and add nothing.
 
     Dtype:  promoted from all of them.
     """
+    return padded(ctx, lambda: concatenated(tensors, dim))
+
+
+def concatenated(tensors: Sequence[Array], dim: int) -> Array:
+    """What `aten.cat` gives of them."""
     dtype = result_type(tensors)
     kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
     if not kept:
@@ -187,7 +193,7 @@ def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
 
     Dtype:  promoted from all of them.
     """
-    return cat([unsqueeze(x, dim) for x in tensors], wrap(dim, tensors[0].ndim + 1))
+    return concatenated([unsqueeze(x, dim) for x in tensors], wrap(dim, tensors[0].ndim + 1))
 
 
 @lowers(aten.repeat.default)

@@ -1,0 +1,118 @@
+"""Circular padding: a tensor between its own last and its own first places. No op says so; it is seen where the tensor and slices of it are
+put together along one dimension after another, as `capture/whole.py` does for `F.pad`, and people do by hand.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jax import Array
+from torch.fx import Node
+
+from ...runtime.layout import Layout
+from ..context import Context
+from ..cpu import torch_kernels
+from ..dimensions import wrap
+from ..dtypes import DType
+from ..forms import Forms
+
+aten = torch.ops.aten
+
+# Of the result, above which copies by torch, each of one piece, take half of the time of XLA's concatenations.
+_WORTHWHILE = 1 << 19
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is padded. Attributes: shape, dtype; sides (by dimension, how many places are set before it, and how many behind); platform."""
+
+    shape: tuple[int, ...]
+    dtype: DType
+    sides: tuple[tuple[int, int], ...]
+    platform: str
+
+    @property
+    def out(self) -> tuple[int, ...]:
+        """The result's shape."""
+        return tuple(before + size + behind for size, (before, behind) in zip(self.shape, self.sides, strict=True))
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)} to {list(self.out)}"
+
+
+def _suits(problem: Problem) -> bool:
+    """XLA copies whole rows as fast."""
+    return any(problem.sides[-1]) and math.prod(problem.out) * problem.dtype.itemsize >= _WORTHWHILE
+
+
+CIRCULAR: Forms[Problem] = Forms("circular padding")
+Join = Callable[[], Array]
+
+
+@CIRCULAR.form("torch", platforms=["cpu"], suits=_suits)
+def _by_torch(problem: Problem, x: Array, join: Join) -> Array:
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        inside = results[0]
+        for dim, (size, (before, _)) in enumerate(zip(problem.shape, problem.sides, strict=True)):
+            inside = inside.narrow(dim, before, size)
+        inside.copy_(operands[0])
+        for dim in reversed(range(len(problem.shape))):
+            size, (before, behind) = problem.shape[dim], problem.sides[dim]
+            part = results[0]  # what is written already, and its surroundings along this dimension
+            for other in range(dim):
+                part = part.narrow(other, problem.sides[other][0], problem.shape[other])
+            part.narrow(dim, 0, before).copy_(part.narrow(dim, size, before))
+            part.narrow(dim, before + size, behind).copy_(part.narrow(dim, before, behind))
+
+    return torch_kernels.call(write, [x], [(problem.out, problem.dtype)])[0]
+
+
+@CIRCULAR.form("xla")
+def _by_xla(problem: Problem, x: Array, join: Join) -> Array:
+    return join()
+
+
+def padded(ctx: Context, join: Join) -> Array:
+    """The current node's value: an `aten.cat`, which `join` computes, whatever it is made of."""
+    found: dict[int, tuple[int, int]] = {}
+    node = ctx.node
+    while (ends := _ends(node, ctx)) is not None and ends[1] not in found:
+        node, dim, sides = ends
+        found[dim] = sides
+    spec = ctx.spec(node)
+    if not found or not Layout.of(spec.shape, spec.stride).is_row_major:
+        return join()
+    x = ctx.values[node]
+    problem = Problem(spec.shape, x.dtype, tuple(found.get(dim, (0, 0)) for dim in range(x.ndim)), ctx.platform)
+    return ctx.choose(CIRCULAR, problem).run(problem, x, join)
+
+
+def _ends(node: Node, ctx: Context) -> tuple[Node, int, tuple[int, int]] | None:
+    """What the node puts between its own ends, along which dimension, and how many places before and behind it; None if it does not."""
+    if node.target is not aten.cat.default:
+        return None
+    pieces: Any = node.args[0]
+    ends = {index: _slice(piece, ctx) for index, piece in enumerate(pieces)}
+    for index in range(max(len(pieces) - 2, 0), min(len(pieces), 2)):  # the source's: with one piece before and one behind it at most
+        others = [end for place, end in ends.items() if place != index]
+        if not others or None in others or any(end[0] is not pieces[index] for end in others):
+            continue
+        shape = ctx.spec(pieces[index]).shape
+        dim = wrap(node.args[1] if len(node.args) > 1 else 0, len(shape))
+        before, behind = (ends[place][2] if place in ends else range(0) for place in (index - 1, index + 1))
+        if {end[1] for end in others} == {dim} and before == range(shape[dim])[shape[dim] - len(before) :] and behind == range(len(behind)):
+            return pieces[index], dim, (len(before), len(behind))
+    return None
+
+
+def _slice(node: Node, ctx: Context) -> tuple[Node, int, range] | None:
+    """Of what the node is a slice, along which dimension, and its places; None if it is none."""
+    if node.target is not aten.slice.Tensor:
+        return None
+    source, dim, start, end, step = (*map(ctx.spec_of, node.args), *(0, None, None, 1)[len(node.args) - 1 :])
+    dim = wrap(dim, len(source.shape))
+    return node.args[0], dim, range(source.shape[dim])[start:end:step]

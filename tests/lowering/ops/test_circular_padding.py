@@ -10,8 +10,6 @@ import torch
 from compare import assert_equal
 from torch.nn import functional as F
 
-from dynaxla.lowering.cpu import torch_kernels
-
 SHAPE = (2, 3, 5, 6)
 
 
@@ -39,20 +37,6 @@ NOT_PADDED = {
     "one": lambda x: torch.cat([x], 1),
     "none": lambda x: torch.cat([x.new_zeros(0), x[:0], x.new_zeros(0)], 3),
 }
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """One for each of torch's kernels that programs call."""
-    found: list[int] = []
-
-    def counted(write: torch_kernels.Write, *rest: Any) -> Any:
-        found.append(1)
-        return call(write, *rest)
-
-    call = torch_kernels.call
-    monkeypatch.setattr(torch_kernels, "call", counted)
-    return found
 
 
 def compiled(function: Callable[..., Any], form: str) -> Callable[..., Any]:

@@ -71,6 +71,19 @@ def test_many_tiny_products(dtype: torch.dtype) -> None:
     check(function, make(dtype, 20, 3, 4), make(dtype, 20, 4, 5), make(dtype, 20, 4), tolerance=tolerance)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64], ids=str)
+def test_many_small_products(dtype: torch.dtype, kernels: list[int]) -> None:
+    """One call of torch's for all of them, of those that MKL has."""
+
+    def function(x, y):
+        x, y = x * 2, y + 1
+        return x @ y, x.mT @ x, y.mT @ x.mT, torch.einsum("abij,abkj->abik", x.unflatten(0, (6, 7)), y.mT.unflatten(0, (6, 7))).sum()
+
+    tolerance = {torch.bfloat16: (2e-2, 0.3), torch.float32: (1e-4, 1e-4), torch.complex64: (1e-4, 1e-4)}.get(dtype)
+    check(function, make(dtype, 42, 24, 20), make(dtype, 42, 20, 32), tolerance=tolerance)
+    assert len(kernels) == (4 if dtype in (torch.float32, torch.float64) else 0)
+
+
 def test_gradients_of_many_tiny_products(tmp_path: Path) -> None:
     check_gradients(lambda x, y: x.exp() @ y, torch.randn(30, 3, 4), torch.randn(30, 4, 2), tolerance=(1e-5, 1e-5))
     torch.compile(torch.matmul, backend="dynaxla", options={"dump": tmp_path})(torch.ones(30, 3, 4), torch.ones(30, 4, 2))

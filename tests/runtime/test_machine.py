@@ -75,3 +75,9 @@ def test_sources_are_known_until_one_changes(tmp_path: Path, monkeypatch: pytest
     machine.sources.cache_clear()
     assert len(hashes) == 2
     assert machine.sources() not in hashes
+
+
+@pytest.mark.parametrize(("flags", "wide"), [("avx2 avx512f avx512bw", True), ("avx avx2", False)])
+def test_vectors(flags: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "processor_facts", lambda: f"flags\t\t: fpu {flags} sha_ni\n")
+    assert machine.has_wide_vectors() is wide

@@ -65,3 +65,8 @@ def processor_facts() -> str:
 def is_intels() -> bool:
     """Whether this machine's processor is Intel's."""
     return "GenuineIntel" in processor_facts()
+
+
+def has_wide_vectors() -> bool:
+    """Whether this machine's processor computes with vectors of 512 bits."""
+    return "avx512f" in processor_facts()

@@ -1,8 +1,9 @@
 """bfloat16 on the CPU: computed in float32, and rounded no more often than a result asks for, in the way that is fast.
 
-XLA:CPU computes each op on bfloat16 in float32 and rounds its result. Its rounding takes three times as long as the same written as
-arithmetic on the bits; and a maximum of what was just rounded needs no rounding of its own. So the traced program is evaluated once more:
-bfloat16 results are float32 arrays, rounded when something reads them that rounding would change. Every value is the same to the last bit.
+XLA:CPU computes each op on bfloat16 in float32 and rounds its result. With vectors of 512 bits its rounding takes three times as long as
+the same written as arithmetic on the bits, with shorter ones it takes half as long; and a maximum of what was just rounded needs no rounding
+of its own. So the traced program is evaluated once more: bfloat16 results are float32 arrays, rounded when something reads them that rounding
+would change. Every value is the same to the last bit.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...runtime import machine
 from .evaluation import Evaluation, bind
 from .in_memory import in_memory
 
@@ -34,10 +36,15 @@ class _Half:
         """The value as float32."""
         if self.is_rounded:
             return self.exact
+        if not machine.has_wide_vectors():
+            return lax.reduce_precision(self.exact, exponent_bits=8, mantissa_bits=7)
         return lax.bitcast_convert_type(lax.bitwise_and(_rounded_bits(self.exact), _full(self.exact, 0xFFFF0000)), np.float32)
 
     def narrow(self) -> Array:
         """The value as bfloat16."""
+        if not machine.has_wide_vectors():
+            # Without the first rounding, XLA leaves out the second where it reads the result in float32.
+            return lax.convert_element_type(self.rounded(), jnp.bfloat16)
         bits = lax.bitcast_convert_type(self.exact, np.uint32) if self.is_rounded else _rounded_bits(self.exact)
         high = lax.convert_element_type(lax.shift_right_logical(bits, _full(self.exact, 16)), np.uint16)
         return lax.bitcast_convert_type(high, jnp.bfloat16)

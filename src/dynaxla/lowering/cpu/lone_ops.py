@@ -182,15 +182,22 @@ _FASTER_BY_XLA = frozenset(
 )
 
 
+# Of half types torch's take as long at most, and half of the time without vectors of 512 bits.
+_FASTER_BY_TORCH_IN_HALVES = frozenset(
+    {aten.exp.default, aten.gelu.default, aten.gelu_backward.default, aten.sigmoid.default, aten.sqrt.default}
+)
+
+
 @dataclass(frozen=True)
 class Op:
     """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are but
-    copied in runs); matrix (the longest side of its first operand's matrices, or vectors)."""
+    copied in runs); matrix (the longest side of its first operand's matrices, or vectors); dtype (of that)."""
 
     op: torch._ops.OpOverload
     numbers: int
     dense: bool
     matrix: int
+    dtype: torch.dtype
 
 
 @dataclass(frozen=True)
@@ -215,7 +222,9 @@ def _suits(problem: Problem) -> bool:
 
 def _is_faster_by_xla(op: Op) -> bool:
     """Batches of small matrices it computes one by one."""
-    return op.op in _FASTER_BY_XLA and not (op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL)
+    are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
+    in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
+    return op.op in _FASTER_BY_XLA and not are_small and not in_halves
 
 
 @GRAPH.form("torch", platforms=["cpu"], suits=_suits)
@@ -276,8 +285,9 @@ def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
     elif op in _FACTORIZATIONS:
         numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
     dense = all(Layout.of(spec.shape, spec.stride).dense for spec in operands)
-    matrix = max(operands[0].shape[-2:], default=0) if operands else 0
-    return Op(op, numbers, dense or (op in _COPIES and _moves_runs(operands[0], results[0])), matrix)
+    first = (operands or results)[0]
+    matrix = max(first.shape[-2:], default=1)
+    return Op(op, numbers, dense or (op in _COPIES and _moves_runs(operands[0], results[0])), matrix, first.dtype)
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:

@@ -35,6 +35,7 @@ FORWARD, GRADIENT = "forward", "gradient"
 # Calls are timed together until they take about this long, so that the clock's own resolution does not show.
 _SECONDS_TOGETHER = 0.004
 _LEAST_ROUNDS, _MOST_ROUNDS = 5, 40
+_COLUMNS = ("eager", "dynaxla", "empty")
 # Dynaxla's time over eager's, beyond an empty call, above which an op counts as behind.
 _BEHIND = 1.25
 
@@ -102,8 +103,10 @@ def measure(case: OpCase, kind: str, seconds: float) -> Measured:
         if _beyond(times["eager"], times["compiled"], times["empty"]) > _BEHIND:
             others = _timed(_calls(case, inputs, kind, "aot_eager"), seconds)
             around = _beyond(others["eager"], others["compiled"], others["empty"])
-        order = ("eager", "compiled", "empty")
-        return Measured(*(times[name] for name in order), *(times[f"{name}_cpu"] for name in order), aot_eager=around)
+        eager, dynaxla, empty, eager_cpu, dynaxla_cpu, empty_cpu = (
+            times[f"{name}{of}"] for of in ("", "_cpu") for name in ("eager", "compiled", "empty")
+        )
+        return Measured(eager, dynaxla, empty, eager_cpu, dynaxla_cpu, empty_cpu, around)
     except Exception as error:
         return Measured(failure=first_line(error))
     finally:
@@ -211,9 +214,9 @@ def as_markdown(found: Mapping[str, Any]) -> str:
     rows = found["rows"]
     good = {name: row for name, row in rows.items() if not row["failure"]}
     lines = [INTRODUCTION, tables.circumstances(found["environment"]), "", *_summary(good), ""]
-    lines += tables.heading(["op", "eager", "dynaxla", "empty", "beyond", "whole", "CPU", "aot_eager"])
+    lines += tables.heading(["op", *_COLUMNS, "beyond", "whole", "CPU", "aot_eager"])
     for name, row in sorted(good.items(), key=lambda item: -ratios(item[1])[0]):
-        times = [f"{row[engine]:.3f}" for engine in ("eager", "dynaxla", "empty")]
+        times = [f"{row[engine]:.3f}" for engine in _COLUMNS]
         lines.append(tables.line([name, *times, *(f"{ratio:.2f}" for ratio in ratios(row)), _around(row)]))
     lines += ["", *(f"- {name}: {row['failure']}" for name, row in rows.items() if row["failure"])]
     lines += ["", "## What is left out", "", "Entries of the database that have no row:", ""]

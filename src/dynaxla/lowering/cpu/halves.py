@@ -1,9 +1,9 @@
 """bfloat16 on the CPU: computed in float32, and rounded no more often than a result asks for, in the way that is fast.
 
 XLA:CPU computes each op on bfloat16 in float32 and rounds its result. With vectors of 512 bits its rounding takes three times as long as
-the same written as arithmetic on the bits, with shorter ones it takes half as long; and a maximum of what was just rounded needs no rounding
-of its own. So the traced program is evaluated once more: bfloat16 results are float32 arrays, rounded when something reads them that rounding
-would change. Every value is the same to the last bit.
+the same written as arithmetic on the bits, with shorter ones it takes half as long; and a maximum of what was just rounded needs no
+rounding of its own. So the traced program is evaluated once more: bfloat16 results are float32 arrays, rounded when something reads them
+that rounding would change. Every value is the same to the last bit.
 """
 
 from __future__ import annotations

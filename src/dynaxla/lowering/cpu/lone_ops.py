@@ -57,6 +57,9 @@ _UNFUSED = (
 # What torch does fast of views, too, with gaps or with places that they show several times, where whole runs are copied.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
+# Maxima and their places. XLA computes the former faster; both are a call of torch's kernel.
+_OF_PLACES = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+
 # Resampling, whose places XLA knows when it compiles: half of torch's time for gradients.
 _RESAMPLING = (
     *(f"{exact}{count}d" for exact in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
@@ -191,13 +194,15 @@ _FASTER_BY_TORCH_IN_HALVES = frozenset(
 @dataclass(frozen=True)
 class Op:
     """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are but
-    copied in runs); matrix (the longest side of its first operand's matrices, or vectors); dtype (of that)."""
+    copied in runs); matrix (the longest side of its first operand's matrices, or vectors); dtype (of that); results (how many of its
+    results the graph uses)."""
 
     op: torch._ops.OpOverload
     numbers: int
     dense: bool
     matrix: int
     dtype: torch.dtype
+    results: int
 
 
 @dataclass(frozen=True)
@@ -224,7 +229,8 @@ def _is_faster_by_xla(op: Op) -> bool:
     """Batches of small matrices it computes one by one."""
     are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
     in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
-    return op.op in _FASTER_BY_XLA and not are_small and not in_halves
+    with_places = op.op in _OF_PLACES and op.results > 1
+    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or with_places)
 
 
 @GRAPH.form("torch", platforms=["cpu"], suits=_suits)
@@ -287,7 +293,9 @@ def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
     dense = all(Layout.of(spec.shape, spec.stride).dense for spec in operands)
     first = (operands or results)[0]
     matrix = max(first.shape[-2:], default=1)
-    return Op(op, numbers, dense or (op in _COPIES and _moves_runs(operands[0], results[0])), matrix, first.dtype)
+    is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
+    used = sum(is_wanted(ctx.node, place) for place in range(len(results)))
+    return Op(op, numbers, dense or is_copied, matrix, first.dtype, used)
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:

@@ -96,23 +96,25 @@ def _ends(node: Node, ctx: Context) -> tuple[Node, int, tuple[int, int]] | None:
     if node.target is not aten.cat.default:
         return None
     pieces: Any = node.args[0]
-    ends = {index: _slice(piece, ctx) for index, piece in enumerate(pieces)}
     for index in range(max(len(pieces) - 2, 0), min(len(pieces), 2)):  # the source's: with one piece before and one behind it at most
-        others = [end for place, end in ends.items() if place != index]
-        if not others or None in others or any(end[0] is not pieces[index] for end in others):
+        ends = {place - index: _slice(piece, ctx) for place, piece in enumerate(pieces) if place != index}
+        found = [end for end in ends.values() if end is not None and end[0] is pieces[index]]
+        if not found or len(found) < len(ends):
             continue
         shape = ctx.spec(pieces[index]).shape
         dim = wrap(node.args[1] if len(node.args) > 1 else 0, len(shape))
-        before, behind = (ends[place][2] if place in ends else range(0) for place in (index - 1, index + 1))
-        if {end[1] for end in others} == {dim} and before == range(shape[dim])[shape[dim] - len(before) :] and behind == range(len(behind)):
+        before, behind = (end[2] if end is not None else range(0) for end in (ends.get(-1), ends.get(1)))
+        are_ends = before == range(shape[dim])[shape[dim] - len(before) :] and behind == range(len(behind))
+        if are_ends and all(end[1] == dim for end in found):
             return pieces[index], dim, (len(before), len(behind))
     return None
 
 
-def _slice(node: Node, ctx: Context) -> tuple[Node, int, range] | None:
+def _slice(node: Node, ctx: Context) -> tuple[Any, int, range] | None:
     """Of what the node is a slice, along which dimension, and its places; None if it is none."""
     if node.target is not aten.slice.Tensor:
         return None
-    source, dim, start, end, step = (*map(ctx.spec_of, node.args), *(0, None, None, 1)[len(node.args) - 1 :])
+    given: list[Any] = [ctx.spec_of(argument) for argument in node.args]
+    source, dim, start, end, step = given + [0, None, None, 1][len(given) - 1 :]
     dim = wrap(dim, len(source.shape))
     return node.args[0], dim, range(source.shape[dim])[start:end:step]

@@ -143,15 +143,22 @@ def _suits_torch(problem: MaxPool) -> bool:
     return math.prod(problem.shape) >= _FEW_NUMBERS
 
 
+def _seen(problem: MaxPool, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Buffers of the program, as eager mode has such tensors."""
+    return [tensor.permute(*np.argsort(problem.order)) for tensor in tensors]
+
+
 @MAX_POOL.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
     """torch's own kernel: one pass. XLA makes and compares the positions in further passes."""
-    op = aten.max_pool2d_with_indices if len(problem.dims) == 2 else aten.max_pool3d_with_indices
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        found = op(operands[0].permute(*np.argsort(problem.order)), *problem.settings)
-        for result, tensor in zip(results, found, strict=True):
-            result.copy_(tensor.permute(problem.order))
+        (x,), (maxima, positions) = (_seen(problem, tensors) for tensors in (operands, results))
+        if len(problem.dims) == 2:  # which writes where it is told, however that lies in memory
+            aten.max_pool2d_with_indices.out(x, *problem.settings, out=maxima, indices=positions)
+            return
+        for result, tensor in zip((maxima, positions), aten.max_pool3d_with_indices(x, *problem.settings), strict=True):
+            result.copy_(tensor)
 
     shape = tuple(problem.out[dim] for dim in problem.order)
     maxima, positions = torch_kernels.call(write, [problem.packed(x)], [(shape, problem.dtype), (shape, np.dtype(np.int64))])
@@ -166,11 +173,13 @@ def _max_pool_by_taps(problem: MaxPool, x: Array) -> tuple[Array, Array]:
 @MAX_POOL_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
     """torch's own kernel, which adds each number once, where it belongs."""
-    op = aten.max_pool2d_with_indices_backward if len(problem.dims) == 2 else aten.max_pool3d_with_indices_backward
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        grad, x, positions = (tensor.permute(*np.argsort(problem.order)) for tensor in operands)
-        results[0].copy_(op(grad, x, *problem.settings, positions).permute(problem.order))
+        (grad, x, positions), (result,) = (_seen(problem, tensors) for tensors in (operands, results))
+        if len(problem.dims) == 2:
+            aten.max_pool2d_with_indices_backward.grad_input(grad, x, *problem.settings, positions, grad_input=result)
+        else:
+            result.copy_(aten.max_pool3d_with_indices_backward(grad, x, *problem.settings, positions))
 
     operands = [problem.packed(item) for item in (grad, x, positions)]
     shape = tuple(problem.shape[dim] for dim in problem.order)

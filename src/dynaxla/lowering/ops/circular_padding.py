@@ -83,11 +83,10 @@ def padded(ctx: Context, join: Join) -> Array:
     while (ends := _ends(node, ctx)) is not None and ends[1] not in found:
         node, dim, sides = ends
         found[dim] = sides
-    spec = ctx.spec(node)
-    if not found or not Layout.of(spec.shape, spec.stride).is_row_major:
+    if not found or not Layout.of(ctx.spec(node).shape, ctx.spec(node).stride).is_row_major:
         return join()
     x = ctx.values[node]
-    problem = Problem(spec.shape, x.dtype, tuple(found.get(dim, (0, 0)) for dim in range(x.ndim)), ctx.platform)
+    problem = Problem(x.shape, x.dtype, tuple(found.get(dim, (0, 0)) for dim in range(x.ndim)), ctx.platform)
     return ctx.choose(CIRCULAR, problem).run(problem, x, join)
 
 

@@ -97,7 +97,7 @@ def test_a_graph_that_torch_runs_has_times_and_lines() -> None:
     assert 0 < found.torch_seconds < found.later_seconds
     assert not found.xla_seconds
     first, second = found.costs
-    assert (first.line.number, second.line.number) == (line_of("# nothing to fuse"), line_of("return larger"))
+    assert {first.line.number, second.line.number} == {line_of("# nothing to fuse"), line_of("return larger")}  # a busy machine swaps them
     assert first.what == second.what == (words.BY_TORCH,)
     assert first.share > second.share > 0
     assert first.seconds + second.seconds <= program.later_seconds * 1.001, "the middle one of a few runs"

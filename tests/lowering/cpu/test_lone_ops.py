@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
 
 from dynaxla import metrics
 from dynaxla.engine.pending import Kernels
@@ -51,6 +52,8 @@ def ran_by_torch() -> bool:
         (lambda x: (x @ x[0], x[0].sum()), True),
         (lambda x: x.view(-1, 20, 20) @ x.view(-1, 20, 20).mT, True),  # many small matrices
         (lambda x: x.view(-1, 6, 6) @ x.view(-1, 6, 6).mT, False),  # term by term
+        (lambda x: F.max_pool2d(x[None], 2, return_indices=True), True),
+        (lambda x: F.max_pool2d(x[None], 2), False),  # without places XLA's is faster
         (lambda x: (x @ x).relu(), False),  # in the same pass
         (lambda x: x.relu() @ x, False),
         (lambda x: x.unfold(0, 9, 3).contiguous(), False),  # single numbers
@@ -70,6 +73,14 @@ def test_what_torch_runs(function: Callable[..., Any], by_torch: bool) -> None:
     found = run(x.clone())
     if function.__code__.co_names[-1] != "rand_like":
         torch.testing.assert_close(found, expected)
+    assert ran_by_torch() is by_torch
+
+
+@pytest.mark.parametrize(("function", "by_torch"), [(torch.exp, True), (torch.tanh, False)])
+def test_what_torch_runs_of_half_types(function: Callable[..., Any], by_torch: bool) -> None:
+    x = torch.randn(SIDE, SIDE, dtype=torch.bfloat16)
+    run = compiled(function)
+    torch.testing.assert_close(run(x), function(x))
     assert ran_by_torch() is by_torch
 
 

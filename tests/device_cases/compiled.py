@@ -7,7 +7,9 @@ import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
+import jax
 import pytest
 import torch
 from compare import assert_equal
@@ -540,6 +542,23 @@ def check_other_threads_synchronize_while_arrays_are_donated() -> None:
     with quick_switches():
         at_once(train, synchronize, synchronize)
     assert x[0].item() == 501
+
+
+def check_an_array_that_is_donated_as_soon_as_it_is_seen() -> None:
+    event, live_arrays = torch.jax.Event(), jax.live_arrays
+
+    def at_once_donated() -> list[jax.Array]:
+        array = jax.numpy.zeros(50_000_000, dtype="int8")
+        array.delete()
+        return [*live_arrays(), array]
+
+    with mock.patch.object(jax, "live_arrays", at_once_donated):
+        event.record()
+        torch.jax.synchronize()
+        assert torch.jax.Stream().query()
+        assert event.query()
+        event.synchronize()
+        assert torch.jax.memory_allocated() < 50_000_000
 
 
 def check_python_behind_a_break_of_a_graph() -> None:

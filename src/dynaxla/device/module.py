@@ -172,9 +172,15 @@ def memory_allocated(device: Which = None) -> int:
     index = _index(device)
     found = places.jax_device(index)
     known = memory_stats(device).get("bytes_in_use")
-    now = known if known is not None else sum(array.nbytes for array in jax.live_arrays() if array.devices() == {found})
+    now = known if known is not None else _bytes_of_arrays(found)
     _peaks[index] = max(_peaks.get(index, 0), now)
     return now
+
+
+def _bytes_of_arrays(device: jax.Device) -> int:
+    """Without those that another thread donates meanwhile."""
+    there = (array for array in jax.live_arrays() if array.sharding.device_set == {device})
+    return sum(array.nbytes for array in there if not array.is_deleted())
 
 
 def max_memory_allocated(device: Which = None) -> int:

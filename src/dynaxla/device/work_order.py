@@ -40,9 +40,9 @@ def _finish(arrays: list[jax.Array], index: int) -> None:
 
 
 def _is_computed(array: jax.Array) -> bool:
-    """Also of one that another thread donates meanwhile: whoever did so has it no more."""
+    """Also of one that another thread donates meanwhile: whoever did so has it no more. jaxlib crashes if a deleted one is asked."""
     try:
-        return array.is_ready()
+        return array.is_deleted() or array.is_ready()
     except RuntimeError:
         if array.is_deleted():
             return True
@@ -50,8 +50,9 @@ def _is_computed(array: jax.Array) -> bool:
 
 
 def _arrays(index: int) -> list[jax.Array]:
+    """Those that another thread donates meanwhile included: their placement is known still."""
     device = places.jax_device(index)
-    return [array for array in jax.live_arrays() if array.devices() == {device}]
+    return [array for array in jax.live_arrays() if array.sharding.device_set == {device}]
 
 
 class Stream:

@@ -18,15 +18,17 @@ from compare import strides
 from held import Gate, gate
 from patience import PATIENCE
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.config import Options
 from dynaxla.engine import making
+from dynaxla.engine.pending import ByTorch
 from dynaxla.engine.xla import Program, Xla
 from dynaxla.errors import CompilationError, OptionError
-from dynaxla.observe import metrics
+from dynaxla.observe import events, metrics
 from dynaxla.runtime import programs
 
 # What is asked here is when and where a graph runs, and how results lie: the code that XLA makes is not the subject.
@@ -408,3 +410,138 @@ def test_a_wait_that_is_interrupted_goes_on_in_the_background(gate: Gate) -> Non
     assert counts("meanwhile", "compile") == (1, 1)
     torch.testing.assert_close(runner([torch.ones(4)])[0], torch.ones(4).cos())
     assert counts("meanwhile", "calls") == (0, 1)
+
+
+SIDE = 300  # torch's kernels run a lone op of so many numbers for all calls
+
+
+@pytest.fixture
+def again(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call of a graph that torch runs for all calls, after the first one: whether it went the short way."""
+    found: list[bool] = []
+
+    def spied(self: ByTorch, args: list[Any], real: Callable[..., Any] = ByTorch.again) -> Any:
+        outputs = real(self, args)
+        found.append(outputs is not None)
+        assert not found[-1] or args == []
+        return outputs
+
+    monkeypatch.setattr(ByTorch, "again", spied)
+    return found
+
+
+def lone(function: Callable[..., Any]) -> Callable[..., Any]:
+    torch._dynamo.reset()
+    return torch.compile(function, backend="dynaxla", fullgraph=True)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_calls_that_are_alike_give_the_same_in_the_same_memory(again: list[bool], inference: bool) -> None:
+    def function(x: torch.Tensor) -> tuple[Any, ...]:
+        return x.roll(1, 0), x, x[2:], x.sum(0), None, x.t(), 3
+
+    def with_parts(x: torch.Tensor) -> tuple[Any, ...]:
+        rolled = x.roll(1, 0)
+        return rolled, rolled[1:], rolled.t()
+
+    with torch.inference_mode(inference):
+        for made in (function, with_parts, lambda x: (x.roll(1), (x @ x).t(), (x @ x).view(-1)), lambda x: (x.roll(1, 0), x.sum(0))):
+            run = lone(made)
+            seen = []
+            for _ in range(3):
+                x = torch.randn(SIDE, SIDE)
+                expected, found = made(x), run(x)
+                torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+                tensors = [each for each in pytree.tree_leaves(found) if isinstance(each, torch.Tensor)]
+                seen.append(vars(Facts((x,), tensors)))
+            assert seen[0] == seen[1] == seen[2]
+        assert again == [True, True] * 4
+
+
+def test_inputs_in_another_layout_go_the_long_way(again: list[bool]) -> None:
+    x = torch.randn(SIDE, SIDE, requires_grad=True)
+    run = lone(lambda x: x.roll(1, 0))
+    for gradient in (torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE).t(), torch.randn(1).expand(SIDE, SIDE)):
+        x.grad = None
+        run(x).backward(gradient)
+        assert x.grad is not None
+        assert torch.equal(x.grad, gradient.roll(-1, 0))
+        assert x.grad.untyped_storage().data_ptr() != gradient.untyped_storage().data_ptr()
+    runner = Xla(Options()).runner(AtenGraph("graph", make_fx(lambda x: [x.t().roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE))))
+    again.clear()
+    inputs = [torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE).t(), torch.randn(SIDE, SIDE).conj()]
+    for given in (*inputs, torch._neg_view(torch.randn(SIDE, SIDE)), torch.randn(SIDE, SIDE)):
+        (found,) = runner([given])
+        assert torch.equal(found, given.t().roll(1, 0))
+        assert (found.stride(), found.is_neg()) == ((SIDE, 1), False)
+    assert again == [True, False, True, False, True]
+
+
+def test_results_in_another_layout_are_put_right(again: list[bool]) -> None:
+    """What torch's settings can do."""
+    graph = AtenGraph("graph", make_fx(lambda x: [x.roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE)))
+    runner = Xla(Options()).runner(graph)
+    x = torch.randn(SIDE, SIDE)
+    runner([x])
+    (found,) = runner._executables.values()
+    assert isinstance(found, ByTorch)
+    other = torch.empty(SIDE, 2 * SIDE)[:, ::2].copy_(x.roll(1, 0))
+    found._kernels.compute = lambda _: (other,)
+    (result,) = runner([x])
+    assert (torch.equal(result, x.roll(1, 0)), result.stride(), again[-1]) == (True, (SIDE, 1), True)
+    assert result.untyped_storage().nbytes() == 4 * SIDE * SIDE
+
+
+def test_other_peoples_kernels_always_go_the_long_way(again: list[bool]) -> None:
+    """They may give an input back if they like its values."""
+    with torch.library._scoped_library("lone", "DEF") as library:
+        library.define("positive(Tensor x) -> Tensor")
+        library.impl("positive", lambda x: x if bool((x > 0).all()) else x.clamp(min=0), "CPU")
+        library.impl("positive", torch.empty_like, "Meta")
+        run = lone(torch.ops.lone.positive)
+        for sign in (-1, 1):
+            x = sign * torch.ones(SIDE, SIDE)
+            assert run(x).data_ptr() != x.data_ptr()
+    assert True not in again
+
+
+def test_who_looks_on_sees_the_long_way(again: list[bool]) -> None:
+    run = lone(lambda x: x.roll(1, 0))
+    x = torch.randn(SIDE, SIDE)
+    for _ in range(3):
+        run(x)
+    assert again == [True, True]
+    with torch.profiler.profile() as profile:
+        run(x)
+    assert again[-1] is False
+    assert any("graph" in event.key or "forward" in event.key for event in profile.key_averages())
+    heard: list[Any] = []
+    with events.heard(heard.append):
+        run(x)
+    assert again[-1] is False
+    assert [type(event) for event in heard] == [events.Ran]
+
+
+def test_a_kernel_that_fails_leaves_the_short_way_open(again: list[bool]) -> None:
+    run = lone(lambda x, index: x.gather(0, index))
+    x, right, wrong = torch.randn(SIDE, SIDE), torch.zeros(SIDE, SIDE, dtype=torch.int64), torch.full((SIDE, SIDE), SIDE)
+    for index in (right, right, wrong, right):
+        if index is wrong:
+            with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
+                run(x, index)
+        else:
+            assert torch.equal(run(x, index), x.gather(0, index))
+    assert again.count(True) >= 2
+
+
+def test_in_a_child_nothing_goes_the_short_way(again: list[bool]) -> None:
+    graph = AtenGraph("graph", make_fx(lambda x: [x.roll(1, 0)], tracing_mode="fake")(torch.ones(SIDE, SIDE)))
+    runner = Xla(Options()).runner(graph)
+    x = torch.randn(SIDE, SIDE)
+    runner([x])
+    runner([x])
+    assert again.count(True) == 1
+    again.clear()
+    runner.after_fork()
+    assert torch.equal(runner([x])[0], x.roll(1, 0))
+    assert again == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,12 +21,12 @@ from ..lowering import Settings, dtypes
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..runtime import background, by_torch, meshes, networks
+from ..runtime import background, by_torch, meshes, networks, private
 from ..runtime.cache import LeastRecentlyUsed
 from . import held_back
 from .executable import Executable, drawing_under_trace
 from .making import Maker, Runnable
-from .pending import Pending
+from .pending import ByTorch, Pending
 from .stages import Specialised, Stores
 
 # Layouts of one call's inputs that are looked at, in case another thread writes to their storages meanwhile.
@@ -81,6 +81,8 @@ class Program(Maker):
         self._boxed_call = True
         self._executables: LeastRecentlyUsed[Runnable] = LeastRecentlyUsed(options.executables)
         self._planned_for: LeastRecentlyUsed[Executable] = LeastRecentlyUsed(options.executables)
+        # Where torch's kernels run the graph for all calls: how they do so most quickly.
+        self._again: Callable[[list[Any]], list[Any] | None] | None = None
         # Whether torch's kernels run calls while XLA compiles.
         self.in_background = options.compile == "background" and is_interchangeable(graph.module)
         # What torch's kernels keep for a backward pass may have other strides than what a program keeps.
@@ -94,6 +96,9 @@ class Program(Maker):
         metrics.add("graphs")
 
     def __call__(self, args: list[Any]) -> list[Any]:
+        again = self._again
+        if again is not None and not private.mode_count() and not held_back.threads and (outputs := again(args)) is not None:
+            return outputs
         if by_torch.is_looked_at():
             return self.run_by_torch(args)
         if held_back.threads:
@@ -211,8 +216,13 @@ class Program(Maker):
             executable = self._executables.get(key)
             if executable is None:
                 executable = self.made(self.specialise(args))
-                self._executables.put(key, executable)
+                self._keep(key, executable)
         return executable
+
+    def _keep(self, key: Any, executable: Runnable) -> None:
+        self._executables.put(key, executable)
+        if not key and isinstance(executable, ByTorch):
+            self._again = executable.again
 
     def _pending_for(self, key: Any, args: Sequence[Any]) -> Runnable:
         """What runs this call while another thread compiles. All that is compiled for is known when this has returned."""
@@ -228,7 +238,7 @@ class Program(Maker):
                 else:
                     executable = self._compiled_before(specialised)
                 if executable is not None:
-                    self._executables.put(key, executable)
+                    self._keep(key, executable)
                     return executable
                 waiting = _Waiting(specialised, Pending(self.name, self._kernels, specialised.buffers, self.device))
                 self._wait(key, waiting)
@@ -262,7 +272,7 @@ class Program(Maker):
                 self._waiting.clear()
             return False
         with self._pending_lock:
-            self._executables.put(key, executable)
+            self._keep(key, executable)
             self._waiting.pop(key, None)
             return bool(self._waiting)
 
@@ -278,6 +288,7 @@ class Program(Maker):
 
     def after_fork(self) -> None:
         """Programs of the parent's are not called, and not freed either."""
+        self._again = None
         if len(self._executables):
             forks.leave(self._executables)
             self._executables = LeastRecentlyUsed(self.options.executables)

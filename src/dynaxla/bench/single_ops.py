@@ -34,7 +34,9 @@ from .single_ops_left_out import left_out
 FORWARD, GRADIENT = "forward", "gradient"
 # Calls are timed together until they take about this long, so that the clock's own resolution does not show.
 _SECONDS_TOGETHER = 0.004
-_LEAST_ROUNDS, _MOST_ROUNDS = 5, 40
+# Each part has inputs of its own, which lie somewhere else: where tensors lie can make a third of an op's time.
+_PARTS = 3
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 15  # of a part
 _COLUMNS = ("eager", "dynaxla", "empty")
 # Dynaxla's time over eager's, beyond an empty call, above which an op counts as behind.
 _BEHIND = 1.25
@@ -43,11 +45,12 @@ INTRODUCTION = """\
 # Single ops
 
 Made by `dynaxla bench-cpu ops`: ops of PyTorch's database at sizes that people use, compiled alone, float32 unless the name says something
-else, one thread. *eager*, *dynaxla*: milliseconds of a call, medians of calls in turn. *empty*: a compiled call that computes nothing to
-speak of. *beyond*: dynaxla's time without an empty call's, over eager's: what the op itself costs. *whole*: dynaxla's time over eager's.
-*CPU*: *beyond* in the processor's time, for a machine that does other work. *aot_eager*: *beyond* of torch's backend of that name, which is
-eager mode's own kernels behind TorchDynamo and AOTAutograd: what these cost alone, measured later, beside eager mode, where *beyond* is
-above 1.25. Gradients of results are laid out as these are. Worst first. Each result has been compared with eager mode's.
+else, one thread. *eager*, *dynaxla*: milliseconds of a call, medians of calls in turn, over three sets of inputs. *empty*: a compiled call
+that computes nothing to speak of. *beyond*: dynaxla's time without an empty call's, over eager's: what the op itself costs. *whole*:
+dynaxla's time over eager's. *CPU*: *beyond* in the processor's time, for a machine that does other work. *aot_eager*: *beyond* of torch's
+backend of that name, which is eager mode's own kernels behind TorchDynamo and AOTAutograd: what these cost alone, measured later, beside
+eager mode, where *beyond* is above 1.25. Gradients of results are laid out as these are. Worst first. Each result has been compared with
+eager mode's.
 """
 
 
@@ -90,18 +93,18 @@ def write(output: Path, names: Sequence[str], seconds: float) -> bool:
 
 def measure(case: OpCase, kind: str, seconds: float) -> Measured:
     """One op, forward or with its gradient. seconds: about as long as it is timed."""
-    inputs = case.inputs()
     try:
-        calls = _calls(case, inputs, kind, "dynaxla")
+        inputs, engines = case.inputs(), _engines(case, "dynaxla")
+        calls = _calls(engines, inputs, kind)
         expected, found = calls["eager"](), calls["compiled"]()
         agreement = compare(found, expected, _in_float64(case, inputs, kind), gradients=kind == GRADIENT)
         if not agreement.agrees:
             return Measured(failure=f"disagrees with eager: {agreement.detail or agreement.error}")
-        del expected, found
-        times = _timed(calls, seconds)
+        del expected, found, calls
+        times = _timed(engines, inputs, kind, seconds)
         around = None
         if _beyond(times["eager"], times["compiled"], times["empty"]) > _BEHIND:
-            others = _timed(_calls(case, inputs, kind, "aot_eager"), seconds)
+            others = _timed(_engines(case, "aot_eager"), inputs, kind, seconds)
             around = _beyond(others["eager"], others["compiled"], others["empty"])
         eager, dynaxla, empty, eager_cpu, dynaxla_cpu, empty_cpu = (
             times[f"{name}{of}"] for of in ("", "_cpu") for name in ("eager", "compiled", "empty")
@@ -113,11 +116,15 @@ def measure(case: OpCase, kind: str, seconds: float) -> Measured:
         gc.collect()
 
 
-def _calls(case: OpCase, inputs: Sequence[torch.Tensor], kind: str, backend: str) -> dict[str, Callable[[], Any]]:
+def _engines(case: OpCase, backend: str) -> dict[str, Callable[..., Any]]:
     torch._dynamo.reset()
-    small = [torch.ones(1, dtype=tensor.dtype) for tensor in inputs]
     compiled, empty = (torch.compile(function, backend=backend, fullgraph=True) for function in (case.function, _sum))
-    return {"eager": _call(case.function, inputs, kind), "compiled": _call(compiled, inputs, kind), "empty": _call(empty, small, kind)}
+    return {"eager": case.function, "compiled": compiled, "empty": empty}
+
+
+def _calls(engines: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor], kind: str) -> dict[str, Callable[[], Any]]:
+    small = [torch.ones(1, dtype=tensor.dtype) for tensor in inputs]
+    return {name: _call(function, small if name == "empty" else inputs, kind) for name, function in engines.items()}
 
 
 def _sum(*tensors: torch.Tensor) -> Any:
@@ -159,8 +166,21 @@ def _in_float64(case: OpCase, inputs: Sequence[torch.Tensor], kind: str) -> Any:
         return None
 
 
-def _timed(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, float]:
+def _timed(engines: Mapping[str, Callable[..., Any]], inputs: Sequence[torch.Tensor], kind: str, seconds: float) -> dict[str, float]:
     """Medians in milliseconds, by engine, and of the processor's time."""
+    samples: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
+    for _ in range(_PARTS):
+        inputs = [tensor.clone(memory_format=torch.preserve_format) for tensor in inputs]
+        for name, pairs in _samples(_calls(engines, inputs, kind), seconds / _PARTS).items():
+            samples[name] += pairs
+    found = {}
+    for name, pairs in samples.items():
+        found[name], found[f"{name}_cpu"] = (statistics.median(column) * 1e3 for column in zip(*pairs, strict=True))
+    return found
+
+
+def _samples(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, list[tuple[float, float]]]:
+    """Seconds of calls by engine, by the clock and of the processor."""
     together = {}
     for name, call in calls.items():
         for _ in range(2):
@@ -182,10 +202,7 @@ def _timed(calls: Mapping[str, Callable[[], Any]], seconds: float) -> dict[str, 
             stop, cpu_stop = time.perf_counter(), time.process_time()
             samples[name].append(((stop - start) / count, (cpu_stop - cpu) / count))
             del result
-    found = {}
-    for name, pairs in samples.items():
-        found[name], found[f"{name}_cpu"] = (statistics.median(column) * 1e3 for column in zip(*pairs, strict=True))
-    return found
+    return samples
 
 
 def _beyond(eager: float, compiled: float, empty: float) -> float:

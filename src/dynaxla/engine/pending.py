@@ -10,21 +10,14 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.protocol import Binding, Buffers
+from ..lowering.cpu.updates import write_in_place
 from ..lowering.graphs import user_frame
 from ..observe import events, metrics
 from ..runtime import background, by_torch, late_checks, private, transfer
 from ..runtime.guards import ArgumentCheck
-
-aten = torch.ops.aten
-# What gives a tensor of its own, all of whose numbers are the same.
-_NEW = (
-    aten.full.default, aten.zeros.default, aten.ones.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
-    aten.full_like.default, aten.zeros_like.default, aten.ones_like.default,
-)  # fmt: skip
 
 
 class Kernels:
@@ -36,7 +29,7 @@ class Kernels:
         graph.graph_copy(module.graph, copies)
         graph.output(tuple(copies[node] for node in self.nodes))
         graph.eliminate_dead_code()
-        _write_to_new_tensors(graph)
+        write_in_place(graph)
         self._module = GraphModule(module, graph)
         self.compute = self._module.forward
         # Tensors that the graph itself holds: no result may lie in their memory.
@@ -59,33 +52,6 @@ def _is_torchs(node: Node) -> bool:
     if node.op != "call_function" or target is operator.getitem:
         return node.op in ("placeholder", "get_attr", "output", "call_function")
     return isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims")
-
-
-def _write_to_new_tensors(graph: Graph) -> None:
-    """Make ops in place that change a new tensor (see `_NEW`) which nothing else reads: a gradient is often zeros with a few numbers in
-    them. Eager mode writes these to the zeros; functionalization has made it a changed copy of them."""
-    for node in graph.nodes:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or not node.args:
-            continue
-        new, packet = node.args[0], getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
-        in_place = getattr(packet, target._overloadname, None)
-        if in_place is None or not (isinstance(new, Node) and new.target in _NEW and list(new.users) == [node]):
-            continue
-        uses = sum(operand is new for operand in pytree.tree_leaves((node.args, node.kwargs)))
-        if uses == 1 and not target._schema.is_mutable and in_place._schema.is_mutable and _is_alike(new, node):
-            node.target = in_place
-
-
-def _is_alike(one: Node, other: Node) -> bool:
-    """Whether their values are tensors of one layout, whatever symbols are."""
-    mine, theirs = one.meta.get("val"), other.meta.get("val")
-    if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
-        return False
-    if not all(isinstance(size, int) for size in (*mine.shape, *theirs.shape)):
-        return False
-    facts = [(tensor.shape, tensor.stride(), tensor.dtype, tensor.device) for tensor in (mine, theirs)]
-    return facts[0] == facts[1]
 
 
 def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:

@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from dynaxla import metrics
-from dynaxla.engine.pending import Kernels
 from dynaxla.lowering.cpu.lone_ops import LARGE
 
 SIDE = 300
@@ -169,32 +167,6 @@ def test_what_a_kernel_raises_is_raised() -> None:
 
 
 PLACES = torch.arange(0, SIDE, 7)
-
-
-@pytest.mark.parametrize(
-    ("function", "in_place"),
-    [
-        (lambda x: x.new_zeros(SIDE, SIDE).index_fill(0, PLACES, x[0, 0]), True),
-        (lambda x: x.new_zeros(SIDE * SIDE).index_fill(0, PLACES, x.sum()).view(SIDE, SIDE).t(), True),
-        (lambda x: torch.ones_like(x).index_add(1, PLACES, x[:, PLACES]), True),
-        (lambda x: ((zeros := x.new_zeros(SIDE, SIDE)), zeros.index_fill(0, PLACES, 1.0)), False),  # who asked for zeros gets them
-        (lambda x: ((zeros := x.new_zeros(SIDE, SIDE)).index_fill(0, PLACES, 1.0), zeros.t().cumsum(0)), False),
-        (lambda x: x.index_fill(0, PLACES, 1.0), False),
-        (lambda x: x.new_zeros(SIDE, 1).expand(SIDE, SIDE).index_fill(0, PLACES, 1.0), False),  # several numbers in one place
-        (lambda x: torch.full((SIDE, SIDE), 2).add(x), False),  # of another dtype
-    ],
-)
-def test_what_changes_new_tensors_writes_to_them(function: Callable[..., Any], in_place: bool) -> None:
-    x = torch.randn(SIDE, SIDE)
-    module = make_fx(function)(x)
-    output = module.graph.output_node().args[0]
-    kernels = Kernels(module, output if isinstance(output, (tuple, list)) else [output])
-    assert any(getattr(node.target, "_schema", None) and node.target._schema.is_mutable for node in kernels._module.graph.nodes) is in_place
-    expected = function(x)
-    run = compiled(function)
-    for _ in range(2):
-        torch.testing.assert_close(tuple(kernels.values([x])), tuple(expected) if isinstance(expected, tuple) else (expected,))
-        torch.testing.assert_close(run(x), expected)
 
 
 def test_gradients_that_are_few_numbers_among_zeros() -> None:

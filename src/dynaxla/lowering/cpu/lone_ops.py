@@ -21,6 +21,7 @@ from ..graphs import is_view, is_wanted
 from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
 from .faster_kernels import KERNEL, problem_of
+from .updates import update_of
 
 aten = torch.ops.aten
 
@@ -247,7 +248,11 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
     """Whether torch's kernels are to compute these nodes of a graph, in their order. ctx: for their sizes, and the choice of forms."""
     alone: dict[Node, Op] = {}
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
+    updates = {node: update for node in computed if (update := update_of(node)) is not None}
+    changed = {update.changed for update in updates.values()}
     for node in computed:
+        if node in changed:  # in place: it and the node that puts it back are one
+            continue
         ctx.node = node
         if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
             continue
@@ -255,11 +260,12 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
             return False
         if node.target in _OF_VECTORS and not is_wanted(node, 1):
             return False
+        operands = updates[node].operands if node in updates else node.all_input_nodes
         if not _is_constant(node):
-            computed_before = [origin for origin in map(_origin, node.all_input_nodes) if origin in alone]
+            computed_before = [origin for origin in map(_origin, operands) if origin in alone]
             if any(each.target not in _UNFUSED for each in (node, *computed_before)) and computed_before:
                 return False
-            alone[node] = _described(node.target, ctx)
+            alone[node] = _described(node.target, operands, ctx)
     return bool(computed) and ctx.choose(GRAPH, Problem(tuple(alone.values()), ctx.platform)).run()
 
 
@@ -282,8 +288,8 @@ def _origin(node: Node) -> Node:
     return node
 
 
-def _described(op: torch._ops.OpOverload, ctx: Context) -> Op:
-    operands = [spec for spec in map(ctx.spec, ctx.node.all_input_nodes) if isinstance(spec, TensorSpec)]
+def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -> Op:
+    operands = [spec for spec in map(ctx.spec, given) if isinstance(spec, TensorSpec)]
     results = [spec for spec in (ctx.output if isinstance(ctx.output, tuple) else (ctx.output,)) if isinstance(spec, TensorSpec)]
     numbers = max((math.prod(spec.shape) for spec in (*operands, *results)), default=0)
     if op in _PRODUCTS:

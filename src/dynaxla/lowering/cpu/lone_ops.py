@@ -35,6 +35,7 @@ _MULTIPLICATIONS = 4
 _TERM_BY_TERM, _SMALL = 8, 32
 _FACTORIZATIONS = (
     aten._linalg_eigh.default,
+    aten._linalg_svd.default,
     aten.cholesky_inverse.default,
     aten.linalg_eig.default,
     aten.linalg_lu_factor_ex.default,
@@ -55,11 +56,14 @@ _UNFUSED = (
     aten.mv.default,
 )
 
-# What torch does fast of views, too, with gaps or with places that they show several times, where whole runs are copied.
+# What torch does fast of views, too, with places that they show several times, where whole runs are copied.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
-# Maxima and their places. XLA computes the former faster; both are a call of torch's kernel.
-_OF_PLACES = (aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+# Numbers side by side, with gaps behind them, from which torch's loops are as fast as of dense tensors. XLA's take up to twice the time.
+_RUN = 64
+
+# Maxima and their places, singular values and their vectors. XLA computes the former faster; both are a call of torch's kernel.
+_OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 
 # Resampling, whose places XLA knows when it compiles: half of torch's time for gradients.
 _RESAMPLING = (
@@ -194,9 +198,9 @@ _FASTER_BY_TORCH_IN_HALVES = frozenset(
 
 @dataclass(frozen=True)
 class Op:
-    """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are but
-    copied in runs); matrix (the longest side of its first operand's matrices, or vectors); dtype (of that); results (how many of its
-    results the graph uses)."""
+    """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are runs
+    with gaps between them, or are but copied in runs); matrix (the longest side of its first operand's matrices, or vectors); dtype (of
+    that); results (how many of its results the graph uses)."""
 
     op: torch._ops.OpOverload
     numbers: int
@@ -230,8 +234,8 @@ def _is_faster_by_xla(op: Op) -> bool:
     """Batches of small matrices it computes one by one."""
     are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
     in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
-    with_places = op.op in _OF_PLACES and op.results > 1
-    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or with_places)
+    has_several = op.op in _OF_SEVERAL and op.results > 1
+    return op.op in _FASTER_BY_XLA and not (are_small or in_halves or has_several)
 
 
 @GRAPH.form("torch", platforms=["cpu"], suits=_suits)
@@ -296,12 +300,22 @@ def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -
         numbers = max(numbers, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
     elif op in _FACTORIZATIONS:
         numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
-    dense = all(Layout.of(spec.shape, spec.stride).dense for spec in operands)
+    dense = all(Layout.of(spec.shape, spec.stride).dense or _is_in_runs(spec) for spec in operands)
     first = (operands or results)[0]
     matrix = max(first.shape[-2:], default=1)
     is_copied = op in _COPIES and _moves_runs(operands[0], results[0])
     used = sum(is_wanted(ctx.node, place) for place in range(len(results)))
     return Op(op, numbers, dense or is_copied, matrix, first.dtype, used)
+
+
+def _is_in_runs(spec: TensorSpec) -> bool:
+    """Whether it is long runs of numbers, each shown once."""
+    extent, steps = 0, sorted((step, size) for size, step in zip(spec.shape, spec.stride, strict=True) if size != 1)
+    for step, size in steps:
+        if step <= extent:
+            return False
+        extent += step * (size - 1)
+    return bool(steps) and steps[0][0] == 1 and steps[0][1] >= _RUN
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:

@@ -13,7 +13,7 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..buffers.protocol import Binding, Buffers
-from ..lowering.cpu.updates import write_in_place
+from ..lowering.cpu.changed_parts import write_in_place
 from ..lowering.graphs import user_frame
 from ..observe import events, metrics
 from ..runtime import background, by_torch, late_checks, private, transfer

@@ -20,8 +20,8 @@ from ..forms import Forms
 from ..graphs import is_view, is_wanted
 from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
+from .changed_parts import update_of
 from .faster_kernels import KERNEL, problem_of
-from .updates import update_of
 
 aten = torch.ops.aten
 

@@ -57,6 +57,8 @@ def ran_by_torch() -> bool:
         (lambda x: x.unfold(0, 9, 3).contiguous(), False),  # single numbers
         (lambda x: x[:, 5:].neg(), True),
         (lambda x: x[:, 1:] - x[:, :-1], True),
+        (lambda x: x[:, 5:].sum(0), True),
+        (lambda x: x[:, 5:].norm(), False),  # torch's reads it number by number
         (lambda x: x[:, ::2].neg(), False),  # single numbers with gaps between them
         (lambda x: x.view(-1, 60)[:, 5:].neg(), False),  # short runs
         (lambda x: x.as_strided((SIDE, 250), (1, 1)).neg(), False),  # numbers that are shown several times

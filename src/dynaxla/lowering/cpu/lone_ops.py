@@ -59,8 +59,10 @@ _UNFUSED = (
 # What torch does fast of views, too, with places that they show several times, where whole runs are copied.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
-# Numbers side by side, with gaps behind them, from which torch's loops are as fast as of dense tensors. XLA's take up to twice the time.
+# Numbers side by side, with gaps behind them, from which torch's elementwise loops and sums are as fast as of dense tensors. XLA's take up
+# to twice the time. Other kernels of torch's copy such a tensor first, or read it number by number.
 _RUN = 64
+_SUMS = (aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.sum.default, aten.sum.dim_IntList)
 
 # Maxima and their places, singular values and their vectors. XLA computes the former faster; both are a call of torch's kernel.
 _OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
@@ -300,7 +302,8 @@ def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -
         numbers = max(numbers, math.prod(results[0].shape) * operands[0].shape[-1] // _MULTIPLICATIONS)
     elif op in _FACTORIZATIONS:
         numbers = numbers * min(operands[0].shape[-2:]) // _MULTIPLICATIONS
-    dense = all(Layout.of(spec.shape, spec.stride).dense or _is_in_runs(spec) for spec in operands)
+    takes_runs = torch.Tag.pointwise in op.tags or op in _SUMS
+    dense = all(Layout.of(spec.shape, spec.stride).dense or (takes_runs and _is_in_runs(spec)) for spec in operands)
     first = (operands or results)[0]
     matrix = max(first.shape[-2:], default=1)
     is_copied = op in _COPIES and _moves_runs(operands[0], results[0])

@@ -34,7 +34,7 @@ from .single_ops_left_out import left_out
 FORWARD, GRADIENT = "forward", "gradient"
 # Calls are timed together until they take about this long, so that the clock's own resolution does not show.
 _SECONDS_TOGETHER = 0.004
-# Each part has inputs of its own, which lie somewhere else: where tensors lie can make a third of an op's time.
+# Each part has copies of the inputs, which lie somewhere else: where tensors lie can make a third of an op's time.
 _PARTS = 3
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 15  # of a part
 _COLUMNS = ("eager", "dynaxla", "empty")
@@ -45,8 +45,8 @@ INTRODUCTION = """\
 # Single ops
 
 Made by `dynaxla bench-cpu ops`: ops of PyTorch's database at sizes that people use, compiled alone, float32 unless the name says something
-else, one thread. *eager*, *dynaxla*: milliseconds of a call, medians of calls in turn, over three sets of inputs. *empty*: a compiled call
-that computes nothing to speak of. *beyond*: dynaxla's time without an empty call's, over eager's: what the op itself costs. *whole*:
+else, one thread. *eager*, *dynaxla*: milliseconds of a call, medians of calls in turn, over three copies of the inputs. *empty*: a compiled
+call that computes nothing to speak of. *beyond*: dynaxla's time without an empty call's, over eager's: what the op itself costs. *whole*:
 dynaxla's time over eager's. *CPU*: *beyond* in the processor's time, for a machine that does other work. *aot_eager*: *beyond* of torch's
 backend of that name, which is eager mode's own kernels behind TorchDynamo and AOTAutograd: what these cost alone, measured later, beside
 eager mode, where *beyond* is above 1.25. Gradients of results are laid out as these are. Worst first. Each result has been compared with

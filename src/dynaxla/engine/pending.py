@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,8 +33,6 @@ class Kernels:
         self.compute = self._module.forward
         # Tensors that the graph itself holds: no result may lie in their memory.
         self.constants = [*self._module.buffers(), *self._module.parameters()]
-        # Whether all ops are torch's own: where one puts its results depends on no values.
-        self.are_torchs = all(_is_torchs(node) for node in graph.nodes)
 
     def values(self, args: Sequence[Any]) -> Sequence[Any]:
         """The values of these nodes, in their order."""
@@ -45,13 +42,6 @@ class Kernels:
         """As `values`, with the seconds that they took, by the number of the user's line (see `events.line_number`)."""
         timed = _Timed(self._module)
         return _by_kernels(timed.run, args), timed.seconds
-
-
-def _is_torchs(node: Node) -> bool:
-    target = node.target
-    if node.op != "call_function" or target is operator.getitem:
-        return node.op in ("placeholder", "get_attr", "output", "call_function")
-    return isinstance(target, torch._ops.OpOverload) and target.namespace in ("aten", "prims")
 
 
 def _by_kernels(compute: Callable[..., Sequence[Any]], args: Sequence[Any]) -> Sequence[Any]:
@@ -141,8 +131,9 @@ class ByTorch:
         """What a call gives, if the tensors are laid out as those of the first one and nobody looks on; else None, and nothing is done.
         Raises: as a call. Empties args unless it gives None or raises.
 
-        Then torch's own kernels put their results where they did: what was seen of those (that they are tensors with memory of their own,
-        all of which they use) is not looked at again. Their layouts are, since torch's settings may have changed.
+        Then ATen's kernels, and `lone_ops.py` lets no others through, put their results where they did, whatever the values are: what was
+        seen of those (that they are tensors with memory of their own, all of which they use) is not looked at again. Their layouts are,
+        since torch's settings may have changed.
         """
         alike = self._alike
         if alike is None or events.is_heard() or private.is_profiling() or not alike.inputs(*args):
@@ -176,7 +167,7 @@ class ByTorch:
             binding = self._binding = self._buffers.bind(values[count:])
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         results = self._buffers.results(values[:count], tensors + self._kernels.constants)
-        is_first = self._alike is None and self._kernels.are_torchs and len(tensors) == len(given) and len(values) == count
+        is_first = self._alike is None and len(tensors) == len(given) and len(values) == count
         outputs = binding.outputs(results, binding.take(given))
         if is_first and all(map(_is_in_place, results, values)):
             checks = ArgumentCheck(tensors).matches, ArgumentCheck(values).matches

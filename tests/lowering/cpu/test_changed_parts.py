@@ -35,7 +35,7 @@ def agrees(function: Callable[..., Any], kernels: Kernels) -> None:
     """Twice: nothing is left behind. So does the compiled function."""
     x = torch.randn(SIDE, SIDE)
     expected, before = function(x), x.clone()
-    run = torch.compile(function, backend="dynaxla")
+    run = torch.compile(function, backend="dynaxla", fullgraph=True)
     for _ in range(2):
         torch.testing.assert_close(tuple(kernels.values([x])), tuple(expected) if isinstance(expected, tuple) else (expected,))
         torch.testing.assert_close(run(x), expected)

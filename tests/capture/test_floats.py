@@ -20,6 +20,7 @@ OPS: dict[str, Callable[[torch.Tensor, torch.Tensor, float], Any]] = {
     "alpha, promoted": lambda x, y, s: (torch.add(x, y.long(), alpha=s), torch.add(x.double(), y, alpha=s)),
     "addcmul": lambda x, y, s: (torch.addcmul(x, x, y, value=s), x.clone().addcmul_(y, x, value=s)),
     "addcdiv": lambda x, y, s: (torch.addcdiv(x, x, y, value=s), x.clone().addcdiv_(y, y, value=-s)),
+    "addr": lambda x, y, s: (torch.addr(x, x[:, 0], y, alpha=s), torch.addr(y, x[:, 1], y, beta=s / 2, alpha=-s)),
     "lerp": lambda x, y, s: (torch.lerp(x, y, s), x.clone().lerp_(y, s / 10)),
     "pow": lambda x, y, s: (torch.pow(y.abs(), s), torch.pow(s, x), y.abs() ** (s / 2)),
     "foreach": lambda x, y, s: (

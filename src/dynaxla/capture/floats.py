@@ -58,6 +58,12 @@ def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
     return _pointwise(lambda x, y, z, value: x + y * value * z, x, y, z, value) if _changes([value]) else NotImplemented
 
 
+def _addr(x: Tensor, y: Tensor, z: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    if not _changes([beta, alpha]):
+        return NotImplemented
+    return _pointwise(lambda x, y, z, beta, alpha: x * beta + y * alpha * z, x, y[:, None], z, beta, alpha)
+
+
 def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
     return _pointwise(lambda x, y, z, value: x + y * value / z, x, y, z, value) if _changes([value]) else NotImplemented
 
@@ -126,6 +132,7 @@ _SINGLE: dict[OpOverload, Decomposition] = {
     aten.rsub.Tensor: _rsub,
     aten.addcmul.default: _addcmul,
     aten.addcdiv.default: _addcdiv,
+    aten.addr.default: _addr,
     aten.lerp.Scalar: _lerp,
     aten.pow.Scalar: _pow,
     aten.pow.Tensor_Scalar: _pow,

@@ -48,6 +48,7 @@ def ran_by_torch() -> bool:
         (lambda x: x @ x @ x.t(), True),  # products have nothing to do with each other
         (lambda x: (x @ x[0], x[0].cos(), x[1].sum()), False),  # more small ops than large ones
         (lambda x: (x @ x[0], x[0].sum()), True),
+        (lambda x: torch.addr(x, x[0], x[1], beta=0.5), True),
         (lambda x: x.view(-1, 20, 20) @ x.view(-1, 20, 20).mT, True),  # many small matrices
         (lambda x: x.view(-1, 6, 6) @ x.view(-1, 6, 6).mT, False),  # term by term
         (lambda x: F.max_pool2d(x[None], 2, return_indices=True), True),

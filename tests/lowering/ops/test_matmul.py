@@ -121,6 +121,7 @@ def test_beta_zero_ignores_what_is_not_added() -> None:
             torch.baddbmm(nan, b, b, beta=0),
             torch.addmv(nan[0], x, x[0], beta=0),
             torch.addbmm(nan, b, b, beta=0),
+            torch.addr(nan, x[0], x[1], beta=0),
         )
 
     check(function, torch.full((3, 3), float("nan")), torch.randn(3, 3), torch.randn(2, 3, 3))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from lowering.table.rows import IN_ORDER, NO_ORDER, NUMERIC, PAIR, SHORT, Keywords, Make, Op, Samples, aten, products
+from lowering.table.rows import EVERY, IN_ORDER, NO_ORDER, NUMERIC, PAIR, SHORT, Keywords, Make, Op, Samples, aten, products
 
 # Eager mode rounds between a product and a sum in half types; this does not.
 ROUNDED = {torch.bfloat16: (5e-2, 0.1), torch.float16: (1e-2, 1e-2)}
@@ -57,6 +57,7 @@ ROWS: list[Op] = [
     Op(aten.vdot.default, products((-1,), (-1,)), NUMERIC),
     Op(aten.addmm.default, added((4,), (-1, 3), (3, 4)), NUMERIC, tolerance=ROUNDED),
     Op(aten.addmv.default, added((-1,), (-1, 3), (3,)), NUMERIC, tolerance=ROUNDED),
+    Op(aten.addr.default, added((3,), (-1,), (3,)), EVERY, tolerance=ROUNDED),
     Op(aten.baddbmm.default, added((2, 4), (-1, 2, 3), (-1, 3, 4)), NUMERIC, tolerance=ROUNDED),
     Op(aten.addbmm.default, added((2, 4), (-1, 2, 3), (-1, 3, 4)), NUMERIC, tolerance=ROUNDED),
     Op(aten._int_mm.default, lambda make, n: [(make(20 + n, 8), make(8, 16))], (torch.int8,), gradient=False),

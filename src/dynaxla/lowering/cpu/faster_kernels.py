@@ -92,6 +92,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.rsqrt.default: _floats(2.3),  # also of 1 / sqrt(x), which XLA makes this of
     aten.sin.default: _floats(10),
     aten.special_bessel_j0.default: _floats(5),
+    aten.special_zeta.default: _floats(100),
     aten.tan.default: _floats(35),
     # Order.
     aten.argsort.stable: _numbers(150),

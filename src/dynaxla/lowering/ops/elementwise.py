@@ -87,6 +87,21 @@ def addcmul(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
     return elementwise(lambda a, b, c: lax.add(a, lax.mul(_scaled(b, value), c)), (x, y, z), Promotion.DEFAULT)
 
 
+@lowers(aten.addr.default)
+def addr(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1) -> Array:
+    """beta * x + alpha * the outer product of two vectors.
+
+    Shape:  y (n), z (m) give (n, m), to which x is broadcast.
+    Source: ATen native/cpu/LinearAlgebraKernel.cpp, addr_kernel: with beta = 0, not even x's NaNs are read.
+    """
+
+    def rows(x: Array, y: Array, z: Array) -> Array:
+        product = _multiply(_scaled(y, alpha), z)
+        return product if beta == 0 else _add(_scaled(x, beta), product)
+
+    return elementwise(rows, (x, y[:, None], z), Promotion.DEFAULT)
+
+
 @lowers(aten.addcdiv.default)
 def addcdiv(x: Array, y: Array, z: Array, *, value: Any = 1) -> Array:
     """x + value * y / z.

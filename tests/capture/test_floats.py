@@ -52,6 +52,17 @@ def test_one_graph_for_all_numbers(name: str, dtype: torch.dtype) -> None:
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, "the first number alone, then one graph for all"
 
 
+def test_what_is_added_zero_times_is_not_read() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor, s: float) -> list[torch.Tensor]:
+        return [torch.addr(x, y, y, beta=s), torch.addr(x, y, y, beta=0, alpha=s)]
+
+    x, y = torch.full((3, 3), float("nan")), torch.randn(3)
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for number in (0.3, 1.7, 0.0):
+        for result, expected in zip(compiled(x, y, number), function(x, y, number), strict=True):
+            assert_equal(result, expected)
+
+
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "ASGD", "RMSprop", "Rprop")
 
 

@@ -61,7 +61,15 @@ def _addcmul(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:
 def _addr(x: Tensor, y: Tensor, z: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
     if not _changes([beta, alpha]):
         return NotImplemented
-    return _pointwise(lambda x, y, z, beta, alpha: x * beta + y * alpha * z, x, y[:, None], z, beta, alpha)
+
+    def rows(x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Tensor:
+        """With beta = 0, not even x's NaNs count."""
+        product = y * alpha * z
+        if isinstance(beta, SymFloat):
+            return torch.where(_tensor(beta, x) == 0, 0.0, x * beta) + product
+        return product if beta == 0 else x * beta + product
+
+    return _pointwise(rows, x, y[:, None], z, beta, alpha)
 
 
 def _addcdiv(x: Tensor, y: Tensor, z: Tensor, *, value: Any = 1) -> Tensor:

@@ -16,7 +16,7 @@ _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.al
 
 def eager_spec(ctx: Context, value: Array) -> TensorSpec | None:
     """The metadata of an argument of the current node; None of other values."""
-    for argument in ctx.node.args:
+    for argument in (*ctx.node.args, *ctx.node.kwargs.values()):
         if isinstance(argument, torch.fx.Node) and ctx.values.get(argument) is value:
             found: TensorSpec = ctx.spec(argument)
             return found

@@ -50,3 +50,33 @@ def test_gradients_stay(tmp_path: Path) -> None:
         assert parameter.grad is not None
         assert other.grad is not None
         torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-3 * float(other.grad.abs().max()))
+
+
+class Block(nn.Module):
+    """A convolution of one place behind a norm and an activation, as mobile networks have it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(16, 32, 1, bias=False), nn.Conv2d(32, 16, 1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(32), nn.BatchNorm2d(16)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.silu(self.norms[0](self.first(x)))
+        return F.silu(self.norms[1](self.second(x)))
+
+
+def test_gradients_are_not_computed_anew(tmp_path: Path) -> None:
+    """Neither for each sum of a batch norm, nor for both gradients of a convolution."""
+    torch.manual_seed(0)
+    mine, theirs = Block(), Block()
+    theirs.load_state_dict(mine.state_dict())
+    x = torch.randn(4, 16, 40, 40).to(memory_format=torch.channels_last)
+    torch.compile(mine, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x).square().sum().backward()
+    theirs(x).square().sum().backward()
+    for parameter, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert_equal(parameter.grad, other.grad, tolerance=(1e-3, 1e-3 * float(other.grad.abs().max())))
+    (program,) = tmp_path.glob("*backward*.hlo.txt")
+    lines = program.read_text().splitlines()
+    assert sum(" exponential(" in line for line in lines) == 2, "one for each activation"
+    large = [line for line in lines if " fusion(" in line and any(shape in line for shape in ("f32[4,40,40,", "f32[6400,"))]
+    assert len(large) == 4, "an activation's gradient and a norm's, twice"

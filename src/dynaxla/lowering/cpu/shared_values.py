@@ -26,6 +26,9 @@ _READERS = frozenset(
     ]
 )
 
+# What goes over its gradient several times, in loops of XLA's.
+_REREADERS = frozenset([aten.native_batch_norm_backward.default, aten.batch_norm_backward.default])
+
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:
     """The nodes of a graph whose values all readers should find in memory: see in_memory.py."""
@@ -33,19 +36,23 @@ def shared_values(graph: Graph, platform: str) -> set[Node]:
 
 
 def _is_shared(node: Node) -> bool:
-    """Whether a computed tensor must be in memory for one of its readers, and has others: those should read it there, too. XLA computes
-    it for each of them again, and so all sums of a network's residual path before it."""
+    """Whether a computed tensor must be in memory for one of its readers, and is read again: that should be done there, too. XLA computes
+    it for each reading anew, and so all sums of a network's residual path before it."""
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
     readers = _readers(node)
-    return any(reader.target in _READERS for reader in readers) and any(map(_computes, readers))
+    if any(reader.target in _REREADERS and reader.args[0] is gradient for reader, gradient in readers):
+        return True
+    return any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers)
 
 
-def _computes(reader: Node) -> bool:
-    """Whether a loop of XLA's reads it: a bias's gradient is a sum, too."""
-    return reader.target not in _READERS or (reader.target is aten.convolution_backward.default and bool(reader.args[10][2]))
+def _rereads(reader: Node, value: Node) -> bool:
+    """Whether a loop of XLA's reads it, or a convolution's gradients, each of which may want it in another shape."""
+    if reader.target is aten.convolution_backward.default and reader.args[0] is value:
+        return sum(reader.args[10]) > 1
+    return reader.target not in _READERS
 
 
-def _readers(node: Node) -> list[Node]:
-    """What reads a node's numbers, also by way of views."""
-    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [user])]
+def _readers(node: Node) -> list[tuple[Node, Node]]:
+    """What reads a node's numbers, also by way of views: each with the node or view that it reads."""
+    return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [(user, node)])]

@@ -1,0 +1,139 @@
+"""torch's kernels of attention inside a program: values, gradients, and where they are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from compare import assert_equal
+from single_op import Call, run_ops
+from torch.nn import functional as F
+
+from dynaxla.config import Options
+
+ATTENTION = F.scaled_dot_product_attention
+FORCED = {"attention": "torch", "attention_gradient": "torch"}
+
+
+def of_tokens(rows: int = 9, columns: int = 13, size: int = 8, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """As a linear layer leaves them: (batch, rows, heads, size)."""
+    torch.manual_seed(0)
+    return [torch.randn(2, count, 3, size, dtype=dtype, requires_grad=True) for count in (rows, columns, columns)]
+
+
+def by_heads(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any) -> torch.Tensor:
+    return ATTENTION(*(x.transpose(1, 2) for x in (q, k, v)), **settings)
+
+
+def twice(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **settings: Any) -> torch.Tensor:
+    """A graph of more than one op."""
+    return by_heads(by_heads(q, k, v, **settings).transpose(1, 2) + q, k, v, **settings)
+
+
+def check(function: Any, tensors: list[torch.Tensor], tolerance: tuple[float, float] = (1e-4, 1e-5), **settings: Any) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True, options={"forms": FORCED})
+    mine, theirs = compiled(*tensors, **settings), function(*tensors, **settings)
+    assert_equal(mine, theirs, tolerance=tolerance)
+    grad = torch.randn_like(theirs)
+    for one, other in zip(torch.autograd.grad(mine, tensors, grad), torch.autograd.grad(theirs, tensors, grad), strict=True):
+        assert_equal(one, other, tolerance=tolerance)
+
+
+def hiding_a_row(*shape: int) -> torch.Tensor:
+    mask = torch.randn(shape)
+    mask[..., 2, :] = -float("inf")
+    mask[..., 1:4] = -float("inf")
+    return mask
+
+
+MASKS = {
+    "rows and columns": lambda: hiding_a_row(9, 13),
+    "each head": lambda: hiding_a_row(2, 3, 9, 13),
+    "columns alone": lambda: torch.randn(2, 1, 1, 13),
+    "expanded": lambda: torch.randn(2, 1, 1, 13).expand(2, 3, 9, 13),
+    "transposed": lambda: torch.randn(13, 9).t(),
+    "bool": lambda: torch.rand(2, 1, 9, 13) > 0.4,
+}
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks(name: str, kernels: list[int]) -> None:
+    check(twice, of_tokens(), attn_mask=MASKS[name]())
+    assert len(kernels) == 4
+
+
+@pytest.mark.parametrize("rows", [1, 9, 13, 600])
+@pytest.mark.parametrize("settings", [{}, {"is_causal": True}, {"scale": -0.7}], ids=str)
+def test_settings(settings: dict[str, Any], rows: int, kernels: list[int]) -> None:
+    check(twice, of_tokens(rows), **settings)
+    assert len(kernels) == 4
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, (1e-9, 1e-11)), (torch.bfloat16, (5e-2, 3e-2)), (torch.float16, (1e-2, 5e-3))], ids=str
+)
+def test_dtypes(dtype: torch.dtype, tolerance: tuple[float, float], kernels: list[int]) -> None:
+    check(twice, of_tokens(dtype=dtype), tolerance)
+    assert len(kernels) == 4
+
+
+def test_slices_of_one_tensor(kernels: list[int]) -> None:
+    torch.manual_seed(0)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.permute(2, 0, 3, 1, 4)
+        return ATTENTION(q, k, v).transpose(1, 2).reshape(2, 9, 24)
+
+    check(function, [torch.randn(2, 9, 3, 3, 8, requires_grad=True)])
+    assert len(kernels) == 2
+
+
+def test_numbers_of_a_row_that_are_no_neighbours(kernels: list[int]) -> None:
+    """torch's kernel reads neighbours, whatever it is given: what it makes of them itself is no reference."""
+    torch.manual_seed(0)
+    strided = [torch.randn(2, 8, 9, 3).permute(0, 3, 2, 1) for _ in range(3)]
+    plain = [x.contiguous() for x in strided]
+    op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    (mine,) = run_ops([Call(op.default, strided)], Options(forms=FORCED, fallback="error"))
+    results = op(*plain)
+    for found, expected in zip(mine, results, strict=True):
+        torch.testing.assert_close(found, expected)
+    grad = torch.randn(2, 3, 9, 8)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    (mine,) = run_ops([Call(backward.default, (grad, *strided, *results, 0.0, False))], Options(forms=FORCED, fallback="error"))
+    for found, expected in zip(mine, backward(grad, *plain, *results, 0.0, False), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert len(kernels) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "taken"),
+    [
+        ({}, True),
+        ({"rows": 512, "columns": 159}, False),
+        ({"rows": 1000, "columns": 200}, False),
+        ({"dtype": torch.bfloat16}, False),
+        ({"dtype": torch.float64}, False),
+    ],
+    ids=str,
+)
+def test_where_they_are_taken(change: dict[str, Any], taken: bool, kernels: list[int]) -> None:
+    """From 8 MB of scores on, in rows that are not short."""
+    shape = {"rows": 3000, "columns": 240, "dtype": torch.float32} | change
+    q, k, v = of_tokens(**shape)
+    torch._dynamo.reset()
+    compiled = torch.compile(twice, backend="dynaxla", fullgraph=True)
+    out = compiled(q, k, v)
+    assert bool(kernels) is taken
+    out.sum().backward()
+    assert bool(kernels) is taken
+
+
+def test_dropout_has_no_such_kernel(kernels: list[int]) -> None:
+    q, k, v = of_tokens(600, 600)
+    torch._dynamo.reset()
+    compiled = torch.compile(twice, backend="dynaxla", fullgraph=True, options={"forms": FORCED})
+    assert torch.isfinite(compiled(q, k, v, dropout_p=0.3)).all()
+    assert not kernels

@@ -21,6 +21,7 @@ from dynaxla.errors import OptionError
 from dynaxla.lowering import registry
 from dynaxla.lowering.cpu import onednn
 from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
+from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 from dynaxla.observe import events
 
@@ -210,6 +211,29 @@ def test_weight_gradient_by_torch(
     torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=0, atol=limit)
 
 
+@pytest.mark.usefixtures("quick_xla")
+@pytest.mark.parametrize("block", [1, 1500, 4000, 1 << 20])
+@pytest.mark.parametrize(("sizes", "kernel", "stride", "padding"), [((9, 10), (3, 5), (1, 2), (1, 2)), ((13,), (3,), (2,), (1,))])
+def test_columns_in_blocks(
+    sizes: tuple[int, ...],
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    block: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of some rows of places, of a sample, of several and of all; the last is smaller than the others."""
+    monkeypatch.setattr(weight_gradients, "_BYTES_AT_ONCE", block)
+    torch.manual_seed(0)
+    x, weight = torch.randn(5, 6, *sizes), torch.randn(7, 6, *kernel, requires_grad=True)
+    function = functools.partial(getattr(F, f"conv{len(sizes)}d"), x, stride=stride, padding=padding)
+    upstream = torch.randn_like(function(weight))
+    (mine,) = torch.autograd.grad(compiled(function, {"weight_gradient": "columns"})(weight), weight, upstream)
+    (theirs,) = torch.autograd.grad(function(weight), weight, upstream)
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("has_wide_vectors", [True, False])
 @pytest.mark.parametrize(
     ("x", "weight", "padding", "groups", "form"),
     [
@@ -217,12 +241,25 @@ def test_weight_gradient_by_torch(
         ((4, 64, 14, 14), (64, 1, 3, 3), 1, 64, "torch"),
         ((4, 32, 100), (32, 1, 31), 15, 32, "sums"),
         ((1, 64, 7, 7), (64, 64, 3, 3), 1, 1, "columns"),
-        ((4, 64, 14, 14), (64, 64, 3, 3), 1, 1, "torch"),
+        ((4, 64, 14, 14), (64, 64, 3, 3), 1, 1, "torch by wide vectors, else columns"),
+        ((4, 64, 14, 14), (48, 64, 3, 3), 1, 1, "torch"),
+        ((1, 3, 64, 64), (64, 3, 7, 7), 3, 1, "torch"),
         ((2, 32, 300), (32, 32, 3), 1, 1, "taps"),
         ((2, 32, 300), (32, 32, 5), 1, 1, "torch"),
     ],
 )
-def test_which_weight_gradient(x: tuple[int, ...], weight: tuple[int, ...], padding: int, groups: int, form: str) -> None:
+def test_which_weight_gradient(
+    x: tuple[int, ...],
+    weight: tuple[int, ...],
+    padding: int,
+    groups: int,
+    form: str,
+    has_wide_vectors: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(weight_gradients, "has_wide_vectors", lambda: has_wide_vectors)
+    if " else " in form:
+        form = form.split()[0 if has_wide_vectors else -1]
     kernel = torch.randn(weight, requires_grad=True)
     convolve = getattr(F, f"conv{len(x) - 2}d")
     with taken() as forms:

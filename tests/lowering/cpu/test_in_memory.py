@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,41 @@ def test_gradients_are_not_computed_anew(tmp_path: Path) -> None:
     assert sum(" exponential(" in line for line in lines) == 2, "one for each activation"
     large = [line for line in lines if " fusion(" in line and any(shape in line for shape in ("f32[4,40,40,", "f32[6400,"))]
     assert len(large) == 4, "an activation's gradient and a norm's, twice"
+
+
+class Dense(nn.Module):
+    """Layers that read all before them, side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.BatchNorm2d(16 + 8 * layer) for layer in range(5))
+        self.layers = nn.ModuleList(nn.Conv2d(16 + 8 * layer, 8, 3, padding=1) for layer in range(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = [x.sin()]
+        for norm, layer in zip(self.norms, self.layers, strict=True):
+            found.append(layer(F.relu(norm(torch.cat(found, 1)))))
+        return torch.cat(found, 1)
+
+
+def test_slices_of_a_gradient(tmp_path: Path) -> None:
+    """The sum of those of all later layers reads one tensor of each."""
+    torch.manual_seed(0)
+    net = Dense()
+    x = torch.randn(4, 16, 20, 20, requires_grad=True)
+    grad = torch.randn(4, 56, 20, 20)
+    (mine,) = torch.autograd.grad(torch.compile(net, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x), x, grad)
+    (theirs,) = torch.autograd.grad(net(x), x, grad)
+    assert_equal(mine, theirs, tolerance=(1e-3, 1e-3))
+    (program,) = tmp_path.glob("*backward*.hlo.txt")
+    fusions = [line.partition(" fusion(")[2].partition(")")[0] for line in program.read_text().splitlines() if " fusion(" in line]
+    assert max(operands.count("%") for operands in fusions) <= 13
+
+
+def test_a_part_alone_is_computed_alone(tmp_path: Path) -> None:
+    """Nobody computes what only one slice of is read."""
+    x = torch.randn(64, 1000)
+    function = torch.compile(lambda x: (x.abs() * x)[-1:] + 1, backend="dynaxla", options={"dump": tmp_path, "forms": {"graph": "xla"}})
+    assert_equal(function(x), (x.abs() * x)[-1:] + 1, tolerance=(1e-5, 1e-6))
+    (program,) = tmp_path.glob("*.hlo.txt")
+    assert not re.search(r"fusion\S* = f32\[64,1000\]", program.read_text())

@@ -40,10 +40,20 @@ def _is_shared(node: Node) -> bool:
     it for each reading anew, and so all sums of a network's residual path before it."""
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
+    if _is_cut(node):
+        return True
     readers = _readers(node)
     if any(reader.target in _REREADERS and reader.args[0] is gradient for reader, gradient in readers):
         return True
     return any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers)
+
+
+def _is_cut(node: Node) -> bool:
+    """Whether all of it is read, in slices: the gradient of a concatenation. XLA's loop over the sum of many such, each computed there, has
+    more operands than it can vectorize."""
+    sizes = [user.meta["val"].numel() for user in node.users if user.target is aten.slice.Tensor]
+    size = node.meta["val"].numel()
+    return len(sizes) > 1 and all(isinstance(count, int) for count in (size, *sizes)) and sum(sizes) >= size
 
 
 def _rereads(reader: Node, value: Node) -> bool:

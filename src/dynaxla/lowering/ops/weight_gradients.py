@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jax import Array, lax
 
+from ...runtime.machine import has_wide_vectors
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
@@ -183,34 +184,6 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return convert(result, dtypes.accumulator(problem.dtype))
 
 
-def _has_few_windows(problem: WeightGradient) -> bool:
-    """Whether the windows' numbers, side by side, are fewer than the weight's."""
-    return _is_large(problem) and problem.weight[0] >= math.prod(problem.grad) // problem.grad[1]
-
-
-@WEIGHT_GRADIENT.form(
-    "columns", platforms=["cpu"], fits=lambda problem: _is_torchs(problem) and problem.groups == 1, suits=_has_few_windows
-)
-def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """The product of two matrices with a row for each window. For few windows oneDNN's kernel takes up to twice as long."""
-    out, channels, *kernel = problem.weight
-    space = range(len(kernel))
-
-    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
-        rows, upstream = operands
-        rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(space) for pad in (problem.padding[dim],) * 2)])
-        batch, *steps, place = rows.stride()
-        moves = [step * stride for step, stride in zip(steps, problem.stride, strict=True)]
-        inside = [step * dilation for step, dilation in zip(steps, problem.dilation, strict=True)]
-        windows = rows.as_strided((*upstream.shape[:-1], *kernel, channels), (batch, *moves, *inside, place))
-        count = math.prod(upstream.shape[:-1])
-        found = upstream.view(count, out).t() @ windows.reshape(count, -1)
-        results[0].copy_(found.view(out, *kernel, channels).movedim(-1, 1))
-
-    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
-    return convert(result, dtypes.accumulator(problem.dtype))
-
-
 def _fits_taps(problem: WeightGradient) -> bool:
     """Whether there is one dimension, and sums over batches keep their precision."""
     return _is_torchs(problem) and len(problem.x) == 3 and problem.groups == 1 and problem.dtype.itemsize >= 4
@@ -240,6 +213,55 @@ def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
     (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
     return convert(result, dtypes.accumulator(problem.dtype))
+
+
+def _suits_columns(problem: WeightGradient) -> bool:
+    """oneDNN's kernel takes up to twice as long where the windows' numbers, side by side, are fewer than the weight's; with AVX2 alone also
+    for many channels (1.1 to 1.6 times as long), unless a window's numbers lie in small pieces."""
+    if not _is_large(problem):
+        return False
+    out, channels, *kernel = problem.weight
+    few = out >= math.prod(problem.grad) // out
+    return few or (not has_wide_vectors() and problem.dtype.itemsize == 4 and out >= 64 and channels * kernel[-1] >= 48)
+
+
+# Bytes of windows, for each thread, that are side by side before they are multiplied: a processor's caches hold them.
+_BYTES_AT_ONCE = 1 << 20
+
+
+@WEIGHT_GRADIENT.form("columns", platforms=["cpu"], fits=lambda problem: _is_torchs(problem) and problem.groups == 1, suits=_suits_columns)
+def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
+    """The product of two matrices with a row for each window, some of them at a time."""
+    out, channels, *kernel = problem.weight
+    space = range(len(kernel))
+
+    def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
+        rows, upstream = operands
+        rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(space) for pad in (problem.padding[dim],) * 2)])
+        batch, *steps, place = rows.stride()
+        moves = [step * stride for step, stride in zip(steps, problem.stride, strict=True)]
+        inside = [step * dilation for step, dilation in zip(steps, problem.dilation, strict=True)]
+        windows = rows.as_strided((*upstream.shape[:-1], *kernel, channels), (batch, *moves, *inside, place))
+        found = upstream.new_zeros((out, math.prod(problem.weight[1:])))
+        for some, grads in _blocks(windows, upstream):
+            found.addmm_(grads.reshape(-1, out).t(), some.reshape(-1, found.shape[1]))
+        results[0].copy_(found.view(out, *kernel, channels).movedim(-1, 1))
+
+    (result,) = torch_kernels.call(write, [channels_last(x), channels_last(grad)], [(problem.weight, problem.dtype)])
+    return convert(result, dtypes.accumulator(problem.dtype))
+
+
+def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Both in blocks of several samples, or of several rows of places of one. Half types in one, so that a sum is rounded once."""
+    samples, rows = upstream.shape[:2]
+    count = max(1, _BYTES_AT_ONCE * torch.get_num_threads() * samples * rows // (windows.numel() * windows.element_size()))
+    if upstream.element_size() < 4:
+        yield windows, upstream
+    elif count >= rows:
+        yield from zip(windows.split(count // rows), upstream.split(count // rows), strict=True)
+    else:
+        for sample, grads in zip(windows, upstream, strict=True):
+            yield from zip(sample.split(count), grads.split(count), strict=True)
 
 
 # From so many on, oneDNN is faster with channels in front.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -56,20 +58,21 @@ def test_gradients_stay(tmp_path: Path) -> None:
 class Block(nn.Module):
     """A convolution of one place behind a norm and an activation, as mobile networks have it."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
         self.first, self.second = nn.Conv2d(16, 32, 1, bias=False), nn.Conv2d(32, 16, 1, bias=False)
-        self.norms = nn.ModuleList([nn.BatchNorm2d(32), nn.BatchNorm2d(16)])
+        self.norms = nn.ModuleList([norm(32), norm(16)])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.silu(self.norms[0](self.first(x)))
         return F.silu(self.norms[1](self.second(x)))
 
 
-def test_gradients_are_not_computed_anew(tmp_path: Path) -> None:
-    """Neither for each sum of a batch norm, nor for both gradients of a convolution."""
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, functools.partial(nn.GroupNorm, 8)], ids=["batch", "group"])
+def test_gradients_are_not_computed_anew(norm: Callable[[int], nn.Module], tmp_path: Path) -> None:
+    """Neither for each sum of a norm, nor for both gradients of a convolution."""
     torch.manual_seed(0)
-    mine, theirs = Block(), Block()
+    mine, theirs = Block(norm), Block(norm)
     theirs.load_state_dict(mine.state_dict())
     x = torch.randn(4, 16, 40, 40).to(memory_format=torch.channels_last)
     torch.compile(mine, backend="dynaxla", fullgraph=True, options={"dump": tmp_path})(x).square().sum().backward()
@@ -81,6 +84,7 @@ def test_gradients_are_not_computed_anew(tmp_path: Path) -> None:
     assert sum(" exponential(" in line for line in lines) == 2, "one for each activation"
     large = [line for line in lines if " fusion(" in line and any(shape in line for shape in ("f32[4,40,40,", "f32[6400,"))]
     assert len(large) == 4, "an activation's gradient and a norm's, twice"
+    assert max(line.partition(" fusion(")[2].partition(")")[0].count("%") for line in large) <= 7, "and a norm's reads the activation's"
 
 
 class Dense(nn.Module):

@@ -27,7 +27,14 @@ _READERS = frozenset(
 )
 
 # What goes over its gradient several times, in loops of XLA's.
-_REREADERS = frozenset([aten.native_batch_norm_backward.default, aten.batch_norm_backward.default])
+_REREADERS = frozenset(
+    [
+        aten._fused_rms_norm_backward.default,
+        aten.batch_norm_backward.default,
+        aten.native_batch_norm_backward.default,
+        aten.native_group_norm_backward.default,
+    ]
+)
 
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:

@@ -24,6 +24,7 @@ from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
 from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
 from dynaxla.observe import events
+from dynaxla.runtime import machine
 
 registry.fill()  # FORMS has all of them now
 needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
@@ -382,6 +383,44 @@ def test_ways_of_a_layer(rows: int, columns: int, dtype: str, form: str) -> None
     kind = jax.numpy.dtype(dtype)
     problem = Contraction((rows, 768), (columns, 768), ((1,), (1,)), ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
     assert CONTRACTION.choose(problem, {}).name == form
+
+
+@needs_onednn
+@pytest.mark.parametrize(
+    ("x", "y", "over", "wide", "form"),
+    [
+        ((512, 2048), (2048, 512), (1, 0), False, "torch"), ((2048, 512), (2048, 512), (0, 0), False, "torch"),
+        ((512, 512), (512, 256), (0, 0), False, "torch"), ((512, 2048), (2048, 512), (1, 0), True, "onednn"),
+        ((512, 2048), (512, 2048), (1, 1), False, "onednn"), ((2048, 2048), (2048, 512), (1, 0), False, "onednn"),
+        ((512, 2048), (2048, 520), (1, 0), False, "onednn"), ((256, 128), (128, 512), (1, 0), False, "onednn"),
+        ((1, 8192), (8192, 8192), (1, 0), False, "xla"),
+    ],
+)  # fmt: skip
+def test_sizes_for_which_onednn_is_slow(
+    x: tuple[int, ...], y: tuple[int, ...], over: tuple[int, int], wide: bool, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It reads numbers at a distance of 2 KB, with AVX2."""
+    monkeypatch.setattr(machine, "has_wide_vectors", lambda: wide)
+    monkeypatch.setattr(machine, "is_intels", lambda: False)
+    kind, dims = jax.numpy.dtype("float32"), ((over[0],), (over[1],))
+    problem = Contraction(x, y, dims, ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
+    assert CONTRACTION.choose(problem, {}).name == form
+
+
+@pytest.mark.parametrize("wide", [True, False])
+def test_weight_gradient_for_which_onednn_is_slow(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kernel of one place."""
+    monkeypatch.setattr(machine, "has_wide_vectors", lambda: wide)
+    monkeypatch.setattr(weight_gradients, "has_wide_vectors", lambda: wide)
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 512, 14, 14), torch.randn(128, 512, 1, 1, requires_grad=True)
+    with taken() as forms:
+        out = compiled(lambda weight: F.conv2d(x, weight, stride=2), {})(weight)
+        upstream = torch.randn_like(out)
+        (mine,) = torch.autograd.grad(out, weight, upstream)
+    (theirs,) = torch.autograd.grad(F.conv2d(x, weight, stride=2), weight, upstream)
+    torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
+    assert [name for op, name in forms if op == "weight_gradient"] == ["product" if wide else "columns"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

@@ -103,9 +103,9 @@ def _fits_torch(problem: Contraction) -> bool:
 
 # Matrices of at most so many rows and columns, and so many of them that a call for each takes most of the time of XLA's own form and
 # oneDNN's: twice that of MKL's, which has one call for all. Still smaller ones, with sums of at most so many products, are fastest term by
-# term. torch is called for what takes longer than the call.
+# term. torch is called for what takes longer than the call; with larger matrices, for what saves more of oneDNN's time than that.
 _SMALL, _TINY, _SHORT, _MANY = 32, 16, 8, 16
-_WORTH_A_CALL = 400_000
+_WORTH_A_CALL, _WORTH_ANOTHER_KERNEL = 400_000, 32_000_000
 
 
 def _are_tiny(problem: Contraction) -> bool:
@@ -116,12 +116,16 @@ def _are_tiny(problem: Contraction) -> bool:
 def _suits_torch(problem: Contraction) -> bool:
     """oneDNN's kernels take up to 2.5 times as long as MKL's where y is read along its rows, or x along its columns: the gradients of a
     linear layer. For the layer itself they are as fast, and add the bias and apply the activation in the same pass. On processors that
-    are not Intel's, MKL's take 2.2 times as long as oneDNN's throughout (AMD EPYC, family 26)."""
+    are not Intel's, MKL's take 2.2 times as long as oneDNN's throughout (AMD EPYC, family 26), or as long where there is AVX2 alone, but
+    for some sizes."""
     inner = problem.x[problem.over[0][0]]
     if len(problem.x) > 2:
         are_small = min(problem.rows, problem.columns) > 1 and max(problem.rows, problem.columns, inner) <= _SMALL
         is_enough = math.prod(problem.x[:-2]) >= _MANY and problem.products >= _WORTH_A_CALL
         return are_small and is_enough and not _are_tiny(problem)
+    across = problem.over[0] == (0,), problem.over[1] == (1,)
+    if onednn.is_slow(problem.rows, problem.columns, *across, problem.dtype):
+        return min(problem.rows, problem.columns) >= 64 and problem.products >= _WORTH_ANOTHER_KERNEL
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
 

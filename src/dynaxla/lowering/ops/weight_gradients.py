@@ -67,7 +67,12 @@ def _fits_product(problem: WeightGradient) -> bool:
     return plain and onednn.takes(problem.dtype)
 
 
-@WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product)
+def _suits_product(problem: WeightGradient) -> bool:
+    out, channels = problem.weight[:2]
+    return not _suits_columns(problem) or not onednn.is_slow(out, channels, True, False, problem.dtype)
+
+
+@WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product, suits=_suits_product)
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
     """For kernels of one place: the product of two matrices with a row for each window."""
     rows = channels_last(x)

@@ -242,7 +242,8 @@ def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, upstream = operands
-        rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(space) for pad in (problem.padding[dim],) * 2)])
+        if any(problem.padding):
+            rows = torch.constant_pad_nd(rows, [0, 0, *(pad for dim in reversed(space) for pad in (problem.padding[dim],) * 2)])
         batch, *steps, place = rows.stride()
         moves = [step * stride for step, stride in zip(steps, problem.stride, strict=True)]
         inside = [step * dilation for step, dilation in zip(steps, problem.dilation, strict=True)]

@@ -234,7 +234,7 @@ def test_columns_in_blocks(
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("has_wide_vectors", [True, False])
+@pytest.mark.parametrize("has_avx2_alone", [False, True])
 @pytest.mark.parametrize(
     ("x", "weight", "padding", "groups", "form"),
     [
@@ -242,9 +242,10 @@ def test_columns_in_blocks(
         ((4, 64, 14, 14), (64, 1, 3, 3), 1, 64, "torch"),
         ((4, 32, 100), (32, 1, 31), 15, 32, "sums"),
         ((1, 64, 7, 7), (64, 64, 3, 3), 1, 1, "columns"),
-        ((4, 64, 14, 14), (64, 64, 3, 3), 1, 1, "torch by wide vectors, else columns"),
+        ((4, 64, 14, 14), (64, 64, 3, 3), 1, 1, "columns with AVX2, else torch"),
         ((4, 64, 14, 14), (48, 64, 3, 3), 1, 1, "torch"),
         ((1, 3, 64, 64), (64, 3, 7, 7), 3, 1, "torch"),
+        ((1, 16, 6, 6, 6), (64, 16, 3, 3, 3), 1, 1, "torch"),
         ((2, 32, 300), (32, 32, 3), 1, 1, "taps"),
         ((2, 32, 300), (32, 32, 5), 1, 1, "torch"),
     ],
@@ -255,12 +256,12 @@ def test_which_weight_gradient(
     padding: int,
     groups: int,
     form: str,
-    has_wide_vectors: bool,
+    has_avx2_alone: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(weight_gradients, "has_wide_vectors", lambda: has_wide_vectors)
+    monkeypatch.setattr(machine, "has_avx2_alone", lambda: has_avx2_alone)
     if " else " in form:
-        form = form.split()[0 if has_wide_vectors else -1]
+        form = form.split()[0 if has_avx2_alone else -1]
     kernel = torch.randn(weight, requires_grad=True)
     convolve = getattr(F, f"conv{len(x) - 2}d")
     with taken() as forms:
@@ -387,31 +388,40 @@ def test_ways_of_a_layer(rows: int, columns: int, dtype: str, form: str) -> None
 
 @needs_onednn
 @pytest.mark.parametrize(
-    ("x", "y", "over", "wide", "form"),
+    ("x", "y", "over", "avx2", "form"),
     [
-        ((512, 2048), (2048, 512), (1, 0), False, "torch"), ((2048, 512), (2048, 512), (0, 0), False, "torch"),
-        ((512, 512), (512, 256), (0, 0), False, "torch"), ((512, 2048), (2048, 512), (1, 0), True, "onednn"),
-        ((512, 2048), (512, 2048), (1, 1), False, "onednn"), ((2048, 2048), (2048, 512), (1, 0), False, "onednn"),
-        ((512, 2048), (2048, 520), (1, 0), False, "onednn"), ((256, 128), (128, 512), (1, 0), False, "onednn"),
-        ((1, 8192), (8192, 8192), (1, 0), False, "xla"),
+        ((512, 2048), (2048, 512), (1, 0), True, "torch"), ((2048, 512), (2048, 512), (0, 0), True, "torch"),
+        ((512, 512), (512, 256), (0, 0), True, "torch"), ((512, 2048), (2048, 512), (1, 0), False, "onednn"),
+        ((512, 2048), (512, 2048), (1, 1), True, "onednn"), ((2048, 2048), (2048, 512), (1, 0), True, "onednn"),
+        ((512, 2048), (2048, 520), (1, 0), True, "onednn"), ((256, 128), (128, 512), (1, 0), True, "onednn"),
+        ((1, 8192), (8192, 8192), (1, 0), True, "xla"),
     ],
 )  # fmt: skip
 def test_sizes_for_which_onednn_is_slow(
-    x: tuple[int, ...], y: tuple[int, ...], over: tuple[int, int], wide: bool, form: str, monkeypatch: pytest.MonkeyPatch
+    x: tuple[int, ...], y: tuple[int, ...], over: tuple[int, int], avx2: bool, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It reads numbers at a distance of 2 KB, with AVX2."""
-    monkeypatch.setattr(machine, "has_wide_vectors", lambda: wide)
+    monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
     monkeypatch.setattr(machine, "is_intels", lambda: False)
     kind, dims = jax.numpy.dtype("float32"), ((over[0],), (over[1],))
     problem = Contraction(x, y, dims, ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
     assert CONTRACTION.choose(problem, {}).name == form
 
 
-@pytest.mark.parametrize("wide", [True, False])
-def test_weight_gradient_for_which_onednn_is_slow(wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mkl_stays_intels_for_what_is_too_small_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "has_avx2_alone", lambda: True)
+    kind = jax.numpy.dtype("float32")
+    problem = Contraction((256, 128), (128, 512), ((1,), (0,)), ((), ()), kind, kind, jax.lax.Precision.HIGHEST, "cpu")
+    for is_intels in (True, False):
+        monkeypatch.setattr(machine, "is_intels", lambda is_intels=is_intels: is_intels)
+        assert (CONTRACTION.choose(problem, {}).name == "torch") is is_intels
+
+
+@needs_onednn
+@pytest.mark.parametrize("avx2", [True, False])
+def test_weight_gradient_for_which_onednn_is_slow(avx2: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a kernel of one place."""
-    monkeypatch.setattr(machine, "has_wide_vectors", lambda: wide)
-    monkeypatch.setattr(weight_gradients, "has_wide_vectors", lambda: wide)
+    monkeypatch.setattr(machine, "has_avx2_alone", lambda: avx2)
     torch.manual_seed(0)
     x, weight = torch.randn(2, 512, 14, 14), torch.randn(128, 512, 1, 1, requires_grad=True)
     with taken() as forms:
@@ -420,7 +430,7 @@ def test_weight_gradient_for_which_onednn_is_slow(wide: bool, monkeypatch: pytes
         (mine,) = torch.autograd.grad(out, weight, upstream)
     (theirs,) = torch.autograd.grad(F.conv2d(x, weight, stride=2), weight, upstream)
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-3)
-    assert [name for op, name in forms if op == "weight_gradient"] == ["product" if wide else "columns"]
+    assert [name for op, name in forms if op == "weight_gradient"] == ["columns" if avx2 else "product"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

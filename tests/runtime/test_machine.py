@@ -77,7 +77,9 @@ def test_sources_are_known_until_one_changes(tmp_path: Path, monkeypatch: pytest
     assert machine.sources() not in hashes
 
 
-@pytest.mark.parametrize(("flags", "wide"), [("avx2 avx512f avx512bw", True), ("avx avx2", False)])
-def test_vectors(flags: str, wide: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "wide", "avx2_alone"), [("avx2 avx512f avx512bw", True, False), ("avx avx2", False, True), ("asimd", False, False)]
+)
+def test_vectors(flags: str, wide: bool, avx2_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "processor_facts", lambda: f"flags\t\t: fpu {flags} sha_ni\n")
-    assert machine.has_wide_vectors() is wide
+    assert (machine.has_wide_vectors(), machine.has_avx2_alone()) == (wide, avx2_alone)

@@ -70,3 +70,8 @@ def is_intels() -> bool:
 def has_wide_vectors() -> bool:
     """Whether this machine's processor computes with vectors of 512 bits."""
     return "avx512f" in processor_facts()
+
+
+def has_avx2_alone() -> bool:
+    """Whether this machine's processor is an x86 that computes with vectors of 256 bits at most."""
+    return "avx2" in processor_facts() and not has_wide_vectors()

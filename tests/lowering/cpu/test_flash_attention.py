@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from compare import assert_equal
@@ -11,6 +13,9 @@ from single_op import Call, run_ops
 from torch.nn import functional as F
 
 from dynaxla.config import Options
+from dynaxla.lowering.forms import Operand
+from dynaxla.lowering.ops import attention_forms
+from dynaxla.lowering.ops.attention_forms import Problem
 
 ATTENTION = F.scaled_dot_product_attention
 FORCED = {"attention": "torch", "attention_gradient": "torch"}
@@ -112,7 +117,7 @@ def test_numbers_of_a_row_that_are_no_neighbours(kernels: list[int]) -> None:
     ("change", "taken"),
     [
         ({}, True),
-        ({"rows": 512, "columns": 159}, False),
+        ({"rows": 6000, "columns": 159}, False),
         ({"rows": 1000, "columns": 200}, False),
         ({"dtype": torch.bfloat16}, False),
         ({"dtype": torch.float64}, False),
@@ -131,9 +136,24 @@ def test_where_they_are_taken(change: dict[str, Any], taken: bool, kernels: list
     assert bool(kernels) is taken
 
 
-def test_dropout_has_no_such_kernel(kernels: list[int]) -> None:
-    q, k, v = of_tokens(600, 600)
-    torch._dynamo.reset()
-    compiled = torch.compile(twice, backend="dynaxla", fullgraph=True, options={"forms": FORCED})
-    assert torch.isfinite(compiled(q, k, v, dropout_p=0.3)).all()
-    assert not kernels
+WHOLE = Operand((2, 8, 1024, 64), np.dtype(np.float32))
+PLAIN = Problem(WHOLE, WHOLE, WHOLE, None, False, 0.125, False, False, "cpu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"has_dropout": True},
+        {"wants_mask_gradient": True},
+        {"platform": "tpu"},
+        {"key": replace(WHOLE, shape=(2, 2, 1024, 64)), "value": replace(WHOLE, shape=(2, 2, 1024, 64))},
+        {"value": replace(WHOLE, shape=(2, 8, 1024, 32))},
+        {"mask": Operand((1024, 1024), np.dtype(np.bool_))},
+        {"mask": Operand((8, 1024, 1024), np.dtype(np.float32))},
+    ],
+    ids=str,
+)
+def test_what_they_do_not_compute(change: dict[str, Any]) -> None:
+    for forms in (attention_forms.ATTENTION, attention_forms.ATTENTION_GRADIENT):
+        assert forms.choose(PLAIN, FORCED).name == "torch"
+        assert forms.choose(replace(PLAIN, **change), FORCED).name == "xla"

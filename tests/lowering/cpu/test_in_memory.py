@@ -113,7 +113,7 @@ def test_slices_of_a_gradient(tmp_path: Path) -> None:
     assert_equal(mine, theirs, tolerance=(1e-3, 1e-3))
     (program,) = tmp_path.glob("*backward*.hlo.txt")
     fusions = [line.partition(" fusion(")[2].partition(")")[0] for line in program.read_text().splitlines() if " fusion(" in line]
-    assert max(operands.count("%") for operands in fusions) <= 13
+    assert max(operands.count("%") for operands in fusions) <= 13, "four slices, and what the first norm's gradient is made of"
 
 
 def test_a_part_alone_is_computed_alone(tmp_path: Path) -> None:

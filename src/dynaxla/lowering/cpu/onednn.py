@@ -73,7 +73,7 @@ _CRITICAL_DISTANCE = 512
 def is_slow(rows: int, columns: int, transpose_x: bool, transpose_y: bool, dtype: DType) -> bool:
     """Whether oneDNN's product misses the cache at each step: it takes 1.1 to 1.9 times as long as MKL's with AVX2. Arguments: as for
     `matmul`; rows and columns are the result's."""
-    if machine.has_wide_vectors() or dtype != np.float32:
+    if not machine.has_avx2_alone() or dtype != np.float32:
         return False
     distances = ([rows] if transpose_x else []) + ([] if transpose_y else [columns])
     return 1 / rows + 1 / columns >= _NO_COPY and any(distance % _CRITICAL_DISTANCE == 0 for distance in distances)

@@ -124,8 +124,9 @@ def _suits_torch(problem: Contraction) -> bool:
         is_enough = math.prod(problem.x[:-2]) >= _MANY and problem.products >= _WORTH_A_CALL
         return are_small and is_enough and not _are_tiny(problem)
     across = problem.over[0] == (0,), problem.over[1] == (1,)
-    if onednn.is_slow(problem.rows, problem.columns, *across, problem.dtype):
-        return min(problem.rows, problem.columns) >= 64 and problem.products >= _WORTH_ANOTHER_KERNEL
+    is_worth_it = min(problem.rows, problem.columns) >= 64 and problem.products >= _WORTH_ANOTHER_KERNEL
+    if is_worth_it and onednn.is_slow(problem.rows, problem.columns, *across, problem.dtype):
+        return True
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
 

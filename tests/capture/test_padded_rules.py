@@ -57,6 +57,8 @@ REDUCTIONS: Functions = [
     lambda x, y, n, t: (n * 5) % y.shape[1] + n * 7 // y.shape[1] + torch.div(n * 9, y.shape[1], rounding_mode="trunc"),
     lambda x, y, n, t: (y * 9) % y.shape[1] + torch.fmod(y * 9, y.shape[0]) + (y * 9) // y.shape[1],
     lambda x, y, n, t: y.exp().cumsum(0),
+    lambda x, y, n, t: F.glu(x, -1),
+    lambda x, y, n, t: torch.ops.aten.glu_backward(x[..., :2] + 1, x, -1),
     lambda x, y, n, t: y.softmax(-1),
     lambda x, y, n, t: (y - 9).log_softmax(0),
     lambda x, y, n, t: x.view(-1, 4).sigmoid().mean(0),

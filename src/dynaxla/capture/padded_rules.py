@@ -370,6 +370,24 @@ def _cat(masks: Masks, node: Node) -> Extents:
     return tuple(around)
 
 
+@rule(aten.glu.default)
+def _glu(masks: Masks, node: Node) -> Extents:
+    source = node.args[0]
+    assert isinstance(source, Node)
+    extents = masks.of(source)
+    dim = wrap(argument(node, "dim"), len(extents))
+    masks.unpadded(source, [dim])
+    return replaced(extents, dim, Extent.of(size_of(value(node).shape[dim])))
+
+
+@rule(aten.glu_backward.default)
+def _glu_backward(masks: Masks, node: Node) -> Extents:
+    grad, source = (masks.of(operand) for operand in node.args[:2])
+    dim = wrap(argument(node, "dim"), len(source))
+    masks.unpadded(node.args[1], [dim])
+    return broadcast([replaced(grad, dim, source[dim]), source])
+
+
 @rule(aten.select_backward.default)
 def _select_backward(masks: Masks, node: Node) -> Extents:
     grad, _, dim, index = node.args

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from compare import assert_equal
 from lowering.table import ROWS
 from lowering.table.rows import Op
@@ -88,7 +90,7 @@ def test_where_it_is_worth_a_call(function: Callable[[torch.Tensor], torch.Tenso
 
 def test_gradients() -> None:
     def function(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        y = torch.nn.functional.layer_norm(x.sin(), (1000,), w, b)
+        y = F.layer_norm(x.sin(), (1000,), w, b)
         return y.cumsum(-1).sort(-1).values.median(-1).values
 
     found = []
@@ -99,6 +101,27 @@ def test_gradients() -> None:
         result.sum().backward()
         found.append([result.detach(), *(leaf.grad for leaf in leaves)])
     assert_equal(found[1], found[0], tolerance=(1e-4, 1e-4))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_gradients_of_bags(mode: str) -> None:
+    """They read what the kernel has kept for them. The second bag is empty."""
+    indices, starts = torch.tensor([1, 2, 4, 1, 0, 3, 3, 1, 2]), torch.tensor([0, 3, 3, 7])
+
+    def function(w: torch.Tensor, weights: torch.Tensor) -> list[torch.Tensor]:
+        bag = functools.partial(F.embedding_bag, indices, w, mode=mode)
+        found = [bag(starts), bag(starts, padding_idx=1), bag(F.pad(starts, (0, 1), value=9), include_last_offset=True)]
+        return [*found, bag(starts, per_sample_weights=weights)] if mode == "sum" else found
+
+    found = []
+    options = {"forms": {"kernel": "torch", **PROGRAMS}}
+    for run in (function, torch.compile(function, backend="dynaxla", fullgraph=True, options=options)):
+        leaves = [torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_() for shape in ((5, 3), (9,))]
+        results = run(*leaves)
+        grads = torch.autograd.grad(sum(result.sin().sum() for result in results), leaves, materialize_grads=True, allow_unused=True)
+        found.append([*(result.detach() for result in results), *grads])
+    assert_equal(found[1], found[0])
+    assert kernels(lambda: run(*leaves)) == len(results)
 
 
 def test_under_jax_there_are_none() -> None:

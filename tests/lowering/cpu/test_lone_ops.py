@@ -42,6 +42,8 @@ def ran_by_torch() -> bool:
         (lambda x: x.chunk(2)[1] @ x, True),
         (lambda x: x.new_zeros(SIDE, SIDE).scatter(0, torch.zeros(1, SIDE, dtype=torch.int64), x), True),
         (lambda x: x.sort(0).values, True),
+        (lambda x: torch.matrix_exp(x[:200, :200] / 200), True),  # a small op in front of a kernel
+        (lambda x: F.glu(x), True),
         (lambda x: x[:, 5:].clone(), True),  # runs of numbers with gaps between them
         (lambda x: x.unfold(1, 9, 3).contiguous(), True),
         (lambda x: x[0].expand(SIDE, SIDE).contiguous(), True),

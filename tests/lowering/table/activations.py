@@ -24,6 +24,8 @@ ROWS: list[Op] = [
     Op(aten.gelu_backward.default, lambda make, n: [
         (make(n, 3), make(n, 3), Keywords(approximate=approximate)) for approximate in ("none", "tanh")
     ], FLOATS),
+    Op(aten.glu.default, lambda make, n: [(make(n, 4),), (make(n, 4, 3), 1), (make(2, n), 0)], FLOATS),
+    Op(aten.glu_backward.default, lambda make, n: [(make(n, 2), make(n, 4), -1), (make(n, 2, 3), make(n, 4, 3), 1)], FLOATS),
     Op(aten.softplus_backward.default, same(2, 2.0, 2.0), FLOATS),
     Op(aten.log_sigmoid_forward.default, same(1), FLOATS, without=NO_ORDER),
     Op(aten.log_sigmoid_backward.default, lambda make, n: [(make(n, 3), x := make(n, 3), torch.exp(-x.abs()))], FLOATS, gradient=False),

@@ -117,6 +117,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     # Moves and sums that XLA does number by number.
     aten._adaptive_avg_pool3d.default: _floats(5),
     aten._adaptive_avg_pool3d_backward.default: _floats(5),
+    aten._embedding_bag.default: _floats(0.5),
     aten._embedding_bag_forward_only.default: _floats(0.5),
     aten._pdist_backward.default: _floats(100),
     aten._pdist_forward.default: _floats(100),

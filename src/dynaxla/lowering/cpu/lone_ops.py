@@ -214,9 +214,10 @@ class Op:
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph of such ops, and of others whose form is torch's kernel. Attributes: ops; platform."""
+    """A graph of such ops, and of others whose form is torch's kernel. Attributes: ops; kernels (how many others); platform."""
 
     ops: tuple[Op, ...]
+    kernels: int
     platform: str
 
     def __str__(self) -> str:
@@ -227,9 +228,10 @@ GRAPH: Forms[Problem] = Forms("graph")
 
 
 def _suits(problem: Problem) -> bool:
-    """Small ops cost torch microseconds each; they count where they are many beside the large ones."""
+    """Small ops cost torch microseconds each; they count where they are many beside the large ones, and those whose form is its kernel."""
     large = [op for op in problem.ops if op.numbers >= LARGE]
-    return 2 * len(large) >= len(problem.ops) and all(op.dense and not _is_faster_by_xla(op) for op in large)
+    small = len(problem.ops) - len(large)
+    return len(large) + problem.kernels >= small and all(op.dense and not _is_faster_by_xla(op) for op in large)
 
 
 def _is_faster_by_xla(op: Op) -> bool:
@@ -256,11 +258,13 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
     updates = {node: update for node in computed if (update := update_of(node)) is not None}
     changed = {update.changed for update in updates.values()}
+    kernels = 0
     for node in computed:
         if node in changed:  # in place: it and the node that puts it back are one
             continue
         ctx.node = node
         if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
+            kernels += 1
             continue
         if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten" or node.target._schema.is_mutable:
             return False
@@ -272,7 +276,7 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
             if any(each.target not in _UNFUSED for each in (node, *computed_before)) and computed_before:
                 return False
             alone[node] = _described(node.target, operands, ctx)
-    return bool(computed) and ctx.choose(GRAPH, Problem(tuple(alone.values()), ctx.platform)).run()
+    return bool(computed) and ctx.choose(GRAPH, Problem(tuple(alone.values()), kernels, ctx.platform)).run()
 
 
 def _is_free(node: Node) -> bool:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import torch
 from jax import Array, lax
 
@@ -52,7 +52,7 @@ def _sigmoid_backward(grad: Array, out: Array) -> Array:
 
 
 def _conjugate(x: Array) -> Array:
-    return lax.conj(x) if jax.numpy.iscomplexobj(x) else x
+    return lax.conj(x) if jnp.iscomplexobj(x) else x
 
 
 def _silu(x: Array) -> Array:
@@ -252,6 +252,33 @@ def softplus_backward(grad: Array, x: Array, beta: float, limit: float) -> Array
         return lax.select(lax.gt(scaled, number(limit, x.dtype)), grad, lax.mul(grad, lax.logistic(scaled)))
 
     return _apply(function, grad, x)
+
+
+@lowers(aten.glu.default)
+def glu(x: Array, dim: int = -1) -> Array:
+    """The first half of x along a dimension, times the sigmoid of the second.
+
+    Shape:  x (..., 2 n, ...) gives (..., n, ...).
+    """
+    left, right = jnp.split(x, 2, dim)
+    return _apply(lambda left, right: lax.mul(left, lax.logistic(right)), left, right)
+
+
+@lowers(aten.glu_backward.default)
+def glu_backward(grad: Array, x: Array, dim: int) -> Array:
+    """The gradient of what glu got.
+
+    Shape:  grad (..., n, ...), x (..., 2 n, ...) give (..., 2 n, ...).
+    """
+
+    def of_left(grad: Array, right: Array) -> Array:
+        return lax.mul(grad, lax.logistic(right))
+
+    def of_right(grad: Array, left: Array, right: Array) -> Array:
+        return lax.mul(_sigmoid_backward(grad, lax.logistic(right)), left)
+
+    left, right = jnp.split(x, 2, dim)
+    return jnp.concatenate([_apply(of_left, grad, right), _apply(of_right, grad, left, right)], dim)
 
 
 @lowers(aten.log_sigmoid_forward.default)

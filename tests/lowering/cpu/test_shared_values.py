@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 
 import pytest
 import torch
 from hand_made import Builder
 from torch.fx import Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from dynaxla.lowering.cpu.shared_values import shared_values
 
@@ -40,3 +42,26 @@ def test_which_values(platform: str) -> None:
     graph = build.module(*outputs).graph
     wanted = {values["both"], values["returned"], values["by a view"], values["a bias's gradient"]} if platform == "cpu" else set()
     assert shared_values(graph, platform) == wanted
+
+
+@pytest.mark.parametrize(
+    ("function", "size", "is_shared"),
+    [
+        (lambda x: x.exp().neg(), 32, True),  # all of it, in one loop
+        (lambda x: torch.polar(x, x).real + 1, 32, True),
+        (lambda x: (x + 1) * 2, 32, False),  # costs nothing
+        (lambda x: x.exp().neg(), 8, False),  # few
+        (lambda x: x.exp().neg().view(-1, 1), 32, False),  # once for each row
+        (lambda x: (x.exp() @ x).neg(), 32, False),  # the product is in memory
+    ],
+)
+def test_functions_of_what_is_read_many_times(function: Callable[..., torch.Tensor], size: int, is_shared: bool) -> None:
+    """XLA would compute them for each reading."""
+
+    def spread(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        value = function(x)
+        return y.view(4, *value.shape) * value
+
+    graph = make_fx(spread)(torch.rand(size, size), torch.rand(4, size, size)).graph
+    product = next(reversed(graph.find_nodes(op="call_function", target=aten.mul.Tensor)))
+    assert shared_values(graph, "cpu") == ({product.args[1]} if is_shared else set())

@@ -92,6 +92,36 @@ def test_gradients_of_expanded_indices() -> None:
     check_gradients(function, torch.randn(6, 4), torch.randn(5, 4), constants=[index])
 
 
+@pytest.mark.parametrize("places", [(4, 3, 1), (1, 3, 5), (4, 3, 5), (2, 3, 1)], ids=str)
+def test_indices_that_differ_along_some_dimensions(places: tuple[int, int, int]) -> None:
+    """Tokens chosen from each sequence, with all their features; points that are the same for all. In (2, 3, 1) some rows get none."""
+    index = torch.randint(0, 6, places)
+    sizes = [places[0] if places[0] > 1 else 4, 3, 5]
+
+    def function(x: torch.Tensor, y: torch.Tensor, index: torch.Tensor) -> Any:
+        index = index.expand(sizes)
+        return (
+            *[x.scatter_reduce(1, index, y, way, include_self=own) for way in ("mean", "amax") for own in (True, False)],
+            x.scatter_add(1, index, y),
+            x.scatter_add(1, index[:, :, :4], y),
+            x.half().scatter_add(1, index, y.half()),
+            x.permute(2, 1, 0).scatter_add(1, index.transpose(0, 2), y.permute(2, 1, 0)),
+            x.permute(1, 2, 0).scatter_add(0, index.permute(1, 2, 0), y.permute(1, 2, 0)),
+            x.gather(1, index),
+            x.gather(-2, index[:, :1]),
+            x.permute(2, 1, 0).gather(1, index.transpose(0, 2)),
+        )
+
+    def taken(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return x.mT.gather(2, index.expand(sizes).mT)
+
+    x = torch.randn(4, 6, 5)
+    check(function, x, torch.randn(sizes), index)
+    check_gradients(taken, x, constants=[index])
+    with pytest.raises(RuntimeError, match=r"index .*out of bounds for dimension 2"):
+        torch.compile(taken, backend="dynaxla")(x, index + 6)
+
+
 def test_scatter() -> None:
     index = torch.tensor([[[0], [3]], [[1], [0]]]).expand(2, 2, 3)
     repeated = torch.randint(0, 2, (4, 3, 2))

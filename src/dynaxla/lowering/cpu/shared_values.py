@@ -36,6 +36,30 @@ _REREADERS = frozenset(
     ]
 )
 
+# Functions that XLA's loops compute for each number, and what it makes of complex ones.
+_FUNCTIONS = frozenset(
+    [
+        aten.cos.default,
+        aten.erf.default,
+        aten.erfinv.default,
+        aten.exp.default,
+        aten.exp2.default,
+        aten.expm1.default,
+        aten.log.default,
+        aten.log1p.default,
+        aten.polar.default,
+        aten.pow.Scalar,
+        aten.pow.Tensor_Scalar,
+        aten.pow.Tensor_Tensor,
+        aten.sigmoid.default,
+        aten.sin.default,
+        aten.softplus.default,
+        aten.tanh.default,
+    ]
+)
+# As many numbers as are worth a loop of their own, if another one reads each so many times.
+_NUMBERS, _TIMES = 1024, 4
+
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:
     """The nodes of a graph whose values all readers should find in memory: see in_memory.py."""
@@ -52,7 +76,41 @@ def _is_shared(node: Node) -> bool:
     readers = _readers(node)
     if any(reader.target in _REREADERS and reader.args[0] is gradient for reader, gradient in readers):
         return True
-    return any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers)
+    if any(reader.target in _READERS for reader, _ in readers) and any(_rereads(*reader) for reader in readers):
+        return True
+    return any(_repeats(reader, given, node) for reader, given in readers) and _has_function(node)
+
+
+def _repeats(reader: Node, given: Node, node: Node) -> bool:
+    """Whether a loop over more numbers would compute a node's anew for each of them. given: the node, or the view of it that is read.
+
+    Along the last dimension that loop computes a number once.
+    """
+    if not _is_pointwise(reader):
+        return False
+    size, read, value = node.meta["val"].numel(), reader.meta["val"].numel(), given.meta["val"]
+    if not all(isinstance(number, int) for number in (size, read)) or size < _NUMBERS or read < _TIMES * size:
+        return False
+    return value.dim() > 0 and value.shape[-1] != 1 and value.stride(-1) != 0
+
+
+def _has_function(node: Node) -> bool:
+    """Whether a node's loop computes a function."""
+    seen, left = set(), [node]
+    while left:
+        if (each := left.pop()) in seen or not (_is_pointwise(each) or is_view(each)):
+            continue
+        if each.target in _FUNCTIONS:
+            return True
+        seen.add(each)
+        left += each.all_input_nodes
+    return False
+
+
+def _is_pointwise(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload) or not isinstance(node.meta.get("val"), torch.Tensor):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target in (aten._to_copy.default, aten.polar.default)
 
 
 def _is_cut(node: Node) -> bool:

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from jax import Array, lax
 from jax import numpy as jnp
+from torch.fx import Node
 
 from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
+from ..graphs import is_view
 from ..promotion import broadcast, broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, refuse_unless, require_index
@@ -144,8 +146,28 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
     Shape:  that of `indices`.
     Dtype:  that of x.
     """
+    dim = wrap(dim, x.ndim)
+    wide = expanded_dims(ctx, x, dim, indices)
+    indices = first_along(indices, wide)
     require_elements(ctx, x, dim, indices)
-    return gather(x, dim, indices)
+    return gather(x, dim, indices, wide)
+
+
+def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int, ...]:
+    """The dimensions but `dim` along which the graph itself repeats the current node's third argument, its indices, for all of x. Of an
+    input, strides say nothing: a JAX array has none."""
+    source = ctx.node.args[2]
+    while is_view(source) and isinstance(source.args[0], Node):
+        source = source.args[0]
+    if 0 in ctx.spec(source).stride or x.ndim != indices.ndim:
+        return ()
+    stride = ctx.input(2).stride
+    return tuple(d for d, size in enumerate(x.shape) if d != dim and stride[d] == 0 and size == indices.shape[d] > 0)
+
+
+def first_along(x: Array, dims: Sequence[int]) -> Array:
+    """The first slice of each of these dimensions, which are of size 1 then."""
+    return lax.slice(x, [0] * x.ndim, [1 if d in dims else size for d, size in enumerate(x.shape)])
 
 
 def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
@@ -155,34 +177,37 @@ def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
     require_index(ctx, indices, size, RuntimeError, f"index is out of bounds for dimension {dim} with size {size}", argument(ctx, 2))
 
 
-def gather(x: Array, dim: int, indices: Array) -> Array:
-    """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions.
+def gather(x: Array, dim: int, indices: Array, wide: tuple[int, ...] = ()) -> Array:
+    """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions. Along those of
+    `wide` they are of size 1, and hold for all of x.
 
-    Shape:  that of `indices`.
+    Shape:  that of `indices`, along `wide` that of x.
     Dtype:  that of x.
     """
     if x.ndim == 0:
         return expand(x, indices.shape)
+    dim = wrap(dim, x.ndim)
     if indices.size == 0 or x.size == 0:
-        return lax.full(indices.shape, 0, x.dtype)
+        return lax.full([x.shape[d] if d in wide else size for d, size in enumerate(indices.shape)], 0, x.dtype)
     if indices.ndim == 0:
         return lax.reshape(take_along(x, 0, indices), ())
-    dim = wrap(dim, x.ndim)
     if x.ndim == 1:
         return take_along(x, 0, indices)
-    kept = tuple(size if d == dim else indices.shape[d] for d, size in enumerate(x.shape))
+    kept = tuple(size if d == dim or d in wide else indices.shape[d] for d, size in enumerate(x.shape))
     if kept != x.shape:
         x = lax.slice(x, [0] * x.ndim, kept)
-    others = tuple(d for d in range(x.ndim) if d != dim)
+    own = [d for d in range(x.ndim) if d not in wide]  # the dimensions of the indices
+    others = tuple(d for d in own if d != dim)
     numbers = lax.GatherDimensionNumbers(
-        offset_dims=(),
+        offset_dims=wide,
         collapsed_slice_dims=(dim,),
         start_index_map=(dim,),
         operand_batching_dims=others,
-        start_indices_batching_dims=others,
+        start_indices_batching_dims=tuple(own.index(d) for d in others),
     )
-    coordinates = lax.expand_dims(indices, [indices.ndim])
-    return lax.gather(x, coordinates, numbers, (1,) * x.ndim, mode=lax.GatherScatterMode.CLIP)
+    coordinates = lax.expand_dims(lax.squeeze(indices, wide), [len(own)])
+    sizes = [size if d in wide else 1 for d, size in enumerate(x.shape)]
+    return lax.gather(x, coordinates, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
 
 
 @lowers(aten.take.default)

@@ -14,17 +14,26 @@ import jax
 import numpy as np
 import torch
 from jax import Array, lax
-from torch.fx import Node
 
 from ...errors import UnsupportedOp
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
-from ..graphs import is_view
 from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, require_index
-from .indexing import Picks, clamped, from_front, ordinals, require_elements, require_flat, require_indices, take_along
+from .indexing import (
+    Picks,
+    clamped,
+    expanded_dims,
+    first_along,
+    from_front,
+    ordinals,
+    require_elements,
+    require_flat,
+    require_indices,
+    take_along,
+)
 
 aten = torch.ops.aten
 
@@ -82,16 +91,22 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
     return convert(lax.div(total, count), x.dtype)
 
 
-def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    """x[..., indices[i], ...] is combined with source[..., i, ...]."""
+def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str, others: Sequence[int] = ()) -> Array:
+    """x[..., indices[i], ...] is combined with source[..., i, ...].
+
+    others: the dimensions along which the indices differ, which they have, too, in the same order.
+    """
     if x.size == 0 or source.size == 0:
         return x
+    own = sorted((dim, *others))
     numbers = lax.ScatterDimensionNumbers(
-        update_window_dims=tuple(d for d in range(x.ndim) if d != dim),
+        update_window_dims=tuple(d for d in range(x.ndim) if d not in own),
         inserted_window_dims=(dim,),
         scatter_dims_to_operand_dims=(dim,),
+        operand_batching_dims=tuple(others),
+        scatter_indices_batching_dims=tuple(own.index(d) for d in others),
     )
-    return _scatter(x, lax.expand_dims(indices, [1]), source, numbers, reduce)
+    return _scatter(x, lax.expand_dims(indices, [indices.ndim]), source, numbers, reduce)
 
 
 def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
@@ -135,22 +150,19 @@ def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Arr
 
 
 def _writing(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
-    """The current node's indices, and what combines a tensor of x's shape with a source where they say. Where they are one row that the
-    graph itself expands, that row, and whole slices are written. Of an input, strides say nothing: a JAX array has none.
+    """The current node's indices, and what combines a tensor of x's shape with a source where they say. If the graph itself has expanded
+    them, what it has expanded, and whole slices are written.
     """
-    others, shape = [d for d in range(x.ndim) if d != dim], indices.shape
-    strides, source = ctx.input(2).stride, ctx.node.args[2]
-    while is_view(source) and isinstance(source.args[0], Node):
-        source = source.args[0]
-    are_one_row = 0 not in ctx.spec(source).stride and all(strides[d] == 0 and shape[d] == x.shape[d] for d in others)
-    if not others or 0 in shape or not are_one_row:
+    shape, wide = indices.shape, expanded_dims(ctx, x, dim, indices)
+    others = [d for d in range(x.ndim) if d != dim and d not in wide]
+    if not wide or 0 in shape or any(shape[d] != x.shape[d] for d in others):
         return indices, lambda into, source, reduce: write_elements(into, dim, indices, source, reduce)
-    row = lax.slice(indices, [0] * x.ndim, [size if d == dim else 1 for d, size in enumerate(shape)])
+    few = first_along(indices, wide)
 
     def write(into: Array, source: Array, reduce: str) -> Array:
-        return write_slices(into, dim, lax.reshape(row, (shape[dim],)), lax.slice(source, [0] * x.ndim, shape), reduce)
+        return write_slices(into, dim, lax.squeeze(few, wide), lax.slice(source, [0] * x.ndim, shape), reduce, others)
 
-    return row, write
+    return few, write
 
 
 @lowers(aten.scatter.src)

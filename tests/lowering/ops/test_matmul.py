@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,14 +44,27 @@ def test_products(dtype: torch.dtype) -> None:
             torch.bmm(b, c),
             torch.bmm(b.transpose(1, 2), b),
             torch.mv(x, v),
+            torch.mv(x.t(), v[:3]),
             torch.dot(v, y[:, 1]),
             torch.vdot(v, y[:, 1]),
             torch.addmv(v[:3], x, v),
+            torch.addmv(v, x.t(), v[:3]),
             torch.outer(v, v),
             torch.einsum("ij,bjk->bik", x, c),
         )
 
     check(function, make(dtype, 3, 5), make(dtype, 5, 4), make(dtype, 2, 3, 5), make(dtype, 2, 5, 4), make(dtype, 5))
+
+
+@pytest.mark.parametrize("function", [lambda x, v: torch.mv(x.t(), v), lambda x, v: torch.addmv(v[:1], x.t(), v)])
+def test_a_transposed_matrix_times_a_vector_is_not_transposed(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    """XLA would go through it column by column."""
+    x, v = torch.randn(300, 200), torch.randn(300)
+    found = torch.compile(function, backend="dynaxla", options={"dump": str(tmp_path)})(x, v)
+    torch.testing.assert_close(found, function(x, v), rtol=1e-4, atol=1e-4)
+    (program,) = tmp_path.glob("*.hlo.txt")
+    assert " dot(" in program.read_text()
+    assert " transpose(" not in program.read_text()
 
 
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)

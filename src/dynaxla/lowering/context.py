@@ -13,7 +13,7 @@ from torch.fx import Node
 from ..runtime.networks import Members
 from ..runtime.same_collectives import Agreement
 from .checks import Checks
-from .cpu.folding import summing
+from .cpu.folding import extrema, summing
 from .eager import eager_on
 from .epilogue import Claims
 from .forms import Choice, expected
@@ -26,11 +26,11 @@ class Context:
     """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
 
     Attributes: platform ("cpu", "cuda", "rocm", "tpu", or PORTABLE: see eager.py); eager (what eager mode does there); settings; choose
-    (the form for a problem: see forms.py); sum (over dimensions, which disappear); node (the FX node being lowered); values (of the nodes
-    so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it calls of
-    torch's: node and arguments that are no tensors); agreement (on the collectives that it calls of torch's); members (the processes whose
-    collectives are XLA's own, if they are to be); turn (what the next kernel with an effect, or collective, waits for); where (on a mesh:
-    the sharding of what is whole on each device).
+    (the form for a problem: see forms.py); sum, max, min (over dimensions, which disappear); node (the FX node being lowered); values (of
+    the nodes so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it
+    calls of torch's: node and arguments that are no tensors); agreement (on the collectives that it calls of torch's); members (the
+    processes whose collectives are XLA's own, if they are to be); turn (what the next kernel with an effect, or collective, waits for);
+    where (on a mesh: the sharding of what is whole on each device).
     """
 
     def __init__(
@@ -52,6 +52,7 @@ class Context:
         self.settings = settings
         self.choose = choose
         self.sum = summing(reorders)
+        self.max, self.min = extrema(reorders)
         self.node: Node
         self.kernels: list[tuple[str, Any]] = []
         self.agreement = Agreement()

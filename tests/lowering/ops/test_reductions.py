@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,57 @@ EXTREMA: dict[str, Case] = {
 @pytest.mark.parametrize("case", cases({**SUMS, **EXTREMA}, {"both": "aminmax has no gradient"}))
 def test_reductions(case: str) -> None:
     check_gradients({**SUMS, **EXTREMA}[case], torch.randn(4, 3, 5).mT)
+
+
+VIEWS: dict[str, Case] = {
+    "transposed": lambda x: x.mT,
+    "turned": lambda x: x.permute(2, 0, 1),
+    "slices of rows": lambda x: x[..., 3:],
+    "slices": lambda x: x[:, 2:],
+    "every second": lambda x: x[:, :, ::2],
+    "transposed slices": lambda x: x[..., 3:].mT,
+    "slices of what is transposed": lambda x: x.mT[..., 1:].detach(),
+    "first slices": lambda x: x[1:],
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_of_what_the_graph_has_moved(view: str) -> None:
+    """It is reduced as it lies in memory, over rows of enough numbers for several steps; so is what is computed of it."""
+    reductions: list[Callable[..., torch.Tensor]] = [
+        torch.sum,
+        torch.mean,
+        torch.amax,
+        torch.amin,
+        torch.nansum,
+        torch.linalg.vector_norm,
+        lambda x, dim=None, keepdim=False: torch.linalg.vector_norm(x, inf, dim, keepdim),
+        lambda x, dim=(), keepdim=False: torch.mean(x * 2, dim, keepdim),
+    ]
+
+    def function(x: torch.Tensor) -> Any:
+        found = []
+        for moved in (VIEWS[view](x), VIEWS[view](x.abs())):
+            found += [reduce(moved) for reduce in (*reductions, torch.prod, torch.aminmax, torch.max)]
+            for dims in ((0,), (1,), (-1,), (0, 1), (0, 2), (2, 1), (0, 1, 2)):
+                found += [reduce(moved, dim=dims, keepdim=keepdim) for reduce in reductions for keepdim in (False, True)]
+            found += [moved.prod(dim) for dim in range(3)] + [moved.aminmax(dim=1), moved.max(0)]
+        return found
+
+    x = torch.randn(35, 70, 40, dtype=torch.float64)
+    x[3, 4, 5] = nan
+    for given in (x, torch.randn(35, 70, 40, dtype=torch.float64)):
+        check(function, given, calls=1)
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, torch.mean, torch.amax, torch.prod, torch.linalg.vector_norm])
+def test_what_is_reduced_is_not_transposed(reduce: Callable[..., torch.Tensor], tmp_path: Path) -> None:
+    """XLA would go through it in large steps."""
+    compiled = torch.compile(lambda x: reduce(x.t()) * 2, backend="dynaxla", options={"dump": str(tmp_path)})
+    compiled(torch.randn(300, 200))
+    (program,) = tmp_path.glob("*.hlo.txt")
+    assert "reduce" in program.read_text()
+    assert " transpose(" not in program.read_text()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64])

@@ -69,6 +69,22 @@ def reduce_prod(x: Array, dims: Sequence[int]) -> Array:
     return _reduce(x, dims, lax.reduce_prod, lax.mul, 1.0)
 
 
+def extrema(reorders: bool) -> tuple[Reduction, Reduction]:
+    """How lowerings find the largest and the smallest over dimensions, which disappear; NaN if there is one. reorders: as for `summing`."""
+    return (reduce_max, reduce_min) if reorders else (_in_rows(reduce_max, lax.reduce_max), _in_rows(reduce_min, lax.reduce_min))
+
+
+def _in_rows(reduce: Reduction, plain: Reduction) -> Reduction:
+    """As `reduce`; over rows in two steps, as `sum_rows`."""
+
+    def reduced(x: Array, dims: Sequence[int]) -> Array:
+        if not is_foldable(x, dims):
+            return reduce(x, dims)
+        return lax.platform_dependent(x, cpu=lambda x: sum_rows(in_memory(x), dims, plain), default=lambda x: plain(x, dims))
+
+    return reduced
+
+
 def summing(reorders: bool) -> Reduction:
     """How lowerings add over dimensions. reorders: where arrays may lie in another order, transposes.py chooses how."""
     return lax.reduce_sum if reorders else sum_neighbours
@@ -174,8 +190,9 @@ def is_foldable(x: Array, dims: Sequence[int]) -> bool:
     )
 
 
-def sum_rows(x: Array, dims: Sequence[int]) -> Array:
+def sum_rows(x: Array, dims: Sequence[int], reduce: Reduction = lax.reduce_sum) -> Array:
     """The sum over dims, which disappear, of what `is_foldable`, in two steps: first over rows of many numbers, then over what is left.
+    reduce: another reduction than the sum.
 
     XLA:CPU vectorizes the first along its rows. A sum over several thousand rows at once takes up to 40 times as long.
     """
@@ -184,4 +201,4 @@ def sum_rows(x: Array, dims: Sequence[int]) -> Array:
     left = max(size for size in range(1, min(_LEFT, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
     rows = lax.reshape(x, (*x.shape[:first], count // left, left, *x.shape[last + 1 :]))
     # The barriers keep XLA from making one sum of the two again, and the first one of several dimensions: see `sum_neighbours`.
-    return lax.reduce_sum(lax.optimization_barrier(lax.reduce_sum(lax.optimization_barrier(rows), [first])), [first])
+    return reduce(lax.optimization_barrier(reduce(lax.optimization_barrier(rows), [first])), [first])

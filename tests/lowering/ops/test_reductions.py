@@ -91,6 +91,20 @@ def test_of_what_the_graph_has_moved(view: str) -> None:
         check(function, given, calls=1)
 
 
+@pytest.mark.parametrize("shape", [(4, 40, 140), (1000, 130), (7, 9, 150), (3, 16, 8, 129), (1, 1, 64, 128)], ids=str)
+def test_of_long_rows(shape: tuple[int, ...]) -> None:
+    """Of slices, too, and of what is computed of them, over all dimensions and over all but the first."""
+    reductions: list[Callable[..., torch.Tensor]] = [torch.sum, torch.mean, torch.amax, torch.amin, torch.linalg.vector_norm, torch.var]
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> Any:
+        crops, dims = (x[..., 2:-2, 3:-1], (x[..., 1:] - x[..., :-1]).abs(), y * 2, y.exp().flip(-1)), tuple(range(x.ndim))
+        return [reduce(crop, dim=over) for crop in crops for reduce in reductions for over in (dims, dims[1:])], x.prod()
+
+    larger = [*shape[:-2], shape[-2] + 4, shape[-1] + 4]
+    check(function, torch.rand(larger, dtype=torch.float64) + 0.5, torch.randn(shape, dtype=torch.float64), calls=1)
+    check(lambda x: [reduce(x[..., 1:]) for reduce in reductions], torch.randn(shape, dtype=torch.bfloat16), calls=1)
+
+
 @pytest.mark.parametrize("reduce", [torch.sum, torch.mean, torch.amax, torch.prod, torch.linalg.vector_norm])
 def test_what_is_reduced_is_not_transposed(reduce: Callable[..., torch.Tensor], tmp_path: Path) -> None:
     """XLA would go through it in large steps."""

@@ -35,6 +35,8 @@ _FEW_ROWS = 32
 _LEFT = 128
 # A row is cut into at most so many parts; and not at all into fewer than so many, or into parts of fewer numbers than that.
 _PARTS, _LEAST = 16, 4
+# Numbers side by side that are left beside each other.
+_LONG = 128
 
 
 def reduce_max(x: Array, dims: Sequence[int]) -> Array:
@@ -145,7 +147,9 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
     by_parts = plain is lax.reduce_sum or math.prod(x.shape[:outer]) == 1
 
     def reduced(x: Array) -> Array:
-        x, length = lax.reshape(x, (*x.shape[:outer], count)), count
+        if by_parts:
+            x = _reduce_rows(x, outer, plain)
+        x, length = lax.reshape(x, (*x.shape[:outer], math.prod(x.shape[outer:]))), math.prod(x.shape[outer:])
         while by_parts and length > 2 * _LANES and (parts := _parts(length)):
             length //= parts
             x = in_memory(plain(lax.reshape(x, (*x.shape[:outer], parts, length)), (outer,)))
@@ -155,9 +159,18 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
     return lax.platform_dependent(x, cpu=reduced, default=lambda x: plain(x, dims))
 
 
+def _reduce_rows(x: Array, outer: int, plain: Reduction) -> Array:
+    """x with one of its dimensions from `outer` on cut into equal parts, which are combined. Rows are left: where x is computed of slices,
+    XLA:CPU would divide to know in which of them a number of a single one is. x itself if that is of no use."""
+    parts, dim = max(((_parts(x.shape[dim]) or 0, dim) for dim in range(outer, x.ndim - 1)), default=(0, 0))
+    if not parts or x.shape[-1] < _LONG:
+        return x
+    return in_memory(plain(lax.reshape(x, (*x.shape[:dim], parts, x.shape[dim] // parts, *x.shape[dim + 1 :])), (dim,)))
+
+
 def _parts(count: int) -> int | None:
     """How many equal parts a row of so many numbers is cut into; None if that is of no use."""
-    parts = max(size for size in range(1, min(_PARTS, count // _LEAST) + 1) if count % size == 0)
+    parts = max((size for size in range(1, min(_PARTS, count // _LEAST) + 1) if count % size == 0), default=0)
     return parts if parts >= _LEAST else None
 
 

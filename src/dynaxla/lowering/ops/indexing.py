@@ -156,10 +156,10 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
 def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int, ...]:
     """The dimensions but `dim` along which the graph itself repeats the current node's third argument, its indices, for all of x. Of an
     input, strides say nothing: a JAX array has none."""
-    source = ctx.node.args[2]
-    while is_view(source) and isinstance(source.args[0], Node):
+    source = argument(ctx, 2)
+    while isinstance(source, Node) and is_view(source):
         source = source.args[0]
-    if 0 in ctx.spec(source).stride or x.ndim != indices.ndim:
+    if not isinstance(source, Node) or 0 in ctx.spec(source).stride or x.ndim != indices.ndim:
         return ()
     stride = ctx.input(2).stride
     return tuple(d for d, size in enumerate(x.shape) if d != dim and stride[d] == 0 and size == indices.shape[d] > 0)

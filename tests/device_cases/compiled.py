@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 import dynaxla
 from dynaxla.bench import suites
+from dynaxla.device import in_storages, storages
 from dynaxla.engine import stages
 from dynaxla.observe import metrics
 
@@ -515,6 +516,32 @@ def check_other_threads_wait_for_what_is_written() -> None:
     thread.join()
     assert not failed, failed
     assert x[0, 0].item() == 41
+
+
+def check_an_input_that_others_write_to_while_a_program_is_made_for_it() -> None:
+    """In another shape, so that the program is made for what nobody has when it is called. The calls that follow have one of their own."""
+    compiled = compile_anew(lambda x: x + 1)
+    compiled(torch.zeros(4, device="jax"))
+    base = torch.arange(6.0, device="jax")
+    storage, buffers, seen = base.untyped_storage(), in_storages.buffers, []
+    array = storages.array_of(storage)
+    assert array is not None
+    other = array.reshape(2, 3)
+
+    def buffers_meanwhile(request: Any) -> Any:
+        seen.append(request)
+        if len(seen) > 1:
+            return buffers(request)
+        storages.set_array(storage, other)
+        found = buffers(request)
+        storages.set_array(storage, array)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(in_storages, "buffers", buffers_meanwhile)
+        for _ in range(2):
+            assert compiled(base[2:]).tolist() == [3, 4, 5, 6]
+    assert len(seen) == 2
 
 
 def check_other_threads_synchronize_while_arrays_are_donated() -> None:

@@ -339,6 +339,26 @@ def check_threads() -> None:
     assert wrong == []
 
 
+def check_an_op_is_compiled_for_what_it_was_noted_with() -> None:
+    """A compiled program in another thread takes a storage's array between two looks of the recording thread."""
+    find = recording.op_by_op.find
+    y = torch.arange(5.0, device="jax")
+    storage = y.untyped_storage()
+    array, lent = storages.array_of(storage), storages.Lent()
+
+    def find_meanwhile(*args: Any) -> Any:
+        assert lent.lend([storage], [array])
+        found = find(*args)
+        lent.succeed([(storage, array)])
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, dynaxla.lazy():
+        patch.setattr(recording, "_ops", recording._Table())
+        patch.setattr(recording.op_by_op, "find", find_meanwhile)
+        y[2:].add_(1)
+    assert y.tolist() == [0, 1, 3, 4, 5]
+
+
 def check_long_recordings_run() -> None:
     most = recording.MOST
     recording.MOST = 50

@@ -220,6 +220,7 @@ class _Notes:
         self.slots: dict[int, int] = {}
         self.held: list[Any] = []
         self.values: list[int | None] = []
+        self.kinds: list[tuple[Any, Any] | None] = []
         self.lent: _Lent | None = None
         self.numbers: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
@@ -287,6 +288,7 @@ class _Notes:
                     held = held.array(storage)
                 value, kind = (None, None) if held is None else self.recording.value_of(held)
             self.values.append(value)
+            self.kinds.append(kind)
             parts += storage.nbytes(), kind
             if meshes.exist():
                 parts.append(storages.sharding_of_held(held))
@@ -302,6 +304,7 @@ class _Notes:
             raise op_by_op.mixed(self.form.op, tensor.device, self.device)
         value, kind = self.recording.value_of(storages.as_array(tensor, self.recording.device))
         self.values.append(value)
+        self.kinds.append(kind)
         self.storages.append(None)
         self.held.append(None)
         self.dtypes.add(tensor.dtype)
@@ -315,7 +318,7 @@ class _Notes:
         return bool(self.numbers) and doubtful(self.form.name, self.numbers, self.dtypes)
 
     def problem(self) -> Problem:
-        """The same call as `one_op` has it."""
+        """The same call as `one_op` has it. Storages are not looked at again: other threads may have changed them."""
         return _Described(self).problem
 
     def step(self, known: Known, taken: Sequence[Any]) -> Step:
@@ -366,7 +369,7 @@ class _Described:
     """Of a call, the Problem. (Functions that call each other would keep the call's tensors alive.)"""
 
     def __init__(self, notes: _Notes) -> None:
-        self._device = notes.device
+        self._notes = notes
         self._slots: list[Held] = []
         self._numbers: list[Any] = []
         self._found: dict[int, int] = {}
@@ -388,20 +391,15 @@ class _Described:
         return None if isinstance(value, torch.Generator) else value
 
     def _operand(self, tensor: torch.Tensor) -> Operand:
-        if tensor.device != self._device:
+        if tensor.device != self._notes.device:
             shape = tuple(tensor.shape)
             self._slots.append(Held(tensor.nbytes, shape, dtypes.to_jax(tensor.dtype)))
             return Operand(len(self._slots) - 1, Place(tensor.dtype, shape, row_major(shape)))
         storage = tensor.untyped_storage()
         slot = self._found.setdefault(private.identity_of(storage), len(self._slots))
         if slot == len(self._slots):
-            held = storages.held_by(storage)
-            kind: tuple[Any, Any] = (None, None)
-            if isinstance(held, Waiting):
-                kind = held.kind
-            elif isinstance(held, jax.Array):
-                kind = held.shape, held.dtype
-            self._slots.append(Held(storage.nbytes(), *kind, storages.sharding_of_held(held) if meshes.exist() else None))
+            sharding = storages.sharding_of_held(self._notes.held[slot]) if meshes.exist() else None
+            self._slots.append(Held(storage.nbytes(), *(self._notes.kinds[slot] or (None, None)), sharding))
         return Operand(slot, Place.of(tensor))
 
 

@@ -118,7 +118,7 @@ class Program(Maker):
             try:
                 taken = executable.take(args)
             except Unlike:  # of the one that is made for them, too, if another thread has written to an input's storage meanwhile
-                executable = self._alike(key, args)
+                executable = self._alike(key, args, executable)
             else:
                 return executable(taken)
         raise DynaxlaError(
@@ -163,11 +163,17 @@ class Program(Maker):
             raise
         return binding.outputs(binding.export(results, tensors), tensors)
 
-    def _alike(self, key: Any, args: Sequence[Any]) -> Runnable:
-        """The executable for inputs that lie in their storages as these do. It is tried first from now on."""
+    def _alike(self, key: Any, args: Sequence[Any], unlike: Runnable) -> Runnable:
+        """The executable for inputs that lie in their storages as these do. It is tried first from now on. unlike: has refused them."""
         assert self._kind is not None
         own = key, self._kind.signature(args)
-        executable = self._executables.get(own) or self._built_for(own, args)
+        executable = self._executables.get(own)
+        if executable is unlike:  # while it was made, another thread wrote to an input's storage
+            with self._lock:
+                executable = self.made(self.specialise(args))
+                self._keep(own, executable)
+        elif executable is None:
+            executable = self._built_for(own, args)
         self._executables.put(key, executable)
         return executable
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +14,7 @@ from jax import Array
 from torch.fx import Node
 
 from dynaxla.lowering import Context
-from dynaxla.lowering.memory_order import eager_order, untransposed
+from dynaxla.lowering.memory_order import eager_order, in_memory_order, untransposed
 
 aten = torch.ops.aten
 X = torch.arange(24.0).view(2, 3, 4)
@@ -60,6 +61,73 @@ def test_a_matrix_and_what_has_no_dimensions_to_exchange() -> None:
         found, places = untransposed(ctx, 0, x.T)
         assert found is x
         assert places == wanted
+
+
+TRANSPOSED = (1, 0)
+
+
+def reader_of(make: Callable[[Builder, Node, Node, Node], Node]) -> tuple[int, ...] | None:
+    """The order in which a sum reads what is made of a 3x40 tensor, and of one that is transposed: by `permute`, and by the caller. None:
+    as it is."""
+    build, ctx = Builder(), Context("cpu")
+    plain, turned, given = build.input(3, 40), build.input(40, 3), build.input(3, 40)
+    given.meta["val"] = build.fake(40, 3).t()
+    node = make(build, plain, build.call(aten.permute.default, turned, [1, 0], value=build.fake(40, 3).t()), given)
+    ctx.values[node] = value = jnp.arange(120.0).reshape(3, 40)
+    ctx.node = build.call(aten.sum.default, node)
+    found, places = in_memory_order(ctx, 0, value)
+    np.testing.assert_array_equal(np.transpose(found, places), value)
+    return None if found is value else places
+
+
+def of(build: Builder, op: Any, *nodes: Node) -> Node:
+    return build.call(op, *nodes, value=nodes[0].meta["val"])
+
+
+def read_twice(build: Builder, node: Node, op: Any = aten.relu.default) -> Node:
+    of(build, op, node)
+    return node
+
+
+COMPUTED: dict[str, tuple[Callable[[Builder, Node, Node, Node], Node], tuple[int, ...] | None]] = {
+    "as it is": (lambda build, x, y, z: of(build, aten.exp.default, x), None),
+    "transposed": (lambda build, x, y, z: of(build, aten.exp.default, y), TRANSPOSED),
+    "by the caller": (lambda build, x, y, z: of(build, aten.exp.default, z), TRANSPOSED),
+    "several": (
+        lambda build, x, y, z: of(build, aten.mul.Tensor, of(build, aten.exp.default, y), of(build, aten.abs.default, z)),
+        TRANSPOSED,
+    ),
+    "in two orders": (lambda build, x, y, z: of(build, aten.add.Tensor, y, x), None),
+    "no elementwise op": (lambda build, x, y, z: of(build, aten.relu.default, of(build, aten.cumsum.default, y)), None),
+    "read twice": (lambda build, x, y, z: read_twice(build, of(build, aten.mul.Tensor, y, z)), TRANSPOSED),
+    "a function read twice": (lambda build, x, y, z: read_twice(build, of(build, aten.exp.default, y)), None),
+    "of a function read twice": (
+        lambda build, x, y, z: of(build, aten.mul.Tensor, read_twice(build, of(build, aten.exp.default, y)), z),
+        None,
+    ),
+    "a function of what is read twice": (
+        lambda build, x, y, z: of(build, aten.exp.default, read_twice(build, of(build, aten.neg.default, y))),
+        TRANSPOSED,
+    ),
+    "in memory": (lambda build, x, y, z: read_twice(build, of(build, aten.mul.Tensor, y, z), aten.cumsum.default), None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPUTED)
+def test_what_is_computed(name: str) -> None:
+    make, order = COMPUTED[name]
+    assert reader_of(make) == order
+
+
+def test_the_longest_of_several_orders() -> None:
+    """Where the last dimension of what is transposed is the longer one."""
+    build, ctx = Builder(), Context("cpu")
+    plain, turned = build.input(40, 3), build.input(40, 3)
+    turned.meta["val"] = build.fake(3, 40).t()
+    node = of(build, aten.sub.Tensor, plain, turned)
+    ctx.values[node] = jnp.ones((40, 3))
+    ctx.node = build.call(aten.sum.default, node)
+    assert in_memory_order(ctx, 0, ctx.values[node])[0].shape == (3, 40)
 
 
 def test_order_in_eagers_memory() -> None:

@@ -220,7 +220,7 @@ class _Notes:
         self.slots: dict[int, int] = {}
         self.held: list[Any] = []
         self.values: list[int | None] = []
-        self.kinds: list[tuple[Any, Any] | None] = []
+        self.kinds: list[tuple[Any, Any]] = []
         self.lent: _Lent | None = None
         self.numbers: list[Any] = []
         self.dtypes: set[torch.dtype] = set()
@@ -288,7 +288,7 @@ class _Notes:
                     held = held.array(storage)
                 value, kind = (None, None) if held is None else self.recording.value_of(held)
             self.values.append(value)
-            self.kinds.append(kind)
+            self.kinds.append(kind or (None, None))
             parts += storage.nbytes(), kind
             if meshes.exist():
                 parts.append(storages.sharding_of_held(held))
@@ -399,7 +399,7 @@ class _Described:
         slot = self._found.setdefault(private.identity_of(storage), len(self._slots))
         if slot == len(self._slots):
             sharding = storages.sharding_of_held(self._notes.held[slot]) if meshes.exist() else None
-            self._slots.append(Held(storage.nbytes(), *(self._notes.kinds[slot] or (None, None)), sharding))
+            self._slots.append(Held(storage.nbytes(), *self._notes.kinds[slot], sharding))
         return Operand(slot, Place.of(tensor))
 
 

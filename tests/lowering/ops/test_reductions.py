@@ -75,6 +75,12 @@ def test_of_what_the_graph_has_moved(view: str) -> None:
         lambda x, dim=None, keepdim=False: torch.linalg.vector_norm(x, inf, dim, keepdim),
         lambda x, dim=(), keepdim=False: torch.mean(x * 2, dim, keepdim),
     ]
+    others: list[Callable[..., Any]] = [
+        torch.var,
+        torch.logsumexp,
+        lambda x, dim: torch.std_mean(x.exp() - x, dim),
+        lambda x, dim: torch.logsumexp(x * 2, dim),
+    ]
 
     def function(x: torch.Tensor) -> Any:
         found = []
@@ -82,6 +88,7 @@ def test_of_what_the_graph_has_moved(view: str) -> None:
             found += [reduce(moved) for reduce in (*reductions, torch.prod, torch.aminmax, torch.max)]
             for dims in ((0,), (1,), (-1,), (0, 1), (0, 2), (2, 1), (0, 1, 2)):
                 found += [reduce(moved, dim=dims, keepdim=keepdim) for reduce in reductions for keepdim in (False, True)]
+            found += [reduce(moved, dim=dims) for dims in ((1,), (0, 2), (0, 1, 2)) for reduce in others]
             found += [moved.prod(dim) for dim in range(3)] + [moved.aminmax(dim=1), moved.max(0)]
         return found
 

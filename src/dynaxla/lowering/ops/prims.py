@@ -137,7 +137,7 @@ def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, o
     """
     if dims is not None and not len(dims):
         x, dims = lax.reshape(x, (*x.shape, 1)), [x.ndim]
-    return convert(reductions.var(x, dims, correction=correction), ctx.output.jax_dtype)
+    return convert(reductions.var(x, dims, correction=correction, ctx=ctx), ctx.output.jax_dtype)
 
 
 @lowers(prims.reshape.default, prims.collapse.default, prims.collapse_view.default, prims.split_dim.default, prims.squeeze.default)

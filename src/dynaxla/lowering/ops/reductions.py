@@ -16,7 +16,7 @@ from ..context import Context
 from ..cpu.folding import reduce_max, reduce_min, reduce_prod, sum_neighbours
 from ..dimensions import reduced, surely, wrap
 from ..dtypes import DType
-from ..memory_order import untransposed
+from ..memory_order import in_memory_order
 from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 
@@ -46,15 +46,24 @@ def _number(value: float, like: Array) -> Array:
 
 
 def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
-    """reduce(x, dims). If x is the current node's first argument, what the graph has transposed is reduced as it was before: XLA:CPU takes
-    50 times as long for the sum of a transposed matrix."""
+    """reduce(x, dims). If x is the current node's first argument, it is reduced in the order in which it lies, or what it is computed from:
+    XLA:CPU takes 50 times as long for the sum of a transposed matrix."""
+    (result,) = _reduce_to_several(ctx, x, dims, lambda x, dims: [reduce(x, dims)])
+    return result
+
+
+def _reduce_to_several(
+    ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Sequence[Array]]
+) -> Sequence[Array]:
     node = next(iter(ctx.node.args), None)
     if not isinstance(node, Node) or node not in ctx.values or ctx.values[node] is not x:
         return reduce(x, dims)
-    source, places = untransposed(ctx, 0, x)
-    result = reduce(source, tuple(sorted(places[dim] for dim in dims)))
+    source, places = in_memory_order(ctx, 0, x)
+    results = reduce(source, tuple(sorted(places[dim] for dim in dims)))
     left = [place for dim, place in enumerate(places) if dim not in dims]
-    return result if left == sorted(left) else lax.transpose(result, [sorted(left).index(place) for place in left])
+    if left == sorted(left):
+        return results
+    return [lax.transpose(result, [sorted(left).index(place) for place in left]) for result in results]
 
 
 @lowers(aten.sum.dim_IntList)
@@ -351,84 +360,92 @@ def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 
     return keep(lax.reduce_xor(lax.bitcast_convert_type(wide, np.uint64), dims), x, dims, keepdim)
 
 
-def _moments(x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
+def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
     """Variance and mean in the accumulating dtype. The variance of complex numbers is the sum of both parts'."""
     dims = reduced(dim, x.ndim)
-    x = convert(x, dtypes.accumulator(x.dtype))
     count = math.prod(x.shape[d] for d in dims)
-    total = sum_neighbours(x, dims)
-    center = lax.div(total, _number(count, total))
-    away = lax.sub(x, spread(center, x.shape, dims))
-    parts = [lax.real(away), lax.imag(away)] if dtypes.is_complex(x.dtype) else [away]
-    squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
     freedom = max(count - (1 if correction is None else correction), 0)
-    return lax.div(squares, _number(freedom, squares)), center, dims
+
+    def moments(x: Array, dims: Sequence[int]) -> tuple[Array, Array]:
+        x = convert(x, dtypes.accumulator(x.dtype))
+        total = sum_neighbours(x, dims)
+        center = lax.div(total, _number(count, total))
+        away = lax.sub(x, spread(center, x.shape, dims))
+        parts = [lax.real(away), lax.imag(away)] if dtypes.is_complex(x.dtype) else [away]
+        squares = functools.reduce(lax.add, [sum_neighbours(lax.square(part), dims) for part in parts])
+        return lax.div(squares, _number(freedom, squares)), center
+
+    variance, center = _reduce_to_several(ctx, x, dims, moments)
+    return variance, center, dims
 
 
 @lowers(aten.var.correction)
-def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> Array:
     """The variance: the sum of squared distances from the mean, over the number of elements less `correction` (1 if None).
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x the real dtype.
     """
-    variance, _, dims = _moments(x, dim, correction)
+    variance, _, dims = _moments(ctx, x, dim, correction)
     return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.std.correction)
-def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> Array:
+def std(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> Array:
     """The standard deviation; `correction` as of `var`.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x the real dtype.
     """
-    variance, _, dims = _moments(x, dim, correction)
+    variance, _, dims = _moments(ctx, x, dim, correction)
     return keep(convert(lax.sqrt(variance), dtypes.real(x.dtype)), x, dims, keepdim)
 
 
 @lowers(aten.var_mean.correction)
-def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+def var_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> tuple[Array, Array]:
     """The variance and the mean; `correction` as of `var`.
 
     Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x, the variance's is the real dtype.
     """
-    variance, center, dims = _moments(x, dim, correction)
+    variance, center, dims = _moments(ctx, x, dim, correction)
     return keep(convert(variance, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
 
 
 @lowers(aten.std_mean.correction)
-def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False) -> tuple[Array, Array]:
+def std_mean(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> tuple[Array, Array]:
     """The standard deviation and the mean; `correction` as of `var`.
 
     Shape:  both: x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x, the deviation's is the real dtype.
     """
-    variance, center, dims = _moments(x, dim, correction)
+    variance, center, dims = _moments(ctx, x, dim, correction)
     deviation = lax.sqrt(variance)
     return keep(convert(deviation, dtypes.real(x.dtype)), x, dims, keepdim), keep(convert(center, x.dtype), x, dims, keepdim)
 
 
 @lowers(aten.logsumexp.default)
-def logsumexp(x: Array, dim: Dims, keepdim: bool = False) -> Array:
+def logsumexp(x: Array, dim: Dims, keepdim: bool = False, *, ctx: Context) -> Array:
     """log(sum(exp(x))), shifted by the maximum so that exp does not overflow.
 
     Shape:  x without `dim`; with `keepdim` those have size 1.
     Dtype:  that of x; the default float for bool and integers.
     """
-    dims = reduced(dim, x.ndim)
     out = x.dtype if dtypes.is_inexact(x.dtype) else dtypes.default_float()
-    work = convert(x, dtypes.accumulator(out))
+    dims = reduced(dim, x.ndim)
+    result = _reduce(ctx, x, dims, lambda x, dims: _logsumexp(convert(x, dtypes.accumulator(out)), dims))
+    return keep(convert(result, out), x, dims, keepdim)
+
+
+def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     if math.prod(x.shape[d] for d in dims) == 0:
-        total = lax.reduce_sum(work, dims)
-        return keep(convert(lax.log(total), out), x, dims, keepdim)
-    top = reduce_max(lax.real(work) if dtypes.is_complex(work.dtype) else work, dims)
+        return lax.log(lax.reduce_sum(x, tuple(dims)))
+    top = reduce_max(lax.real(x) if dtypes.is_complex(x.dtype) else x, dims)
     # An infinite maximum would make inf - inf.
     top = lax.select(lax.is_finite(top), top, _number(0, top))
-    shift = convert(top, work.dtype)
-    total = lax.log(sum_neighbours(lax.exp(lax.sub(work, spread(shift, x.shape, dims))), dims))
-    return keep(convert(lax.add(total, shift), out), x, dims, keepdim)
+    shift = convert(top, x.dtype)
+    total = lax.log(sum_neighbours(lax.exp(lax.sub(x, spread(shift, x.shape, dims))), dims))
+    return lax.add(total, shift)
 
 
 @lowers(aten.linalg_vector_norm.default)

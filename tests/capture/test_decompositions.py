@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from compare import check
+from compare import assert_equal, check
 from torch._decomp import core_aten_decompositions
 from torch.nn import functional as F
 
@@ -78,6 +78,20 @@ CORRECTED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def test_what_fake_implementations_mislead_about(name: str) -> None:
     function, inputs = CORRECTED[name]
     check(function, *inputs, calls=1)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_losses_of_no_elements(dynamic: bool) -> None:
+    """A part of a batch may have none. They are nan, and their gradients have no elements."""
+    for loss in (F.mse_loss, F.smooth_l1_loss, F.huber_loss, F.l1_loss):
+        torch._dynamo.reset()
+        compiled = torch.compile(loss, backend="dynaxla", dynamic=dynamic)
+        for count in (0, 2):
+            x, y = torch.zeros(count, 3, requires_grad=True), torch.ones(count, 3)
+            value = compiled(x, y)
+            (gradient,) = torch.autograd.grad(value, x)
+            assert_equal(value.detach(), loss(x, y).detach())
+            assert_equal(gradient, torch.autograd.grad(loss(x, y), x)[0])
 
 
 def test_no_samples_are_refused_as_in_eager_mode() -> None:

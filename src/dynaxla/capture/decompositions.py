@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._decomp import core_aten_decompositions
+from torch._decomp import core_aten_decompositions, decomposition_table
 from torch._ops import OpOverload
 from torch._prims_common import is_non_overlapping_and_dense_or_false, suggest_memory_format
 from torch.fx.experimental.symbolic_shapes import guard_or_false
@@ -58,6 +58,18 @@ def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
         return op(x.contiguous(memory_format=form), *args, **kwargs)
 
     return batch_norm
+
+
+def _of_elements(op: OpOverload) -> Callable[..., Any]:
+    """torch's gradients of these losses divide by the number of elements, as a Python number. Of no elements the gradient has none."""
+
+    def loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any) -> torch.Tensor:
+        if guard_or_false(x.numel() == 0):
+            return x - target
+        gradient: torch.Tensor = decomposition_table[op](grad, x, target, *args)
+        return gradient
+
+    return loss_backward
 
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
@@ -150,6 +162,10 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
             aten._native_batch_norm_legit_functional.default,
             aten._native_batch_norm_legit_no_training.default,
         )
+    },
+    **{
+        op: _of_elements(op)
+        for op in (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default)
     },
     aten._cudnn_rnn.default: cudnn_rnn,
     aten._cudnn_rnn_backward.default: cudnn_rnn_backward,

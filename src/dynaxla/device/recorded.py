@@ -135,7 +135,7 @@ def run(steps: Sequence[Step], arrays: Sequence[jax.Array], wanted: Sequence[Wan
         assert failure is not None
         failure.add_note(f"{steps[index].key[0].name} found this. It was recorded (lazy mode){steps[index].where}, and has run only now.")
         raise failure
-    if len(results) == len(wanted):
+    if program.wanted == tuple(wanted):
         return results
     by_value = dict(zip(program.wanted, results, strict=True))
     return [by_value[value] for value in wanted]

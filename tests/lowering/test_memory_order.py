@@ -97,6 +97,13 @@ COMPUTED: dict[str, tuple[Callable[[Builder, Node, Node, Node], Node], tuple[int
         lambda build, x, y, z: of(build, aten.mul.Tensor, of(build, aten.exp.default, y), of(build, aten.abs.default, z)),
         TRANSPOSED,
     ),
+    "the caller's own": (lambda build, x, y, z: z, TRANSPOSED),
+    "a part of it": (lambda build, x, y, z: of(build, aten.slice.Tensor, z), TRANSPOSED),
+    "of one row": (lambda build, x, y, z: build.call(aten.expand.default, x, value=build.fake(40).expand(3, 40)), None),
+    "of one row and others": (
+        lambda build, x, y, z: of(build, aten.sub.Tensor, z, build.call(aten.expand.default, x, value=build.fake(40).expand(3, 40))),
+        TRANSPOSED,
+    ),
     "in two orders": (lambda build, x, y, z: of(build, aten.add.Tensor, y, x), None),
     "no elementwise op": (lambda build, x, y, z: of(build, aten.relu.default, of(build, aten.cumsum.default, y)), None),
     "read twice": (lambda build, x, y, z: read_twice(build, of(build, aten.mul.Tensor, y, z)), TRANSPOSED),

@@ -8,6 +8,7 @@ from torch.fx import Node
 
 from .context import Context
 from .dimensions import all_known
+from .graphs import is_view
 from .metadata import TensorSpec
 
 aten = torch.ops.aten
@@ -69,7 +70,7 @@ def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tupl
     """
     source, places = untransposed(ctx, index, value)
     node = ctx.node.args[index]
-    if source is not value or not isinstance(node, Node) or not _is_pointwise(node) or value.ndim < 2 or not all_known(value.shape):
+    if source is not value or not isinstance(node, Node) or value.ndim < 2 or not all_known(value.shape):
         return source, places
     plain = tuple(range(value.ndim))
     order = max(_orders(ctx, node), key=lambda order: (value.shape[order[-1]], order == plain), default=plain)
@@ -83,16 +84,17 @@ def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
     left = [(node, len(node.users) > 1)]
     while left:
         each, again = left.pop()
-        if again and not (each.target in _AGAIN and all(map(_reads_in_a_loop, each.users))):
-            is_view = each.op == "placeholder" or each.target in _TRANSPOSES
-            found[each] = ctx.spec(each).order if is_view else tuple(range(len(shape)))
+        if not _is_pointwise(each) or (again and not (each.target in _AGAIN and all(map(_reads_in_a_loop, each.users)))):
+            spec = ctx.spec(each)
+            is_there = each.op == "placeholder" or is_view(each)
+            if 0 not in spec.stride:  # else it is read fast in any order
+                found[each] = spec.order if is_there else tuple(range(len(shape)))
             continue
         inside.add(each)
         found.pop(each, None)
         for source in each.all_input_nodes:
             if source not in inside and isinstance(source.meta.get("val"), torch.Tensor) and ctx.spec(source).shape == shape:
-                again_there = again or not _is_pointwise(source) or not inside.issuperset(source.users)
-                left.append((source, again_there))
+                left.append((source, again or not inside.issuperset(source.users)))
     return list(found.values())
 
 

@@ -4,11 +4,11 @@ XLA:CPU compiles a reduction over the fastest dimension to a loop in which each 
 NaNs, that takes four times as long as it could. Folding instead, which combines slices of a row until a vector register's worth is left, is
 elementwise work, which it vectorizes. Sums, and what is a single row, such as all numbers of an array, gain most where a row is cut into a
 few parts that are combined with each other, number by number: XLA:CPU computes the operand in the same loop, and reads memory as fast as
-torch does. With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an activation), and nothing is
-vectorized: with 25 parts the mean of Huber's loss takes three times as long. With fewer, operands of several exponentials and logarithms
-take longer: with 8 instead of 16 that of the soft margin loss half as long again. What is left is written to memory, and then reduced in
-the same way: XLA would make one loop of both steps, which is not vectorized, and takes up to 20 times as long. All of this makes sums more
-exact.
+torch does. With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an exponential), and nothing is
+vectorized: with 10 parts the mean of the soft margin loss takes eight times as long as with 8, with 16 parts the sums of rows of
+exponentials two to three times. With 4, sums of what is in memory take a fifth longer. What is left is written to memory, and then reduced
+in the same way: XLA would make one loop of both steps, which is not vectorized, and takes up to 20 times as long. All of this makes sums
+more exact.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FEW_ROWS = 32
 # Of a sum over rows, at most so many are left for the second step.
 _LEFT = 128
 # A row is cut into at most so many parts; and not at all into fewer than so many, or into parts of fewer numbers than that.
-_PARTS, _LEAST = 16, 4
+_PARTS, _LEAST = 8, 4
 # Numbers side by side that are left beside each other.
 _LONG = 128
 

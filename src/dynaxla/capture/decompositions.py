@@ -60,16 +60,16 @@ def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
     return batch_norm
 
 
-def _of_elements(op: OpOverload) -> Callable[..., Any]:
+def _loss_backward(op: OpOverload) -> Callable[..., Any]:
     """torch's gradients of these losses divide by the number of elements, as a Python number. Of no elements the gradient has none."""
 
-    def loss_backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any) -> torch.Tensor:
+    def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any) -> torch.Tensor:
         if guard_or_false(x.numel() == 0):
             return x - target
         gradient: torch.Tensor = decomposition_table[op](grad, x, target, *args)
         return gradient
 
-    return loss_backward
+    return backward
 
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
@@ -164,7 +164,7 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
         )
     },
     **{
-        op: _of_elements(op)
+        op: _loss_backward(op)
         for op in (aten.huber_loss_backward.default, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default)
     },
     aten._cudnn_rnn.default: cudnn_rnn,

@@ -183,6 +183,12 @@ def _reductions() -> Iterator[OpCase]:
     yield OpCase("sum, bfloat16", "sum", torch.sum, (normal(*MATRIX),), dtype=torch.bfloat16)
     yield OpCase("sum of rows, bfloat16", "sum", lambda x: x.sum(-1), (normal(*MATRIX),), dtype=torch.bfloat16)
     yield OpCase("sum of 10^7", "sum", torch.sum, (normal(10, *MATRIX),))
+    # Arithmetic in front of a reduction, and rows that no power of two divides.
+    yield OpCase("sum of rows of exponentials", "sum", lambda x: x.exp().sum(-1), (normal(*MATRIX),))
+    yield OpCase("sum of rows of 197 products", "sum", lambda x, y: (x * y).sum(-1), (normal(4000, 197), normal(4000, 197)))
+    yield OpCase("mean of products of activations", "mean", lambda x, y: (F.gelu(x) * F.silu(y)).mean(), (normal(*ROWS), normal(*ROWS)))
+    yield OpCase("variance of rows of sigmoids, 49", "var", lambda x: x.sigmoid().var(-1), (normal(16_384, 49),))
+    yield OpCase("norm of differences, a vocabulary", "norm", lambda x, y: (x - y).norm(dim=-1), (normal(40, 50_257), normal(40, 50_257)))
     yield OpCase("equal", "equal", lambda x, y: torch.eq(x, y).all(), (normal(*MATRIX), normal(*MATRIX)), False)
     yield OpCase("normalize", "nn.functional.normalize", F.normalize, (normal(*ROWS),))
     yield OpCase("renorm", "renorm", lambda x: torch.renorm(x, 2, 0, 1.0), (normal(*MATRIX),))
@@ -479,6 +485,12 @@ def _losses() -> Iterator[OpCase]:
         "nn.functional.binary_cross_entropy_with_logits",
         F.binary_cross_entropy_with_logits,
         (normal(*MATRIX), uniform(*MATRIX)),
+    )
+    yield OpCase(
+        "binary_cross_entropy_with_logits, rows of 197",
+        "nn.functional.binary_cross_entropy_with_logits",
+        lambda x, y: F.binary_cross_entropy_with_logits(x, y, reduction="none").mean(-1),
+        (normal(4000, 197), uniform(4000, 197)),
     )
     yield OpCase(
         "triplet_margin_loss", "nn.functional.triplet_margin_loss", F.triplet_margin_loss, (normal(*ROWS), normal(*ROWS), normal(*ROWS))

@@ -183,7 +183,7 @@ def _reductions() -> Iterator[OpCase]:
     yield OpCase("sum, bfloat16", "sum", torch.sum, (normal(*MATRIX),), dtype=torch.bfloat16)
     yield OpCase("sum of rows, bfloat16", "sum", lambda x: x.sum(-1), (normal(*MATRIX),), dtype=torch.bfloat16)
     yield OpCase("sum of 10^7", "sum", torch.sum, (normal(10, *MATRIX),))
-    # Arithmetic in front of a reduction, and rows that no power of two divides.
+    # Arithmetic in front of a reduction, and rows of odd lengths.
     yield OpCase("sum of rows of exponentials", "sum", lambda x: x.exp().sum(-1), (normal(*MATRIX),))
     yield OpCase("sum of rows of 197 products", "sum", lambda x, y: (x * y).sum(-1), (normal(4000, 197), normal(4000, 197)))
     yield OpCase("mean of products of activations", "mean", lambda x, y: (F.gelu(x) * F.silu(y)).mean(), (normal(*ROWS), normal(*ROWS)))

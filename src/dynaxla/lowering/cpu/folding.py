@@ -6,7 +6,7 @@ elementwise work, which it vectorizes. Sums, and what is a single row, such as a
 few parts that are combined with each other, number by number: XLA:CPU computes the operand in the same loop, and reads memory as fast as
 torch does. With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an exponential), and nothing is
 vectorized: the sum of `gelu(x) * silu(y)` takes two to three times as long with 8 as with 4 to 6, the soft margin loss up to ten times with
-7, 8 or 10. Sums of what is in memory, and of little arithmetic, gain up to a fifth by 8 where rows are sums, and nothing where all is.
+7, 8 or 10. Sums of what is in memory, and of little arithmetic, gain up to a fifth by 8 along rows, and nothing where all is one sum.
 
 Parts are whole registers, and the few numbers behind the last one are reduced by themselves. Rows of 197 numbers cut into slices, the last
 of them filled up, take seven times as long for binary cross entropy, and rows of 50,257 products three times. What is left is written to
@@ -32,7 +32,7 @@ Reduction = Callable[[Array, Sequence[int]], Array]
 # Slices that are combined at once, and the numbers that are left for a plain reduction.
 _RADIX = 8
 _LANES = 16
-# Numbers in a register of AVX2.
+# Numbers of 32 bits in a register of AVX2.
 _REGISTER = 8
 # XLA:CPU computes the operand of a sum over so many rows anew inside its loop, and with it, again and again, what that depends on.
 _FEW_ROWS = 32

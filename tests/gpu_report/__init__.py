@@ -1,5 +1,6 @@
-"""What one run on a machine with a GPU tells, as one text: `make gpu`.
+"""The first minutes on an NVIDIA GPU: `make gpu ARGS="--output DIR --minutes 6.3"`.
 
-It installs nothing and takes the environment's own Python. `environment` says what is missing, `stages` are what is run, each in a
-process of its own within the time that is left: a GPU whose context is broken, or that hangs, ends one stage and not the others.
+The command installs nothing and uses the environment's own Python. `runs` lists what is run and in which order: the parts in `parts` and the
+test files of tests/gpu. Each run is a process of its own with a time limit, so that a crash or a hang costs that run only. Every fact is
+appended to DIR/facts.jsonl when it is known (`facts`), and all output goes to DIR/log.txt.
 """

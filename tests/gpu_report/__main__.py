@@ -1,9 +1,10 @@
-"""`python -m gpu_report`: what is there, the tests of GPUs, a short table. The exit code is 1 if some failed, 2 if something is missing."""
+"""`python -m gpu_report --output DIR`: the driver. Its exit code is 1 if something failed, 2 if a package is missing."""
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import platform
 import shutil
@@ -11,50 +12,86 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from . import environment
-from .stages import Stage, run_all, stages
+
+# Lines of the summary: the command may run where only the end of its output is kept.
+SUMMARY_LINES = 100
+SUMMARY_WIDTH = 400
 
 
 def main(argv: list[str] | None = None) -> int:
-    options = parser().parse_args(argv)
+    options = _parser().parse_args(argv)
     end = time.monotonic() + 60 * options.minutes
-    print(f"dynaxla on a GPU, {datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {_commit()}", flush=True)
-    print(f"Python {platform.python_version()} ({sys.executable}), {os.cpu_count()} processors, GPU: {_gpu()}", flush=True)
     missing = environment.missing()
     for sentence in missing:
         print(f"missing: {sentence}", flush=True)
     if missing:
         return 2
-    with tempfile.TemporaryDirectory() as metadata, tempfile.TemporaryDirectory() as results:
-        variables = environment.variables(Path(metadata), os.environ)
-        if run_all([Stage("dynaxla doctor --gpu", ["doctor", "--gpu"])], variables, end):
-            print("Not gone further: what is broken has to be mended first.")
-            return 2
-        failed = run_all(stages(options.tests, Path(results)), variables, end)
-    print(f"\n{'These failed: ' + ', '.join(failed) if failed else 'All went well.'}")
-    return 1 if failed else 0
+    from . import facts, runs  # these import torch
+
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output.resolve() / "facts.jsonl"
+    with tempfile.TemporaryDirectory() as scratch, (options.output / "log.txt").open("ab") as log:
+        own = {facts.FILE_VARIABLE: str(file), facts.START_VARIABLE: str(time.time()), facts.DEVICE_VARIABLE: options.device}
+        os.environ.update(own)
+        facts.write(
+            "driver", "start", date=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC", commit=_commit(),
+            python=f"{platform.python_version()} {sys.executable}", processors=os.cpu_count(), gpu=_gpu(),
+        )  # fmt: skip
+        wanted = [run for run in runs.RUNS if not options.only or run.name in options.only.split(",")]
+        runs.run_all(wanted, options.tests, environment.variables(Path(scratch), os.environ), end, log, options.jobs)
+    found = facts.read(file)
+    print("\n".join(summary(found)))
+    return 1 if any(_is_bad(fact) for fact in found) else 0
 
 
-def parser() -> argparse.ArgumentParser:
-    found = argparse.ArgumentParser(prog="gpu_report", description="What one run on a machine with a GPU tells, as one text.")
-    found.add_argument("--minutes", type=float, default=9.5, help="for all of it (9.5)")
-    found.add_argument("--tests", type=Path, default=environment.PROJECT / "tests" / "gpu", help="the directory of the tests")
-    return found
+def summary(found: list[dict[str, Any]]) -> list[str]:
+    """At most SUMMARY_LINES lines: the parts' facts, the runs that did not end well, and the tests that did not pass."""
+    lines = []
+    for fact in found:
+        if fact["part"] not in ("pytest", "driver") or fact["what"] == "start" or (fact["part"] == "driver" and not fact["ok"]):
+            lines.append(json.dumps({name: value for name, value in fact.items() if name != "traceback"})[:SUMMARY_WIDTH])
+    ended = [fact for fact in found if "outcome" in fact]
+    bad = [fact for fact in ended if fact["outcome"] == "failed"]
+    unfinished = sorted({fact["id"] for fact in found if "id" in fact} - {fact["id"] for fact in ended})
+    lines += [f"failed: {fact['id']}: {fact.get('error', '').strip().rpartition(chr(10))[2]}"[:SUMMARY_WIDTH] for fact in bad]
+    lines += [f"began and did not end: {name}" for name in unfinished]
+    left_out = len(lines) - SUMMARY_LINES + 2
+    if left_out > 0:
+        lines = [*lines[: SUMMARY_LINES - 2], f"({left_out} more lines are in facts.jsonl)"]
+    return [*lines, f"tests: {dict(Counter(fact['outcome'] for fact in ended))}"]
+
+
+def _is_bad(fact: dict[str, Any]) -> bool:
+    return fact.get("ok") is False or fact.get("outcome") == "failed"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu_report", description="The first minutes on an NVIDIA GPU.")
+    parser.add_argument("--output", type=Path, default=Path("bench-results/gpu"), help="for facts.jsonl and log.txt (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=9.5, help="for everything (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=5, help="runs that share the GPU where none measures (%(default)s)")
+    parser.add_argument("--only", default="", help="names of runs, separated by commas")
+    parser.add_argument("--device", default="cuda", help="cpu for a rehearsal without a GPU")
+    parser.add_argument("--tests", type=Path, default=environment.PROJECT / "tests" / "gpu", help="the directory of the tests")
+    return parser
 
 
 def _commit() -> str:
-    asked = ["git", "-C", str(environment.PROJECT), "describe", "--always", "--dirty"]
-    return _answer(asked) if shutil.which("git") else "unknown"
+    command = ["git", "-C", str(environment.PROJECT), "describe", "--always", "--dirty"]
+    return _output(command) if shutil.which("git") else "unknown"
 
 
 def _gpu() -> str:
-    asked = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
-    return _answer(asked) if shutil.which("nvidia-smi") else "there is no nvidia-smi"
+    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.used,driver_version,compute_mode", "--format=csv,noheader"]
+    return _output(command) if shutil.which("nvidia-smi") else "there is no nvidia-smi"
 
 
-def _answer(command: list[str]) -> str:
+def _output(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return "; ".join((done.stdout or done.stderr).strip().splitlines()) or "unknown"
 

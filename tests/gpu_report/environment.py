@@ -1,4 +1,4 @@
-"""What has to be there, looked at without torch and JAX; and the package's metadata where it is not installed."""
+"""The packages that the report needs, found without importing torch or JAX, and the environment of its processes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 PROJECT = Path(__file__).parents[2]
-# Modules by what they are for; each name is also what pip installs. pytest-timeout is used where it is there.
+# Modules by purpose; each name is also the package that pip installs. pytest-timeout is used if it is installed.
 NEEDED = {
     "dynaxla": ("torch", "jax", "numpy", "rich", "typer"),
     "its tests": ("pytest", "hypothesis"),
@@ -19,7 +19,7 @@ NEEDED = {
 
 
 def missing() -> list[str]:
-    """A sentence for each module that is not there."""
+    """Returns a sentence for each module that is missing."""
     return [
         f"{module} is missing, which {purpose} need{'s' if purpose == 'dynaxla' else ''}: pip install {module}"
         for purpose, modules in NEEDED.items()
@@ -32,31 +32,45 @@ def has(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def variables(metadata: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of what is run: the source on the import path, and no cache of an earlier run.
+def variables(scratch: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """Returns the environment of the processes: the sources on the import path, and caches that all of them share and that start empty.
 
-    metadata: an empty directory. torch.compile finds a backend by its package's entry points, so where dynaxla is not installed, what an
-    installation would write of them is written there.
+    scratch: an empty directory. torch.compile finds a backend by its package's entry points; where dynaxla is not installed, the metadata
+    that an installation would write is written to scratch/metadata.
     """
     path = [PROJECT / "src", PROJECT / "tests"]
     try:
         importlib.metadata.version("dynaxla")
     except importlib.metadata.PackageNotFoundError:
-        _write_metadata(metadata)
-        path.append(metadata)
+        _write_metadata(scratch / "metadata")
+        path.append(scratch / "metadata")
     before = environment.get("PYTHONPATH")
     return {
         **environment,
         "PYTHONPATH": os.pathsep.join([*map(str, path), *([before] if before else [])]),
         "PYTHONUNBUFFERED": "1",
         "DYNAXLA_CACHE": "",
+        "TF_CPP_MIN_LOG_LEVEL": environment.get("TF_CPP_MIN_LOG_LEVEL", "2"),
+        **caches(scratch, environment),
+    }
+
+
+def caches(scratch: Path, environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables for XLA's autotuning results and JAX's compiled programs: what one process has compiled, the next one finds."""
+    tuned, compiled = scratch / "autotuned", scratch / "compiled"
+    tuned.mkdir()
+    compiled.mkdir()
+    return {
+        "XLA_FLAGS": f"{environment.get('XLA_FLAGS', '')} --xla_gpu_per_fusion_autotune_cache_dir={tuned}".strip(),
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.5",
     }
 
 
 def _write_metadata(directory: Path) -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     folder = directory / f"{project['name']}-{project['version']}.dist-info"
-    folder.mkdir()
+    folder.mkdir(parents=True)
     (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
     lines = []
     for group, points in project["entry-points"].items():

@@ -32,11 +32,13 @@ class Run:
         name: the part's name in `parts.PARTS`, or the test file's.
         limit: seconds that it may take, all restarts after crashes included.
         alone: True if no other run may use the GPU meanwhile, because it measures times or memory.
+        is_needed: True if nothing else can work unless the run's first fact is good: the report ends there.
     """
 
     name: str
     limit: float
     alone: bool = False
+    is_needed: bool = False
 
     @property
     def is_tests(self) -> bool:
@@ -47,7 +49,7 @@ class Run:
 RUNS = [
     Run("versions", 60, alone=True),
     Run("hand_over", 60, alone=True),
-    Run("add", 90, alone=True),
+    Run("add", 90, alone=True, is_needed=True),
     Run("test_cuda.py", 150, alone=True),
     Run("public_ways", 90),
     Run("linear", 90),
@@ -80,6 +82,14 @@ def run_all(runs: Sequence[Run], tests: Path, variables: Mapping[str, str], end:
         group, pending = pending[:count], pending[count:]
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             list(pool.map(lambda run: _run(run, tests, variables, end, log), group))
+        if any(run.is_needed and not _works(run) for run in group):
+            facts.write("driver", "end", ok=False, reason=f"{group[0].name} failed: nothing after it can work")
+            return
+
+
+def _works(run: Run) -> bool:
+    found = [fact for fact in facts.read(Path(os.environ[facts.FILE_VARIABLE])) if fact["part"] == run.name]
+    return bool(found) and found[0]["ok"]
 
 
 def _run(run: Run, tests: Path, variables: Mapping[str, str], end: float, log: IO[bytes]) -> None:

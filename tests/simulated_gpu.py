@@ -46,8 +46,8 @@ class Stream:
         self.work.append(made)
         return made
 
-    def wait_stream(self, other: Stream) -> None:
-        self.work.append(other.mark())
+    def wait_event(self, event: Any) -> None:
+        self.work.append(event.mark)
 
     def step(self) -> bool:
         """Do the first piece of work, if it can be done. Returns: whether it was."""
@@ -73,7 +73,8 @@ class Array:
 
 class Device:
     """See above. Attributes: host_waits (what the host has waited for); executions (programs that were started); missing (the
-    executions that will have too little memory); given_back (how often torch's cache was emptied); drawn (seeds)."""
+    executions that will have too little memory); given_back (how often torch's cache was emptied); drawn (seeds); cached_bytes (that torch
+    keeps unused); is_capturing (whether torch records a CUDA graph)."""
 
     def __init__(self) -> None:
         self.default = Stream(0)
@@ -85,6 +86,8 @@ class Device:
         self.turn = 0
         self.host_waits: list[str] = []
         self.executions = self.missing = self.given_back = self.drawn = 0
+        self.cached_bytes = 1  # that torch keeps unused
+        self.is_capturing = False
         self.free: list[torch.Tensor] = []
 
     # torch.cuda
@@ -127,6 +130,7 @@ class Device:
 
     def empty_cache(self) -> None:
         self.given_back += 1
+        self.cached_bytes = 0
 
     def pinned(self, count: int) -> Any:
         numbers = np.full(count, -1, np.int32)
@@ -218,6 +222,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)
     monkeypatch.setattr(torch.cuda, "empty_cache", made.empty_cache)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: made.cached_bytes)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: made.is_capturing)
     monkeypatch.setattr(late_checks, "pinned", made.pinned)
     monkeypatch.setattr(late_checks, "MOST", 8)
     monkeypatch.setattr(late_checks, "_reports", {})

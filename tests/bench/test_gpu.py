@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from dynaxla.bench import gpu
-from dynaxla.bench.gpu_parts import PARTS
+from dynaxla.bench.gpu_parts import FIRST, PARTS
 from dynaxla.cli import app
 
 ENVIRONMENT = {"date": "2026-11-23 10:00 UTC", "python": "3.12", "torch": "2.11.0", "gpu": "H100", "cpu": "16 cores"}
@@ -29,13 +29,22 @@ class Double:
         self.asked: list[tuple[str, str]] = []
         self.late: set[str] = set()
         self.failing: set[str] = set()
-        monkeypatch.setattr(gpu, "measure_model", self)
+        self.no_time_for_memory = False
+        self.memory_of: list[tuple[str, str]] = []
+        monkeypatch.setattr(gpu, "measure_times", self.times)
+        monkeypatch.setattr(gpu, "measure_memory", self.memory)
 
-    def __call__(self, part: str, model: str, device: str, seconds: float, end: float) -> dict[str, Any] | None:
+    def memory(self, part: str, model: str, engine: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
+        if self.no_time_for_memory:
+            return None
+        self.memory_of.append((model, engine))
+        return {"peak": 5_000_000}
+
+    def times(self, part: str, model: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
         self.asked.append((part, model))
         if model in self.late:
             return None
-        row = {"good": True, "ms": 2.0, "lower": 1.0, "upper": 3.0, "first_call": 4.26, "peak": 5_000_000}
+        row = {"good": True, "ms": 2.0, "lower": 1.0, "upper": 3.0, "first_call": 4.26}
         rows = {name: dict(row) for name in PARTS[part].engines}
         if model in self.failing:
             rows["dynaxla"] = {"good": False, "failure": "out of luck"}
@@ -48,7 +57,7 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     arguments = [PART, "--models", "resnet18,alexnet,vgg16", "--output", str(tmp_path)]
     first = invoke(*arguments)
     assert first.exit_code == 1
-    assert "2 of 3 are still to be measured" in first.output
+    assert "2 measurements are left" in first.output
     assert set(json.loads((tmp_path / "gpu.json").read_text())[PART]) == {"resnet18"}
     assert "| resnet18 | 2 | 2 | 2 | 1.00 | 1.00 |" in (tmp_path / "gpu.md").read_text()
     double.late = set()
@@ -58,6 +67,25 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (tmp_path / "gpu.md").read_text().count("| 4.3 | 4.3 | 4.3 | 5 | 5 | 5 |") == 3
     invoke(*arguments)
     assert len(double.asked) == 4, "what was measured is measured again"
+
+
+def test_times_are_kept_though_no_time_is_left_for_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    double = Double(monkeypatch)
+    double.no_time_for_memory = True
+    arguments = [PART, "--models", "resnet18,vgg16", "--output", str(tmp_path)]
+    assert invoke(*arguments).exit_code == 1
+    assert (tmp_path / "gpu.md").read_text().count("| 4.3 | 4.3 | 4.3 | - | - | - |") == 2
+    double.no_time_for_memory = False
+    assert invoke(*arguments).exit_code == 0
+    assert double.asked == [(PART, "resnet18"), (PART, "vgg16")]
+    assert double.memory_of == [(model, engine) for model in ("resnet18", "vgg16") for engine in PARTS[PART].engines]
+
+
+def test_what_people_ask_for_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    double = Double(monkeypatch)
+    assert invoke("--models", "bert_base,gpt_block,resnet50,vgg16", "--output", str(tmp_path)).exit_code == 0
+    assert double.asked[: len(FIRST)] == FIRST
+    assert len(double.asked) == len(set(double.asked)) == 4 * len(PARTS)
 
 
 def test_what_never_fits_is_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

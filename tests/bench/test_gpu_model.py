@@ -28,7 +28,7 @@ def test_what_a_process_prints(training: str, monkeypatch: pytest.MonkeyPatch, c
     part = dataclasses.replace(PARTS[PART], engines=engines, training=training, batch=2)
     monkeypatch.setitem(gpu_model.PARTS, PART, part)
     monkeypatch.setattr(gpu_model.Part, "set_precision", lambda self: None)
-    monkeypatch.setitem(suites.SUITES, "models", [TINY])
+    monkeypatch.setitem(suites.SUITES, "gpu", [TINY])
     gpu_model.main(PART, "tiny", "cpu", "0.0")
     found = json.loads(capsys.readouterr().out)
     assert found["environment"]["torch"] == version("torch")
@@ -65,28 +65,24 @@ open(f"{cache}/{'memory' if engine else 'times'}", "x").close()
 """
 
 
-def test_answers_are_put_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The memory's processes share the first one's caches; an engine that fails there is not asked for its memory."""
+def test_processes_share_a_models_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     double(monkeypatch, tmp_path, ANSWERS)
     monkeypatch.setenv("XLA_FLAGS", "--first")
-    found = gpu_model.measure_model(PART, "vgg16", "cuda", 2.0, time.monotonic() + 100)
-    assert found == {
-        "environment": {},
-        "engines": {
-            "eager": {"good": True, "ms": 1.0, "peak": 7},
-            "inductor": {"good": True, "ms": 2.0, "peak": None},
-            "dynaxla": {"good": False, "failure": "wrong"},
-        },
-    }
+    asked, rest = (PART, "vgg16"), ("cuda", 2.0, time.monotonic() + 100, tmp_path / "caches")
+    found = gpu_model.measure_times(*asked, *rest)
+    assert found is not None
+    assert found["engines"]["eager"] == {"good": True, "ms": 1.0}
+    assert gpu_model.measure_memory(*asked, "eager", *rest) == {"peak": 7}
+    assert gpu_model.measure_memory(*asked, "inductor", *rest) == {"failure": "MemoryError: no more"}
 
 
 def test_a_process_that_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     double(monkeypatch, tmp_path, "raise RuntimeError('CUDA error: an illegal memory access')")
-    found = gpu_model.measure_model(PART, "vgg16", "cuda", 2.0, time.monotonic() + 100)
+    found = gpu_model.measure_times(PART, "vgg16", "cuda", 2.0, time.monotonic() + 100, tmp_path)
     failure = {"good": False, "failure": "RuntimeError: CUDA error: an illegal memory access"}
     assert found == {"environment": {}, "engines": dict.fromkeys(PARTS[PART].engines, failure)}
     double(monkeypatch, tmp_path, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    found = gpu_model.measure_model(PART, "vgg16", "cuda", 2.0, time.monotonic() + 100)
+    found = gpu_model.measure_times(PART, "vgg16", "cuda", 2.0, time.monotonic() + 100, tmp_path)
     assert found is not None
     assert found["engines"]["eager"]["failure"] == "exit code -11"
 
@@ -96,7 +92,7 @@ def test_a_process_that_takes_too_long_is_stopped_with_its_children(monkeypatch:
     source = f"import subprocess, time; open({str(child)!r}, 'w').write(str(subprocess.Popen(['sleep', '100']).pid)); time.sleep(100)"
     double(monkeypatch, tmp_path, source)
     begun = time.monotonic()
-    assert gpu_model.measure_model(PART, "vgg16", "cuda", 2.0, begun + 2) is None
+    assert gpu_model.measure_times(PART, "vgg16", "cuda", 2.0, begun + 2, tmp_path) is None
     assert time.monotonic() - begun < 20
     state = Path(f"/proc/{child.read_text()}/stat")
     assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"

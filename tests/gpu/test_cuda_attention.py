@@ -131,8 +131,8 @@ def test_deterministic_gradients(has_mask: bool, monkeypatch: pytest.MonkeyPatch
     compiled: list[Any] = []
     real = Program.compile
 
-    def compile_and_keep(self: Program, *args: Any) -> Any:
-        compiled.append(real(self, *args))
+    def compile_and_keep(self: Program, *args: Any, **kwargs: Any) -> Any:
+        compiled.append(real(self, *args, **kwargs))
         return compiled[-1]
 
     monkeypatch.setattr(Program, "compile", compile_and_keep)
@@ -155,8 +155,8 @@ def test_no_scores_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[Any] = []
     real = Program.compile
 
-    def compile_and_keep(self: Program, *args: Any) -> Any:
-        compiled.append(real(self, *args))
+    def compile_and_keep(self: Program, *args: Any, **kwargs: Any) -> Any:
+        compiled.append(real(self, *args, **kwargs))
         return compiled[-1]
 
     monkeypatch.setattr(Program, "compile", compile_and_keep)

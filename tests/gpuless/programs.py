@@ -23,6 +23,7 @@ from dynaxla.buffers.native import NativeBuffers
 from dynaxla.capture.aten_graph import AtenGraph
 from dynaxla.config import Options
 from dynaxla.engine import compositions
+from dynaxla.engine.layouts import check_closed
 from dynaxla.engine.options import options_for, with_tiles
 from dynaxla.engine.stages import Specialised
 from dynaxla.engine.xla import Program
@@ -119,6 +120,7 @@ class _Program(Program):
         options = {**options_for(self.platform, traced.jaxpr, Settings.current(self.platform)), **self.options.xla}
         compiled = with_tiles(lambda given: lowered.compile(compiler_options=dict(given) or None), options)
         formats = jax.tree.leaves(compiled.output_formats)
+        check_closed({index: tuple(found.layout.major_to_minor) for index, found in enumerate(formats)}, buffers.free)
         saved.update({buffers.nodes[index].name: tuple(formats[index].layout.major_to_minor) for index in buffers.free})
         phase = "prepared" if self.name.endswith("_prepared") else self.phase
         temporary = compiled.memory_analysis().temp_size_in_bytes

@@ -18,8 +18,8 @@ from simulated_gpu import CUDA, Device, Stream, install
 from dynaxla.buffers.arguments import Arguments, Parameter
 from dynaxla.buffers.native import NativeBinding, Place
 from dynaxla.engine.executable import Executable
-from dynaxla.errors import OutOfMemory
-from dynaxla.runtime import late_checks
+from dynaxla.errors import OutOfMemory, UnsupportedOp
+from dynaxla.runtime import late_checks, streams
 from dynaxla.runtime.layout import Layout
 from dynaxla.runtime.programs import XlaProgram
 
@@ -351,3 +351,17 @@ def test_two_threads_each_in_its_order(device: Device) -> None:
         late_checks.finish_checks()
     assert wrong == []
     assert failed, "some failure has been raised"
+
+
+def test_nothing_is_tried_again_where_torch_keeps_no_memory_unused(device: Device) -> None:
+    device.cached_bytes, device.missing = 0, 1
+    with pytest.raises(OutOfMemory):
+        executable(device, lambda seed: [torch.ones(4)])([])
+    assert (device.executions, device.given_back) == (1, 0)
+
+
+def test_a_call_while_torch_records_a_cuda_graph_raises(device: Device) -> None:
+    streams.check_not_captured()
+    device.is_capturing = True
+    with pytest.raises(UnsupportedOp, match=r"outside of torch\.cuda\.graph"):
+        streams.check_not_captured()

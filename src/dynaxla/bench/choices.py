@@ -6,7 +6,7 @@ training.OPTIMIZERS, PARTS with what cpu.py writes, DEVICE_PARTS with what devic
 
 from __future__ import annotations
 
-SUITES = ("models", "others", "small", "functions", "generation", "breaks")
+SUITES = ("models", "gpu", "others", "small", "functions", "generation", "breaks")
 
 MODELS = (
     "resnet18", "resnet50", "resnext50_32x4d", "alexnet", "mobilenet_v2", "mnasnet1_0", "squeezenet1_1", "vgg16", "bert_base",

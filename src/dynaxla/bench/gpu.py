@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import Any
 
 from . import suites, tables
 from .benchmark_error import BenchmarkError
-from .gpu_model import measure_model
-from .gpu_parts import PARTS, Part
+from .gpu_model import measure_memory, measure_times
+from .gpu_parts import FIRST, PARTS, Part
 from .requests import check_device, check_writable
 
 INTRODUCTION = """\
@@ -26,51 +27,78 @@ setting. *inductor_autotuned*: Inductor with `mode="max-autotune"`, which also u
 
 
 def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float, minutes: float, device: str) -> bool:
-    """Measure what these parts (all, if none are named) lack for about so many minutes, and write the tables after each model.
+    """Measures the rows that these parts (all, if none are named) lack, for about `minutes`, and writes the tables after each step.
 
-    Whether all that was asked for is there, and no model failed or disagreed with eager. Raises: BenchmarkError.
+    The rows that people ask for most come first, and all times before any memory. A later call with the same output continues.
+
+    Returns True if every row is there, and no engine failed or disagreed with eager mode. Raises: BenchmarkError.
     """
     unknown = [name for name in parts if name not in PARTS]
     if unknown:
         raise BenchmarkError(f"no part {', '.join(map(repr, unknown))}; there are: {', '.join(PARTS)}")
-    cases = suites.choose("models", models)
+    cases = suites.choose("gpu", models)
     check_device(device)
     check_writable(output)
     file = output / "gpu.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    wanted = [(name, case.name) for name in parts or PARTS for case in cases]
-    lacking = [(part, model) for part, model in wanted if model not in found.get(part, {})]
+    wanted = sorted(((name, case.name) for name in parts or PARTS for case in cases), key=_rank)
+    end = time.monotonic() + 60 * minutes
 
-    def keep(part: str, model: str, measured: dict[str, Any]) -> None:
-        found.setdefault(part, {})[model] = measured
+    def save() -> None:
         file.write_text(json.dumps(found, indent=1) + "\n")
         (output / "gpu.md").write_text(as_markdown(found))
 
-    left = _within(minutes, lacking, lambda part, model, end: measure_model(part, model, device, seconds, end), keep)
+    with tempfile.TemporaryDirectory() as caches:
+        left = _measure_times(found, wanted, Path(caches), device, seconds, minutes, end, save)
+        left += _measure_memory(found, wanted, Path(caches), device, seconds, end, save)
     if left:
-        print(f"{left} of {len(wanted)} are still to be measured: the same command goes on there.")
+        print(f"{left} measurements are left: the same command continues.")
     measured = [row for part, model in wanted for row in found.get(part, {}).get(model, {}).get("engines", {}).values()]
     return not left and all(row["good"] for row in measured)
 
 
-def _within(
-    minutes: float,
-    lacking: Sequence[tuple[str, str]],
-    measure: Callable[[str, str, float], dict[str, Any] | None],
-    keep: Callable[[str, str, dict[str, Any]], None],
-) -> int:
-    """How many are left. What had all of the time and was not done with it is kept as a failure: the next call goes on behind it."""
-    end = time.monotonic() + 60 * minutes
+def _rank(wanted: tuple[str, str]) -> int:
+    """The place of a part and model in FIRST; all others come after these, in their own order."""
+    return FIRST.index(wanted) if wanted in FIRST else len(FIRST)
+
+
+def _measure_times(
+    found: dict[str, Any], wanted: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, minutes: float, end: float,
+    save: Callable[[], None],
+) -> int:  # fmt: skip
+    """Returns how many models are left. A model that does not finish though it had all of the time is recorded as a failure, so that the
+    next call continues behind it."""
+    lacking = [(part, model) for part, model in wanted if model not in found.get(part, {})]
     for number, (part, model) in enumerate(lacking):
         print(f"{part}: {model}", flush=True)
-        measured = measure(part, model, end)
+        measured = measure_times(part, model, device, seconds, end, caches / part / model)
         if measured is None and number:
             return len(lacking) - number
         if measured is None:
             failure = {"good": False, "failure": f"not done in {minutes:g} minutes"}
-            keep(part, model, {"environment": {}, "engines": dict.fromkeys(PARTS[part].engines, failure)})
-            return len(lacking) - 1
-        keep(part, model, measured)
+            measured = {"environment": {}, "engines": dict.fromkeys(PARTS[part].engines, failure)}
+        found.setdefault(part, {})[model] = measured
+        save()
+    return 0
+
+
+def _measure_memory(
+    found: dict[str, Any], wanted: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, end: float,
+    save: Callable[[], None],
+) -> int:  # fmt: skip
+    """Returns how many engines' memory is left to measure."""
+    lacking = [
+        (part, model, engine)
+        for part, model in wanted
+        for engine, row in found.get(part, {}).get(model, {}).get("engines", {}).items()
+        if row["good"] and "peak" not in row
+    ]
+    for number, (part, model, engine) in enumerate(lacking):
+        answer = measure_memory(part, model, engine, device, seconds, end, caches / part / model)
+        if answer is None:
+            return len(lacking) - number
+        found[part][model]["engines"][engine]["peak"] = answer.get("peak")
+        save()
     return 0
 
 

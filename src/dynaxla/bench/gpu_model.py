@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,33 +28,41 @@ from .runner import Placement, device_peak_bytes
 WARM_CALLS, CALLS = 3, 2
 
 
-def measure_model(part: str, model: str, device: str, seconds: float, end: float) -> dict[str, Any] | None:
-    """`environment`, and `engines`: by engine `good`, `ms` with `lower` and `upper` quartiles, `first_call` in seconds, `peak` in bytes
-    (None where it is not known), or `failure`. None if it was not done by `end`, a time of time.monotonic().
+def measure_times(part: str, model: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
+    """`environment`, and `engines`: by engine `good`, `ms` with `lower` and `upper` quartiles, `first_call` in seconds, or `failure`.
 
-    All processes share caches that are empty before: the memory's process finds compiled what the first one has compiled, and what XLA has
-    tried out (https://github.com/openxla/xla, xla_gpu_per_fusion_autotune_cache_dir), whose memory would be counted otherwise.
+    caches: this model's directory, which is empty or not there. Returns None if the process was not done by `end`, a time of
+    time.monotonic().
     """
-    with tempfile.TemporaryDirectory() as cache:
-        tried = Path(cache, "xla")
-        tried.mkdir()
-        environment = {
-            **os.environ,
-            "DYNAXLA_CACHE": cache,
-            "TORCHINDUCTOR_CACHE_DIR": cache,
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_per_fusion_autotune_cache_dir={tried}".strip(),
-        }
-        arguments = [part, model, device, str(seconds)]
-        found = _answer(arguments, environment, end)
-        if found is None or "failure" in found:
-            return found and {"environment": {}, "engines": {name: {"good": False, **found} for name in PARTS[part].engines}}
-        for engine, row in found["engines"].items():
-            if row["good"]:
-                memory = _answer([*arguments, engine], environment, end)
-                if memory is None:
-                    return None
-                row["peak"] = memory.get("peak")
-        return found
+    found = _answer([part, model, device, str(seconds)], _with_caches(caches), end)
+    if found is None or "failure" in found:
+        return found and {"environment": {}, "engines": {name: {"good": False, **found} for name in PARTS[part].engines}}
+    return found
+
+
+def measure_memory(part: str, model: str, engine: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
+    """`peak`, the engine's memory in bytes (None where it is not known), or `failure`; None if the process was not done by `end`.
+
+    caches: the directory that `measure_times` was given, or an empty one. What it holds need not be compiled again, and the memory that
+    XLA needs to try out kernels is not counted.
+    """
+    return _answer([part, model, device, str(seconds), engine], _with_caches(caches), end)
+
+
+def _with_caches(directory: Path) -> dict[str, str]:
+    """The environment of a process that keeps everything it compiles in this directory: dynaxla's and Inductor's caches, JAX's compiled
+    programs, and XLA's autotuning results (xla_gpu_per_fusion_autotune_cache_dir in openxla/xla)."""
+    tuned, compiled = directory / "xla", directory / "jax"
+    for each in (tuned, compiled):
+        each.mkdir(parents=True, exist_ok=True)
+    return {
+        **os.environ,
+        "DYNAXLA_CACHE": str(directory),
+        "TORCHINDUCTOR_CACHE_DIR": str(directory),
+        "JAX_COMPILATION_CACHE_DIR": str(compiled),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_per_fusion_autotune_cache_dir={tuned}".strip(),
+    }
 
 
 def _answer(arguments: Sequence[str], environment: dict[str, str], end: float) -> dict[str, Any] | None:
@@ -115,7 +122,7 @@ def _placement(part: Part, device: torch.device) -> Placement:
 def main(part: str, model: str, device: str, seconds: str, engine: str = "") -> None:
     settings = PARTS[part]
     settings.set_precision()
-    (case,) = suites.choose("models", [model])
+    (case,) = suites.choose("gpu", [model])
     where = torch.device(device)
     print(json.dumps(_memory(settings, case, where, engine) if engine else _times(settings, case, where, float(seconds))))
 

@@ -58,3 +58,14 @@ def _parts() -> dict[str, Part]:
 
 
 PARTS = _parts()
+
+# Parts and models in the order in which people ask for them.
+FIRST = [
+    ("bfloat16-batch32-training", "bert_base"),
+    ("bfloat16-batch32", "resnet50"),
+    ("bfloat16-batch32-training", "resnet50"),
+    ("bfloat16-batch32-training", "gpt_block"),
+    ("bfloat16-batch32", "bert_base"),
+    ("bfloat16-batch32", "gpt_block"),
+    *[(f"bfloat16-batch32{training}-autotuned", name) for name in ("bert_base", "resnet50", "gpt_block") for training in ("-training", "")],
+]

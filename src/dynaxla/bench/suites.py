@@ -5,6 +5,7 @@ others     models of timm and transformers that the ways in which ops are comput
 small      models of a few microseconds, on which the cost of a call shows
 functions  single functions on activations: elementwise, and along rows
 generation one token for one sequence or eight: a row of a cache, a layer, and a decoder
+gpu        the ten, and a block of GPT-2 medium's size over 1024 tokens
 breaks     small models whose Python TorchDynamo cannot capture whole
 """
 
@@ -173,6 +174,32 @@ _TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
     "T5Model": {"vocab_size": 8192, "num_layers": 3, "use_cache": False},
 }
 
+
+
+class GptBlock(nn.Module):
+    """A layer of a decoder: causal attention of 16 heads and a perceptron, 1024 wide."""
+
+    def __init__(self, width: int = 1024, heads: int = 16) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm, self.perceptron_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
+        attended = nn.functional.scaled_dot_product_attention(*heads.chunk(3, 1), is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(-2))
+        return x + self.perceptron(self.perceptron_norm(x))
+
+
+def activations(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """float32[batch, 1024, 1024]: tokens, width."""
+    return (torch.randn(batch, 1024, 1024, generator=generator),)
+
+
+GPU = [*MODELS, Case("gpt_block", GptBlock, activations)]
+
 OTHERS = [
     *[Case(name, partial(timm_model, name), images) for name in _TIMM],
     *[Case(name, partial(Transformer, name, **settings), partial(tokens, vocabulary=8192)) for name, settings in _TRANSFORMERS.items()],
@@ -213,6 +240,7 @@ GENERATION = [
 
 SUITES: Mapping[str, list[Case]] = {
     "models": MODELS,
+    "gpu": GPU,
     "others": OTHERS,
     "small": SMALL,
     "functions": FUNCTIONS,

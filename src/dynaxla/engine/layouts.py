@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import jax
-from jax.experimental.layout import Format, Layout
+from jax.experimental.layout import Format, Layout, with_layout_constraint
 from jax.extend.core import jaxpr_as_fun
 from jax.sharding import Sharding
 
@@ -36,7 +36,10 @@ def with_open_layouts(
     evaluate = jaxpr_as_fun(traced.jaxpr)
 
     def run(*arrays: jax.Array) -> list[jax.Array]:
-        return list(evaluate(*arrays))
+        values = evaluate(*arrays)
+        # Where one result's layout is open, XLA chooses all of them, an explicit Format of another result notwithstanding (jaxlib 0.10.2
+        # and 0.11.2, H200, 2026-11-27). It obeys a constraint inside the program.
+        return [value if not results or index in results else _row_major(value) for index, value in enumerate(values)]
 
     run.__name__ = name
     given = tuple(_open(aval.sharding) if index in arguments else aval.sharding for index, aval in enumerate(avals))
@@ -77,6 +80,10 @@ def check_closed(orders: Orders, open_ones: Collection[int]) -> None:
                 f"XLA has laid out the dimensions of array {index} as {list(order)}, though it was asked for row-major order",
                 hint="please report this, with the versions of jax and of its plugin",
             )
+
+
+def _row_major(value: jax.Array) -> jax.Array:
+    return with_layout_constraint(value, Layout(tuple(range(value.ndim)))) if value.ndim > 1 else value
 
 
 def _open(sharding: Any) -> Format:

@@ -21,7 +21,7 @@ from ..lowering import Settings, dtypes
 from ..lowering.function import Function
 from ..lowering.interchange import is_interchangeable
 from ..observe import dump, metrics
-from ..runtime import background, by_torch, meshes, networks, private
+from ..runtime import background, by_torch, meshes, networks, private, streams
 from ..runtime.cache import LeastRecentlyUsed
 from . import held_back
 from .executable import Executable, drawing_under_trace
@@ -212,6 +212,7 @@ class Program(Maker):
         if self.groups:
             key = (*key, networks.token(self.groups))
         if self.platform == "cuda":
+            streams.check_not_captured()
             key = (*key, Settings.current(self.platform))
         if self._tells_strides:
             key = (*key, *[arg.stride() if isinstance(arg, torch.Tensor) else None for arg in args])

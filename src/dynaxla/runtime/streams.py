@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 
 import jax
 import torch
+
+from ..errors import UnsupportedOp
 
 
 class Streams:
@@ -30,15 +33,23 @@ class Streams:
     def __init__(self, torch_device: torch.device, device: jax.Device) -> None:
         self._torch_device, self._device = torch_device, device
         self._readers: dict[int, torch.cuda.Stream] = {}
+        self._external: dict[int, torch.cuda.Stream] = {}  # XLA's own, by handle
+        self._thread = threading.local()  # event: recorded anew at each call; a wait for it keeps what it was recorded for
 
     def before(self) -> int:
         """A stream of XLA's that waits for what torch's current stream has queued, and for what others may do with earlier results. An
         array that is imported with it is ready then."""
         current = torch.cuda.current_stream(self._torch_device)
         handle = self._device.get_stream_for_external_ready_events()
-        stream = torch.cuda.ExternalStream(handle, device=self._torch_device)
+        stream = self._external.get(handle)
+        if stream is None:
+            stream = self._external.setdefault(handle, torch.cuda.ExternalStream(handle, device=self._torch_device))
+        event = getattr(self._thread, "event", None)
+        if event is None:
+            event = self._thread.event = torch.cuda.Event()
         for reader in {**self._readers, current.cuda_stream: current}.values():
-            stream.wait_stream(reader)
+            event.record(reader)
+            stream.wait_event(event)
         return handle
 
     def after(self) -> int:
@@ -59,12 +70,23 @@ class Streams:
 
 
 def give_back_memory(device: torch.device) -> bool:
-    """Have torch give a GPU's memory that it keeps unused back to CUDA, from which XLA takes its own. Returns: whether there is any such
-    memory to give, on this device. Nothing but memory is affected."""
-    if device.type != "cuda":
+    """Gives the GPU memory that torch caches unused back to CUDA, from which XLA allocates. Nothing but memory is affected.
+
+    Returns True if torch had such memory. XLA waits for 10 seconds before it reports that memory is out, so nothing is tried again in vain.
+    """
+    if device.type != "cuda" or torch.cuda.memory_reserved(device) == torch.cuda.memory_allocated(device):
         return False
     torch.cuda.empty_cache()
     return True
+
+
+def check_not_captured() -> None:
+    """Raises: UnsupportedOp if torch records a CUDA graph in this thread: the work of XLA's stream would not be in it."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise UnsupportedOp(
+            "a program of dynaxla is called while torch records a CUDA graph, which cannot hold what XLA launches",
+            hint="call it outside of torch.cuda.graph: XLA makes CUDA graphs of its programs by itself",
+        )
 
 
 @functools.cache

@@ -96,14 +96,15 @@ $(RANGE)/.installed: pyproject.toml constraints-range.txt
 test-range: $(RANGE)/.installed
 	$(RANGE)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
 
-# On a machine with an NVIDIA GPU: what is there, the tests of GPUs and a short table, as one text, in ten minutes. It installs nothing and
-# takes the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python
+# On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/gpu_report and the tests of tests/gpu, in ten minutes. It
+# installs nothing and uses the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"
 GPU_PYTHON ?= python3
 
 gpu:
 	PYTHONPATH=src:tests $(GPU_PYTHON) -m gpu_report $(ARGS)
 
-# docs/benchmarks/gpu.md. Each call goes on where the last one stopped and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32
+# docs/benchmarks/gpu.md: the rows that people ask for most come first. Each call continues where the last one stopped, also on another day,
+# and ends within ten minutes, e.g. make gpu-table PART=tf32-batch32, or ARGS="--minutes 4.5"
 gpu-table:
 	PYTHONPATH=src $(GPU_PYTHON) -c 'from dynaxla.cli import main; main()' bench-gpu $(PART) --output docs/benchmarks $(ARGS)
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from dynaxla.buffers import native
-from dynaxla.runtime import late_checks, seeds, streams, transfer
+from dynaxla.runtime import late_checks, private, seeds, streams, transfer
 from dynaxla.runtime.layout import Layout
 
 CUDA = torch.device("cuda", 0)
@@ -218,6 +218,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Device:
     """A device in the place of CUDA's, for one test."""
     made = Device()
     monkeypatch.setattr(torch.cuda, "current_stream", made.current_stream)
+    monkeypatch.setattr(private, "current_raw_stream", lambda _: made.current_stream().cuda_stream)
     monkeypatch.setattr(torch.cuda, "ExternalStream", made.external_stream)
     monkeypatch.setattr(torch.cuda, "Event", made.event)
     monkeypatch.setattr(torch.cuda, "synchronize", made.synchronize)

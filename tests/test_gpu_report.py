@@ -1,25 +1,86 @@
-"""`make gpu` says what is missing, runs what it has, and stops what takes too long. Its stages are tried here with commands for no GPU."""
+"""`make gpu` is rehearsed on the CPU: every part runs, and a crash or a hang costs one test or one part."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 from gpu_report import __main__ as command
 from gpu_report import environment
-from gpu_report.stages import Stage, run_all, stages
-
-LONG = 100.0
+from gpu_report.runs import RUNS, Run, pytest_line
 
 
-def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def report(output: Path, *arguments: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """Runs the report on the CPU as `make gpu` does, and returns its facts."""
+    path = os.pathsep.join(str(environment.PROJECT / name) for name in ("src", "tests"))
+    line = [sys.executable, "-m", "gpu_report", "--device", "cpu", "--output", str(output), *arguments]
+    done = subprocess.run(line, env={**os.environ, **variables, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    return done, [json.loads(fact) for fact in (output / "facts.jsonl").read_text().splitlines()]
+
+
+PARTS = [run.name for run in RUNS if not run.is_tests]
+NETWORKS = [name for name in PARTS if name.startswith("resnet")]
+
+
+@pytest.mark.parametrize(
+    "parts", [[name for name in PARTS if name not in NETWORKS], pytest.param(NETWORKS, marks=pytest.mark.slow)], ids=["parts", "networks"]
+)
+def test_every_part_runs(tmp_path: Path, parts: list[str]) -> None:
+    done, facts = report(tmp_path, "--minutes", "8", "--jobs", "2", "--only", ",".join(parts))
+    bad = [fact for fact in facts if not fact.get("ok", True)]
+    assert not bad, (bad, (tmp_path / "log.txt").read_text()[-3000:])
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = {fact["what"] for fact in facts if fact["part"] == "driver"}
+    assert ran == {"start", *parts}
+    without_facts_on_a_cpu = {"graph_capture", "out_of_memory"}
+    assert {fact["part"] for fact in facts} == {"driver", *parts} - without_facts_on_a_cpu
+    assert len(done.stdout.splitlines()) <= command.SUMMARY_LINES
+
+
+TESTS = """
+import os, time
+
+def test_first():
+    pass
+
+def test_crash():
+    os.abort()
+
+def test_failure():
+    assert 1 == 2, "one is not two"
+
+def test_hang():
+    time.sleep(100)
+"""
+
+
+def test_a_crash_costs_one_test_and_a_hang_ends_at_its_limit(tmp_path: Path) -> None:
+    """The facts that were known are in the directory, whatever ends."""
+    (tmp_path / "test_cuda.py").write_text(TESTS)
+    start = time.monotonic()
+    done, facts = report(tmp_path / "output", "--minutes", "0.4", "--only", "test_cuda.py", "--tests", str(tmp_path))
+    assert time.monotonic() - start < 60
+    assert done.returncode == 1
+    outcomes = {fact["id"].rpartition("::")[2]: fact["outcome"] for fact in facts if "outcome" in fact}
+    assert outcomes == {"test_first": "passed", "test_failure": "failed"}
+    assert "one is not two" in done.stdout
+    for name in ("test_crash", "test_hang"):
+        assert f"test_cuda.py::{name}" in done.stdout
+    assert done.stdout.count("began and did not end: ") == 2
+    (end,) = (fact for fact in facts if fact["part"] == "driver" and fact["what"] == "test_cuda.py")
+    assert end["exit"] == "stopped at its time limit"
+    assert "Fatal Python error: Aborted" in (tmp_path / "output" / "log.txt").read_text()
+
+
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in ("jax", "pytest") else find(name))
     assert command.main([]) == 2
@@ -29,20 +90,7 @@ def test_what_is_missing(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
     assert printed.count("missing:") == 2
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_the_doctor_says_so() -> None:
-    """As `make gpu` runs it: by a path of its own, in a directory of its own."""
-    line = [sys.executable, "-m", "gpu_report", "--minutes", "3"]
-    found = {**os.environ, "PYTHONPATH": os.pathsep.join(str(environment.PROJECT / name) for name in ("src", "tests"))}
-    done = subprocess.run(line, env=found, capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "torch and a GPU" in done.stdout
-    assert "jax sees cuda" in done.stdout
-    assert "Not gone further" in done.stdout
-    assert "pytest" not in done.stdout
-
-
-def test_the_name_is_found_without_an_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_backend_is_found_without_an_installation(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def version(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -51,7 +99,8 @@ def test_the_name_is_found_without_an_installation(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(importlib.metadata, "version", version)
     variables = environment.variables(tmp_path, {"PYTHONPATH": "/elsewhere", "DYNAXLA_CACHE": "/earlier", "HOME": "/root"})
     *path, metadata, before = variables["PYTHONPATH"].split(os.pathsep)
-    assert (path, metadata, before) == ([str(environment.PROJECT / "src"), str(environment.PROJECT / "tests")], str(tmp_path), "/elsewhere")
+    assert path == [str(environment.PROJECT / "src"), str(environment.PROJECT / "tests")]
+    assert (metadata, before) == (str(tmp_path / "metadata"), "/elsewhere")
     assert variables["DYNAXLA_CACHE"] == ""
     assert variables["HOME"] == "/root"
     (found,) = importlib.metadata.distributions(path=[metadata])
@@ -59,67 +108,40 @@ def test_the_name_is_found_without_an_installation(monkeypatch: pytest.MonkeyPat
     assert {(point.name, point.value) for point in points} == expected
 
 
-def test_where_it_is_installed_nothing_is_written(tmp_path: Path) -> None:
-    assert str(tmp_path) not in environment.variables(tmp_path, {})["PYTHONPATH"]
-    assert list(tmp_path.iterdir()) == []
+def test_processes_share_caches_that_start_empty(tmp_path: Path) -> None:
+    variables = environment.variables(tmp_path, {"XLA_FLAGS": "--first"})
+    assert variables["XLA_FLAGS"] == f"--first --xla_gpu_per_fusion_autotune_cache_dir={tmp_path / 'autotuned'}"
+    assert variables["JAX_COMPILATION_CACHE_DIR"] == str(tmp_path / "compiled")
+    assert all(list(path.iterdir()) == [] for path in (tmp_path / "autotuned", tmp_path / "compiled"))
 
 
-def python(code: str, **settings: float) -> Stage:
-    return Stage(code, ["-c", code], **settings)
-
-
-def test_stages(capfd: pytest.CaptureFixture[str]) -> None:
-    """One that fails ends none of the others; all that they print is in one text, in order."""
-    wanted = [python("print('one')"), python("raise SystemExit(3)"), python("import sys; print('two', file=sys.stderr)")]
-    assert run_all(wanted, os.environ, time.monotonic() + LONG) == ["raise SystemExit(3)"]
-    printed = capfd.readouterr().out
-    places = [printed.index(text) for text in ("\none\n", "== exit code 3", "\ntwo\n")]
-    assert places == sorted(places)
-    assert printed.count("== well") == 2
-
-
-def test_what_takes_too_long_is_stopped_with_its_children(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    file = tmp_path / "child"
-    child = "import os, signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(100)"
-    start = f"import subprocess, sys; process = subprocess.Popen([sys.executable, '-c', {child!r}])"
-    parent = f"{start}; open({str(file)!r}, 'w').write(str(process.pid)); process.wait()"
-    begun = time.monotonic()
-    assert run_all([python(parent, limit=2.0)], os.environ, begun + LONG) == [parent]
-    assert time.monotonic() - begun < 20
-    assert "stopped: its 2 s were over" in capfd.readouterr().out
-    assert _is_gone(int(file.read_text()))
-
-
-def _is_gone(process: int) -> bool:
-    """Within a second: its parent is gone, and init may not have asked for it yet."""
-    for _ in range(100):
-        state = Path(f"/proc/{process}/stat")
-        if not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z":
-            return True
-        time.sleep(0.01)
-    return False
-
-
-def test_a_stage_leaves_the_others_their_time() -> None:
-    begun = time.monotonic()
-    assert run_all([python("import time; time.sleep(100)", reserve=LONG - 1)], os.environ, begun + LONG)
-    assert time.monotonic() - begun < 20
-
-
-def test_every_file_of_tests_is_a_stage(tmp_path: Path) -> None:
-    found = stages(environment.PROJECT / "tests" / "gpu", tmp_path)
-    names = {file.name for file in (environment.PROJECT / "tests" / "gpu").glob("test_*.py")}
-    assert {stage.title for stage in found if stage.command[1] == "pytest"} == {f"pytest {name}" for name in names}
-    assert [stage.title for stage in found if "bench-gpu" in stage.command] == [stage.title for stage in found[len(names) :]]
+def test_every_file_of_gpu_tests_is_run_and_attention_after_the_others() -> None:
+    files = {file.name for file in (environment.PROJECT / "tests" / "gpu").glob("test_*.py")}
+    listed = [run.name for run in RUNS if run.is_tests]
+    assert set(listed) == files
+    assert listed[0] == "test_cuda.py"
+    assert listed[-1] == "test_cuda_attention.py"
 
 
 def test_pytest_runs_without_its_timeouts_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
-    (with_plugin, *_) = stages(tmp_path, tmp_path)
+    file = tmp_path / "test_it.py"
+    file.write_text("def test_it():\n    pass\n")
     monkeypatch.setattr(environment, "has", lambda module: False)
-    (without, *_) = stages(tmp_path, tmp_path)
-    assert set(with_plugin.line) < set(without.line)
-    line = [*without.line, "-c", str(environment.PROJECT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:timeout"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
+    line = [*pytest_line(file), "-c", str(environment.PROJECT / "pyproject.toml"), "--rootdir", str(tmp_path), "-p", "no:timeout"]
+    variables = {"GPU_REPORT_FILE": str(tmp_path / "facts"), "GPU_REPORT_START": "0", "PYTHONPATH": str(environment.PROJECT / "tests")}
+    done = subprocess.run(line, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 passed" in done.stdout
+
+
+def test_the_summary_is_short_and_names_what_failed() -> None:
+    facts = [{"part": "add", "what": f"fact {i}", "ok": i % 2 == 0, "traceback": "x" * 1000} for i in range(200)]
+    facts.append(
+        {"part": "pytest", "what": "test ends", "id": "a::b", "outcome": "failed", "error": "somewhere\nE   first line\nE   last line"}
+    )
+    lines = command.summary(facts)
+    assert len(lines) == command.SUMMARY_LINES
+    assert all(len(line) <= command.SUMMARY_WIDTH for line in lines)
+    assert lines[-1] == "tests: {'failed': 1}"
+    assert command.summary(facts[-1:])[0] == "failed: a::b: first line"
+    assert not Run("add", 1).is_tests

@@ -58,12 +58,18 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
     ended = [fact for fact in found if "outcome" in fact]
     bad = [fact for fact in ended if fact["outcome"] == "failed"]
     unfinished = sorted({fact["id"] for fact in found if "id" in fact} - {fact["id"] for fact in ended})
-    lines += [f"failed: {fact['id']}: {fact.get('error', '').strip().rpartition(chr(10))[2]}"[:SUMMARY_WIDTH] for fact in bad]
+    lines += [f"failed: {fact['id']}: {_reason(fact.get('error', ''))}"[:SUMMARY_WIDTH] for fact in bad]
     lines += [f"began and did not end: {name}" for name in unfinished]
     left_out = len(lines) - SUMMARY_LINES + 2
     if left_out > 0:
         lines = [*lines[: SUMMARY_LINES - 2], f"({left_out} more lines are in facts.jsonl)"]
     return [*lines, f"tests: {dict(Counter(fact['outcome'] for fact in ended))}"]
+
+
+def _reason(error: str) -> str:
+    """The first line of the exception in pytest's report, or the report's last line."""
+    lines = error.strip().splitlines() or [""]
+    return next((line.removeprefix("E").strip() for line in lines if line.startswith("E  ")), lines[-1])
 
 
 def _is_bad(fact: dict[str, Any]) -> bool:

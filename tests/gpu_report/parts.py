@@ -28,11 +28,24 @@ from .facts import device, fact, milliseconds, relative_error, synchronize
 
 DEVICE = device()
 ON_GPU = DEVICE.type == "cuda"
-PACKAGES = ("torch", "jax", "jaxlib", "jax-cuda13-plugin", "numpy", "triton", "nvidia-cudnn-cu13", "nvidia-cublas", "pytest", "transformers")
+PACKAGES = (
+    "torch",
+    "jax",
+    "jaxlib",
+    "jax-cuda13-plugin",
+    "numpy",
+    "triton",
+    "nvidia-cudnn-cu13",
+    "nvidia-cublas",
+    "pytest",
+    "transformers",
+)
 # Cycles of a delay kernel: about a tenth of a second, and about a millisecond.
 LONG_DELAY, SHORT_DELAY = 200_000_000, 2_000_000
-# A rehearsal on the CPU takes small sizes: rows of a matrix, pictures of a batch, pixels along an edge.
+# A rehearsal on the CPU takes small sizes: rows of a matrix, pictures of a batch, pixels along an edge, and few calls and kinds of network.
 ROWS, PICTURES, PIXELS = (2048, 32, 224) if ON_GPU else (128, 2, 64)
+CALLS, MANY_CALLS = (2000, 10_000) if ON_GPU else (20, 100)
+RESNETS = [(torch.float32, False), *([(torch.bfloat16, True)] if ON_GPU else [])]
 
 
 def full_precision() -> None:
@@ -222,11 +235,13 @@ def _train(part: str, whole_step: bool) -> None:
 
 
 def attention() -> None:
-    for length, causal in ((256, False), (256, True), *(((1024, True),) if ON_GPU else ())):
+    for length, causal in ((256, False), (256, True), (1024, True)) if ON_GPU else ((32, True),):
         with fact("attention", f"bfloat16, {length} tokens{', causal' if causal else ''}") as found:
             torch._dynamo.reset()
             torch.manual_seed(0)
-            tensors = [torch.randn(2, length, 8, 64, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)]
+            tensors = [
+                torch.randn(2, length, 8, 64, device=DEVICE, dtype=torch.bfloat16).transpose(1, 2).requires_grad_() for _ in range(3)
+            ]
 
             def function(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = causal) -> torch.Tensor:
                 return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
@@ -238,9 +253,7 @@ def attention() -> None:
             call = compiled(function, fallback="error")
             mine, eager = both(call, *tensors), both(function, *tensors)
             exact = both(function, *(tensor.detach().double().requires_grad_() for tensor in tensors))
-            found["errors"] = [
-                [relative_error(a, true), relative_error(b, true)] for a, b, true in zip(mine, eager, exact, strict=True)
-            ]
+            found["errors"] = [[relative_error(a, true), relative_error(b, true)] for a, b, true in zip(mine, eager, exact, strict=True)]
             found["ok"] = all(a < 2 * b + 1e-2 for a, b in found["errors"])
             found.update(dynaxla=milliseconds(lambda: both(call, *tensors)), eager=milliseconds(lambda: both(function, *tensors)))
 
@@ -257,7 +270,7 @@ def _resnet18(dtype: torch.dtype, channels_last: bool) -> tuple[nn.Module, torch
 
 
 def resnet18() -> None:
-    for dtype, channels_last in ((torch.float32, False), (torch.bfloat16, True)):
+    for dtype, channels_last in RESNETS:
         net, x = _resnet18(dtype, channels_last)
         net.eval().requires_grad_(False)
         expected, eager = copy.deepcopy(net).double()(x.double()), net(x)
@@ -275,7 +288,7 @@ def resnet18() -> None:
 
 
 def resnet18_step() -> None:
-    for dtype, channels_last in ((torch.float32, False), (torch.bfloat16, True)):
+    for dtype, channels_last in RESNETS:
         with fact("resnet18_step", f"{dtype}") as found:
             net, x = _resnet18(dtype, channels_last)
             nets = [net, copy.deepcopy(net)]
@@ -350,7 +363,7 @@ def graph_capture() -> None:
 def call_time() -> None:
     """Host time of a call and of its steps, in microseconds: the device does next to nothing."""
 
-    def microseconds(call: Callable[[], Any], calls: int = 2000) -> float:
+    def microseconds(call: Callable[[], Any], calls: int = CALLS) -> float:
         return round(1e3 * milliseconds(call, calls)["host_ms"], 2)
 
     x = torch.randn(8, 64, device=DEVICE)
@@ -394,22 +407,22 @@ def call_time() -> None:
             found["record an event"] = microseconds(lambda: event.record(current))
             found["wait for an event"] = microseconds(lambda: external.wait_event(event))
             found["is_current_stream_capturing"] = microseconds(torch.cuda.is_current_stream_capturing)
-    with fact("call_time", "profile of 3,000 calls of linear, microseconds of each call") as found:
+    with fact("call_time", f"profile of {CALLS} calls of linear, microseconds of each call") as found:
         profile = cProfile.Profile()
         profile.enable()
-        for _ in range(3000):
+        for _ in range(CALLS):
             linear(x)
         profile.disable()
         synchronize()
         rows = sorted(pstats.Stats(profile).stats.items(), key=lambda row: -row[1][2])[:30]
         found["functions"] = [
-            [f"{Path(file).name}:{line} {name}"[-70:], round(count / 3000, 1), round(own / 3000 * 1e6, 2), round(total / 3000 * 1e6, 2)]
+            [f"{Path(file).name}:{line} {name}"[-70:], round(count / CALLS, 1), round(own / CALLS * 1e6, 2), round(total / CALLS * 1e6, 2)]
             for (file, line, name), (_, count, own, total, _) in rows
         ]
 
 
 def many_calls() -> None:
-    """Growth of the process's resident memory, in MiB, over 10,000 calls, twice: memory that is kept for each call shows in both."""
+    """Growth of the process's resident memory, in MiB, over MANY_CALLS calls, twice: memory that is kept for each call shows in both."""
 
     def resident_mib() -> float:
         return round(int(Path("/proc/self/statm").read_text().split()[1]) * 4 / 1024, 1)
@@ -428,16 +441,16 @@ def many_calls() -> None:
     }
     for name, call in calls.items():
         with fact("many_calls", name) as found:
-            for _ in range(1000):
+            for _ in range(MANY_CALLS // 10):
                 call()
             synchronize()
             sizes, start = [resident_mib()], time.perf_counter()
             for _ in range(2):
-                for _ in range(10_000):
+                for _ in range(MANY_CALLS):
                     call()
                 synchronize()
                 sizes.append(resident_mib())
-            found["microseconds"] = round((time.perf_counter() - start) / 20_000 * 1e6, 1)
+            found["microseconds"] = round((time.perf_counter() - start) / (2 * MANY_CALLS) * 1e6, 1)
             found["resident_mib"] = sizes
             found["ok"] = sizes[2] - sizes[1] < 8
 

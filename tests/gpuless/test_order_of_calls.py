@@ -112,9 +112,10 @@ def test_a_seed_is_there_before_the_program(device: Device) -> None:
 def test_a_side_stream_is_the_one_that_counts(device: Device, order: Callable[[], Sequence[Stream]]) -> None:
     x = torch.zeros(4)
     program = executable(device, lambda _, x: [x + 1], [x])
+    side = Stream(50)
     read: list[float] = []
     for turn in range(3):
-        with device.stream(Stream(50)):
+        with device.stream(side):
             device.queue(lambda turn=turn: x.fill_(turn))
             (result,) = program([x])
             device.queue(lambda result=result: read.append(float(result[0])))

@@ -175,7 +175,6 @@ _TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-
 class GptBlock(nn.Module):
     """A layer of a decoder: causal attention of 16 heads and a perceptron, 1024 wide."""
 

@@ -12,7 +12,8 @@ So a program whose first argument is imported last, with a stream that waits for
 arguments need no events, and aliases may be kept. And torch's stream, at the export of any one result, waits for all of the program: it may
 write what the program reads, or free it. XLA frees and allocates for its compute stream alone. Memory of a result that torch has freed is
 written by a later program at the earliest, and that one waits for every stream of torch's that results were given to.
-Source: XLA, pjrt/pjrt_stream_executor_client.cc (CreateViewOfDeviceBuffer, EnqueueExecution, ExecuteHelper), pjrt/local_device_state.cc.
+Source: openxla/xla at the commit of jaxlib 0.10.2, xla/pjrt/pjrt_stream_executor_client.cc (CreateViewOfDeviceBuffer, EnqueueExecution,
+ExecuteHelper; moved to xla/pjrt/se/ since) and local_device_state.cc. Seen on an H200 with jaxlib 0.11.2 (docs/gpus.md).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import jax
 import torch
 
 from ..errors import UnsupportedOp
+from . import private
 
 
 class Streams:
@@ -33,13 +35,14 @@ class Streams:
     def __init__(self, torch_device: torch.device, device: jax.Device) -> None:
         self._torch_device, self._device = torch_device, device
         self._readers: dict[int, torch.cuda.Stream] = {}
+        self._torchs: dict[int, torch.cuda.Stream] = {}  # torch's own streams that have been current, by handle
         self._external: dict[int, torch.cuda.Stream] = {}  # XLA's own, by handle
         self._thread = threading.local()  # event: recorded anew at each call; a wait for it keeps what it was recorded for
 
     def before(self) -> int:
         """A stream of XLA's that waits for what torch's current stream has queued, and for what others may do with earlier results. An
         array that is imported with it is ready then."""
-        current = torch.cuda.current_stream(self._torch_device)
+        current = self._current()
         handle = self._device.get_stream_for_external_ready_events()
         stream = self._external.get(handle)
         if stream is None:
@@ -58,10 +61,21 @@ class Streams:
         A stream that is not torch's own (`torch.cuda.ExternalStream`) may be destroyed at any time, so later programs do not wait for it:
         whoever uses one must let torch's stream wait for it before results are freed.
         """
-        current = torch.cuda.current_stream(self._torch_device)
-        if current.stream_id != current.cuda_stream or not current.cuda_stream:
-            self._readers.setdefault(current.cuda_stream, current)
-        return current.cuda_stream or 1
+        current = self._current()
+        handle: int = current.cuda_stream
+        if handle in self._torchs:
+            self._readers.setdefault(handle, current)
+        return handle or 1
+
+    def _current(self) -> torch.cuda.Stream:
+        """torch's current stream."""
+        handle = private.current_raw_stream(self._torch_device.index)
+        stream = self._torchs.get(handle)
+        if stream is None:
+            stream = torch.cuda.current_stream(self._torch_device)
+            if stream.stream_id != stream.cuda_stream or not stream.cuda_stream:
+                self._torchs[handle] = stream
+        return stream
 
     def settle(self) -> None:
         """Wait until the device does nothing any more: a call that has failed may have started a part of its work."""

@@ -1,5 +1,7 @@
 """The parts of the report. `python -m gpu_report.parts NAME` runs one of them in this process and writes its facts."""
 
+# ruff: noqa: B023  (the lambdas in loops are called before the loop goes on)
+
 from __future__ import annotations
 
 import contextlib

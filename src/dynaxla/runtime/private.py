@@ -241,7 +241,7 @@ version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
 # Exchange what two tensors are (data, gradient, whether one is required), but not the objects and their attributes.
 swap_values: Callable[[torch.Tensor, torch.Tensor], None] = _needed("torch._C._swap_tensor_impl")
-# The handle of torch's current stream on a CUDA device, by the device's index. torch.cuda.current_stream takes 9 microseconds (H200's host).
+# The handle of torch's current stream on a CUDA device, by the device's index. torch.cuda.current_stream takes 9 us (host of an H200).
 current_raw_stream: Callable[[int], int] = _find("torch._C._cuda_getCurrentRawStream") or (
     lambda index: torch.cuda.current_stream(index).cuda_stream
 )

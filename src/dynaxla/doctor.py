@@ -6,7 +6,6 @@ import enum
 import importlib.metadata
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,9 +106,9 @@ def judge_python(version: tuple[int, ...]) -> Finding:
 def judge_version(name: str, version: str | None) -> Finding:
     if version is None:
         return Finding("versions", name, "not installed", State.BROKEN, f"pip install '{name}>={OLDEST[name]}'")
-    if _release(version) < _release(OLDEST[name]):
+    if private.release(version) < private.release(OLDEST[name]):
         return Finding("versions", name, version, State.BROKEN, f"too old: pip install '{name}>={OLDEST[name]}'")
-    if _release(version) > _release(TESTED[name]):
+    if private.release(version) > private.release(TESTED[name]):
         mend = f"newer than {name} {TESTED[name]}, the newest tried; if something fails: pip install '{name}=={TESTED[name]}.*'"
         return Finding("versions", name, version, State.DOUBT, mend)
     return Finding("versions", name, version, State.GOOD)
@@ -118,7 +117,7 @@ def judge_version(name: str, version: str | None) -> Finding:
 def judge_jaxlib(jax_version: str | None, jaxlib_version: str | None) -> Finding:
     if jaxlib_version is None:
         return Finding("versions", "jaxlib", "not installed", State.BROKEN, "pip install --upgrade jax jaxlib")
-    if jax_version is not None and _release(jaxlib_version) != _release(jax_version):
+    if jax_version is not None and private.release(jaxlib_version) != private.release(jax_version):
         return Finding(
             "versions", "jaxlib", jaxlib_version, State.DOUBT, f"it is for another jax than {jax_version}: pip install --upgrade jax jaxlib"
         )
@@ -130,12 +129,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _release(version: str) -> tuple[int, int]:
-    """Major and minor."""
-    numbers = re.findall(r"\d+", version)
-    return (int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0)
 
 
 def examine_devices() -> list[Finding]:

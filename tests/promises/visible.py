@@ -178,7 +178,7 @@ def torch_settings() -> State:
         "torch.printoptions": repr(vars(torch._tensor_str.PRINT_OPTS)),
         "torch.stance": repr(torch._dynamo.eval_frame._stance),
         "torch.compiler": (torch.compiler.is_compiling(), torch.compiler.is_dynamo_compiling(), torch.compiler.is_exporting()),
-        "torch.fx tracing": torch.fx._symbolic_trace._is_fx_tracing_flag,
+        "torch.fx tracing": torch.fx._symbolic_trace.is_fx_symbolic_tracing(),
         "torch.cuda": torch.cuda.is_initialized(),
         "torch accelerator": repr(torch.accelerator.current_accelerator()),
         "torch.overwrite": (

@@ -26,9 +26,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..runtime import private
+from ..torch_ops import aten
 from .overlaps import shares_with_itself
-
-aten = torch.ops.aten
 
 # Why a view is what a write does not survive; None if it survives.
 Reason = Callable[[], str | None]

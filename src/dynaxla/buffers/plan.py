@@ -17,8 +17,7 @@ from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
 from ..lowering.graphs import storage_of, viewed
 from ..runtime.layout import Layout, storage_extent
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from ..runtime import devices
+from ..torch_ops import aten
 from .between import is_array
 from .inputs import check_tensor
 
@@ -56,8 +57,6 @@ def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:
     targets = [getattr(description, "mutated_input", None) for description in graph.output_node().meta.get("desc") or ()]
     return {index: positions[target] for index, target in enumerate(targets) if target is not None}
 
-
-aten = torch.ops.aten
 
 # Ops whose result may be on another device than their operand.
 COPIES = (aten._to_copy.default, torch.ops.prims.device_put.default)

@@ -20,9 +20,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..lowering.asynchronous import in_program, is_asynchronous, leaves
 from ..lowering.fallback import writes
+from ..torch_ops import aten
 from .checkpointing import draws_by_state
-
-aten = torch.ops.aten
 
 ON_VALUES = "a size or number that it gives depends on the values of a tensor"
 ASYNCHRONOUS = "it is a collective, or works with handles or in the background"

@@ -23,8 +23,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import Graph, Node
 
 from ..lowering.refusals import reason
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 _SAME = (aten.alias.default, aten.detach.default, aten.clone.default)
 _VIEWS = (

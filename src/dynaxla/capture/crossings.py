@@ -24,9 +24,8 @@ from torch.utils import _pytree as pytree
 
 from ..lowering.interpreter import find_rule
 from ..runtime import devices
+from ..torch_ops import aten
 from .aten_graph import COPIES, computed_on, tensors_of
-
-aten = torch.ops.aten
 
 COPY = "it copies to another device"
 MIXED = "it takes or gives tensors of several devices"

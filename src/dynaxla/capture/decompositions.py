@@ -16,9 +16,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from ..lowering import refusals
 from ..lowering.ops.recurrent_cudnn import rnn_gradients
 from ..lowering.registry import registry
+from ..torch_ops import aten, present, prims
 from . import floats
-
-aten = torch.ops.aten
 
 
 def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
@@ -176,9 +175,9 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.pow.Scalar: pow_scalar,
     aten.repeat_interleave.Tensor: repeat_interleave,
-    torch.ops.prims.fft_c2c.default: fft_c2c,
-    torch.ops.prims.fft_c2r.default: fft_c2r,
-    torch.ops.prims.fft_r2c.default: fft_r2c,
+    prims.fft_c2c.default: fft_c2c,
+    prims.fft_c2r.default: fft_c2r,
+    prims.fft_r2c.default: fft_r2c,
 }
 
 
@@ -206,7 +205,7 @@ def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
     """registered: how many lowerings there are; with one more, the table is another."""
     core = {op: refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
-    return core | floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in _CORRECTED.items()}
+    return core | floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
 
 
 @functools.cache

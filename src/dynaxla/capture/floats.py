@@ -18,7 +18,8 @@ from torch._inductor import inductor_prims as inductor_prims  # defines prims.fm
 from torch._ops import OpOverload
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-aten = torch.ops.aten
+from ..torch_ops import aten, present, prims
+
 Decomposition = Callable[..., Any]
 
 
@@ -146,10 +147,8 @@ _SINGLE: dict[OpOverload, Decomposition] = {
     aten.pow.Tensor_Scalar: _pow,
 }
 
-DECOMPOSITIONS: dict[OpOverload, Decomposition] = _SINGLE | {
-    getattr(getattr(aten, name), overload): decomposition
-    for name, decomposition in _FOREACH.items()
-    for overload in _OVERLOADS
-    if overload in getattr(aten, name).overloads()
+_ALL: dict[Any, Decomposition] = _SINGLE | {
+    getattr(getattr(aten, name), overload): decomposition for name, decomposition in _FOREACH.items() for overload in _OVERLOADS
 }
-DECOMPOSITIONS[torch.ops.prims.fma.default] = _fma  # what TorchDynamo makes of addcmul_ and addcdiv_
+_ALL[prims.fma.default] = _fma  # TorchDynamo makes it of addcmul_ and addcdiv_
+DECOMPOSITIONS: dict[OpOverload, Decomposition] = present(_ALL)

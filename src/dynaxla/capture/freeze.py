@@ -13,9 +13,8 @@ from torch.fx import Graph, GraphModule, Node
 
 from ..lowering.asynchronous import is_asynchronous
 from ..lowering.graphs import is_view
+from ..torch_ops import aten
 from .split import Part, part_of
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 _GATHERS = ("_c10d_functional::all_gather_into_tensor", "_c10d_functional::all_gather_into_tensor_coalesced")
 _WAIT = "_c10d_functional::wait_tensor"

@@ -10,8 +10,7 @@ from torch._guards import detect_fake_mode
 from torch.fx import Graph, GraphModule, Node
 
 from ..lowering.interpreter import draws_random
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 # Of their tensors only size, strides and dtype matter.
 _OF_SHAPES = (

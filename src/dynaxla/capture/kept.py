@@ -47,7 +47,8 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
     if any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()):
         return None
     overridden = sorted(filter(_may_change_traces, private.implemented_in_python()))
-    if not all(name.startswith("prims/") for name in overridden):  # torch's own; what another one does its name does not say
+    # The names of torch's own kernels, with torch's version, say which kernels they are. Those of others do not.
+    if not all(name.startswith("prims/") or private.is_registered_by_torch(name) for name in overridden):
         return None
     decompositions = [function.__module__ for table in global_decomposition_table.values() for function in table.values()]
     if any(name.partition(".")[0] != "torch" for name in decompositions):

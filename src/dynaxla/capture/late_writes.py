@@ -35,13 +35,12 @@ from ..lowering.graphs import FOR_CHECKS, viewed
 from ..lowering.interpreter import is_plain_python
 from ..lowering.ops.held import held
 from ..runtime import private
+from ..torch_ops import aten
 from .aten_graph import AtenGraph, written_inputs
 from .chains import Place, State, Step, Write, call, states, viewed_at
 from .crossings import has_several
 from .places_read import read_places
 from .split import symbols
-
-aten = torch.ops.aten
 
 # Bytes of an input for each write to it: less is copied as a whole, which takes about ten microseconds, by what writes inputs anyway.
 SMALL = 1 << 16

@@ -13,9 +13,8 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from ..lowering.ops.masking import last_repeated, length, masked, part, put, turned, within
+from ..torch_ops import aten
 from .extents import Extent, Extents, Unknown, grows, size_of, sizes_of, symbols_in, symbols_of
-
-aten = torch.ops.aten
 
 
 class Masks:

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
-import torch
 from jax import lax
 from torch.fx import Graph, Node
 
@@ -19,8 +18,7 @@ from ..lowering.cpu import onednn, weight_orders
 from ..lowering.cpu.weight_orders import Packing
 from ..lowering.epilogue import follow
 from ..lowering.ops.convolution import CONVOLUTION, Convolution
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 # Rows of a matrix, or places of a convolution's result. At so many, packing takes a thirtieth of the time.
 _MANY_ROWS = 1024

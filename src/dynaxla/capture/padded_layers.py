@@ -10,12 +10,10 @@ import torch
 from torch.fx import Node
 
 from ..lowering.dimensions import wrap
+from ..torch_ops import aten
 from .extents import Extent, Extents, Unknown, broadcast, joined, merged, replaced, size_of
 from .masks import Masks
 from .padded_rules import argument, become, change, converted, one_dimension, others, rule, static, value
-
-aten = torch.ops.aten
-
 
 # Products
 

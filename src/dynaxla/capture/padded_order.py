@@ -12,6 +12,7 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from ..lowering.dimensions import wrap
+from ..torch_ops import aten
 from .extents import Extent, Extents, Unknown, broadcast, grows, quotient, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_rules import (
@@ -28,8 +29,6 @@ from .padded_rules import (
     value,
     without,
 )
-
-aten = torch.ops.aten
 
 
 @rule(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.topk.default, aten.kthvalue.default)

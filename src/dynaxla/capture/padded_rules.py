@@ -16,10 +16,9 @@ from torch.fx import Node
 
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import cat_parts, together
+from ..torch_ops import aten, prims
 from .extents import Extent, Extents, Unknown, broadcast, grows, joined, quotient, replaced, reshaped, size_of, sizes_of
 from .masks import Masks
-
-aten, prims = torch.ops.aten, torch.ops.prims
 
 # What counts of the results: Extents of a tensor, a list where there are several.
 Rule = Callable[[Masks, Node], Any]

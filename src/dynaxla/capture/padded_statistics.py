@@ -12,11 +12,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..torch_ops import aten, prims
 from .extents import Extent, Extents, Unknown, broadcast, joined, replaced
 from .masks import Masks
 from .padded_rules import argument, become, become_several, others, reduced_dims, rule, static, value, without
-
-aten, prims = torch.ops.aten, torch.ops.prims
 
 
 @dataclass(frozen=True)

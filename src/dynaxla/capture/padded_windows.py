@@ -14,12 +14,11 @@ from torch.fx import Node
 
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import continued, continued_backward
+from ..torch_ops import aten
 from .extents import Extent, Extents, Unknown, broadcast, joined, quotient, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_order import by_strides
 from .padded_rules import argument, become_several, lowest, one_dimension, rule, static, value
-
-aten = torch.ops.aten
 
 
 def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:

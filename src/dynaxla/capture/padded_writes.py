@@ -13,12 +13,11 @@ from torch.fx import Node
 
 from ..lowering.dimensions import wrap
 from ..lowering.ops.masking import put_into
+from ..torch_ops import aten, prims
 from .extents import Extent, Extents, Unknown, broadcast, joined, replaced, size_of, sizes_of
 from .masks import Masks
 from .padded_layers import index_of, places_in
 from .padded_rules import END, argument, become, one_dimension, rule, value
-
-aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def _is_tensor(item: Any) -> bool:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from ..errors import DynaxlaError
+from ..torch_ops import aten
 from .aten_graph import COPIES, computed_on
 from .checkpointing import complete, give_keys, states_as_tensors
 from .crossings import has_several, remove_detours
 from .gathered_again import gather_again
-
-aten = torch.ops.aten
 
 
 class WrittenInBothPasses(DynaxlaError):

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch.fx import Graph, Node
 
+from ..torch_ops import aten
 from .chains import State, reads_through_writes, viewed_at
-
-aten = torch.ops.aten
 
 # These read numbers by where they lie in memory, from wherever that of their operand begins.
 _BY_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)

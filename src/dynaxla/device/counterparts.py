@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverload
 
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 # Ops that take Python numbers for tensors. Source: torch/csrc/jit/frontend/schema_matching and python_arg_parser, allow_numbers_as_tensors
 _TAKE_NUMBERS = frozenset(["add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide"])

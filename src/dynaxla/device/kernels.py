@@ -10,11 +10,10 @@ import torch
 
 from ..runtime import meshes, private
 from ..runtime.layout import row_major
+from ..torch_ops import aten
 from ..training import fused_steps
 from . import autocasting, copies, op_by_op, places, storages
 from .memory import Place
-
-aten = torch.ops.aten
 
 
 def _strides(shape: Sequence[int], memory_format: torch.memory_format | None) -> tuple[int, ...]:

@@ -30,13 +30,12 @@ from ..observe import metrics
 from ..runtime import late_checks, meshes, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.layout import row_major
+from ..torch_ops import aten
 from . import generators, places, storages
 from .counterparts import Form, for_numbers, form_of
 from .memory import Place
 from .on_the_cpu import run_on_the_cpu
 from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, doubtful, traced_op
-
-aten = torch.ops.aten
 
 # Compiled ops; and why others are torch's.
 CAPACITY = 4096

@@ -31,9 +31,8 @@ from ..lowering.function import Function
 from ..lowering.graphs import user_line
 from ..lowering.interpreter import Interpreter, to_numpy, with_effects
 from ..lowering.registry import registry
+from ..torch_ops import aten
 from .dynamic_sizes import symbolic_sizes
-
-aten = torch.ops.aten
 
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 _WEIGHTS = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)

@@ -38,10 +38,9 @@ from ..lowering.function import Function, Results
 from ..lowering.graphs import user_line
 from ..lowering.interpreter import constant_value, draws_random
 from ..runtime import capture_lock
+from ..torch_ops import aten
 from ..training.readings import state_of
 from .wide_calls import Call, Derivative, axes_of, narrowed, varying
-
-aten = torch.ops.aten
 
 Tensors = Sequence[torch.Tensor]
 

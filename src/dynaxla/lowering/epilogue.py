@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from jax import Array, lax
 from torch.fx import Node
+
+from ..torch_ops import aten
 
 if TYPE_CHECKING:
     from .context import Context
 
-aten = torch.ops.aten
 
 # They only say that the same numbers have another shape.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)

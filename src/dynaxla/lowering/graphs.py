@@ -14,9 +14,8 @@ from torch.fx import Node
 
 from ..observe import events
 from ..runtime import private
+from ..torch_ops import aten
 from . import dtypes
-
-aten = torch.ops.aten
 
 # In the metadata of a node whose value nobody may want, but whose checks count.
 FOR_CHECKS = "dynaxla_for_checks"

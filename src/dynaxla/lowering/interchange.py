@@ -14,12 +14,11 @@ from typing import Any, cast
 import torch
 from torch.fx import GraphModule, Node
 
+from ..torch_ops import aten
 from .asynchronous import is_collective
 from .graphs import viewed
 from .interpreter import draws_random, inner_graphs
 from .keyed import keyed
-
-aten = torch.ops.aten
 
 # Such ops, with the index of the first result of that kind.
 _KEEPING = {

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
 from ..observe import coverage, events
+from ..torch_ops import aten
 from . import dtypes, fallback, refusals
 from .asynchronous import is_collective
 from .context import Context
@@ -59,8 +60,6 @@ class _Step:
     def acts(self) -> bool:
         return self.refused or _acts(self.node)
 
-
-aten = torch.ops.aten
 
 _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, weight_orders.packed_convolution)
 

@@ -6,12 +6,11 @@ import torch
 from jax import Array, lax
 from torch.fx import Node
 
+from ..torch_ops import aten
 from .context import Context
 from .dimensions import all_known
 from .graphs import is_view
 from .metadata import TensorSpec
-
-aten = torch.ops.aten
 
 # Views of the same numbers, at most with dimensions exchanged.
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)

@@ -24,6 +24,8 @@ from torch.fx import Node
 
 from .. import forks
 from ..errors import UnsupportedOp
+from ..runtime import private
+from ..torch_ops import MissingOp
 from . import dtypes
 from .promotion import Promotion, elementwise
 
@@ -139,27 +141,43 @@ class Registry:
         self._holding: dict[OpOverload, Callable[[Node], Any]] = {}
 
     def fill(self) -> None:
-        """Have all lowerings of dynaxla's own."""
+        """Register dynaxla's own lowerings, once. After a failure, the next call tries again, and fails in the same way if nothing has
+        changed: nothing of a module that did not load is left in the registry."""
         if self._load is None:
             return
         with self._lock:
-            if self._load is None or self._is_loading:  # what is imported looks for lowerings, too
+            if self._load is None or self._is_loading:  # the imported modules look for lowerings, too
                 return
             self._is_loading = True
             try:
                 self._load()
                 self._load = None
+            except BaseException:
+                self._forget_unloaded_modules()
+                raise
             finally:
                 self._is_loading = False
+
+    def _forget_unloaded_modules(self) -> None:
+        """Remove the lowerings of dynaxla's modules whose import has failed: Python runs these modules from their start again."""
+
+        def is_kept(lowering: Rule | _Named) -> bool:
+            return not lowering.by.startswith(_OWN) or lowering.by in sys.modules
+
+        self._rules = {key: rule for key, rule in self._rules.items() if is_kept(rule)}
+        self._named = {key: named for key, named in self._named.items() if is_kept(named)}
 
     def register(
         self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None, by: str | None = None
     ) -> None:
-        """Add a lowering for one overload. source: the function whose place is told, if not this one. by: the module that registers it, if
-        not the caller.
+        """Add a lowering for one overload, unless the installed torch does not have it.
+
+        source: the function whose place is reported, if not this one. by: the module that registers it, if not the caller.
 
         Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema.
         """
+        if isinstance(op, MissingOp):
+            return
         platforms, by = tuple(platforms), by or _caller()
         if not by.startswith(_OWN):
             self.fill()
@@ -200,6 +218,8 @@ class Registry:
         Raises: TypeError if the op has a lowering by its name, which fits none of its overloads.
         """
         self.fill()
+        if isinstance(op, MissingOp):
+            return None
         if rule := self._rules.get((op, platform)) or self._rules.get((op, None)):
             return rule
         for place in (platform, None):
@@ -277,7 +297,13 @@ def _existing(name: str) -> list[OpOverload]:
 
 
 def _load() -> None:
-    importlib.import_module(".ops", __package__).load()
+    """Raises: UnsupportedVersion for a failure with releases of torch or JAX that are newer than the tested ones."""
+    try:
+        importlib.import_module(".ops", __package__).load()
+    except Exception as error:
+        if not private.newer_than_known():
+            raise
+        raise private.unsupported(f"dynaxla's lowerings do not load ({type(error).__name__}: {error})") from error
 
 
 registry = Registry(_load)

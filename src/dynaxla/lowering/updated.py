@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ..torch_ops import aten
 from .context import Context
 from .dimensions import clamp_slice, wrap
 from .metadata import TensorSpec
 from .ops.strided import may_overlap
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ import functools
 import inspect
 import operator
 import pkgutil
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,7 +39,7 @@ from .. import forks
 from ..errors import UnsupportedVersion
 
 # The oldest and the newest releases that these entry points were tried with.
-KNOWN = {"torch": ("2.11", "2.13"), "jax": ("0.10", "0.11")}
+KNOWN = {"torch": ("2.11", "2.15"), "jax": ("0.10", "0.12")}
 
 
 def _find(name: str) -> Any:
@@ -114,12 +116,37 @@ def jaxlib_version() -> str:
     return jaxlib.__version__
 
 
-def _unsupported(name: str) -> UnsupportedVersion:
+def _versions() -> str:
+    return f"torch {torch.__version__}, jax {jax.__version__} and jaxlib {jaxlib_version()}"
+
+
+def newer_than_known() -> list[str]:
+    """The packages, with their versions, that are newer here than the newest release in KNOWN."""
+    return [
+        f"{name} {version}"
+        for name, version in (("torch", torch.__version__), ("jax", jax.__version__))
+        if release(version) > release(KNOWN[name][1])
+    ]
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number of a version."""
+    numbers = re.findall(r"\d+", version)
+    return int(numbers[0]), int(numbers[1]) if len(numbers) > 1 else 0
+
+
+def unsupported(message: str) -> UnsupportedVersion:
+    """The exception for a failure that these versions of torch and JAX are the likely cause of."""
+    return UnsupportedVersion(f"{_versions()}: {message}", hint=_hint())
+
+
+def _hint() -> str:
     known = " and ".join(f"{package} {oldest} to {newest}" for package, (oldest, newest) in KNOWN.items())
-    return UnsupportedVersion(
-        f"torch {torch.__version__}, jax {jax.__version__} and jaxlib {jaxlib_version()} have no {name}, which dynaxla needs",
-        hint=f"install versions that have it: {known} are known to",
-    )
+    return f"install versions that are tested, {known}; `dynaxla doctor` says which are here"
+
+
+def _unsupported(name: str) -> UnsupportedVersion:
+    return UnsupportedVersion(f"{_versions()} have no {name}, which dynaxla needs", hint=_hint())
 
 
 # The entry points without another way that are missing here.
@@ -168,6 +195,19 @@ def implemented_in_python() -> list[str]:
     """Which kernels others' Python has registered, as op/key."""
     own = {name for library in _own_libraries for name in getattr(library, "_op_impls", ())}
     return [name for name in list(_impls) if name not in own]
+
+
+_dispatch_dump: Callable[[str], str] | None = _find("torch._C._dispatch_dump")
+
+
+def is_registered_by_torch(kernel: str) -> bool:
+    """True if one of torch's own files has registered a kernel of `implemented_in_python`. False where torch does not say."""
+    namespace, op, key = kernel.split("/")
+    places = re.findall(rf"^{key}: registered at (.*):\d+ :: ", _dispatch_dump(f"{namespace}::{op}"), re.M) if _dispatch_dump else []
+    return bool(places) and all(Path(place).is_relative_to(_TORCH_FOLDER) for place in places)
+
+
+_TORCH_FOLDER = Path(torch.__file__).parent
 
 
 # The dispatch mode that sees ops first, or None; and the context without it.

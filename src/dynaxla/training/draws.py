@@ -16,8 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_flatten
 
 from ..runtime import devices
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 # What these draw depends on shapes alone; `x` of an op in place is not read.
 _IN_PLACE = ("bernoulli_.float", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "random_", "uniform_")

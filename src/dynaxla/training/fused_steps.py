@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from ..lowering.ops import fused_optimizers as fused_optimizers  # it defines the ops that are named below
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 Tensors = Sequence[torch.Tensor]
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
-
-aten = torch.ops.aten
+from ..torch_ops import aten
 
 # Their results lie in their operand's memory, though their schemas do not say so.
 _UNDECLARED_VIEWS = frozenset(
@@ -103,7 +102,7 @@ def is_group(value: Any) -> bool:
 
 def functional_of(op: Any) -> Any:
     """The view that an op such as `t_` makes of a tensor itself; None if there is none."""
-    packet = getattr(aten, op._schema.name.partition("::")[2].removesuffix("_"), None)
+    packet = getattr(torch.ops.aten, op._schema.name.partition("::")[2].removesuffix("_"), None)
     return getattr(packet, op._overloadname or "default", None) if packet is not None else None
 
 

@@ -24,6 +24,7 @@ from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..observe import metrics
 from ..runtime import devices, hollow, private
 from ..runtime.layout import ORDINARY
+from ..torch_ops import aten
 from . import writing_collectives
 from .arrays import copied, is_same_data
 from .contents import LARGE, same
@@ -34,8 +35,6 @@ from .prediction import Unpredictable, predict
 from .shadows import as_written
 from .shared_memory import is_foreign
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
-
-aten = torch.ops.aten
 
 
 class _Outside(Exception):

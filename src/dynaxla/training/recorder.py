@@ -32,6 +32,7 @@ from ..errors import CaptureError
 from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
 from ..runtime import private, user_frames
 from ..runtime.private import storage_id
+from ..torch_ops import aten
 from . import arrays, parallel_modules, scalars, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .exposure import EXPOSES, methods
@@ -43,8 +44,6 @@ from .shadows import InKernel, as_written
 from .shared_memory import is_foreign
 from .surroundings import storage_of
 from .updates import written
-
-aten = torch.ops.aten
 
 # Ways by which Python asks for a tensor's values, or for memory that a fake one has not.
 _LOOKS = (

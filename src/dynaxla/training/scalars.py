@@ -14,8 +14,6 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-aten = torch.ops.aten
-
 
 class Compared(Exception):
     """Python has looked at a traced number's value, as in `if lr > 0`."""

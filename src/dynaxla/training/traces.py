@@ -24,11 +24,11 @@ from ..errors import DeviceMismatch, UnsupportedOp, UnsupportedTensor
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
 from ..runtime import capture_lock
+from ..torch_ops import aten
 from . import scalars
 from .fused_steps import fused_step
 from .parts import Part
 
-aten = torch.ops.aten
 _log = logging.getLogger("dynaxla")
 
 # How many ops may follow the same ops with other sizes or numbers, and how many that write to other places of the same storages; more of

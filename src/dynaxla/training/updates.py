@@ -16,12 +16,11 @@ from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
 from ..runtime import devices
+from ..torch_ops import aten
 from .fused_steps import Fused
 from .kinds import written_arguments
 from .scalars import is_number
 from .surroundings import storage_of
-
-aten = torch.ops.aten
 
 _COUNTS = {aten.add_.Tensor, aten._foreach_add_.Scalar, aten._foreach_add_.Tensor}
 # Moving averages of parameters, which read what the optimizer writes.

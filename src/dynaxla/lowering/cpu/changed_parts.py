@@ -11,7 +11,7 @@ import torch
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-aten = torch.ops.aten
+from ...torch_ops import aten
 
 # What gives a tensor of its own, all of whose numbers are the same.
 NEW = (
@@ -64,7 +64,7 @@ def in_place_of(node: Node) -> torch._ops.OpOverload | None:
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return None
-    packet = getattr(aten, f"{target._schema.name.removeprefix('aten::')}_", None)
+    packet = getattr(torch.ops.aten, f"{target._schema.name.removeprefix('aten::')}_", None)
     found = getattr(packet, target._overloadname, None)
     uses = sum(operand is node.args[0] for operand in pytree.tree_leaves((node.args, node.kwargs))) if node.args else 0
     return found if found is not None and found._schema.is_mutable and uses == 1 else None

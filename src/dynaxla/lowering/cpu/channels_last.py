@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..context import Context
-
-aten = torch.ops.aten
 
 Order = tuple[int, ...]
 

@@ -16,11 +16,10 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from ...torch_ops import aten
 from ..context import Context
 from ..forms import Forms
 from ..metadata import TensorSpec
-
-aten = torch.ops.aten
 
 # Nanoseconds that a kernel has to save.
 _WORTHWHILE = 50_000

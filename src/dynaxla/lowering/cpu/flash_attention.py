@@ -8,11 +8,10 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..forms import Operand
 from . import torch_kernels
-
-aten = torch.ops.aten
 
 # In these orders the kernels return (batch, heads, rows, size) and (batch, heads, rows).
 _OUT, _LOGSUMEXP = (0, 2, 1, 3), (0, 2, 1)

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from ...runtime.layout import Layout
+from ...torch_ops import aten
 from ..context import Context
 from ..forms import Forms
 from ..graphs import is_view, is_wanted
@@ -22,8 +23,6 @@ from ..interpreter import is_plain_python
 from ..metadata import TensorSpec
 from .changed_parts import update_of
 from .faster_kernels import KERNEL, problem_of
-
-aten = torch.ops.aten
 
 # Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
 LARGE = 1 << 16

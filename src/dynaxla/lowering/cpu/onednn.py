@@ -24,7 +24,7 @@ from ...runtime import clients, machine, private, programs
 from ..dtypes import DType
 
 # Releases of jaxlib whose reading of the configuration is known. Others may number dimensions from one.
-KNOWN = ((0, 10), (0, 11))
+KNOWN = ((0, 10), (0, 11), (0, 12))
 # Those, exactly, that were tried with weights in oneDNN's own order. XLA looks at no such weight's size or order: where either is another
 # than in the version that was tried, a kernel computes nonsense, reads past the weight's end, or ends the process.
 PACKED = frozenset(["0.10.2"])

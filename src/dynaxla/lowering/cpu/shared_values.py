@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
+from ...torch_ops import aten
 from ..graphs import is_view
 from . import weight_orders
-
-aten = torch.ops.aten
 
 # What these read must be in memory, as what is returned.
 _READERS = frozenset(

@@ -7,15 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..context import Context
 from ..cpu.exponential import exp_nonpositive
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
-
-aten = torch.ops.aten
 
 
 def _apply(function: Callable[..., Array], *operands: Any) -> Array:

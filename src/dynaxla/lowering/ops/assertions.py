@@ -7,13 +7,12 @@ from typing import Any
 import torch
 from jax import Array
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
 from .bounds import refuse_unless
-
-aten = torch.ops.aten
 
 
 @lowers(aten._assert_async.default)

@@ -12,19 +12,16 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..metadata import TensorSpec
 from ..promotion import convert
 from ..registry import lowers
 from .attention_forms import Attention, attend, gradients
-
-aten = torch.ops.aten
-
 
 # --- CPU
 

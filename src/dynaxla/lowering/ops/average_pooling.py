@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..pool_windows import PoolWindows, pad, reduce_window, windows_along
 from ..promotion import convert
 from ..registry import lowers
 from .windows import Windows
-
-aten = torch.ops.aten
 
 Sizes = Sequence[int]
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
 from .moments import affine, along, but_channels, moments_over, reciprocal_root
-
-aten = torch.ops.aten
 
 Dims = Sequence[int]
 Three = tuple[Array | None, Array | None, Array | None]

@@ -16,13 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..promotion import Promotion, full_like, number
 from ..registry import lower_table
-
-aten = torch.ops.aten
 
 Series = Sequence[float]
 

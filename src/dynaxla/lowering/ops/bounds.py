@@ -11,11 +11,10 @@ import torch
 from jax import Array, lax
 from torch.fx import Node
 
+from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import surely, wrap
 from ..promotion import number
-
-aten = torch.ops.aten
 
 Interval = tuple[int, int]  # the lowest and the highest value
 

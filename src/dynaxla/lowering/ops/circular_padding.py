@@ -14,13 +14,12 @@ from jax import Array
 from torch.fx import Node
 
 from ...runtime.layout import Layout
+from ...torch_ops import aten
 from ..context import Context
 from ..cpu import torch_kernels
 from ..dimensions import wrap
 from ..dtypes import DType
 from ..forms import Forms
-
-aten = torch.ops.aten
 
 # Of the result, above which copies by torch, each of one piece, take half of the time of XLA's concatenations.
 _WORTHWHILE = 1 << 19

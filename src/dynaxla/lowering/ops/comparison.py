@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
 
-aten = torch.ops.aten
 Function = Callable[..., Array]
 
 

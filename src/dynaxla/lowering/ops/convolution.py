@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
@@ -20,8 +21,6 @@ from ..forms import Forms, Operand
 from ..promotion import convert, number
 from ..registry import lowers
 from .weight_gradients import weight_gradient
-
-aten = torch.ops.aten
 
 Sizes = Sequence[int]
 

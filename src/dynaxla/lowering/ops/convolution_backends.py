@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
 from .convolution import convolution, convolution_backward, convolve
 
-aten = torch.ops.aten
 Sizes = Sequence[int]
 
 

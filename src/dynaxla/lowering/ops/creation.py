@@ -10,16 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import broadcast, convert, expand, full_like, number
 from ..registry import lower_table, lowers
-
-aten = torch.ops.aten
 
 
 def _filled(value: Any, ctx: Context) -> Array:

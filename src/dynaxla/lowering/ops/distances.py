@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from ..context import Context
 from ..promotion import broadcast_shapes
 from ..registry import lowers
 from .indexing import take_along
 from .reductions import linalg_vector_norm
 from .scattering import write_slices
-
-aten = torch.ops.aten
 
 
 def _pairs(x: Array, other: Array) -> Array:

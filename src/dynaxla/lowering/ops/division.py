@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import surely
@@ -21,7 +21,6 @@ from ..symbolic_numbers import as_array, is_symbolic
 from .bounds import refuse_unless
 from .rounding import rounded, truncate
 
-aten = torch.ops.aten
 Function = Callable[..., Array]
 Rounding = Callable[[Array], Array]
 

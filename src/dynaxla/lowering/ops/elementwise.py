@@ -13,6 +13,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp
@@ -23,7 +24,6 @@ from .division import exact_division
 from .gradients_of_slices import sum_of_slices
 from .rounding import truncate
 
-aten = torch.ops.aten
 Function = Callable[..., Array]
 Rounding = Callable[[Array], Array]
 

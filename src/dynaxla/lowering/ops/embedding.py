@@ -7,10 +7,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
@@ -20,8 +20,6 @@ from .indexing import take_along
 from .reductions import linalg_vector_norm
 from .scattering import write_elements, write_slices
 from .sorting import searchsorted
-
-aten = torch.ops.aten
 
 SUM, MEAN, MAX = range(3)
 

@@ -6,16 +6,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import slice_dim, wrap_all
 from ..promotion import full_like
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 # XLA transforms up to three dimensions at once, and they must be the last ones.
 _AT_ONCE = 3

@@ -11,6 +11,7 @@ from jax import Array, lax
 from torch._ops import OpOverload
 
 from ...runtime import private
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -23,8 +24,6 @@ from . import matmul as matmul
 from . import special as special
 from .elementwise import pow_tensor_scalar
 from .reductions import linalg_vector_norm, sum_
-
-aten = torch.ops.aten
 
 
 @lowers(aten._foreach_norm.Scalar)
@@ -44,11 +43,9 @@ def _power_sum(x: Array, ord: Any, dtype: DType | None, ctx: Context) -> Array:
     return convert(total, dtypes.real(dtype or x.dtype))
 
 
-if hasattr(aten, "_foreach_powsum"):
-
-    @lowers(aten._foreach_powsum.Scalar)
-    def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
-        return [_power_sum(x, ord, dtype, ctx) for x in tensors]
+@lowers(aten._foreach_powsum.Scalar)
+def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
+    return [_power_sum(x, ord, dtype, ctx) for x in tensors]
 
 
 # For each name of an overload, which of the op for single tensors computes it: the first of these that there is.
@@ -67,14 +64,14 @@ def _overloads() -> Iterator[OpOverload]:
     for name in private.op_names():
         if name.startswith("aten::_foreach_"):
             base, _, overload = name.removeprefix("aten::").partition(".")
-            op = getattr(getattr(aten, base), overload or "default")
+            op = getattr(getattr(torch.ops.aten, base), overload or "default")
             if not op._schema.is_mutable and registry.find(op) is None:
                 yield op
 
 
 def _single(op: OpOverload) -> OpOverload | None:
     """The op that does to single tensors what `op` does to lists, if that has a lowering."""
-    packet = getattr(aten, op._schema.name.removeprefix("aten::_foreach_"), None)
+    packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::_foreach_"), None)
     for overload in _SINGLE_OVERLOADS.get(op._overloadname, ()):
         found = getattr(packet, overload, None)
         if found is not None and registry.find(found) is not None:

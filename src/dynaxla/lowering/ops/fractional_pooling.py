@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -16,8 +16,6 @@ from ..promotion import convert, full_like
 from ..registry import lowers
 from .max_pooling import maxima, scatter_maxima
 from .rounding import rounded
-
-aten = torch.ops.aten
 
 Sizes = Sequence[int]
 _INT64 = np.dtype(np.int64)

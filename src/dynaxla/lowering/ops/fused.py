@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.folding import reduce_max, reduce_sum
@@ -17,8 +17,6 @@ from ..registry import lowers
 from .activations import gelu
 from .elementwise import add
 from .matmul import addmm
-
-aten = torch.ops.aten
 
 
 def _relu(x: Array) -> Array:

@@ -10,13 +10,11 @@ Source: ATen native/Distributions.h
 from __future__ import annotations
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..promotion import convert, expand, full_like
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 _FLOAT64 = np.dtype(np.float64)
 

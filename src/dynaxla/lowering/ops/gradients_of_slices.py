@@ -10,16 +10,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jax import Array, lax
 from torch.fx import Node
 
+from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import all_known, clamp_slice, wrap
 from ..promotion import expand
 from .shape import joined
-
-aten = torch.ops.aten
 
 _ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -18,8 +18,6 @@ from .indexing import take_along
 from .matmul import contract
 from .scans import running_sum
 from .sorting import searchsorted
-
-aten = torch.ops.aten
 
 _INT32 = np.dtype(np.int32)
 

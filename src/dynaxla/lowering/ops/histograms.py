@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
@@ -16,8 +16,6 @@ from ..registry import lowers
 from .rounding import rounded
 from .scattering import write_slices
 from .sorting import searchsorted
-
-aten = torch.ops.aten
 
 _INT64 = np.dtype(np.int64)
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jax import Array, lax
 from jax import numpy as jnp
 from torch.fx import Node
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
@@ -25,8 +25,6 @@ from ..promotion import broadcast, broadcast_shapes, convert, expand
 from ..registry import lowers
 from .bounds import argument, refuse_unless, require_index
 from .scans import running_sum
-
-aten = torch.ops.aten
 
 
 def from_front(index: Array, size: int) -> Array:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from ..context import Context
 from ..promotion import number
 from ..registry import lowers
 from .indexing import take_along
 from .sorting import searchsorted
-
-aten = torch.ops.aten
 
 
 def _only(offsets: Sequence[Array]) -> tuple[Array, Array]:

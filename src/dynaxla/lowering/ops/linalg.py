@@ -13,6 +13,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import wrap
 from ..dtypes import DType
@@ -21,8 +22,6 @@ from ..registry import lowers
 from .comparison import is_finite, is_nan
 from .creation import conjugate
 from .indexing import gather
-
-aten = torch.ops.aten
 
 LinAlgError = torch.linalg.LinAlgError
 

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from ..context import Context
 from ..promotion import full_like
 from ..registry import lowers
 from .comparison import is_nan
 from .indexing import tril
 from .linalg import adjoint, common_batch, diagonal, first_true, identity, linalg_check_errors, matmul
-
-aten = torch.ops.aten
 
 
 def _factor(x: Array) -> tuple[Array, Array]:

@@ -11,6 +11,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import torch_kernels
@@ -21,8 +22,6 @@ from ..registry import lowers
 from .comparison import is_nan
 from .indexing import tril, triu
 from .linalg import LinAlgError, adjoint, common_batch, finite_only, matmul, nan_unless, require_convergence, transpose
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

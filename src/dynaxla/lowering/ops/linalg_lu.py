@@ -16,6 +16,7 @@ from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, expand, full_like
@@ -24,8 +25,6 @@ from .elementwise import sign
 from .indexing import tril, triu
 from .linalg import adjoint, common_batch, diagonal, first_true, identity, linalg_check_errors, pick_rows, transpose
 from .linalg_cholesky import solve_triangular
-
-aten = torch.ops.aten
 
 
 def _factor(x: Array) -> tuple[Array, Array, Array, Array]:

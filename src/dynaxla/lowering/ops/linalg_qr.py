@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from ..context import Context
 from ..registry import lowers
 from . import linalg
-
-aten = torch.ops.aten
 
 
 @lowers(aten.geqrf.default)

@@ -4,16 +4,14 @@ decomposed into elementwise ops and reductions."""
 from __future__ import annotations
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, expand
 from ..registry import lowers
 from .reductions import mean_all, sum_all
-
-aten = torch.ops.aten
 
 # Values of the argument `reduction`.
 _NONE, _MEAN, _SUM = 0, 1, 2

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .indexing import take_along
 from .scans import running_sum
-
-aten = torch.ops.aten
 
 # Values of the argument `reduction`.
 _NONE, _MEAN = 0, 1

@@ -14,6 +14,7 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 from ...runtime import machine
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import few_vectors, onednn, torch_kernels
@@ -28,8 +29,6 @@ from ..promotion import convert, expand, number
 from ..registry import lowers
 from .products_of_updates import product_of_update
 from .quantized_weights import product_of_quantized
-
-aten = torch.ops.aten
 
 Dims = Sequence[int]
 Order = tuple[int, ...] | None

@@ -13,6 +13,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import torch_kernels, window_maxima
@@ -26,8 +27,6 @@ from ..registry import lowers
 from .bounds import argument, require_index
 from .scattering import write_elements
 from .windows import Windows
-
-aten = torch.ops.aten
 
 Sizes = Sequence[int]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn
@@ -20,8 +21,6 @@ from ..graphs import is_wanted
 from ..promotion import convert
 from ..registry import lowers
 from .moments import affine, along, mean_over, moments_over, reciprocal_root
-
-aten = torch.ops.aten
 
 Dims = Sequence[int]
 Three = tuple[Array | None, Array | None, Array | None]

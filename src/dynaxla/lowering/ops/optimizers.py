@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..promotion import convert, full_like
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 Tensors = Sequence[Array]
 # One tensor's parameter, gradient and states, wide, to what becomes of the parameter and the states.
@@ -195,26 +193,24 @@ def fused_adagrad(
     return *out, list(state_steps)
 
 
-if hasattr(aten._fused_adagrad, "tensor_lr"):
-
-    @lowers(aten._fused_adagrad.tensor_lr)
-    def fused_adagrad_tensor_lr(
-        params: Tensors,
-        grads: Tensors,
-        state_sums: Tensors,
-        state_steps: Tensors,
-        *,
-        lr: Array,
-        lr_decay: float,
-        weight_decay: float,
-        eps: float,
-        maximize: bool,
-        grad_scale: Array | None = None,
-        found_inf: Array | None = None,
-    ) -> tuple[list[Array], ...]:
-        settings: dict[str, Any] = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
-        lists = params, grads, state_sums, state_steps
-        return fused_adagrad(*lists, lr=lr, **settings, grad_scale=grad_scale, found_inf=found_inf)[:3]
+@lowers(aten._fused_adagrad.tensor_lr)
+def fused_adagrad_tensor_lr(
+    params: Tensors,
+    grads: Tensors,
+    state_sums: Tensors,
+    state_steps: Tensors,
+    *,
+    lr: Array,
+    lr_decay: float,
+    weight_decay: float,
+    eps: float,
+    maximize: bool,
+    grad_scale: Array | None = None,
+    found_inf: Array | None = None,
+) -> tuple[list[Array], ...]:
+    settings: dict[str, Any] = {"lr_decay": lr_decay, "weight_decay": weight_decay, "eps": eps, "maximize": maximize}
+    lists = params, grads, state_sums, state_steps
+    return fused_adagrad(*lists, lr=lr, **settings, grad_scale=grad_scale, found_inf=found_inf)[:3]
 
 
 # Gradient scaling

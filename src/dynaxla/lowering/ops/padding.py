@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import jax
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..dimensions import slice_dim
 from ..promotion import convert, expand
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 
 @lowers(aten.constant_pad_nd.default)

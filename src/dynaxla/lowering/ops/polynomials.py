@@ -14,13 +14,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..promotion import Promotion, convert, full_like, number
 from ..registry import lower_table
-
-aten = torch.ops.aten
 
 _INT64 = np.dtype(np.int64)
 

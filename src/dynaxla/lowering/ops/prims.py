@@ -8,6 +8,7 @@ import torch
 from jax import Array, lax
 from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma, which TorchDynamo makes of optimizers' addcmul_
 
+from ...torch_ops import MissingOp, aten, prims
 from .. import dtypes
 from ..context import Context
 from ..cpu.folding import reduce_max, reduce_min
@@ -18,9 +19,6 @@ from . import bessel as bessel
 from . import comparison as comparison
 from . import creation, elementwise, linalg_eigen, random, reductions, shape
 from . import special as special
-
-aten = torch.ops.aten
-prims = torch.ops.prims
 
 
 @lowers(prims.convert_element_type.default)
@@ -243,9 +241,10 @@ for _prim, _op in {
     prims.where: aten.where.self,
     prims.zeta: aten.special_zeta.default,
 }.items():
-    _rule = registry.find(_op)
-    assert _rule is not None, _op
-    registry.register(_prim.default, _rule.function)
+    if not isinstance(_op, MissingOp):
+        _rule = registry.find(_op)
+        assert _rule is not None, _op
+        registry.register(_prim.default, _rule.function)
 
 lower_table(
     {

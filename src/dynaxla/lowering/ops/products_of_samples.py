@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -22,8 +22,6 @@ from ..promotion import convert
 from ..updated import Reading, Update, chosen_by
 from .indexing import Picks, take_along
 from .scattering import fit, write_slices
-
-aten = torch.ops.aten
 
 # The dimensions of an array: a tensor's, or what they are called otherwise.
 Labels = Sequence[int | str]

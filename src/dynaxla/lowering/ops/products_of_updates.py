@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn
@@ -27,8 +28,6 @@ from ..updated import Factor, Reading, Update, reading, sliced
 from .indexing import from_front, take_along
 from .products_of_samples import Samples, of_samples, samples
 from .scattering import fit, write_slices
-
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -20,8 +20,6 @@ from ..promotion import convert, full_like, number
 from ..registry import lowers
 from .matmul import contract
 from .quantized_weights import multiply
-
-aten = torch.ops.aten
 
 Dims = Sequence[int]
 Scales = Sequence[Array]

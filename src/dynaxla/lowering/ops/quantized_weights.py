@@ -16,13 +16,12 @@ import torch
 from jax import Array, lax
 from torch.fx import Node
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand, full_like
-
-aten = torch.ops.aten
 
 # From a number of row and a number of rows to these rows.
 Rows = Callable[[Array, int], Array]

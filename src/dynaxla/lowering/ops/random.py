@@ -16,6 +16,7 @@ from jax import Array, lax
 
 from ...errors import LoweringError
 from ...runtime import private
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -24,7 +25,6 @@ from ..registry import lowers
 from .activations import leaky_relu_backward
 from .bounds import refuse_unless
 
-aten = torch.ops.aten
 Shape = tuple[int, ...]
 
 # How many bits the mantissas of floats have. Uniform numbers have as many random bits: ATen core/TransformationHelper.h, uniform_real

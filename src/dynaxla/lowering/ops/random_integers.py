@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
@@ -23,8 +24,6 @@ from ..registry import lowers
 from .bounds import refuse_unless
 from .random import MANTISSA_BITS, Shape, standard_exponential, uniform_from, uniform_numbers
 from .scans import running_sum
-
-aten = torch.ops.aten
 
 _FLOAT64 = np.dtype(np.float64)
 

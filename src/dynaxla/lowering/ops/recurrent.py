@@ -10,16 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import jax
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, number
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 
 def _wide(x: Array) -> Array:

@@ -19,13 +19,12 @@ import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
 from .recurrent import _gates, _less_one, _wide
-
-aten = torch.ops.aten
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define(

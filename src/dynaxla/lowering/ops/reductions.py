@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from jax import Array, lax
 from torch.fx import Node
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.folding import reduce_max, reduce_min, reduce_prod, sum_neighbours
@@ -20,7 +20,6 @@ from ..memory_order import in_memory_order
 from ..promotion import broadcast_shapes, convert, expand
 from ..registry import lowers
 
-aten = torch.ops.aten
 Dims = int | Sequence[int] | None
 
 _BOOL = np.dtype(np.bool_)

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..dimensions import move, wrap
 from ..dtypes import DType
 from ..promotion import convert, full_like
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 
 def _scan(x: Array, dim: int, out: DType, run: Callable[[Array, int], Array]) -> Array:

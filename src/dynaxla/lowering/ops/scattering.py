@@ -12,10 +12,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
@@ -34,8 +34,6 @@ from .indexing import (
     require_indices,
     take_along,
 )
-
-aten = torch.ops.aten
 
 # How a written value and the one that it meets combine.
 _SCATTERS: dict[str, Callable[..., Array]] = {

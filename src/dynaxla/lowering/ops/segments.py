@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import wrap
@@ -20,8 +20,6 @@ from .indexing import take_along
 from .scans import running_sum
 from .scattering import write_slices
 from .sorting import searchsorted
-
-aten = torch.ops.aten
 
 _INT64 = np.dtype(np.int64)
 _HOW = {"sum": "sum", "mean": "sum", "prod": "prod", "max": "amax", "amax": "amax", "min": "amin", "amin": "amin"}

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert, full_like, number
 from ..registry import Lowering, lowers, registry
 from .creation import arange
-
-aten = torch.ops.aten
 
 _FLOAT64 = np.dtype(np.float64)
 
@@ -105,13 +104,9 @@ def _with_dtype(function: Lowering) -> Lowering:
 
 
 # One overload for each number of arguments.
-for _packet, _function in {
-    aten.bartlett_window: bartlett_window,
-    aten.blackman_window: blackman_window,
-    aten.hamming_window: hamming_window,
-    aten.kaiser_window: kaiser_window,
-}.items():
-    for _overload in _packet.overloads():
+for _function in (bartlett_window, blackman_window, hamming_window, kaiser_window):
+    _packet = getattr(torch.ops.aten, _function.__name__, None)
+    for _overload in _packet.overloads() if _packet is not None else ():
         _op = getattr(_packet, _overload)
         if not _op._schema.is_mutable:
             registry.register(_op, _with_dtype(_function), source=_function)

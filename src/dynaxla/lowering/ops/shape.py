@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from ..context import Context
 from ..dimensions import clamp_slice, infer, move, slice_dim, wrap, wrap_all
 from ..dtypes import accumulator
@@ -18,8 +18,6 @@ from ..promotion import expand as broadcast_to
 from ..registry import lower_table, lowers
 from .circular_padding import padded
 from .strided import may_overlap, shared
-
-aten = torch.ops.aten
 
 
 def _identity(x: Array) -> Array:

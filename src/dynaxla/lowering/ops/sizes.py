@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import cast
 
-import torch
 from jax import Array
 
+from ...torch_ops import aten
 from ..context import Context
 from ..metadata import TensorSpec
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 
 @lowers(aten.sym_size.int)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..cpu.exponential import exp_nonpositive
 from ..cpu.folding import reduce_largest, reduce_max, reduce_sum
@@ -13,8 +13,6 @@ from ..dimensions import surely
 from ..dtypes import DType
 from ..promotion import convert
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 # XLA:CPU computes exponentials of so few rows anew in each step of their sum.
 _FEW_ROWS = 8

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dimensions import slice_dim, surely, wrap
@@ -16,8 +16,6 @@ from ..registry import lowers
 from .bounds import refuse_unless, require_index
 from .indexing import gather, take_along
 from .reductions import first_place, is_nan, keep
-
-aten = torch.ops.aten
 
 _INT32 = np.dtype(np.int32)
 _INT64 = np.dtype(np.int64)

@@ -10,15 +10,13 @@ import math
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..promotion import Promotion, convert, elementwise, full_like, number
 from ..registry import lower_table, lowers
 from .bessel import chebyshev_series
-
-aten = torch.ops.aten
 
 
 def digamma(x: Array) -> Array:

@@ -7,16 +7,14 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from ..context import Context
 from ..metadata import TensorSpec
 from ..promotion import convert, expand
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 
 def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:

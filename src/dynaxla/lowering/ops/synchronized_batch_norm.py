@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert, full_like, number
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 
 def _wide(x: Array) -> Array:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import torch
 from jax import lax
 
+from ...torch_ops import aten
 from ..registry import lower_table
 from .creation import conjugate, view_dtype
 from .reductions import aminmax
 from .scans import logcumsumexp
 from .shape import stack
-
-aten = torch.ops.aten
 
 lower_table(
     {

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
 from .matmul import contract
 from .normalization import normalize_last
-
-aten = torch.ops.aten
 
 # Values of the argument `mask_type`.
 _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN, _FULL = 0, 1, 2

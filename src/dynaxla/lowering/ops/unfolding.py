@@ -6,14 +6,12 @@ import functools
 import itertools
 from collections.abc import Sequence
 
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..promotion import convert, number
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 Pair = Sequence[int]
 

@@ -11,18 +11,16 @@ import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from jax import Array, lax
 
 from ...errors import UnsupportedOp
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..dtypes import DType
 from ..promotion import convert
 from ..registry import registry
 from .windows import Windows
-
-aten = torch.ops.aten
 
 Sizes = Sequence[int]
 Scale = float | None
@@ -185,5 +183,4 @@ for _count, _scheme in ((1, "linear1d"), (2, "bilinear2d"), (3, "trilinear3d")):
 _register("upsample_bicubic2d", 2, _cubic, has_align_corners=True)
 _register("_upsample_bilinear2d_aa", 2, _antialiased(_triangle_filter, 2), has_align_corners=True)
 _register("_upsample_bicubic2d_aa", 2, _antialiased(lambda x: _keys_filter(x, -0.5), 4), has_align_corners=True)
-if hasattr(aten, "_upsample_lanczos2d_aa"):  # from torch 2.12 on
-    _register("_upsample_lanczos2d_aa", 2, _antialiased(_lanczos_filter, 6), has_align_corners=True)
+_register("_upsample_lanczos2d_aa", 2, _antialiased(_lanczos_filter, 6), has_align_corners=True)  # from torch 2.12 on

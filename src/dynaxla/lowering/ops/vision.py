@@ -9,15 +9,13 @@ from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
-import torch
 from jax import Array, lax
 
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..promotion import convert
 from ..registry import lowers
-
-aten = torch.ops.aten
 
 # Values of the arguments `interpolation_mode` and `padding_mode`.
 _BILINEAR, _NEAREST, _BICUBIC = 0, 1, 2

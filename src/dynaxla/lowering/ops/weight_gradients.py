@@ -10,6 +10,7 @@ import torch
 from jax import Array, lax
 
 from ...runtime import machine
+from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu import onednn, torch_kernels
@@ -17,8 +18,6 @@ from ..cpu.channels_last import channels_last, order_between_convolutions
 from ..dtypes import DType
 from ..forms import Forms, Operand
 from ..promotion import convert
-
-aten = torch.ops.aten
 
 Sizes = Sequence[int]
 

@@ -1,0 +1,76 @@
+"""ATen's and prims' ops by name, those included that the installed torch does not have.
+
+    from ..torch_ops import aten
+
+    aten.cumsum.default  # torch's OpOverload, or a MissingOp
+
+torch removes an op now and then (`aten.cholesky` in 2.14), and older releases lack newer ones. A lowering, a decomposition or a pass that
+names an op which is not there loses that op and nothing else: a `MissingOp` is no node's target, and the registry leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from .errors import UnsupportedVersion
+
+
+class MissingOp:
+    """An op that the installed torch does not have, such as "aten.cholesky.default". Calling it raises UnsupportedVersion."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        message = f"torch {torch.__version__} has no {self.name}"
+        raise UnsupportedVersion(message, hint="`dynaxla doctor` names the versions that are tested")
+
+    def __repr__(self) -> str:
+        return f"MissingOp({self.name})"
+
+
+class _Overloads:
+    """The overloads of one op, as attributes."""
+
+    def __init__(self, namespace: str, name: str) -> None:
+        self._namespace, self._name = namespace, name
+
+    def __getattr__(self, overload: str) -> Any:
+        if overload.startswith("__"):
+            raise AttributeError(overload)
+        try:
+            found = getattr(getattr(getattr(torch.ops, self._namespace), self._name), overload)
+        except AttributeError:
+            found = MissingOp(f"{self._namespace}.{self._name}.{overload}")
+        setattr(self, overload, found)  # from now on an ordinary attribute
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Torch's choice of the overload, by the arguments."""
+        return getattr(getattr(torch.ops, self._namespace), self._name)(*args, **kwargs)
+
+
+class _Namespace:
+    """The ops of one namespace, as attributes."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, op: str) -> _Overloads:
+        if op.startswith("__") and op.endswith("__") and not hasattr(getattr(torch.ops, self._name), op):
+            raise AttributeError(op)
+        found = _Overloads(self._name, op)
+        setattr(self, op, found)
+        return found
+
+
+def present(table: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The part of a table by op whose ops the installed torch has."""
+    return {op: value for op, value in table.items() if not isinstance(op, MissingOp)}
+
+
+aten: Any = _Namespace("aten")
+prims: Any = _Namespace("prims")

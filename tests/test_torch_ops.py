@@ -1,0 +1,119 @@
+"""An op that the installed torch does not have costs that op alone."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from scripts import run_script
+
+from dynaxla import UnsupportedVersion
+from dynaxla.lowering.registry import Registry, _load, registry
+from dynaxla.runtime import private
+from dynaxla.torch_ops import MissingOp, aten, present
+
+
+def test_ops_are_torchs_own() -> None:
+    assert aten.cumsum.default is torch.ops.aten.cumsum.default
+    assert aten.add.Tensor is aten.add.Tensor
+    assert aten.add(torch.ones(2), 1).tolist() == [2, 2]
+
+
+def test_an_op_that_is_missing() -> None:
+    lost = aten.an_op_of_tomorrow.default
+    assert isinstance(lost, MissingOp)
+    assert lost is aten.an_op_of_tomorrow.default
+    assert isinstance(aten.add.an_overload_of_tomorrow, MissingOp)
+    with pytest.raises(UnsupportedVersion, match=r"has no aten\.an_op_of_tomorrow\.default"):
+        lost(torch.ones(2))
+    assert present({lost: 1, aten.add.Tensor: 2}) == {aten.add.Tensor: 2}
+    assert registry.find(lost) is None
+    mine = Registry()
+    mine.register(lost, lambda x: x)
+    assert len(mine) == 0
+
+
+SCRIPT = """
+import torch
+import torch._dynamo
+import torch.distributed.tensor  # names most ops itself
+from torch._ops import OpOverloadPacket, _OpNamespace
+
+LOST = {"lgamma", "digamma", "prelu_backward_of_tomorrow"}
+found, found_overload = _OpNamespace.__getattr__, OpOverloadPacket.__getattr__
+
+def without_lost(self, name):
+    if self.name == "aten" and name in LOST:
+        raise AttributeError(name)
+    return found(self, name)
+
+def without_overload(self, name):
+    if str(self) == "aten.lerp" and name == "Tensor":
+        raise AttributeError(name)
+    return found_overload(self, name)
+
+import sys
+if "lose" in sys.argv:
+    for name in LOST:
+        torch.ops.aten.__dict__.pop(name, None)
+    torch.ops.aten.lerp.__dict__.pop("Tensor", None)
+    _OpNamespace.__getattr__, OpOverloadPacket.__getattr__ = without_lost, without_overload
+    from dynaxla.torch_ops import aten
+    aten.lgamma.default, aten.digamma.default, aten.lerp.Tensor  # as they are at import time
+import dynaxla
+from dynaxla.lowering.registry import registry
+
+count = len(registry)
+_OpNamespace.__getattr__, OpOverloadPacket.__getattr__ = found, found_overload
+model = torch.nn.Sequential(torch.nn.Conv1d(4, 4, 3), torch.nn.BatchNorm1d(4), torch.nn.GELU(), torch.nn.Flatten(), torch.nn.Linear(24, 2))
+compiled = torch.compile(model, backend="dynaxla", fullgraph=True)
+x = torch.randn(2, 4, 8)
+torch.testing.assert_close(compiled(x), model(x))
+compiled(x).sum().backward()
+lost = torch.compile(lambda x, y: torch.lgamma(x) + torch.lerp(x, y, y), backend="dynaxla", fullgraph=True)
+y = torch.rand(3) + 1
+torch.testing.assert_close(lost(y, y + 1), torch.lgamma(y) + torch.lerp(y, y + 1, y + 1))
+print(count)
+"""
+
+
+def test_a_torch_without_some_ops_loses_those_alone() -> None:
+    """Torch's kernels compute them, in the same program."""
+    complete, reduced = (int(run_script(SCRIPT, arguments, own=True)) for arguments in ((), ("lose",)))
+    # With the three, those that have the same lowerings: prims.lgamma, prims.digamma, and what foreach ops do to single tensors.
+    assert 3 <= complete - reduced <= 8
+
+
+def test_nothing_of_a_module_that_did_not_load_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each trial fails in the same way, and the first one that can succeed does."""
+    working = []
+
+    def load() -> None:
+        mine.register(torch.ops.aten.sin.default, lambda x: x, by="dynaxla.a_module_that_does_not_load")
+        if not working:
+            raise ImportError("a module of tomorrow")
+        monkeypatch.setitem(sys.modules, "dynaxla.a_module_that_does_not_load", sys)
+
+    mine = Registry(load)
+    for _ in range(2):
+        with pytest.raises(ImportError, match="a module of tomorrow"):
+            mine.fill()
+    working.append(True)
+    assert len(mine) == 1
+
+
+@pytest.mark.parametrize("is_newer", [False, True])
+def test_with_newer_releases_the_error_names_the_tested_ones(monkeypatch: pytest.MonkeyPatch, is_newer: bool) -> None:
+    def load() -> None:
+        raise AttributeError("gone")
+
+    monkeypatch.setattr("dynaxla.lowering.ops.load", load)
+    known = {"torch": ("2.11", "2.11" if is_newer else "99.0"), "jax": ("0.10", "99.0")}
+    monkeypatch.setattr(private, "KNOWN", known)
+    if is_newer and private.release(torch.__version__) == (2, 11):
+        pytest.skip("this torch is the oldest supported one")
+    with pytest.raises(UnsupportedVersion if is_newer else AttributeError, match="gone") as raised:
+        _load()
+    if is_newer:
+        assert "torch 2.11 to 2.11 and jax 0.10 to 99.0" in str(raised.value)

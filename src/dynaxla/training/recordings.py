@@ -7,6 +7,7 @@ that follows from learning rates) has a stand-in, and `build` fills it in after 
 from __future__ import annotations
 
 import functools
+import types
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_flatten
 from ..errors import CaptureError
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
-from .contents import content
+from .contents import NO_CONTENT, content
 from .kinds import unwraps
 from .recorder import Recorder
 from .scalars import Place, TracedFloat
@@ -67,7 +68,26 @@ class Recording:
         self._given = given
         leaves, self.spec = tree_flatten(result)
         self.result = [self._template(leaf, "its result") for leaf in leaves]
-        self.changes = {place: self._template(value, f"{place[0]}[{_shown(place[1])}]") for place, value in changes.items()}
+        self.changes = {
+            (path, self._key(key, path)): self._template(value, f"{path}[{_shown(key)}]") for (path, key), value in changes.items()
+        }
+
+    def _key(self, key: Any, where: str) -> Any:
+        """A place's key, as `Known` if it is an object that each call finds by its path: an optimizer's state is kept by parameter, and the
+        next call may be given another model.
+
+        Raises: CaptureError for an object that no path leads to.
+        """
+        if content(key) is not NO_CONTENT:
+            return key
+        if isinstance(key, torch.Tensor):
+            original = self.recorder.original(key)
+            key = key if original is None else original
+        path = self._given.path_of(key)
+        if path is None:
+            hint = "keep it by a name or a number"
+            raise CaptureError(f"a step keeps something by a key that cannot be found again, in {where}[{_shown(key)}]", hint=hint)
+        return Known(path)
 
     def _template(self, value: Any, where: str) -> Any:
         """The value with `Output`, `Known` and `Computed` for what is not yet there."""
@@ -96,7 +116,7 @@ class Recording:
         if type(value) in (list, tuple, set, frozenset, deque):
             kind = type(value)
             return Built(lambda made: kind(item for _, item in made), [(None, self._template(item, where)) for item in value])
-        if callable(value) or not hasattr(value, "__dict__"):
+        if content(value) is not NO_CONTENT or _is_shareable(value):
             return value
         raise CaptureError(f"a step leaves a new {type(value).__qualname__} behind in {where}", hint="make such objects outside the step")
 
@@ -220,6 +240,13 @@ class Recording:
             one, two = ([item for pair in built.items for item in pair] for built in (template, found))
             return len(one) == len(two) and all(self._gives(mine, other, its, pairs) for mine, its in zip(one, two, strict=True))
         return content(template) == content(found) and (not isinstance(template, Known) or template == found)
+
+
+def _is_shareable(value: Any) -> bool:
+    """True for a class or function that belongs to no call: one that each replay may put in its place, whatever objects it is given."""
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None and not value.__defaults__ and not value.__kwdefaults__
+    return isinstance(value, (type, types.BuiltinFunctionType, types.ModuleType, torch._ops.OpOverload, torch._ops.OpOverloadPacket))
 
 
 def _is_pure(node: Node) -> bool:

@@ -30,7 +30,7 @@ from .observation import observe
 from .parallel_modules import ParallelModules
 from .parts import Part
 from .recorder import Recorder, handlers
-from .recordings import Recording, build, known_of, outputs_of
+from .recordings import Known, Recording, build, known_of, outputs_of
 from .scalars import Compared, Place, TracedFloat
 from .shadows import compiling, other_groups
 from .shared_memory import shared
@@ -428,7 +428,7 @@ def _switches(group: Mapping[str, Any], state: Mapping[Any, Any]) -> dict[str, b
 
 def _put(around: Walk, given: Walk, values: Mapping[Place, Any]) -> None:
     for (path, key), value in values.items():
-        _holder(around, given, path).put(key, value)
+        _holder(around, given, path).put(given.object_at(key.path) if isinstance(key, Known) else key, value)
 
 
 def _holder(around: Walk, given: Walk, path: str) -> Holder:

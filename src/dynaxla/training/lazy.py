@@ -34,6 +34,7 @@ from .likenesses import bare, detached, hollow_like, op_before
 from .prediction import Unpredictable, predict
 from .shadows import as_written
 from .shared_memory import is_foreign
+from .torch_state import without_cached_casts
 from .traces import Geometry, Given, New, OpNode, Ref, Traces, View, extent, geometry, is_free_kind, number_arguments
 
 
@@ -56,7 +57,7 @@ def run(
     program would have written is as it was, and new tensors that it would have given hold NaN.
     """
     session = Session(traces, exposed)
-    with torch.autograd.set_multithreading_enabled(False), as_written(), session.waiting():
+    with torch.autograd.set_multithreading_enabled(False), as_written(), without_cached_casts(), session.waiting():
         try:
             result = function(*args, **kwargs)
             # Detached before the last part is run: what autograd has saved for results alone need not be computed.

@@ -43,6 +43,7 @@ from .scalars import Numbers, TracedFloat
 from .shadows import InKernel, as_written
 from .shared_memory import is_foreign
 from .surroundings import storage_of
+from .torch_state import without_cached_casts
 from .updates import written
 
 # Ways by which Python asks for a tensor's values, or for memory that a fake one has not.
@@ -115,8 +116,9 @@ class Recorder:
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        with kept_generators(), torch.autograd.set_multithreading_enabled(False), as_written(), self.mode, self._dispatch, _Functions(self):
-            yield
+        with kept_generators(), torch.autograd.set_multithreading_enabled(False), as_written(), without_cached_casts():  # noqa: SIM117
+            with self.mode, self._dispatch, _Functions(self):
+                yield
 
     def node(self, tensor: torch.Tensor) -> Node:
         """The node whose result a tensor is."""

@@ -25,6 +25,7 @@ from ..runtime import by_torch
 from . import lazy
 from .likenesses import detached
 from .observation import Refused
+from .torch_state import without_cached_casts
 from .traces import Traces
 from .watched import Watched
 
@@ -142,8 +143,7 @@ class CompiledStep(Generic[P, R]):
         self._failures += 1
         if self._failures < _MOST_FAILURES and not self._watched.begins_lazily(args, kwargs):
             self._tell("in eager mode once", str(error))
-            metrics.add("eager_steps")
-            return detached(self._function(*args, **kwargs))
+            return self._run_in_eager_mode(args, kwargs)
         result = self._run_lazily(args, kwargs)
         if self._failures >= _MOST_FAILURES:
             self._lazy = str(error) or type(error).__name__
@@ -168,13 +168,17 @@ class CompiledStep(Generic[P, R]):
     def options(self) -> Options:
         return self._options
 
+    def _run_in_eager_mode(self, args: Any, kwargs: Any) -> Any:
+        metrics.add("eager_steps")
+        with without_cached_casts():
+            return detached(self._function(*args, **kwargs))
+
     def _run_lazily(self, args: Any, kwargs: Any) -> Any:
         modules = self._watched.parallel_modules(args, kwargs)
         modules.prepare()
         if reason := modules.why_not_averaged():
             self._tell("in eager mode", f"it has {reason}")
-            metrics.add("eager_steps")
-            return detached(self._function(*args, **kwargs))
+            return self._run_in_eager_mode(args, kwargs)
         exposed = self._watched.exposed(args, kwargs)
         before = len(exposed)
         try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -77,3 +79,23 @@ def _autocast(device: str) -> Any:
 def _saved_tensor_hooks() -> Any:
     found = private.saved_tensor_hooks()
     return None if found is None else tuple(map(same, found))
+
+
+@contextlib.contextmanager
+def without_cached_casts() -> Iterator[None]:
+    """Inside a block of autocast, let a step neither read nor leave casts of parameters in autocast's cache.
+
+    The tensors of a recording stand for values of one call, and a cast that was cached before the step may be older than its parameter,
+    which an optimizer has written to since. A step that opens its own block of autocast has a cache of its own there, as in eager mode.
+    """
+    if not any(found[0] for device in _AUTOCAST if (found := _autocast(device))):
+        yield
+        return
+    before = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
+        torch.clear_autocast_cache()

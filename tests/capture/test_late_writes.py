@@ -36,6 +36,10 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[LateWrites]:
     return found
 
 
+# A write of a number: torch 2.15 keeps these ops, older releases write a tensor of the number.
+_NAMES = {"fill_": "copy_", "index_fill_": "index_put_"}
+
+
 def ops(taken: Sequence[LateWrites]) -> list[str]:
     """The ops that write, of all that has been taken out of graphs."""
     targets = [node.target for late in taken for node in late.writes.graph.nodes]
@@ -280,7 +284,7 @@ CASES: list[tuple[Function, tuple[Any, ...], list[str]]] = [
 @pytest.mark.parametrize(("function", "args", "written"), CASES, ids=[f"{case[0].__name__}{i}" for i, case in enumerate(CASES)])
 def test_as_in_eager_mode(function: Function, args: tuple[Any, ...], written: list[str], taken: list[LateWrites]) -> None:
     check(function, *args)
-    assert ops(taken) == written
+    assert [_NAMES.get(op, op) for op in ops(taken)] == [_NAMES.get(op, op) for op in written]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -111,7 +111,7 @@ for name, change in (("dynamo", lambda y: y.cpu()), ("dynaxla_native", lambda y:
     [
         (("--models", "resnet19"), "resnet18, resnet50"),
         (("--only", "resnet18,nothing", "--only", "none"), "'none', 'nothing'"),
-        (("--suite", "every"), "models, others, small, functions, generation, breaks"),
+        (("--suite", "every"), "models, gpu, others, small, functions, generation, breaks"),
         (("--engines", "lazy"), "the engine 'lazy' cannot be used here: it is one for --device jax"),
         (("--engines", "dynaxla_native"), "it is one for --device jax"),
         (("--engines", "tensorrt"), "eager, lazy, inductor, torchscript"),

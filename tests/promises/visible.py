@@ -111,7 +111,8 @@ def interpreter() -> State:
         "recursion limit": sys.getrecursionlimit(),
         "int digits": sys.get_int_max_str_digits(),
         "dlopen flags": sys.getdlopenflags(),
-        "gc": (gc.isenabled(), gc.get_threshold(), gc.get_debug(), gc.get_freeze_count() > 0),
+        # TorchDynamo raises the oldest generation's threshold while it traces (torch 2.15).
+        "gc": (gc.isenabled(), gc.get_threshold()[:2], gc.get_debug(), gc.get_freeze_count() > 0),
         "gc.callbacks": list(map(_identity, gc.callbacks)),
         "warnings.filters": list(warnings.filters),
         "warnings": (_identity(_showwarning()), _identity(warnings.warn), warnings.defaultaction),

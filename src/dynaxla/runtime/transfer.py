@@ -35,7 +35,7 @@ def import_tensor(tensor: torch.Tensor, device: jax.Device, stream: int | None =
 def reinterpret(tensor: torch.Tensor, shape: Sequence[int], stride: Sequence[int], offset: int = 0) -> torch.Tensor:
     """Another tensor on the same storage; not a view to autograd. offset: elements from the tensor's own start."""
     if Fast.reinterpret is not None:
-        return Fast.reinterpret(tensor, shape, stride, offset)
+        return Fast.reinterpret(tensor, tuple(shape), tuple(stride), offset)  # torch 2.15 refuses torch.Size
     return torch.as_strided(tensor.detach(), shape, stride, tensor.storage_offset() + offset)
 
 

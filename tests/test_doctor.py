@@ -116,6 +116,23 @@ def test_a_backend_that_fails_or_is_wrong() -> None:
     assert (finding.state, finding.value) == (State.BROKEN, "compiled, and the result is wrong")
 
 
+def test_a_failing_program_is_followed_by_its_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> object:
+        raise RuntimeError("no program")
+
+    findings = doctor.examine_programs(failing)
+    assert states(findings) == [State.BROKEN, State.GOOD, State.GOOD, State.GOOD]
+    assert [finding.what for finding in findings[1:]] == [
+        "JAX alone (cpu)", "torch's memory handed to XLA (cpu)", "XLA's memory handed to torch (cpu)"
+    ]  # fmt: skip
+    monkeypatch.setattr(doctor.transfer, "import_tensor", failing)
+    monkeypatch.setattr(doctor.transfer, "export_array", lambda *_: torch.zeros(8))
+    alone, handed_over, back = doctor.examine_steps(torch.device("cpu"))
+    assert alone.state is State.GOOD
+    assert (handed_over.state, handed_over.value) == (State.BROKEN, "RuntimeError: no program")
+    assert (back.state, back.value) == (State.BROKEN, "gives 0.0 for 28.0")
+
+
 def test_a_gpu_that_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only where it is asked for is it a fault that there is none; which build of torch there is decides what mends it."""
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -21,7 +22,7 @@ from .backend import dynaxla
 from .buffers.addresses import is_aligned
 from .lowering.cpu import onednn
 from .observe import metrics
-from .runtime import devices, private, transfer
+from .runtime import devices, private, streams, transfer
 
 # With newer releases than these dynaxla has not been tried.
 TESTED = {name: newest for name, (_, newest) in private.KNOWN.items()}
@@ -276,8 +277,9 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
         try:
             right, copies = _run_program(torch.device(name), backend or dynaxla)
         except Exception as error:
-            mend = "see the devices above; if they are as they should be, report this"
+            mend = "see the devices above and the steps below; if they are as they should be, report this"
             findings.append(Finding("check", f"x * 2 + 1 on {name}", f"{type(error).__name__}: {str(error).strip()}", State.BROKEN, mend))
+            findings += examine_steps(torch.device(name))
             continue
         value = "compiled, and right" if right else "compiled, and the result is wrong"
         mend = "" if right else "do not use this installation; report it with the versions above"
@@ -285,6 +287,38 @@ def examine_programs(backend: Callable[..., Any] | None = None) -> list[Finding]
         shared = "the input was shared with XLA" if not copies else f"the input was copied ({copies} copies in 3 calls)"
         mend = "" if not copies else "calls work but cost more; look at the fast paths and the allocator above"
         findings.append(Finding("check", f"zero-copy on {name}", shared, State.DOUBT if copies else State.GOOD, mend))
+    return findings
+
+
+def examine_steps(device: torch.device) -> list[Finding]:
+    """The steps of a call on a device, each by itself: which one is at fault where a call fails."""
+    numbers = np.arange(8, dtype=np.float32)
+
+    def on_xla() -> jax.Array:
+        return jax.device_put(numbers, devices.jax_device(device))
+
+    def import_tensor(with_stream: bool = False) -> jax.Array:
+        xla_device = devices.jax_device(device)
+        stream = streams.of(devices.with_index(device), xla_device).before() if with_stream else None
+        return transfer.import_tensor(torch.from_numpy(numbers).to(device), xla_device, stream)
+
+    steps: dict[str, Callable[[], Any]] = {
+        "JAX alone": lambda: jax.jit(lambda x: x + 0)(on_xla()),
+        "torch's memory handed to XLA": import_tensor,
+        **({"the same, ordered by a stream": lambda: import_tensor(with_stream=True)} if device.type == "cuda" else {}),
+        "XLA's memory handed to torch": lambda: transfer.export_array(on_xla(), 1 if device.type == "cuda" else None),
+    }
+    findings = []
+    for name, step in steps.items():
+        try:
+            total = float(step().sum())
+        except Exception as error:
+            value, state = f"{type(error).__name__}: {str(error).strip()}", State.BROKEN
+        else:
+            is_right = total == numbers.sum()
+            value, state = ("works", State.GOOD) if is_right else (f"gives {total} for {numbers.sum()}", State.BROKEN)
+        mend = "" if state is State.GOOD else "this step is at fault: report it with the versions above"
+        findings.append(Finding("check", f"{name} ({device})", value, state, mend))
     return findings
 
 

@@ -23,10 +23,12 @@ SOURCE = Path(__file__).with_name("guard.cpp")
 def load() -> ctypes.CDLL:
     """The library, whose constructors have registered all. Torch asks once whether there is CUDA: it must not be imported before.
 
-    Raises: GpulessError without a compiler, or if torch is there already.
+    Raises: GpulessError without a compiler, with a CUDA build of torch, or if torch is there already.
     """
     if "torch" in sys.modules:
         raise GpulessError("torch was imported before it could be told of a CUDA device: import gpuless.fakes first")
+    if (Path(_folder_of("torch")) / "lib" / "libtorch_cuda.so").exists():
+        raise GpulessError("this torch is a CUDA build and registers a CUDA device itself: install a CPU build of torch")
     return ctypes.CDLL(str(_library(FOLDER)), ctypes.RTLD_GLOBAL)
 
 

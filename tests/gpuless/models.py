@@ -8,37 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
-from torch import nn
 
-from dynaxla.bench.suites import MODELS, Bert, Case, tokens
+from dynaxla.bench.suites import MODELS, Bert, Case, GptBlock, activations, tokens
 
 BATCH = 8
 DTYPES = ("float32", "bfloat16")
 LAYOUTS = ("NCHW", "channels-last")
-
-
-class GptBlock(nn.Module):
-    """A block of GPT-2 (small). Shape: (batch, length, 768) gives the same."""
-
-    def __init__(self, width: int = 768, heads: int = 12) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x.shape
-        parts = self.qkv(self.norm1(x)).split(width, -1)
-        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-def activations(batch: int, generator: torch.Generator, length: int = 1024, width: int = 768) -> tuple[torch.Tensor, ...]:
-    return (torch.randn(batch, length, width, generator=generator),)
 
 
 class LongBert(Bert):

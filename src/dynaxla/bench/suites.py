@@ -5,7 +5,7 @@ others     models of timm and transformers that the ways in which ops are comput
 small      models of a few microseconds, on which the cost of a call shows
 functions  single functions on activations: elementwise, and along rows
 generation one token for one sequence or eight: a row of a cache, a layer, and a decoder
-gpu        the ten, and a block of GPT-2 medium's size over 1024 tokens
+gpu        the ten, and a block of GPT-2 (small) over 1024 tokens
 breaks     small models whose Python TorchDynamo cannot capture whole
 """
 
@@ -176,25 +176,27 @@ _TRANSFORMERS: Mapping[str, Mapping[str, Any]] = {
 
 
 class GptBlock(nn.Module):
-    """A layer of a decoder: causal attention of 16 heads and a perceptron, 1024 wide."""
+    """A block of GPT-2 (small). Shape: (batch, length, 768) gives the same."""
 
-    def __init__(self, width: int = 1024, heads: int = 16) -> None:
+    def __init__(self, width: int = 768, heads: int = 12) -> None:
         super().__init__()
         self.heads = heads
-        self.attention_norm, self.perceptron_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query_key_value, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.perceptron = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(approximate="tanh"), nn.Linear(4 * width, width))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        heads = self.query_key_value(self.attention_norm(x)).unflatten(-1, (3 * self.heads, -1)).transpose(1, 2)
-        attended = nn.functional.scaled_dot_product_attention(*heads.chunk(3, 1), is_causal=True)
-        x = x + self.out(attended.transpose(1, 2).flatten(-2))
-        return x + self.perceptron(self.perceptron_norm(x))
+        batch, length, width = x.shape
+        parts = self.qkv(self.norm1(x)).split(width, -1)
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x)), approximate="tanh"))
 
 
-def activations(batch: int, generator: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """float32[batch, 1024, 1024]: tokens, width."""
-    return (torch.randn(batch, 1024, 1024, generator=generator),)
+def activations(batch: int, generator: torch.Generator, length: int = 1024, width: int = 768) -> tuple[torch.Tensor, ...]:
+    """float32[batch, length, width]."""
+    return (torch.randn(batch, length, width, generator=generator),)
 
 
 GPU = [*MODELS, Case("gpt_block", GptBlock, activations)]

@@ -1,18 +1,19 @@
-# Everything works in .venv, which is made if there is none. PYTHON chooses what makes it. What needs a GPU takes GPU_PYTHON as it is.
+# Everything works in .venv, which is made if there is none. PYTHON makes it. The targets for a GPU use GPU_PYTHON as it is.
 PYTHON ?= python3
 VENV := .venv
 INSTALLED := $(VENV)/.installed
+CONSTRAINTS := constraints.txt
 
-.PHONY: install bench test test-range conformance conformance-device random-programs surroundings explore generate device-models stress \
+.PHONY: install bench test test-newest test-oldest conformance conformance-device random-programs surroundings explore generate device-models stress \
 	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
 
 install: $(INSTALLED)
 
 # torch first and by itself: pip then takes the build that its index offers for this machine, and nothing that follows replaces it.
-$(INSTALLED): pyproject.toml constraints.txt
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install "$$(grep '^torch==' constraints.txt)"
-	$(VENV)/bin/python -m pip install -c constraints.txt -e '.[bench,dev]'
+	$(VENV)/bin/python -m pip install -c $(CONSTRAINTS) torch
+	$(VENV)/bin/python -m pip install -c $(CONSTRAINTS) -e '.[bench,dev]'
 	touch $@
 
 bench: install
@@ -83,18 +84,14 @@ gpu-programs: install
 		$(foreach part,pjrt plugin,jax-cuda13-$(part)==$(GPU_PLUGIN:.gpu-programs/plugin-%=%))
 	PYTHONPATH=tests $(VENV)/bin/python -m gpuless $(ARGS)
 
-# The suite at the other end of the range of versions, in an environment of its own.
-RANGE_PYTHON ?= python3.12
-RANGE := .venv-range
+# The suite with the newest and with the oldest releases, each in an environment of its own.
+OTHER_PYTHON ?= python3.12
 
-$(RANGE)/.installed: pyproject.toml constraints-range.txt
-	test -x $(RANGE)/bin/python || $(RANGE_PYTHON) -m venv $(RANGE)
-	$(RANGE)/bin/python -m pip install "$$(grep '^torch==' constraints-range.txt)"
-	$(RANGE)/bin/python -m pip install -c constraints-range.txt -e '.[bench,dev]'
-	touch $@
+test-newest:
+	$(MAKE) test VENV=.venv-newest PYTHON=$(OTHER_PYTHON)
 
-test-range: $(RANGE)/.installed
-	$(RANGE)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
+test-oldest:
+	$(MAKE) test VENV=.venv-oldest PYTHON=$(OTHER_PYTHON) CONSTRAINTS=constraints-oldest.txt
 
 # On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/gpu_report and the tests of tests/gpu, in ten minutes. It
 # installs nothing and uses the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"

@@ -122,7 +122,7 @@ def _compile(
     if options.dump is not None:
         dump.prepare(options.dump)
     inline_writing_regions(module)
-    tensors = [example for example in example_inputs if isinstance(example, torch.Tensor)]
+    tensors: Sequence[torch.Tensor] = [example for example in example_inputs if isinstance(example, torch.Tensor)]
     for tensor in tensors:
         if not is_traceable_wrapper_subclass(tensor):  # the graph has what such a tensor wraps
             check_tensor(tensor, "an input")
@@ -198,12 +198,12 @@ def _compile(
             # Before an engine changes the graph.
             kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
             program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
-            written, parameters = _written(metadata, example_inputs)
-            if seen is not None:
-                seen.written = written
-            if written and (overlapping | folded(example_inputs)) & written:
-                raise LostWrite(_OVERLAP)
-            if phase != "backward":
+            if phase != "backward":  # by then, example_inputs are let go
+                written, parameters = _written(metadata, example_inputs)
+                if seen is not None:
+                    seen.written = written
+                if written and (overlapping | folded(example_inputs)) & written:
+                    raise LostWrite(_OVERLAP)
                 overlaps = Overlaps(example_inputs, written, parameters, Sizes(aten_graph.graph.find_nodes(op="placeholder")).is_static)
                 if overlaps.may_change:
                     writing.append(overlaps)
@@ -252,6 +252,9 @@ def _compile(
     except DynaxlaError as error:
         error.first_useful_frame = inspect.currentframe()  # torch.compile cuts its own frames above this one from the traceback
         raise
+    finally:
+        # AOTAutograd keeps the backward pass's compiler, and with it this function's variables, for as long as the compiled function lives.
+        example_inputs = tensors = ()
 
 
 def _refuse(options: Options, pickled: bool) -> None:

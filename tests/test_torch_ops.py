@@ -103,6 +103,20 @@ def test_nothing_of_a_module_that_did_not_load_is_left(monkeypatch: pytest.Monke
     assert len(mine) == 1
 
 
+def test_newer_releases_are_named_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(private, "KNOWN", {"torch": ("1.0", "1.9"), "jax": ("0.1", "99.0")})
+    private.warn_of_newer_releases.cache_clear()
+    try:
+        for size in (2, 3):
+            torch._dynamo.reset()
+            torch.compile(lambda x: x + 1, backend="dynaxla")(torch.ones(size))
+    finally:
+        private.warn_of_newer_releases.cache_clear()
+    (message,) = [record.getMessage() for record in caplog.records if "not tested" in record.getMessage()]
+    assert message.startswith(f"dynaxla is not tested with torch {torch.__version__} yet")
+    assert "dynaxla doctor" in message
+
+
 @pytest.mark.parametrize("is_newer", [False, True])
 def test_with_newer_releases_the_error_names_the_tested_ones(monkeypatch: pytest.MonkeyPatch, is_newer: bool) -> None:
     def load() -> None:

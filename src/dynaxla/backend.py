@@ -42,7 +42,7 @@ from .lowering import registry
 from .lowering.forms import check_forced
 from .observe import coverage, dump, events, metrics
 from .partitioning import NotPartitioned, compile_partitioned, has_distributed, leave
-from .runtime import capture_lock, devices, guards, machine
+from .runtime import capture_lock, devices, guards, machine, private
 
 _graph_numbers = itertools.count()
 
@@ -113,6 +113,7 @@ def _compile(
 
     seen: is told what there is to know of the graph, and whoever gave it guards overlaps.
     """
+    private.warn_of_newer_releases()
     pickled = False
     if getattr(torch._functorch.config, "force_autograd_cache", False):
         _check_may_be_pickled(module, options, retrace)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import operator
 import pkgutil
 import re
@@ -127,6 +128,15 @@ def newer_than_known() -> list[str]:
         for name, version in (("torch", torch.__version__), ("jax", jax.__version__))
         if release(version) > release(KNOWN[name][1])
     ]
+
+
+@functools.cache
+def warn_of_newer_releases() -> None:
+    """Log one warning in a process whose torch or JAX is newer than the tested releases."""
+    if newer := newer_than_known():
+        logging.getLogger("dynaxla").warning(
+            "dynaxla is not tested with %s yet; if something fails, `dynaxla doctor` shows what is at fault", " and ".join(newer)
+        )
 
 
 def release(version: str) -> tuple[int, int]:

@@ -28,7 +28,7 @@ from ..dtypes import DType
 from ..promotion import convert, expand
 
 # Releases of jaxlib whose reading of the configuration is known.
-KNOWN = ((0, 10), (0, 11), (0, 12))
+KNOWN = ((0, 10), (0, 11))
 
 _FORWARD = {False: "__cudnn$fmhaSoftmax", True: "__cudnn$fmhaScaleBiasSoftmax"}
 _BACKWARD = {False: "__cudnn$fmhaSoftmaxBackward", True: "__cudnn$fmhaScaleBiasSoftmaxBackward"}

@@ -199,7 +199,7 @@ def _compile(
             # Before an engine changes the graph.
             kept = KeptGraph.of(graph, alone) if key is not None and alone is not None else None
             program: Any = artifact.Artifact.of(graph, options) if pickled else engine.runner(graph)
-            if phase != "backward":  # by then, example_inputs are let go
+            if phase != "backward":  # which is compiled after example_inputs are released
                 written, parameters = _written(metadata, example_inputs)
                 if seen is not None:
                     seen.written = written

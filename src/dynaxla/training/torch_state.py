@@ -86,7 +86,7 @@ def without_cached_casts() -> Iterator[None]:
     """Inside a block of autocast, let a step neither read nor leave casts of parameters in autocast's cache.
 
     The tensors of a recording stand for values of one call, and a cast that was cached before the step may be older than its parameter,
-    which an optimizer has written to since. A step that opens its own block of autocast has a cache of its own there, as in eager mode.
+    which an optimizer has written to since. Where no block is open around the step, the step's own blocks use the cache as in eager mode.
     """
     if not any(found[0] for device in _AUTOCAST if (found := _autocast(device))):
         yield

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from dynaxla import cli, doctor
 from dynaxla.doctor import State
-from dynaxla.lowering.cpu import onednn
+from dynaxla.lowering.cpu import onednn_support
 from dynaxla.runtime import private
 
 
@@ -48,7 +48,7 @@ def test_versions_of_torch(version: str | None, state: State) -> None:
 def test_other_versions() -> None:
     assert doctor.judge_version("jax", "0.9.2").state is State.BROKEN
     assert doctor.judge_version("jax", "0.10.2").state is State.GOOD
-    for release in onednn.KNOWN:
+    for release in onednn_support.KNOWN:
         assert doctor.judge_version("jax", ".".join(map(str, release))).state is State.GOOD
     assert doctor.judge_jaxlib("0.10.2", "0.10.1").state is State.GOOD
     assert doctor.judge_jaxlib("0.10.2", "0.9.0").state is State.DOUBT
@@ -57,8 +57,8 @@ def test_other_versions() -> None:
 
 
 def test_frozen_weights_of_an_untried_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(onednn, "is_available", lambda: True)
-    monkeypatch.setattr(private, "jaxlib_version", lambda: next(iter(onednn.PACKED)))
+    monkeypatch.setattr(onednn_support, "is_available", lambda: True)
+    monkeypatch.setattr(private, "jaxlib_version", lambda: next(iter(onednn_support.PACKED)))
     assert states(doctor.examine_kernels()) == [State.GOOD]
     monkeypatch.setattr(private, "jaxlib_version", lambda: "0.10.9")
     assert states(doctor.examine_kernels()) == [State.GOOD, State.NOTE]
@@ -73,8 +73,8 @@ def test_a_missing_entry_point() -> None:
 
 
 def test_a_lost_fast_path() -> None:
-    findings = doctor.examine_fast_paths({"import": False, "export": True}, ["torch._C._gone"])
-    assert states(findings) == [State.BROKEN, State.DOUBT, State.GOOD]
+    findings = doctor.examine_fast_paths({"import": "missing", "alias": "gated: TypeError", "export": "live"}, ["torch._C._gone"])
+    assert states(findings) == [State.BROKEN, State.DOUBT, State.DOUBT, State.GOOD]
     assert f"torch 2.11 to {doctor.TESTED['torch']}" in findings[0].mend
 
 

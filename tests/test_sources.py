@@ -15,7 +15,7 @@ import dynaxla
 
 ROOT = Path(dynaxla.__file__).parent
 SOURCES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in sorted(ROOT.rglob("*.py"))}
-PRIVATE = ("runtime/private.py", "runtime/private_fsdp.py", "runtime/private_processes.py")
+PRIVATE = tuple(f"runtime/{name}.py" for name in ("private", "private_fsdp", "private_processes", "private_self_tests"))
 
 # What gives the address of a tensor or an array.
 ADDRESSES = frozenset(["data_ptr", "const_data_ptr", "mutable_data_ptr", "unsafe_buffer_pointer", "__array_interface__", "storage_at"])

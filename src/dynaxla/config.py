@@ -118,7 +118,7 @@ class Options:
 
         Raises: OptionError for a directory that was asked for, but cannot be used.
         """
-        if events.is_heard() and folder != "tuning":
+        if events.is_heard() and folder not in ("tuning", "self_tests"):
             return None
         if self.cache is not None:
             return open_store(Path(self.cache).expanduser().absolute() / folder) if str(self.cache) else None

@@ -20,9 +20,12 @@ from rich.text import Text
 
 from .backend import dynaxla
 from .buffers.addresses import is_aligned
-from .lowering.cpu import onednn
+from .capture.kept import foreign_kernels
+from .config import Options
+from .errors import OptionError
+from .lowering.cpu import onednn_support
 from .observe import metrics
-from .runtime import devices, private, streams, transfer
+from .runtime import clients, devices, private, streams, transfer
 
 # With newer releases than these dynaxla has not been tried.
 TESTED = {name: newest for name, (_, newest) in private.KNOWN.items()}
@@ -52,7 +55,12 @@ class State(enum.Enum):
 class Finding:
     """One thing looked at.
 
-    Attributes: topic (versions, devices, backends, fast paths, kernels, environment, check); what; value; state; mend, what to do (or "").
+    Attributes:
+        topic: versions, devices, backends, fast paths, kernels, caches, environment, allocator or check.
+        what: the thing.
+        value: a fact about it. "live", "gated: REASON" (here, but not used), "missing" and "off" (by a setting) where there is a choice.
+        state: what the fact means.
+        mend: what to do, or "".
     """
 
     topic: str
@@ -69,7 +77,7 @@ def examine(gpu: bool = False) -> list[Finding]:
     """
     examinations: list[Callable[[], Iterable[Finding]]] = [
         examine_versions, examine_devices, *([examine_gpu] if gpu else []), examine_backends, examine_fast_paths, examine_kernels,
-        examine_environment, examine_allocator, examine_programs,
+        examine_caches, examine_environment, examine_allocator, examine_programs,
     ]  # fmt: skip
     findings: list[Finding] = []
     for examination in examinations:
@@ -195,31 +203,55 @@ def examine_backends(listed: Iterable[str] | None = None, entry_points: Iterable
     return findings
 
 
-def examine_fast_paths(live: Mapping[str, bool] | None = None, missing: Iterable[str] | None = None) -> list[Finding]:
-    """live: which ways are live; missing: what has no other way and is not there. Both are looked up if not given."""
-    mend = f"calls work but cost more; dynaxla is made for jax {TESTED['jax']} and torch {TESTED['torch']}"
+def examine_fast_paths(paths: Mapping[str, str] | None = None, missing: Iterable[str] | None = None) -> list[Finding]:
+    """The private ways that have a public one, and the private entry points that have none and are not there.
+
+    Args:
+        paths: as `private.fast_paths` gives them; looked up, after their self-tests, if not given.
+        missing: names of entry points; looked up if not given.
+    """
+    if paths is None:
+        clients.cpu_device()  # tests them
+        paths = private.fast_paths()
+    slower = f"the public way is used: calls work but cost more; dynaxla is tested with jax {TESTED['jax']} and torch {TESTED['torch']}"
     broken = f"what needs it fails: install jax {OLDEST['jax']} to {TESTED['jax']} and torch {OLDEST['torch']} to {TESTED['torch']}"
     return [
         Finding("fast paths", name, "missing, and there is no other way", State.BROKEN, broken)
         for name in (private.missing if missing is None else missing)
     ] + [
-        Finding("fast paths", name, "live", State.GOOD)
-        if is_live
-        else Finding("fast paths", name, "missing, the public way is used", State.DOUBT, mend)
-        for name, is_live in (private.live_fast_paths() if live is None else live).items()
+        Finding("fast paths", name, state, *((State.GOOD,) if state == "live" else (State.DOUBT, slower))) for name, state in paths.items()
     ]
 
 
+def examine_caches() -> list[Finding]:
+    """The directory for later processes, and whether graphs that torch has traced are kept there, too."""
+    if os.environ.get("DYNAXLA_CACHE") == "":
+        return [Finding("caches", "programs and traced graphs", "off: DYNAXLA_CACHE is empty")]
+    try:
+        store = Options().store("programs")
+    except OptionError as error:
+        return [Finding("caches", "programs and traced graphs", f"broken: {error.message}", State.BROKEN, error.hint)]
+    if store is None:
+        mend = "the warning above names the reason; DYNAXLA_CACHE names another directory"
+        return [Finding("caches", "programs and traced graphs", "off: there is no directory of the user's", State.DOUBT, mend)]
+    found = [Finding("caches", "programs", f"live: {store.folder.parent}", State.GOOD)]
+    if others := foreign_kernels():
+        value = f"gated: {', '.join(others[:3])} registered from Python by a package other than torch"
+        found.append(Finding("caches", "traced graphs", value, State.NOTE))
+    else:
+        found.append(Finding("caches", "traced graphs", "live", State.GOOD))
+    return found
+
+
 def examine_kernels() -> list[Finding]:
-    if onednn.is_available():
-        found = [Finding("kernels", "oneDNN inside XLA:CPU", "computes convolutions and matrix products", State.GOOD)]
-        if not onednn.takes_packed():
-            value = f"left as they are: tried with jaxlib {', '.join(sorted(onednn.PACKED))} only"
-            found.append(Finding("kernels", "frozen weights for oneDNN", value, State.NOTE))
-        return found
-    known = " and ".join(".".join(map(str, release)) for release in onednn.KNOWN)
-    mend = f"on x86-64, jaxlib {known} have it; without it XLA's own kernels run, most of them slower"
-    return [Finding("kernels", "oneDNN inside XLA:CPU", "not there", State.DOUBT, mend)]
+    if reason := onednn_support.why_not():
+        mend = "nothing, if this machine is no x86-64; without oneDNN XLA's own kernels run, most of them slower"
+        return [Finding("kernels", "oneDNN inside XLA:CPU", f"gated: {reason}", State.DOUBT, mend)]
+    found = [Finding("kernels", "oneDNN inside XLA:CPU", "live: computes convolutions and matrix products", State.GOOD)]
+    if not onednn_support.takes_packed():
+        value = f"gated: tried with jaxlib {', '.join(sorted(onednn_support.PACKED))} only"
+        found.append(Finding("kernels", "frozen weights for oneDNN", value, State.NOTE))
+    return found
 
 
 def examine_environment(variables: Mapping[str, str] | None = None, cuda: bool | None = None) -> list[Finding]:

@@ -17,11 +17,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from dynaxla.errors import LoweringError
-from dynaxla.lowering.cpu import onednn, weight_orders
+from dynaxla.lowering.cpu import onednn_support, weight_orders
 from dynaxla.runtime import private
 
 pytestmark = pytest.mark.skipif(
-    not onednn.takes_packed() or not hasattr(os, "sched_getaffinity"),
+    not onednn_support.takes_packed() or not hasattr(os, "sched_getaffinity"),
     reason="weights are packed for the oneDNN of a jaxlib that was tried, on Linux",
 )
 

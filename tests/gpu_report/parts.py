@@ -114,7 +114,7 @@ def hand_over() -> None:
         back = torch.from_dlpack(jax.jit(lambda value: value + 1)(public))
         found["ok"] = float(public.sum()) == 28.0 and bool((back == x + 1).all())
     with fact("hand_over", "fast paths") as found:
-        found["missing"] = [name for name, is_live in private.live_fast_paths().items() if not is_live] + private.missing
+        found["missing"] = [f"{name}: {state}" for name, state in private.fast_paths().items() if state != "live"] + private.missing
     with fact("hand_over", "cost in microseconds") as found:
         found["import"] = round(1e3 * milliseconds(lambda: transfer.import_tensor(x, xla_device, stream), 500)["host_ms"], 2)
         found["export"] = round(1e3 * milliseconds(lambda: transfer.export_array(result, 1 if ON_GPU else None), 500)["host_ms"], 2)

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from dynaxla.errors import OptionError
 from dynaxla.lowering import registry
-from dynaxla.lowering.cpu import onednn
+from dynaxla.lowering.cpu import onednn_support
 from dynaxla.lowering.forms import FORMS, Choices, Forms, generic
 from dynaxla.lowering.ops import weight_gradients
 from dynaxla.lowering.ops.matmul import CONTRACTION, Contraction
@@ -27,7 +27,7 @@ from dynaxla.observe import events
 from dynaxla.runtime import machine
 
 registry.fill()  # FORMS has all of them now
-needs_onednn = pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
+needs_onednn = pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
 
 TOLERANCE = {torch.float32: (1e-4, 1e-4), torch.bfloat16: (3e-2, 3e-2)}
 

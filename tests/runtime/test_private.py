@@ -64,7 +64,7 @@ import torch
 from dynaxla.errors import UnsupportedVersion
 from dynaxla.runtime import clients, private, transfer
 pkgutil.resolve_name = found
-assert [name for name, is_live in private.live_fast_paths().items() if is_live] == [
+assert [name for name, state in private.fast_paths().items() if state == "live"] == [
     "execute without checks (jax.stages.Compiled.runtime_executable)"
 ]  # in a public module
 assert not clients.is_own(clients.cpu_device())

@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from scripts import run_script
 from torch import nn
 
-from dynaxla.lowering.cpu import onednn
+from dynaxla.lowering.cpu import onednn_support
 from dynaxla.observe import metrics
 from dynaxla.runtime import clients, heap, private, programs
 from dynaxla.runtime.store import Store
@@ -171,7 +171,7 @@ def test_kernels_are_not_kept(tmp_path: Path) -> None:
     assert not list(Store(tmp_path / "programs"))
 
 
-@pytest.mark.skipif(not onednn.is_available(), reason="this XLA:CPU has no oneDNN")
+@pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
 def test_onednn_is_not_kept(tmp_path: Path) -> None:
     """jaxlib cannot write such programs, and would not say so."""
     net = nn.Linear(256, 256)

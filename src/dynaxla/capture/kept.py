@@ -47,8 +47,7 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
     if any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack()):
         return None
     overridden = sorted(filter(_may_change_traces, private.implemented_in_python()))
-    # The names of torch's own kernels, with torch's version, say which kernels they are. Those of others do not.
-    if not all(name.startswith("prims/") or private.is_registered_by_torch(name) for name in overridden):
+    if foreign_kernels():
         return None
     decompositions = [function.__module__ for table in global_decomposition_table.values() for function in table.values()]
     if any(name.partition(".")[0] != "torch" for name in decompositions):
@@ -64,6 +63,15 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
     )  # fmt: skip
     told = machine.versions(), sources, tuple(facts), lowerings, overridden, len(decompositions), settings, text
     return hashlib.blake2b(repr(told).encode(), digest_size=32).hexdigest()
+
+
+def foreign_kernels() -> list[str]:
+    """Kernels of ATen's ops, as op/key, that a package other than torch has registered from Python. With any, no traced graph is kept.
+
+    The names of torch's own kernels, together with torch's version, identify them. Other packages' names do not.
+    """
+    names = filter(_may_change_traces, private.implemented_in_python())
+    return sorted(name for name in names if not name.startswith("prims/") and not private.is_registered_by_torch(name))
 
 
 def _may_change_traces(kernel: str) -> bool:

@@ -14,7 +14,7 @@ from jax import lax
 from torch.fx import Graph, Node
 
 from ..lowering import dtypes
-from ..lowering.cpu import onednn, weight_orders
+from ..lowering.cpu import onednn, onednn_support, weight_orders
 from ..lowering.cpu.weight_orders import Packing
 from ..lowering.epilogue import follow
 from ..lowering.ops.convolution import CONVOLUTION, Convolution
@@ -92,7 +92,7 @@ def _is_worthwhile(rows: Any, weight: Node, others: Sequence[Node | None]) -> bo
     if not all(type(size) is int for value in values for size in value.shape) or any(value.dtype != dtype for value in values):
         return False
     least = _SMALL if rows > 1 else _SMALL_FOR_ONE_ROW
-    return onednn.takes(dtypes.to_jax(dtype)) and 0 < rows <= _MANY_ROWS and weight.meta["val"].numel() >= least
+    return onednn_support.takes(dtypes.to_jax(dtype)) and 0 < rows <= _MANY_ROWS and weight.meta["val"].numel() >= least
 
 
 def _packed(graph: Graph, before: Node, weight: Node, order: Packing, made: dict[tuple[Node, Packing], Node]) -> Node:

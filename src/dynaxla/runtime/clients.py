@@ -13,7 +13,7 @@ import torch
 
 from .. import forks
 from ..errors import UnsupportedVersion
-from . import private
+from . import private, private_self_tests
 from .private import Fast
 
 
@@ -39,6 +39,11 @@ def _own_cpu_device(threads: int) -> jax.Device | None:
     if own is None:
         with _making:
             own = _own_clients.get(threads) or _own_clients.setdefault(threads, _make_client(threads))
+        if own.device is not None:
+            private_self_tests.run(own.device)
+            if not (Fast.to_buffer and Fast.torch_to_capsule):
+                private.gate(["make_cpu_client"], "the public way to import memory gives it to JAX's own client")
+                _own_clients[threads] = own = _OwnClient(None)
     return own.device
 
 

@@ -20,7 +20,7 @@ import pkgutil
 import re
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -80,21 +80,40 @@ class Fast:
     pass_manager: Any = _find("jaxlib.mlir.passmanager.PassManager")
 
 
-def live_fast_paths() -> dict[str, bool]:
-    """Which fast ways this installation has, for `dynaxla doctor`."""
-    return {
-        "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": bool(Fast.to_buffer and Fast.torch_to_capsule),
-        "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": bool(Fast.to_capsule and Fast.torch_from_capsule),
-        "alias without ownership (torch._C._construct_storage_from_data_pointer)": bool(Fast.storage_at),
-        "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": bool(Fast.reinterpret),
-        "argument check (torch._C._dynamo.guards.TensorGuards)": bool(Fast.guards),
-        "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": bool(Fast.guard_tree),
-        "execute in place (jaxlib.xla_client.make_cpu_client)": bool(Fast.make_cpu_client),
-        "execute without checks (jax.stages.Compiled.runtime_executable)": bool(Fast.runtime_executable),
-        "results alike (jaxlib._jax.array_result_handler)": bool(Fast.result_handler),
-        "programs as bytes (jaxlib.mlir.passmanager.PassManager)": bool(Fast.pass_manager),
-        "short tracebacks (jaxlib._jax.TracebackScope)": bool(Fast.traceback_scope),
-    }
+# Why an entry point of `Fast` that is here is not used, by its name there.
+_gated: dict[str, str] = {}
+
+
+def gate(names: Iterable[str], reason: str) -> None:
+    """Use the public way in place of these entry points of `Fast`, from now on in this process."""
+    for name in names:
+        setattr(Fast, name, None)
+        _gated[name] = reason
+
+
+# What each entry point is for, and where it is found.
+_FAST_PATHS = {
+    "import (jaxlib._jax.dlpack_managed_tensor_to_buffer)": ("to_buffer", "torch_to_capsule"),
+    "export (jaxlib._jax.buffer_to_dlpack_managed_tensor)": ("to_capsule", "torch_from_capsule"),
+    "alias without ownership (torch._C._construct_storage_from_data_pointer)": ("storage_at",),
+    "view of a result (torch._C._dynamo.guards._reinterpret_tensor)": ("reinterpret",),
+    "argument check (torch._C._dynamo.guards.TensorGuards)": ("guards",),
+    "dicts' versions (torch._C._dynamo.guards.RootGuardManager)": ("guard_tree",),
+    "execute in place (jaxlib.xla_client.make_cpu_client)": ("make_cpu_client",),
+    "execute without checks (jax.stages.Compiled.runtime_executable)": ("runtime_executable",),
+    "results alike (jaxlib._jax.array_result_handler)": ("result_handler",),
+    "programs as bytes (jaxlib.mlir.passmanager.PassManager)": ("pass_manager",),
+    "short tracebacks (jaxlib._jax.TracebackScope)": ("traceback_scope",),
+}
+
+
+def fast_paths() -> dict[str, str]:
+    """The state of each private way that has a public one: "live"; "gated: REASON", here but not used; or "missing"."""
+    found = {}
+    for path, names in _FAST_PATHS.items():
+        reason = next((_gated[name] for name in names if name in _gated), "")
+        found[path] = f"gated: {reason}" if reason else "live" if all(getattr(Fast, name) for name in names) else "missing"
+    return found
 
 
 @contextlib.contextmanager
@@ -650,8 +669,8 @@ def codes_of_placement() -> tuple[types.CodeType, ...]:
 
 
 _CompileOptions, _DeviceList = _find("jaxlib.xla_client.CompileOptions"), _find("jaxlib.xla_client.DeviceList")
-if _CompileOptions is None or _DeviceList is None:  # a client of ours could not be told what to compile for
-    Fast.make_cpu_client = None
+if Fast.make_cpu_client and (_CompileOptions is None or _DeviceList is None):  # a client of ours could not be told what to compile for
+    gate(["make_cpu_client"], "jaxlib.xla_client lacks CompileOptions or DeviceList")
 
 
 def make_cpu_client(devices: int = 1) -> Any | None:
@@ -660,8 +679,8 @@ def make_cpu_client(devices: int = 1) -> Any | None:
         return None
     try:
         return Fast.make_cpu_client(asynchronous=False, **({} if devices == 1 else {"num_devices": devices}))
-    except TypeError:  # it takes other arguments now
-        Fast.make_cpu_client = None
+    except TypeError as error:  # it takes other arguments now
+        gate(["make_cpu_client"], f"TypeError: {error}")
         return None
 
 

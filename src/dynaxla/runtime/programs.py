@@ -273,8 +273,12 @@ def _bytecode(operation: Any, context: Any) -> bytes | None:
     """A module as bytes, without the lines of Python that it came from (which the module loses). None where jaxlib lacks the means."""
     if Fast.pass_manager is None:
         return None
-    with context:
-        Fast.pass_manager.parse("builtin.module(strip-debuginfo)").run(operation)
+    try:
+        with context:
+            Fast.pass_manager.parse("builtin.module(strip-debuginfo)").run(operation)
+    except Exception as error:
+        private.gate(["pass_manager"], f"{type(error).__name__}: {error}")
+        return None
     code = io.BytesIO()
     operation.write_bytecode(code)
     return code.getvalue()
@@ -313,10 +317,27 @@ def _whole(compiled: jax.stages.Compiled) -> Callable[[Any], Sequence[jax.Array]
     return lambda done: done.consume_with_handlers(handlers)
 
 
+def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
+    """Functions that make arrays like these, one for each. None where this jaxlib has none, or none that makes such arrays."""
+    make = Fast.result_handler
+    if make is None:
+        return None
+    try:
+        handlers = [make(result.aval, result.sharding, committed=result.committed) for result in results]
+        arrays = [handler(result) for handler, result in zip(handlers, results, strict=True)]
+        if all(array.aval == result.aval and array.sharding == result.sharding for array, result in zip(arrays, results, strict=True)):
+            return handlers
+        reason = "it makes arrays of another kind"
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+    private.gate(["result_handler"], reason)
+    return None
+
+
 def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
     """A call after the first makes no objects for its results' types and devices: they have those of the first call's."""
-    first, make = _fast_call(executable), Fast.result_handler
-    if make is None:
+    first = _fast_call(executable)
+    if Fast.result_handler is None:
         return first
     handlers: list[Any] | None = None
     execute = executable.execute_sharded
@@ -326,7 +347,7 @@ def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax
         if handlers is not None:
             return execute(arrays).consume_with_handlers(handlers)
         results = first(arrays)
-        handlers = [make(result.aval, result.sharding, committed=result.committed) for result in results]
+        handlers = _handlers(results)
         return results
 
     return call

@@ -1,6 +1,7 @@
 """The parts that only XLA:CPU needs.
 
-onednn.py, torch_kernels.py   calls of oneDNN's and of torch's kernels; weight_orders.py: the order in which oneDNN reads weights
+onednn.py, torch_kernels.py   calls of oneDNN's and of torch's kernels
+onednn_support.py             where oneDNN's calls are used; weight_orders.py: the order in which oneDNN reads weights
 faster_kernels.py             ops that are left to torch's kernels, by what that saves
 transposes.py, halves.py      passes over a traced program (evaluation.py): transposes put off, bfloat16 rounded seldom
 channels_last.py              how activations lie in memory between convolutions

@@ -2,7 +2,10 @@
 
 On x86-64 jaxlib is built with oneDNN, but its compiler does not use it; a custom call to it in a program is understood all the same, and
 runs on the program's own buffers and threads. The call's configuration is a message of XLA's xla/service/cpu/onednn_config.proto, as
-JSON. A configuration that oneDNN refuses ends the process, so callers give none that could be.
+JSON. A configuration that oneDNN refuses ends the process, so callers give none that could be. `onednn_support.py` decides where the
+calls are used.
+
+Run as a script, this module is the self-test of its own calls: it imports nothing of dynaxla and of torch.
 
 Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc, onednn_matmul.cc and
 onednn_layer_norm.cc
@@ -10,73 +13,21 @@ onednn_layer_norm.cc
 
 from __future__ import annotations
 
-import functools
 import json
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-import torch
-from jax import Array
+from jax import Array, lax
 
-from ...runtime import clients, machine, private, programs
-from ..dtypes import DType
-
-# Releases of jaxlib whose reading of the configuration is known. Others may number dimensions from one.
-KNOWN = ((0, 10), (0, 11), (0, 12))
-# Those, exactly, that were tried with weights in oneDNN's own order. XLA looks at no such weight's size or order: where either is another
-# than in the version that was tried, a kernel computes nonsense, reads past the weight's end, or ends the process.
-PACKED = frozenset(["0.10.2"])
+DType = np.dtype
 
 _MATMUL = "__onednn$matmul"
 _CONVOLUTION = "__onednn$convolution"
 _LAYER_NORM = "__onednn$layernorm"
-
-
-@functools.cache
-def is_available() -> bool:
-    """Whether this XLA:CPU runs oneDNN's kernels."""
-    if tuple(map(int, private.jaxlib_version().split(".")[:2])) not in KNOWN:
-        return False
-    device = clients.cpu_device()
-    with jax.default_device(device):
-        lowered = jax.jit(lambda x: matmul(x, x, False, False, x.dtype)).lower(jax.ShapeDtypeStruct((8, 8), np.float32))
-    try:
-        programs.compile_lowered(lowered, device, {})
-    except jax.errors.JaxRuntimeError:  # no such call
-        return False
-    return True
-
-
-def takes_packed() -> bool:
-    """Whether weights may be given to oneDNN in its own order."""
-    return private.jaxlib_version() in PACKED and is_available()
-
-
-@functools.cache
-def takes(dtype: DType) -> bool:
-    """Whether oneDNN computes with this dtype here, and at least as fast as with float32."""
-    if dtype == np.float32:
-        return is_available()
-    if dtype == jax.numpy.bfloat16:
-        return is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return False
-
-
-# Where 1 / rows + 1 / columns is at least this, oneDNN's product for AVX2 copies no operand (its gemm_driver.cpp).
-_NO_COPY = 0.0038
-# float32 numbers: at such distances all that it reads one after another falls into few places of the first cache.
-_CRITICAL_DISTANCE = 512
-
-
-def is_slow(rows: int, columns: int, transpose_x: bool, transpose_y: bool, dtype: DType) -> bool:
-    """Whether oneDNN's product misses the cache at each step: it takes 1.1 to 1.9 times as long as MKL's with AVX2. Arguments: as for
-    `matmul`; rows and columns are the result's."""
-    if not machine.has_avx2_alone() or dtype != np.float32:
-        return False
-    distances = ([rows] if transpose_x else []) + ([] if transpose_y else [columns])
-    return 1 / rows + 1 / columns >= _NO_COPY and any(distance % _CRITICAL_DISTANCE == 0 for distance in distances)
 
 
 # Of XLA's names for what oneDNN may do with a product besides, those that keep NaNs (RELU and RELU6 do not).
@@ -197,3 +148,78 @@ def _call(
         legacy_backend_config=json.dumps(config),
     )
     return call(*operands)
+
+
+def self_test(dtype: DType) -> str:
+    """Compares each call with XLA's own ops, in one program of JAX's.
+
+    Returns:
+        "" if all results agree, otherwise the name of the first call whose result differs.
+    """
+    generator = np.random.default_rng(0)
+    shapes = {
+        "x": (2, 24, 40), "y": (2, 40, 32), "bias": (32,), "scale": (40,), "offset": (40,), "shift": (16,),
+        "image": (2, 9, 10, 8), "kernel": (16, 8, 3, 2), "by_group": (16, 4, 3, 2), "sequence": (2, 17, 8), "long": (16, 8, 3),
+        "volume": (1, 5, 6, 4, 8), "deep": (16, 8, 1, 3, 2),
+    }  # fmt: skip
+    arrays = {name: generator.standard_normal(shape, np.float32).astype(dtype) for name, shape in shapes.items()}
+    activations = {
+        "gelu": lambda v: jax.nn.gelu(v, approximate=False),
+        "gelu_tanh": jax.nn.gelu,
+        "sigmoid": jax.nn.sigmoid,
+        "tanh": jnp.tanh,
+    }
+
+    def convolve(x: Array, weight: Array, stride: list[int], padding: list[tuple[int, int]], dilation: list[int], groups: int) -> Array:
+        dims = range(1, x.ndim - 1)
+        numbers = lax.ConvDimensionNumbers((0, x.ndim - 1, *dims), tuple(range(x.ndim)), (0, x.ndim - 1, *dims))
+        wide, heavy = x.astype(np.float32), weight.astype(np.float32)
+        return lax.conv_general_dilated(
+            wide, heavy, stride, padding, rhs_dilation=dilation, dimension_numbers=numbers, feature_group_count=groups
+        )
+
+    def compared(
+        x: Array, y: Array, bias: Array, scale: Array, offset: Array, shift: Array, image: Array, kernel: Array, by_group: Array,
+        sequence: Array, long: Array, volume: Array, deep: Array,
+    ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
+        """The result of each call, with the result of XLA's own ops."""
+        found: dict[str, tuple[Array, Array]] = {}
+        product = jnp.matmul(x.astype(np.float32), y.astype(np.float32))
+        for transpose_x in (False, True):
+            for transpose_y in (False, True):
+                a, b = (item.swapaxes(1, 2) if turned else item for item, turned in ((x, transpose_x), (y, transpose_y)))
+                found[f"matmul {transpose_x} {transpose_y}"] = matmul(a, b, transpose_x, transpose_y, dtype, bias), product + bias
+        for name, function in activations.items():
+            found[f"matmul with {name}"] = matmul(x, y, False, False, dtype, bias, name), function(product + bias)
+        orders = ((0, 2, 1), (0, 2, 1), (1, 0, 2))
+        found["matmul in other orders"] = matmul(x, y, False, False, np.dtype(np.float32), orders=orders), product
+        cases: dict[str, tuple[Array, Array, list[int], list[tuple[int, int]], list[int], int]] = {
+            "convolution": (image, kernel, [2, 1], [(1, 1), (0, 2)], [1, 2], 1),
+            "convolution by groups": (image, by_group, [1, 1], [(0, 0), (1, 1)], [1, 1], 2),
+            "convolution of sequences": (sequence, long, [1], [(2, 0)], [1], 1),
+            "convolution of volumes": (volume, deep, [1, 2, 1], [(0, 0), (1, 1), (0, 0)], [1, 1, 1], 1),
+        }
+        for name, (given, weight, stride, padding, dilation, groups) in cases.items():
+            expected = convolve(given, weight, stride, padding, dilation, groups) + shift
+            settings = expected.shape, stride, padding, dilation, groups, dtype, shift
+            found[name] = convolution(given, weight, *settings), expected
+            if groups == 1:
+                found[f"{name}, swapped"] = convolution(given, weight.swapaxes(0, 1), *settings, swapped=True), expected
+        wide = x.astype(np.float32)
+        mean, variance = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
+        scale, offset = scale.astype(np.float32), offset.astype(np.float32)
+        found["layer_norm"] = layer_norm(x, scale, offset, 1e-3), (wide - mean) / jnp.sqrt(variance + 1e-3) * scale + offset
+        return found
+
+    tolerance = 2e-3 if dtype == np.float32 else 5e-2
+    results = jax.jit(compared, compiler_options={"xla_backend_optimization_level": 0})(**arrays)
+    for name, (given, expected) in results.items():
+        if not np.allclose(np.asarray(given, np.float32), np.asarray(expected, np.float32), rtol=tolerance, atol=tolerance):
+            return name
+    return ""
+
+
+if __name__ == "__main__":
+    print("started", flush=True)
+    for _name in sys.argv[1:]:
+        print(_name, self_test(jnp.dtype(_name)) or "right", flush=True)

@@ -24,7 +24,7 @@ from jax import Array, lax
 from ... import forks
 from ...runtime import affinity, machine, private, programs
 from ..dtypes import DType
-from . import onednn
+from . import onednn, onednn_support
 
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define("pack(Tensor weight, int[] dims, int[] blocked, int[] sizes) -> Tensor")
@@ -159,7 +159,7 @@ def _find(
     columns: int,
     candidates: Callable[[DType], Iterable[Packing]],
 ) -> Packing | None:
-    if not onednn.takes_packed():
+    if not onednn_support.takes_packed():
         return None
     key = (op, x_shape, shape, np.dtype(dtype).name, settings, device.id, machine.machine_name(device))
     with _lock:

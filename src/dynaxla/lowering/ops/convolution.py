@@ -13,7 +13,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu import onednn, torch_kernels
+from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_first, channels_last, order_between_convolutions
 from ..cpu.in_memory import in_memory
 from ..dtypes import DType
@@ -86,7 +86,7 @@ _MOST_TAPS = 32
 
 
 def _fits_onednn(problem: Convolution) -> bool:
-    return 3 <= len(problem.x) <= 5 and onednn.takes(problem.dtype)
+    return 3 <= len(problem.x) <= 5 and onednn_support.takes(problem.dtype)
 
 
 def _fits_patches(problem: Convolution) -> bool:

@@ -17,7 +17,7 @@ from ...runtime import machine
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu import few_vectors, onednn, torch_kernels
+from ..cpu import few_vectors, onednn, onednn_support, torch_kernels
 from ..cpu.in_memory import in_memory
 from ..cpu.widening import widened
 from ..dimensions import surely
@@ -124,7 +124,7 @@ def _suits_torch(problem: Contraction) -> bool:
         return are_small and is_enough and not _are_tiny(problem)
     across = problem.over[0] == (0,), problem.over[1] == (1,)
     is_worth_it = min(problem.rows, problem.columns) >= 64 and problem.products >= _WORTH_ANOTHER_KERNEL
-    if is_worth_it and onednn.is_slow(problem.rows, problem.columns, *across, problem.dtype):
+    if is_worth_it and onednn_support.is_slow(problem.rows, problem.columns, *across, problem.dtype):
         return True
     return problem.over != ((1,), (1,)) and min(problem.rows, problem.columns, *problem.x) >= 128 and machine.is_intels()
 
@@ -187,7 +187,7 @@ def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
 
 
 def _fits_onednn(problem: Contraction) -> bool:
-    return _are_matrices(problem) and problem.out in (problem.dtype, np.float32) and onednn.takes(problem.dtype)
+    return _are_matrices(problem) and problem.out in (problem.dtype, np.float32) and onednn_support.takes(problem.dtype)
 
 
 def _suits_onednn(problem: Contraction) -> bool:

@@ -13,7 +13,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu import onednn
+from ..cpu import onednn, onednn_support
 from ..cpu.folding import Reduction, sum_neighbours
 from ..dtypes import DType
 from ..forms import Forms, Operand
@@ -74,7 +74,7 @@ _FEW_NUMBERS = 1 << 15
 
 
 def _fits_onednn(problem: LayerNorm) -> bool:
-    return 0 not in problem.x and onednn.takes(problem.dtype)
+    return 0 not in problem.x and onednn_support.takes(problem.dtype)
 
 
 @LAYER_NORM.form("onednn", platforms=["cpu"], fits=_fits_onednn, suits=lambda problem: math.prod(problem.x) >= _FEW_NUMBERS)

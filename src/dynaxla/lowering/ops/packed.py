@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from jax import Array
 
 from ..context import Context
-from ..cpu import onednn, weight_orders
+from ..cpu import onednn, onednn_support, weight_orders
 from ..cpu.channels_last import channels_first, channels_last
 from ..epilogue import with_activation
 from ..registry import lowers
@@ -29,7 +29,7 @@ def _require_length(packed: Array, numbers: int) -> None:
 
     Raises: ValueError if it cannot hold so many numbers and what a kernel reads behind them.
     """
-    if not onednn.takes_packed():
+    if not onednn_support.takes_packed():
         raise ValueError("weights were packed for another version of jaxlib")
     if packed.size < numbers + weight_orders.SLACK:
         raise ValueError(f"a packed weight of {packed.size} numbers is too short for one of {numbers}")

@@ -18,7 +18,7 @@ from jax import Array, lax
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu import onednn
+from ..cpu import onednn_support
 from ..cpu.few_vectors import product, strided_product
 from ..cpu.in_memory import in_memory
 from ..dtypes import DType
@@ -87,7 +87,7 @@ def _suits(problem: Problem) -> bool:
 
 def _reads_strides(problem: Problem) -> bool:
     """Whether oneDNN multiplies the tensor as it lies. (Half types it converts first.)"""
-    return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn.takes(problem.dtype)
+    return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn_support.takes(problem.dtype)
 
 
 @dataclass(frozen=True)

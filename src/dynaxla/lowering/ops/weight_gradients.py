@@ -13,7 +13,7 @@ from ...runtime import machine
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
-from ..cpu import onednn, torch_kernels
+from ..cpu import onednn, onednn_support, torch_kernels
 from ..cpu.channels_last import channels_last, order_between_convolutions
 from ..dtypes import DType
 from ..forms import Forms, Operand
@@ -63,12 +63,12 @@ _FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
 def _fits_product(problem: WeightGradient) -> bool:
     plain = problem.groups == 1 and math.prod(problem.weight[2:]) == 1 and not any(problem.padding)
-    return plain and onednn.takes(problem.dtype)
+    return plain and onednn_support.takes(problem.dtype)
 
 
 def _suits_product(problem: WeightGradient) -> bool:
     out, channels = problem.weight[:2]
-    return not _suits_columns(problem) or not onednn.is_slow(out, channels, True, False, problem.dtype)
+    return not _suits_columns(problem) or not onednn_support.is_slow(out, channels, True, False, problem.dtype)
 
 
 @WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product, suits=_suits_product)

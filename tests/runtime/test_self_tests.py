@@ -1,0 +1,158 @@
+"""Self-tests: of oneDNN's calls in a child process, whose results are kept; of private entry points in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from scripts import run_script
+
+from dynaxla.lowering.cpu import onednn, onednn_support
+from dynaxla.runtime import clients, private, private_self_tests, programs, self_tests
+from dynaxla.runtime.store import Store
+
+SUBJECTS = ("one", "two")
+
+
+def script(tmp_path: Path, body: str) -> Path:
+    """A self-test that notes in a file that it ran."""
+    path = tmp_path / "script.py"
+    path.write_text(f"import os, sys\nopen({str(tmp_path / 'runs')!r}, 'a').write('x')\nprint('started', flush=True)\n{body}")
+    return path
+
+
+def runs(tmp_path: Path) -> int:
+    path = tmp_path / "runs"
+    return len(path.read_text()) if path.exists() else 0
+
+
+def test_results_are_kept_by_facts(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    path = script(tmp_path, "print('one right', flush=True)\nprint('two matmul', flush=True)")
+    for _ in range(2):
+        assert self_tests.results(path, SUBJECTS, ["1.0"], store) == {"one": "", "two": "matmul"}
+    assert runs(tmp_path) == 1
+    self_tests.results(path, SUBJECTS, ["1.1"], store)
+    assert runs(tmp_path) == 2, "another version"
+    path.write_text(path.read_text() + "\n")
+    self_tests.results(path, SUBJECTS, ["1.1"], store)
+    assert runs(tmp_path) == 3, "another script"
+
+
+def test_a_process_that_ends_leaves_what_it_has_found(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    path = script(tmp_path, "print('one right', flush=True)\nos.abort()")
+    found = self_tests.results(path, SUBJECTS, [], store)
+    assert found == {"one": "", "two": "the self-test's process ended"}
+    assert self_tests.results(path, SUBJECTS, [], store) == found
+    assert runs(tmp_path) == 1, "it is not asked again"
+
+
+def test_results_that_cannot_be_known_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path / "store")
+    path = script(tmp_path, "print('one right', flush=True)")
+    assert self_tests.results(path, SUBJECTS, [], None) is None, "each process would run it"
+    assert self_tests.results(tmp_path / "gone.py", SUBJECTS, [], store) is None
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "server"))
+    assert self_tests.results(path, SUBJECTS, [], store) is None, "an interpreter inside of another program"
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python-that-is-gone"))
+    assert self_tests.results(path, SUBJECTS, [], store) is None
+    monkeypatch.undo()
+    path.write_text("raise SystemExit(3)")
+    assert self_tests.results(path, SUBJECTS, [], store) is None, "not even JAX could be imported there"
+    assert not list(store), "nothing of that is kept"
+
+
+def test_the_versions_that_were_tried_decide_where_no_result_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn_support, "_self_test", lambda: None)
+    assert onednn_support._refused("float32") == ""
+    monkeypatch.setattr(private, "jaxlib_version", lambda: "0.99.0")
+    assert "0.99.0" in onednn_support._refused("float32")
+    monkeypatch.setattr(onednn_support, "_self_test", lambda: {"float32": "", "bfloat16": "matmul True True"})
+    assert onednn_support._refused("float32") == ""
+    assert onednn_support._refused("bfloat16") == "the self-test fails: matmul True True"
+
+
+@pytest.mark.skipif(not onednn_support.is_available(), reason="this XLA:CPU has no oneDNN")
+def test_the_self_test_of_onednn_sees_another_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = self_tests.results(Path(onednn.__file__), ["float32"], [], Store(tmp_path))
+    assert results == {"float32": ""}
+    monkeypatch.setitem(onednn.ACTIVATIONS, "tanh", "SIGMOID")
+    assert onednn.self_test(np.dtype(np.float32)) == "matmul with tanh"
+
+
+def test_programs_are_told_apart_where_the_pass_manager_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "_gated", {})
+    monkeypatch.setattr(private.Fast, "pass_manager", object())
+    one, other = (jax.jit(lambda x, n=n: x + n).lower(np.float32(0)) for n in (1, 2))
+    assert programs.fingerprint(one) != programs.fingerprint(other)
+    assert "gated: AttributeError" in private.fast_paths()["programs as bytes (jaxlib.mlir.passmanager.PassManager)"]
+
+
+NAMES = [name for names in private_self_tests._TESTS for name in names]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_entry_point_that_has_changed_is_not_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def changed(*_: Any, **__: Any) -> Any:
+        raise TypeError("it takes other arguments now")
+
+    for each in private.Fast.__annotations__:
+        monkeypatch.setattr(private.Fast, each, getattr(private.Fast, each))
+    monkeypatch.setattr(private, "_gated", {})
+    monkeypatch.setattr(private_self_tests, "_has_run", False)
+    device = clients.cpu_device()
+    monkeypatch.setattr(private_self_tests, "_has_run", False)
+    monkeypatch.setattr(private.Fast, name, changed)
+    private_self_tests.run(device)
+    assert getattr(private.Fast, name) is None
+    states = set(private.fast_paths().values())
+    assert states == {"live", "gated: TypeError: it takes other arguments now"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "gated"),
+    [
+        (sorted(set(private.Fast.__annotations__) - {"make_cpu_client", "runtime_executable"}), 7),
+        (["result_handler"], 1),  # used where memory is imported for a client of our own
+    ],
+    ids=["all", "of results"],
+)
+def test_results_are_right_where_fast_paths_have_changed(changed: list[str], gated: int) -> None:
+    """In a process of its own, where they raise when they are called."""
+    program = (
+        f"""
+NAMES = {changed}
+"""
+        + """
+import torch
+import dynaxla
+from dynaxla.runtime import private
+
+def changed(*_, **__):
+    raise TypeError("it takes other arguments now")
+
+for name in NAMES:
+    setattr(private.Fast, name, changed)
+net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+compiled = torch.compile(net, backend="dynaxla")
+for rows in (3, 3, 5):
+    x = torch.randn(rows, 4)
+    gradients = []
+    for module in (net, compiled):
+        module.zero_grad()
+        module(x).square().sum().backward()
+        gradients.append([parameter.grad.clone() for parameter in net.parameters()])
+    torch.testing.assert_close(*gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), net(x))
+print(sorted(state for state in private.fast_paths().values() if state != "live"))
+"""
+    )
+    found = run_script(program, own=True)
+    assert found.count("gated: TypeError: it takes other arguments now") == gated, found
+    assert ("gated: the public way to import memory" in found) == ("to_buffer" in changed)

@@ -24,6 +24,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynaxla
 from dynaxla.lowering.ops import collectives
+from dynaxla.runtime import private_fsdp
 
 Case = Callable[[], None]
 Net = Callable[[], nn.Module]
@@ -581,6 +582,25 @@ def what_is_not_supported_says_so() -> None:
     with pytest.raises(dynaxla.CaptureError, match="module of fully_shard with a hook for all-reduces"):
         dynaxla.compile_step(plain_step(net, torch.optim.SGD(net.parameters(), lr=0.1)), fullgraph=True)(batch(0))
     agree(build, recorded=False)
+
+
+@case
+def a_torch_with_other_insides_gathers_by_itself() -> None:
+    """No attribute is used before all of them have been looked for."""
+    for names in ("_IN_STATE", "_IN_GROUP", "_IN_PARAMETER", "_FUNCTIONS"):
+        before = getattr(private_fsdp, names)
+        for ask in (private_fsdp._missing_function, private_fsdp._reported):
+            ask.cache_clear()
+        setattr(private_fsdp, names, (*before, "torch.renamed"))
+        try:
+            agree(recorded=False, calls=2)
+            net = blocks()
+            step = plain_step(net, torch.optim.SGD(net.parameters(), lr=0.1))
+            with pytest.raises(dynaxla.CaptureError, match="module of fully_shard with insides that this torch does not have"):
+                dynaxla.compile_step(step, fullgraph=True)(batch(0))
+        finally:
+            setattr(private_fsdp, names, before)
+            private_fsdp._missing_function.cache_clear()
 
 
 @case

@@ -7,15 +7,101 @@ A *state* is torch's of one `fully_shard` call, a *group* of those of its parame
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
+import inspect
+import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from . import private
+
 State = Any
 Group = Any
 Parameter = Any
+
+log = logging.getLogger("dynaxla")
+
+# All that this module names in a state, a group and a parameter that every release has set by the time of a first step.
+_IN_STATE = (
+    "_fsdp_param_groups", "_is_root", "_modules", "_lazy_init", "_pre_forward_hook_handle", "_post_forward_hook_handle", "_pre_forward",
+    "_post_forward", "_device", "_cast_forward_inputs", "_cast_output_dtype",
+)  # fmt: skip
+_IN_GROUP = (
+    "fsdp_params", "_to_sharded", "mesh_info", "_all_reduce_hook", "_all_gather_comm", "_reduce_scatter_comm", "offload_policy", "unshard",
+    "wait_for_unshard", "reshard", "_reshard_after_forward", "_all_gather_process_group", "_reduce_scatter_process_group", "_is_hsdp",
+    "_all_reduce_process_group", "_reduce_dtype", "_partial_reduce_output", "gradient_divide_factor",
+    "force_sum_reduction_for_comms", "device",
+)  # fmt: skip
+_IN_PARAMETER = (
+    "sharded_param", "sharded_size", "padded_sharded_param_size", "_orig_size", "fsdp_placement", "param_dtype", "orig_dtype",
+    "reduce_dtype", "_unsharded_dtensor_spec", "_setattr_on_modules", "unsharded_accumulated_grad",
+    "_get_grad_inner_tensor", "to_sharded_dtensor",
+)  # fmt: skip
+_FUNCTIONS = (
+    "torch._C._current_graph_task_id",
+    "torch.distributed.fsdp.CPUOffloadPolicy",
+    "torch.distributed.fsdp._common_utils.collect_grad_tensors",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultReduceScatter",
+    "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_gradient_divide_factors",
+    "torch.distributed.fsdp._fully_shard._fsdp_common.FSDPMeshInfo",
+    "torch.distributed.utils._to_kwargs",
+)
+# The ones that are assigned to.
+_WRITTEN = (
+    "_pre_forward", "_post_forward", "unshard", "wait_for_unshard", "reshard", "_partial_reduce_output", "unsharded_accumulated_grad",
+)  # fmt: skip
+_NOTHING = object()
+
+
+def missing_in(modules: Iterable[Any]) -> str:
+    """The first name that this module needs and this torch's FSDP2 lacks, "" if there is none. Logged once."""
+    modules = list(modules)
+    return _missing_function() or next(filter(None, map(_missing_in_module, modules)), "") if modules else ""
+
+
+@functools.cache
+def _missing_function() -> str:
+    return _reported(next((name for name in _FUNCTIONS if private._find(name) is None), ""))
+
+
+def _missing_in_module(module: Any) -> str:
+    if not hasattr(module, "_get_fsdp_state"):
+        return _reported("_get_fsdp_state")
+    state = module._get_fsdp_state()
+    if missing := _lacks(state, _IN_STATE):
+        return _reported(missing)
+    for group in groups_of(state):
+        if missing := _lacks(group, _IN_GROUP):
+            return _reported(missing)
+        for parameter in group.fsdp_params[:1]:  # all are of one class
+            if missing := _lacks(parameter, _IN_PARAMETER):
+                return _reported(missing)
+    return ""
+
+
+def _lacks(item: Any, names: Sequence[str]) -> str:
+    """The first of these names that neither an object nor its class has, "" if there is none."""
+    return next((f"{type(item).__name__}.{name}" for name in names if not _has(item, name)), "")
+
+
+def _has(item: Any, name: str) -> bool:
+    """True for attributes that a class only declares, too: some are set by a first forward pass, before which some properties raise."""
+    found = inspect.getattr_static(item, name, _NOTHING)
+    if name in _WRITTEN and isinstance(found, property):
+        return found.fset is not None
+    return found is not _NOTHING or any(name in vars(kind).get("__annotations__", ()) for kind in type(item).__mro__)
+
+
+@functools.cache
+def _reported(missing: str) -> str:
+    if missing:
+        log.warning("torch %s has no %s in FSDP2: steps leave the gathering of parameters to torch's hooks", torch.__version__, missing)
+    return missing
 
 
 def modules_among(objects: Iterable[Any]) -> list[torch.nn.Module]:
@@ -37,6 +123,8 @@ def groups_of(state: State) -> Sequence[Group]:
 
 def prepare(modules: Sequence[Any]) -> None:
     """Have torch do what it does before a first forward pass, and free the parameters that an earlier pass has left gathered."""
+    if missing_in(modules):
+        return
     states = states_of(modules)
     if any(state._is_root is None for state in states):
         inside = {id(part) for module in modules for part in module.modules() if part is not module}
@@ -75,6 +163,12 @@ def why_not_gathered(state: State) -> str:
             "collectives of its own": type(group._all_gather_comm) is not collectives.DefaultAllGather
             or type(group._reduce_scatter_comm) is not collectives.DefaultReduceScatter,
             "parameters that are offloaded": isinstance(group.offload_policy, CPUOffloadPolicy),
+            "gradients in a dtype of their own (grad_dtype)": any(
+                getattr(parameter, "_has_sharded_grad_dtype_override", False) for parameter in group.fsdp_params
+            ),
+            "parameters with types of their own (spmd_types)": any(
+                getattr(parameter, "is_spmd_types", False) for parameter in group.fsdp_params
+            ),
             "tensors that are gathered in a way of their own (fsdp_pre_all_gather)": any(
                 hasattr(own_part(parameter), "fsdp_pre_all_gather") for parameter in group.fsdp_params
             ),
@@ -176,8 +270,9 @@ def replica_group(group: Group) -> Any | None:
 
 
 def dtypes_of_gradients(group: Group) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """In which they are kept, and in which they are summed; None: as they come."""
-    return group._orig_dtype, group._reduce_dtype
+    """The dtypes in which they are kept and in which they are summed; None: as they come. `why_not_gathered` is "" for the group."""
+    kept = {parameter.orig_dtype for parameter in group.fsdp_params if parameter.sharded_param.requires_grad}
+    return next(iter(kept), None), group._reduce_dtype
 
 
 def partial_sum(group: Group) -> torch.Tensor | None:
@@ -237,7 +332,10 @@ def wrap_whole(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
     """What modules compute with: a DTensor where the parameter is one besides (tensor parallelism)."""
     if parameter._unsharded_dtensor_spec is None:
         return local
-    return wrap(local, parameter._get_unsharded_dtensor_spec(local))
+    spec = parameter._unsharded_dtensor_spec
+    if spec.tensor_meta is not None:
+        spec = dataclasses.replace(spec, tensor_meta=spec.tensor_meta._replace(dtype=local.dtype))
+    return wrap(local, spec)
 
 
 def wrap(local: torch.Tensor, spec: Any) -> torch.Tensor:

@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
-.PHONY: install bench test test-newest test-oldest conformance conformance-device random-programs surroundings explore generate device-models stress \
+.PHONY: install bench test test-newest test-oldest newest conformance conformance-device random-programs surroundings explore generate device-models stress \
 	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
 
 install: $(INSTALLED)
@@ -92,6 +92,14 @@ test-newest:
 
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest PYTHON=$(OTHER_PYTHON) CONSTRAINTS=constraints-oldest.txt
+
+# An environment with the torch and the JAX that the index has today, whatever this project or the machine allows, and a report: names that
+# are gone, ways that do not run, tests that fail. Ten minutes, after the download
+newest:
+	$(OTHER_PYTHON) -m venv --clear .venv-today
+	PIP_CONSTRAINT=/dev/null .venv-today/bin/python -m pip install --upgrade torch jax
+	PIP_CONSTRAINT=/dev/null .venv-today/bin/python -m pip install -e '.[dev]'
+	PYTHONPATH=tests .venv-today/bin/python -m newest_report
 
 # On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/gpu_report and the tests of tests/gpu, in ten minutes. It
 # installs nothing and uses the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"

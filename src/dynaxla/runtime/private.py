@@ -429,13 +429,9 @@ def _public_float32_precision(backend: str, op: str) -> str:
 float32_precision: Callable[[str, str], str] = _find("torch._C._get_fp32_precision_getter") or _public_float32_precision
 
 
-def _settings(*names: str) -> tuple[Callable[[], Any], ...]:
-    """What gives these settings, of those that this version of torch has."""
-    return tuple(found for name in names if callable(found := _find(f"torch._C.{name}")))
-
-
 is_forward_mode_enabled: Callable[[], bool] = _needed("torch._C._is_fwd_grad_enabled")
-BACKEND_SETTINGS = _settings(
+# Getters of settings that decide which kernels torch calls. A release need not have all of them.
+SETTINGS = (
     "_get_cudnn_enabled",
     "_get_cudnn_benchmark",
     "_get_cudnn_deterministic",
@@ -456,6 +452,7 @@ BACKEND_SETTINGS = _settings(
     "_get_blas_preferred_backend",
     "_is_default_mobile_cpu_allocator_set",
 )
+BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = tuple(found for name in SETTINGS if callable(found := _find(f"torch._C.{name}")))
 # How deep in functorch's transforms this thread is; None where it is in none, or torch has none.
 functorch_level: Callable[[], int | None] = _find("torch._C._functorch.maybe_current_level") or (lambda: None)
 _top_saved_tensor_hooks: Callable[..., Any] = _find("torch._C._autograd._top_saved_tensors_default_hooks") or (lambda _: None)

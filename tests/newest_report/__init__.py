@@ -1,0 +1,1 @@
+"""The releases of torch and JAX of today: what dynaxla misses in them, what runs another way there, and what fails. See `make newest`."""

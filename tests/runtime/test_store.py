@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import threading
 from pathlib import Path
+from typing import Any
 
 import damaged_cache
 import pytest
 import torch
 from scripts import run_script
 
+import dynaxla
+from dynaxla import config
 from dynaxla.errors import OptionError
+from dynaxla.runtime import store
 from dynaxla.runtime.store import Store
 
 
@@ -124,11 +129,17 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         with pytest.raises(OptionError, match="other users"):
             Store(folder)
     folder.chmod(0o755)
-    for name, value, message in (("geteuid", folder.stat().st_uid + 1, "other users"), ("access", False, "cannot be written")):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, name, lambda *_, value=value: value)
-            with pytest.raises(OptionError, match=message):
-                Store(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "_ROOT", -1)
+        patch.setattr(os, "geteuid", lambda: folder.stat().st_uid + 1)
+        with pytest.raises(OptionError, match="belongs to another user"):
+            Store(folder)
+        patch.setattr(store, "_ROOT", folder.stat().st_uid)
+        Store(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda *_: False)
+        with pytest.raises(OptionError, match="cannot be read"):
+            Store(folder)
     with pytest.raises(OptionError, match="cannot be used: embedded null"):
         Store(tmp_path / "a\0b")
     (tmp_path / "file").touch()
@@ -137,6 +148,39 @@ def test_folders_that_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder.chmod(0o777)
     with pytest.raises(OptionError, match="other users"):
         torch.compile(torch.exp, backend="dynaxla", options={"cache": str(tmp_path)})(torch.ones(2))
+
+
+def test_a_read_only_directory_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As in a container whose image has the cache: what is there is found, and all else goes on without it."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.tan() + 3
+
+    options = {"cache": str(tmp_path)}
+    torch.compile(f, backend="dynaxla", options=options)(torch.ones(3))
+    files = sorted(tmp_path.rglob("*"))
+    assert len(files) > 2
+    access, mkdir = os.access, Path.mkdir
+
+    def make(path: Path, *args: Any, **kwargs: Any) -> None:
+        if tmp_path in path.parents and not path.exists():
+            raise OSError(errno.EROFS, "Read-only file system")
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and access(path, mode))
+    monkeypatch.setattr(Path, "mkdir", make)
+    config.open_store.cache_clear()
+    store._warn_of_read_only.cache_clear()
+    torch._dynamo.reset()
+    before = dynaxla.metrics.snapshot()
+    assert torch.equal(torch.compile(f, backend="dynaxla", options=options)(torch.ones(3)), f(torch.ones(3)))
+    torch.compile(lambda x: x.cos() - 2, backend="dynaxla", options={**options, "tune": True})(torch.ones(3))
+    after = dynaxla.metrics.snapshot()
+    assert after["kept_graphs"] - before.get("kept_graphs", 0) == 1, "what is there is used"
+    assert list(Store(tmp_path / "no such part")) == []
+    assert sorted(tmp_path.rglob("*")) == files
+    assert [record.levelname for record in caplog.records if "cannot be written" in record.message] == ["WARNING"]
+    config.open_store.cache_clear()
 
 
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -2,12 +2,14 @@
 
 Each is one file, written aside and then renamed, so that readers (other threads and processes too) see it whole or not at all. A file
 begins with a hash of its key and of the rest; one that was damaged, or that has another one's name, is treated as missing. Executables are
-machine code: a directory that another user can write is refused, and nothing is ever unpickled.
+machine code: a directory that a user other than root and the process's own can write is refused, and nothing is ever unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import hashlib
 import logging
 import os
@@ -23,6 +25,8 @@ from ..errors import OptionError
 log = logging.getLogger("dynaxla")
 
 _DIGEST_SIZE = 32
+# The user who owns the files of a container's image. Whoever has that name may run any code here.
+_ROOT = 0
 # Beyond so many bytes in a folder, what was not used for the longest time is removed, down to half of it.
 _CAPACITY = 4 << 30
 # How often a process looks for that while it writes as much.
@@ -41,10 +45,16 @@ class Keeper(Protocol):
         """Keep data under the key, in place of what was there."""
 
 
+# Errors of a folder that may be read all the same.
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
 class Store:
     """Byte strings by key in a folder, which is made if need be.
 
-    Raises: OptionError for a folder that cannot be made or written, or that others could have written.
+    A folder that cannot be written, as in a container with a read-only image, is read: nothing new is kept, and a warning says so once.
+
+    Raises: OptionError for a folder that can be neither made nor read, or whose files another user may have written.
     """
 
     def __init__(self, folder: Path, capacity: int = _CAPACITY) -> None:
@@ -52,16 +62,32 @@ class Store:
         self.capacity = capacity
         self._unseen = 0  # bytes that are to be written before it is looked for room
         self._has_failed = False
+        self._is_read_only = False
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             state = folder.stat()
         except (OSError, ValueError) as error:  # ValueError: no name of a file
+            if getattr(error, "errno", None) in _READ_ONLY and folder.parent.is_dir():
+                self._set_read_only()  # a cache directory without this part
+                return
             reason = getattr(error, "strerror", None) or error
             raise OptionError(f"the cache directory {folder} cannot be used: {reason}", hint=_HINT) from error
-        if hasattr(os, "geteuid") and (state.st_uid != os.geteuid() or state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)):
-            raise OptionError(f"the cache directory {folder} can be written by other users: it may hold their code", hint=_HINT)
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise OptionError(f"the cache directory {folder} cannot be written", hint=_HINT)
+        if hasattr(os, "geteuid"):
+            if state.st_uid not in (os.geteuid(), _ROOT):
+                raise OptionError(
+                    f"the cache directory {folder} belongs to another user (number {state.st_uid}): its programs may be that user's code",
+                    hint=_HINT,
+                )
+            if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                raise OptionError(f"the cache directory {folder} can be written by other users: it may hold their code", hint=_HINT)
+        if not os.access(folder, os.R_OK | os.X_OK):
+            raise OptionError(f"the cache directory {folder} cannot be read", hint=_HINT)
+        if not os.access(folder, os.W_OK):
+            self._set_read_only()
+
+    def _set_read_only(self) -> None:
+        self._is_read_only = True
+        _warn_of_read_only(self.folder.parent)
 
     def get(self, key: str) -> bytes | None:
         """What is kept under the key, if it is there and whole."""
@@ -79,7 +105,9 @@ class Store:
 
     def put(self, key: str, data: bytes) -> None:
         """Keep data under the key, in place of what was there. Where that fails, as on a full disk, a warning is logged, once: the work
-        that was to be kept is done, and only a later process will have to do it again."""
+        that was to be kept is done, and only a later process will have to do it again. Nothing is done in a read-only folder."""
+        if self._is_read_only:
+            return
         try:
             self._write(key, data)
             self._unseen -= len(data)
@@ -113,7 +141,11 @@ class Store:
         return self.folder / key
 
     def _files(self) -> Iterator[Path]:
-        return (path for path in self.folder.iterdir() if not path.name.startswith("."))
+        try:
+            paths = list(self.folder.iterdir())
+        except FileNotFoundError:  # it could not be made
+            paths = []
+        return (path for path in paths if not path.name.startswith("."))
 
     def _make_room(self) -> None:
         """Remove what is beyond the capacity, and what processes have left behind that were killed while they wrote."""
@@ -135,6 +167,11 @@ class Store:
                 break
             path.unlink(missing_ok=True)
             total -= size
+
+
+@functools.cache
+def _warn_of_read_only(folder: Path) -> None:
+    log.warning("the cache directory %s cannot be written: what it holds is used, and nothing new is kept", folder)
 
 
 def _digest(key: str, data: bytes) -> bytes:

@@ -15,7 +15,7 @@ from newest_report.facts import facts, versions
 TESTS = Path(__file__).parents[1]
 # A part of the report, and what runs for it: tests, or a program in the environment.
 CHECKS: dict[str, list[str]] = {
-    "README's blocks": ["pytest", "test_pages.py", "-k", "test_blocks_run and README"],
+    "README's blocks": ["pytest", "test_pages.py::test_blocks_run[../README]", "-m", "slow"],
     "contracts": ["pytest", "test_contracts.py"],
     "ops by name": ["pytest", "test_torch_ops.py"],
     "private entry points": ["pytest", "runtime/test_private.py", "runtime/test_self_tests.py"],

@@ -28,7 +28,7 @@ from .capture.aten_graph import AtenGraph, Phase
 from .capture.decompositions import decompositions
 from .capture.inputs import Sizes, check_tensor
 from .capture.kept import KeptGraph, key_of
-from .capture.partition import WrittenInBothPasses, partition
+from .capture.partition import LateOutput, partition
 from .capture.regions import inline_writing_regions
 from .capture.whole import kept_whole
 from .capture.wrapper import around, remade, writes_alone
@@ -219,9 +219,12 @@ def _compile(
     def parted(joint: GraphModule, inputs: Any, **settings: Any) -> tuple[GraphModule, GraphModule]:
         if seen is not None:
             seen.look(joint)
-        return partition(joint, inputs, platform=platform, exact_rng=options.exact_rng, **settings)
+        try:
+            return partition(joint, inputs, platform=platform, exact_rng=options.exact_rng, **settings)
+        except LateOutput:
+            raise LostWrite("its backward pass writes to an input that its forward pass returns a view of") from None
 
-    def capture(**settings: Any) -> Callable[..., Any]:
+    def capture() -> Callable[..., Any]:
         # torch finds no key for what it pickles in a graph that calls functions of others.
         with LostWrites(), contextlib.nullcontext() if pickled else kept_whole(module):
             return aot_autograd(
@@ -230,15 +233,11 @@ def _compile(
                 inference_compiler=compiler("inference"),
                 partition_fn=parted,
                 decompositions=decompositions(platform),
-                **settings,
             )(module, example_inputs)
 
     try:
         with capture_lock.capturing(), metrics.timed("capture"):
-            try:
-                compiled = capture()
-            except WrittenInBothPasses:
-                compiled = capture(keep_inference_input_mutations=True)
+            compiled = capture()
         # TorchDynamo disables itself around what it gets; the wrapper by which AOTAutograd's helper does the same costs every call.
         if pickled:  # such a function has TorchDynamo's guards and this alone around it: an artifact looks at its inputs itself
             return getattr(compiled, "_torchdynamo_orig_callable", compiled)

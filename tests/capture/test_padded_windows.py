@@ -137,3 +137,33 @@ def test_gradients_of_images_that_are_resized_and_continued() -> None:
             for found, expected in zip(*(_gradients(each, x, y, t) for each in (run, function)), strict=True):
                 assert_equal(found, expected)
     assert counts() == (before[0] + 2, before[1])
+
+
+# What the rules would compute with an argument must be a number: where that changes between calls there are programs of exact sizes.
+NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "reflect": lambda x, w: F.pad(x, (w, 1), mode="reflect"),
+    "reflect, both": lambda x, w: F.pad(x, (w, w), mode="reflect"),
+    "reflect, behind": lambda x, w: F.pad(x, (0, w), mode="reflect"),
+    "reflect, as many less": lambda x, w: F.pad(x, (w, 1 - w), mode="reflect"),
+    "reflect, images": lambda x, w: F.pad(x[:, :, None] * x[..., None], (w, 2, 1, w), mode="reflect"),
+    "reflect, another dimension": lambda x, w: F.pad(x[..., None].expand(2, 3, -1, 5), (w, w, 1, 2), mode="reflect"),
+    "replicate": lambda x, w: F.pad(x, (1, w), mode="replicate"),
+    "replicate, less": lambda x, w: F.pad(x, (w, -1), mode="replicate"),
+    "replicate, volumes": lambda x, w: F.pad(
+        (x[:, :, None] * x[..., None])[..., None].expand(-1, -1, -1, -1, 4), (w, 1, 1, w, 0, 1), mode="replicate"
+    ),
+    "variance": lambda x, w: x.var(-1, correction=w - 2),
+    "norm": lambda x, w: torch.linalg.vector_norm(x, w, -1),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_arguments_that_change(name: str) -> None:
+    run = compiled(NUMBERS[name])
+    for size, width in ((7, 2), (11, 3), (9, 2)):
+        found, expected = (torch.linspace(0.5, 2.5, 6 * size).view(2, 3, size).requires_grad_() for _ in range(2))
+        for function, x in ((run, found), (NUMBERS[name], expected)):
+            result = function(x, width)
+            (result * torch.linspace(1, 2, result.numel()).view(result.shape)).sum().backward()
+        torch.testing.assert_close(run(found, width), NUMBERS[name](expected, width))
+        torch.testing.assert_close(found.grad, expected.grad)

@@ -7,6 +7,10 @@ writes through views that do not survive this, in torch's own compiled graphs ei
 - Views that repeat elements (`expand`, and `as_strided` or `unfold` with windows that overlap): what is written to one element several
   times would be added up, or one of the writes would be lost.
 - `as_strided` counts places in memory. The new value of a tensor may lie there in another order, or without the tensor's gaps.
+
+It traces both passes as one graph, in which a tensor has one last value: an input that the forward pass has written to and the backward
+pass writes to would have it behind the forward pass already, or would be written twice. A write of the backward pass to a tensor that the
+forward pass made would be lost to a second backward pass.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor, disable_functional_mode
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_or_false, statically_known_true
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -31,6 +36,8 @@ from .overlaps import shares_with_itself
 
 # Why a view is what a write does not survive; None if it survives.
 Reason = Callable[[], str | None]
+
+_WRITE_LATER = "write in one of the passes, or keep the function out of the graph with torch.compiler.disable"
 
 
 class LostWrite(Exception):
@@ -54,6 +61,9 @@ class LostWrites(TorchDispatchMode):
         # Tensors by id, which are kept so that no id is used again: views that may be such, and what `as_strided` was taken of.
         self._views: dict[int, tuple[torch.Tensor, tuple[Reason, ...]]] = {}
         self._strided: dict[int, FunctionalTensor] = {}
+        # Memory that the forward pass has made or written to; and the backward pass, if any, in which it is traced.
+        self._forward: set[StorageWeakRef] = set()
+        self._around = private.graph_task()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -65,33 +75,46 @@ class LostWrites(TorchDispatchMode):
         if any(kind not in (FunctionalTensor, FakeTensor) for kind in types):
             return NotImplemented  # what a subclass makes of it comes here, too
         if not isinstance(func, OpOverload):
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self._note_forward(result)
+            return result
         device = next((leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
         if _is_composite(func, device):  # in inference mode
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        written = _written(func)
-        if written:
-            for tensor in pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in written]):
-                self.check(func, tensor)
+        written = pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in _written(func)])
+        for tensor in written:
+            self.check(func, tensor)
         result = func(*args, **kwargs)
         if _is_view(func) and isinstance(args[0], FunctionalTensor):
             self._follow(func, args, result)
+        else:
+            self._note_forward((result, written))
         if written:
             for tensor in self._strided.values():
                 _check_place(tensor)
         return result
 
     def check(self, func: OpOverload, tensor: Any) -> None:
-        """Raises: LostWrite if a tensor that is about to be written to is such a view."""
+        """Raises: LostWrite if a tensor that is about to be written to is such a view, or of the forward pass in the backward pass."""
+        if self._forward and isinstance(tensor, FunctionalTensor) and self._is_backward() and _memory(tensor) in self._forward:
+            raise LostWrite(f"it writes with {func} in the backward pass to what it made, or wrote to, in the forward pass", _WRITE_LATER)
         if id(tensor) not in self._views:
             return
         with disable_proxy_modes_tracing():
             texts = [text for reason in self._views[id(tensor)][1] if (text := reason())]
         if texts:
             raise LostWrite(f"it writes with {func} to a view that {texts[0]}")
+
+    def _is_backward(self) -> bool:
+        return private.graph_task() != self._around
+
+    def _note_forward(self, tensors: Any) -> None:
+        """Note the memory of what an op made or wrote to, if it is one of the forward pass."""
+        if not self._is_backward():
+            self._forward.update(_memory(leaf) for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, FunctionalTensor))
 
     def _follow(self, func: OpOverload, args: Sequence[Any], result: Any) -> None:
         """Note of a view what it was made by."""
@@ -133,6 +156,11 @@ def _written(func: OpOverload) -> tuple[tuple[int, str], ...]:
 @functools.cache
 def _is_view(func: OpOverload) -> bool:
     return any(item.alias_info is not None and not item.alias_info.is_write for item in func._schema.returns)
+
+
+def _memory(tensor: FunctionalTensor) -> StorageWeakRef:
+    """A tensor's storage, which it has in common with its views."""
+    return StorageWeakRef(tensor.elem.untyped_storage())
 
 
 def _check_place(tensor: FunctionalTensor) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -238,9 +239,9 @@ def assembler(
     outputs: of the graph, whose `nodes` these are. buffers: the program's results. specs: of the inputs, by position; positions: which of
     the inputs it gets. numbers: the values of nodes that are returned as numbers.
     """
-    buffer_specs = [_BufferView(buffer) for buffer in buffers]
+    owners = _owners(outputs, nodes, buffers)
+    buffer_specs = [_BufferView(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
     index_of = {position: index for index, position in enumerate(positions)}
-    given: set[int] = set()
     makers: list[Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]] = []
     places: list[int] = []
     first_place: dict[Any, int] = {}
@@ -257,13 +258,16 @@ def assembler(
                 continue
         else:
             places.append(len(makers))
-        again = isinstance(output, FromBuffer) and output.buffer in given
+        is_itself = isinstance(output, FromBuffer) and owners.get(output.buffer) is output
         shared = phase if isinstance(output, FromBuffer) and uses[output.buffer] > 1 and not may_differ else None
-        makers.append(_maker(output, buffer_specs, index_of, numbers, specs, device, again, shared, may_differ))
-        if isinstance(output, FromBuffer):
-            given.add(output.buffer)
+        makers.append(_maker(output, buffer_specs, index_of, numbers, specs, device, is_itself, shared, may_differ))
+    laid_out = [(index, view.laid_out) for index, view in enumerate(buffer_specs) if view.laid_out is not None]
 
     def assemble(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
+        if laid_out:
+            buffers = list(buffers)
+            for index, (shape, stride, offset) in laid_out:
+                buffers[index] = transfer.reinterpret(buffers[index], shape, stride, offset)
         return [make(buffers, tensors) for make in makers]
 
     if len(makers) == len(places):
@@ -369,12 +373,31 @@ def _as_given(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
 
 
 class _BufferView:
-    """A buffer as torch sees it: contiguous, packed."""
+    """A buffer as torch sees it: contiguous, packed, or with its owner's shape and strides.
 
-    def __init__(self, buffer: Buffer) -> None:
-        self.shape = buffer.shape
+    Attributes: count (of its elements); dtype; laid_out (the owner's shape, stride and offset, if the buffer has others).
+    """
+
+    def __init__(self, buffer: Buffer, owner: FromBuffer | None) -> None:
+        self.count = math.prod(buffer.shape)
         self.dtype = buffer.spec.dtype
-        self.whole = (buffer.spec.shape, buffer.spec.stride) if not buffer.scattered and buffer.layout.is_row_major else None
+        is_given = owner is None or _is_whole(owner, buffer)
+        self.laid_out = None if owner is None or is_given else (owner.shape, owner.stride, owner.offset)
+
+
+def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[Buffer]) -> dict[int, FromBuffer]:
+    """The output of each buffer, by index, that is the buffer's own tensor; the others are views of it, and autograd takes it for no view.
+
+    It is the tensor that the graph made first, wherever it stands among the outputs; else the first one that is all of the buffer.
+    """
+    owners: dict[int, FromBuffer] = {}
+    pairs = [(node, output) for node, output in zip(nodes, outputs, strict=True) if isinstance(output, FromBuffer)]
+    plain = [(node, output, buffers[output.buffer]) for node, output in pairs if not output.is_conj and not output.is_neg]
+    first = [output for node, output, buffer in plain if node is buffer.node]
+    whole = [output for _, output, buffer in plain if output.dtype == buffer.spec.dtype and _is_whole(output, buffer)]
+    for output in (*first, *whole):
+        owners.setdefault(output.buffer, output)
+    return owners
 
 
 def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
@@ -392,11 +415,11 @@ def _maker(
     numbers: dict[torch.fx.Node, Any],
     specs: dict[int, TensorSpec],
     device: torch.device,
-    again: bool,
+    is_itself: bool,
     shared: Phase | None,
     may_differ: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
-    """again, shared: as for `_buffer_maker`. may_differ: whether inputs may have other strides than in the graph, as saved tensors may."""
+    """is_itself, shared: as for `_buffer_maker`. may_differ: if inputs may have other strides than in the graph, as saved tensors may."""
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
@@ -424,32 +447,42 @@ def _maker(
             return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
 
         return view
-    make = _buffer_maker(output, buffers[output.buffer], again, shared)
+    make = _buffer_maker(output, buffers[output.buffer], is_itself, shared)
     if output.device.type == device.type:
         return make
     return lambda results, tensors: make(results, tensors).to(output.device)
 
 
+def _is_whole(output: FromBuffer, buffer: Buffer) -> bool:
+    """True if an output has the shape and strides of the buffer as the program gives it."""
+    is_packed = not buffer.scattered and buffer.layout.is_row_major
+    return is_packed and (buffer.spec.shape, buffer.spec.stride) == (output.shape, output.stride) and output.offset == 0
+
+
 def _buffer_maker(
-    output: FromBuffer, view: _BufferView, again: bool, shared: Phase | None
+    output: FromBuffer, view: _BufferView, is_itself: bool, shared: Phase | None
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
-    """again: whether an earlier output is the buffer's own tensor; this one is then another tensor on the same memory.
+    """is_itself: whether the output is the buffer's own tensor (`_owners`); others are other tensors on the same memory.
 
     shared: the phase, if others are on that memory, too, so that autograd should see that a write to one is a write to all. What a forward
     graph gives, autograd takes for views of one another only where AOTAutograd says so.
     """
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
-    is_whole = view.whole == (shape, stride) and offset == 0 and view.dtype == dtype and not output.is_conj and not output.is_neg
-    if is_whole and not again:
+    if is_itself:
         return lambda buffers, _: buffers[index]
+    start = view.laid_out[2] if view.laid_out is not None else 0
 
     def make(buffers: Sequence[torch.Tensor], _: Sequence[torch.Tensor]) -> torch.Tensor:
         base = buffers[index]
         base = base.detach() if shared == "forward" else base
-        base, is_view = (base, True) if base.dtype == dtype else _viewed_as(base, dtype)
+        is_view, skipped = True, start
+        if base.dtype != dtype:
+            if view.laid_out is not None:
+                base, skipped = base.as_strided((view.count,), (1,), base.storage_offset() - start), 0
+            base, is_view = _viewed_as(base, dtype)
         if shared is None:
-            return _flagged(transfer.reinterpret(base, shape, stride, offset), output.is_conj, output.is_neg)
-        made = base.as_strided(shape, stride, base.storage_offset() + offset)
+            return _flagged(transfer.reinterpret(base, shape, stride, offset - skipped), output.is_conj, output.is_neg)
+        made = base.as_strided(shape, stride, base.storage_offset() + offset - skipped)
         return _flagged(made if is_view else made.detach(), output.is_conj, output.is_neg)
 
     return make

@@ -99,6 +99,12 @@ class Masks:
             if self.is_rounded(value):
                 raise Unknown("a size used as a number")
 
+    def fixed(self, *values: Any) -> None:
+        """Numbers that must be the same in all calls. Raises: Unknown."""
+        for value in pytree.tree_leaves(values):
+            if isinstance(value, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
+                raise Unknown("a number that changes between calls")
+
     def unpadded(self, node: Node, dims: Iterable[int]) -> None:
         """Raises: Unknown if one of these dimensions is of a rounded size."""
         for dim in dims:

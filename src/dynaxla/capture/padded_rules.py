@@ -554,6 +554,7 @@ def _mean(masks: Masks, node: Node) -> Extents:
 @rule(aten.linalg_vector_norm.default)
 def _norm(masks: Masks, node: Node) -> Extents:
     masks.exact(*others(node, "self"))
+    masks.fixed(argument(node, "ord"))
     extents = masks.of(node.args[0])
     dims = reduced_dims(node, len(extents))
     # Below zero the least number counts most, and infinity to the power of the order is zero.

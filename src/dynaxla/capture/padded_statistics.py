@@ -105,6 +105,7 @@ def _variance(masks: Masks, node: Node) -> Any:
     if not any(masks.is_padded(extents[dim]) for dim in dims):
         return [result, result] if several else result
     correction = argument(node, "correction")
+    masks.fixed(correction)
     wide = _wide(masks, dims, extents, value(source))
     mean, squares, _ = wide.moments(wide.convert(source))
     left = wide.add(aten.clamp_min.default, wide.add(aten.sub.Tensor, wide.count(), 1 if correction is None else correction), 0)

@@ -182,8 +182,9 @@ def _ends(masks: Masks, x: Node, padding: Sequence[int]) -> tuple[dict[int, tupl
     masks.exact(padding)
     rank = value(x).dim()
     added = {rank - 1 - index: (padding[2 * index], padding[2 * index + 1]) for index in range(len(padding) // 2)}
-    added = {dim: widths for dim, widths in added.items() if any(widths)}
+    added = {dim: widths for dim, widths in added.items() if widths != (0, 0)}
     rounded = {dim: widths for dim, widths in added.items() if masks.is_padded(masks.of(x)[dim])}
+    masks.fixed(rounded)
     for dim in rounded:
         one_dimension(masks, x, [dim])
     rest = [0 if rank - 1 - index // 2 in rounded else width for index, width in enumerate(padding)]

@@ -8,7 +8,6 @@ from functorch.compile import min_cut_rematerialization_partition
 from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
-from ..errors import DynaxlaError
 from ..torch_ops import aten
 from .aten_graph import COPIES, computed_on
 from .checkpointing import complete, give_keys, states_as_tensors
@@ -16,9 +15,8 @@ from .crossings import has_several, remove_detours
 from .gathered_again import gather_again
 
 
-class WrittenInBothPasses(DynaxlaError):
-    """An input is written in the forward and in the backward pass. The joint graph gives only what it is in the end, unless AOTAutograd
-    leaves the writes to inputs in the graph (its `keep_inference_input_mutations`)."""
+class LateOutput(Exception):
+    """What the forward pass gives is known in the backward pass only, which writes to an input that it is a view of."""
 
 
 def partition(
@@ -30,13 +28,10 @@ def partition(
     An input that the user changes must not be saved itself, since autograd refuses what has changed in the meantime. A clone of it takes
     its place (AOTAutograd makes one where the input requires grad). It is cheap, so the minimal cut is told not to compute it again.
 
-    Raises: WrittenInBothPasses.
+    Raises: LateOutput.
     """
-    if _has_late_writes(joint, options.get("num_fwd_outputs", 0)):
-        raise WrittenInBothPasses(
-            "an input is written in the forward pass and in the backward pass",
-            hint="keep the function out of the graph with torch.compiler.disable",
-        )
+    if _has_late_outputs(joint, options.get("num_fwd_outputs", 0)):
+        raise LateOutput
     if has_several(joint):
         remove_detours(joint.graph)
     for node in _mutated(joint):
@@ -61,14 +56,15 @@ def partition(
     return graphs
 
 
-def _has_late_writes(joint: GraphModule, forward_outputs: int) -> bool:
-    """Whether a result of the forward graph, as which the joint graph gives a written input, is known in the backward pass only."""
-    late: set[Node] = set()
+def _has_late_outputs(joint: GraphModule, forward_outputs: int) -> bool:
+    """True if a result of the forward graph comes from a tangent, or is, or is made of, what the backward pass writes to an input."""
+    writes = [node.args for node in joint.graph.nodes if node.target is aten.copy_.default]
+    late = {new for old, new, *_ in writes if old.op == "placeholder" and new.op != "placeholder"}
     for node in joint.graph.nodes:
         if node.op == "placeholder" and "tangent" in node.name:
             late.add(node)
         elif node.op == "output":
-            return any(output in late and output.target is not aten.copy_.default for output in node.args[0][:forward_outputs])
+            return not late.isdisjoint(node.args[0][:forward_outputs])
         elif not late.isdisjoint(node.all_input_nodes):
             late.add(node)
     return False

@@ -767,6 +767,11 @@ def autograd_place() -> tuple[int, bool]:
     return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)
 
 
+def graph_task() -> int:
+    """The number of the backward pass that this thread is in; -1 outside of any."""
+    return torch._C._current_graph_task_id()
+
+
 def forward_of(module: torch.fx.GraphModule) -> Callable[..., Any]:
     """The code of a graph. A module that makes it at its first call has another `forward` until then, which calls the module."""
     make = getattr(module, "real_recompile", None)

@@ -239,12 +239,14 @@ def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Broadcast to `shape`, aligning the trailing dimensions."""
+    """Broadcast to `shape`, aligning the trailing dimensions. Raises: ValueError if the array cannot have that shape."""
     if array.shape == tuple(shape):
         return array
     offset = len(shape) - array.ndim
     kept = [dim for dim in range(array.ndim) if array.shape[dim] == shape[dim + offset]]
     if len(kept) < array.ndim:
+        if any(type(size) is int and size != 1 for dim, size in enumerate(array.shape) if dim not in kept):
+            raise ValueError(f"{array.shape} does not broadcast to {tuple(shape)}")
         array = lax.reshape(array, [array.shape[dim] for dim in kept])
     return lax.broadcast_in_dim(array, tuple(shape), [dim + offset for dim in kept])
 

@@ -190,6 +190,8 @@ def _ask(
                 return ""
             except Exception as error:
                 message = str(error).partition("\n")[0] or type(error).__name__
+                if about is None and isinstance(error, NotImplementedError):  # there is no such kernel on this machine
+                    return ""
                 if about is not None and about.search(message):
                     return message
             else:

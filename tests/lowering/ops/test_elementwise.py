@@ -302,3 +302,45 @@ def test_dynamic_sizes() -> None:
 
     for size in (3, 5):
         check(function, torch.randn(size, 4), dynamic=True)
+
+
+SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plus a float": lambda x: x + 0.0,
+    "plus an int": lambda x: 0 + x,
+    "minus a negative zero": lambda x: x - -0.0,
+    "plus a negative zero": lambda x: x + -0.0,
+    "minus zero": lambda x: x - 0.0,
+    "from zero": lambda x: 0 - x,
+    "of a negative": lambda x: -x + 0,
+    "negated": lambda x: -(x + 0.0),
+    "in place": lambda x: x.clone().add_(0.0),
+    "plus zeros": lambda x: x + torch.zeros(4, dtype=x.dtype),
+    "plus a row of zeros": lambda x: torch.zeros_like(x)[None].expand(2, 4) + x,
+    "plus a constant": lambda x: x + torch.tensor(0.0),
+    "its inverse": lambda x: 1 / (x + 0.0),
+    "foreach": lambda x: torch._foreach_add([x], 0.0)[0],
+    "complex": lambda x: torch.view_as_real(torch.complex(x.float(), x.float()) + 0),
+    "sign": torch.sign,
+    "sgn": torch.sgn,
+    "clamped below": lambda x: x.clamp(min=0.0),
+    "clamped above": lambda x: x.clamp(max=-0.0),
+    "clamped": lambda x: x.clamp(0.0, -0.0),
+    "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -1.0, -0.0),
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "softshrink": torch.nn.functional.softshrink,
+    "nan_to_num": lambda x: x.nan_to_num(-0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_signs_of_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, 0.25, torch.nan], dtype=dtype)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: [function(x) for function in SIGNS.values()], backend="dynaxla", fullgraph=True)
+    for name, actual in zip(SIGNS, compiled(x), strict=True):
+        expected = SIGNS[name](x)
+        assert actual.isnan().equal(expected.isnan()), name
+        known = ~expected.isnan()
+        assert actual.equal(expected) or actual[known].equal(expected[known]), name
+        assert actual.signbit()[known].equal(expected.signbit()[known]), (name, actual, expected)

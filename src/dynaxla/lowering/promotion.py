@@ -159,13 +159,13 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def casting_as(eager: Eager) -> Iterator[None]:
-    """Inside, in this thread, floats become integers as these kernels make them."""
-    before = getattr(_here, "like_x86", False)
-    _here.like_x86 = eager.casts_like_x86
+    """Inside, in this thread, operands are cast as these kernels cast them."""
+    before = getattr(_here, "like_x86", False), getattr(_here, "rounds_operands", False)
+    _here.like_x86, _here.rounds_operands = eager.casts_like_x86, eager.rounds_operands
     try:
         yield
     finally:
-        _here.like_x86 = before
+        _here.like_x86, _here.rounds_operands = before
 
 
 def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
@@ -251,8 +251,21 @@ def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
     return lax.broadcast_in_dim(array, tuple(shape), [dim + offset for dim in kept])
 
 
-def elementwise(function: Any, operands: Sequence[Any], kind: Promotion) -> jax.Array:
-    """Apply `function` to promoted, broadcast operands and cast its result."""
+def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide_second: bool = False) -> jax.Array:
+    """Apply `function` to promoted, broadcast operands and cast its result.
+
+    On the CPU, ATen casts operands to the common dtype before it computes in a wider one: beside a tensor of a half type, a number or a
+    rank-0 float32 is rounded to that type first. wide_second: but not a second operand of one element, as in products and quotients.
+    """
     computation, result = computation_and_result_dtype(operands, kind)
-    out = function(*broadcast([convert(operand, computation) for operand in operands]))
+    common = result_type(operands) if getattr(_here, "rounds_operands", False) else computation
+
+    def cast(position: int, operand: Any) -> jax.Array:
+        is_array = isinstance(operand, jax.Array)
+        is_exact = common.itemsize >= computation.itemsize or not dtypes.is_float(common) or (is_array and dtypes.is_bool(operand.dtype))
+        if is_exact or (wide_second and position == 1 and (not is_array or all(size == 1 for size in operand.shape))):
+            return convert(operand, computation)
+        return convert(convert(operand, common), computation)
+
+    out = function(*broadcast([cast(position, operand) for position, operand in enumerate(operands)]))
     return convert(out, result)

@@ -344,3 +344,23 @@ def test_signs_of_zero(dtype: torch.dtype) -> None:
         known = ~expected.isnan()
         assert actual.equal(expected) or actual[known].equal(expected[known]), name
         assert actual.signbit()[known].equal(expected.signbit()[known]), (name, actual, expected)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_a_number_beside_half_types_is_rounded(half: torch.dtype) -> None:
+    """To the half type, on either side, but as the second operand of a product or a quotient: 0.1 of bfloat16 less 0.1 of float32 is 0."""
+
+    def function(x: torch.Tensor, t: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
+        results = [x + whole, whole * x, x / whole]
+        for number in (t, t.double(), 0.1):
+            results += [x - number, number - x, x + number, x * number, number * x, x / number, x == number, x < number]
+            results += [torch.fmod(x, number), torch.pow(x.abs(), 0.1), torch.rsub(x, number)]
+        return [*results, t / x, torch.addcmul(x, x, t), torch.addcmul(t, x, x), torch.maximum(x, t), torch.where(x > 0, x, t)]
+
+    x = torch.cat([torch.tensor([0.1, -0.1, 0.7]), torch.randn(300)]).to(half)
+    args = x, torch.tensor(0.1), torch.tensor(2049)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for index, (actual, expected) in enumerate(zip(compiled(*args), function(*args), strict=True)):
+        assert actual.dtype == expected.dtype
+        assert actual.equal(expected), index

@@ -286,7 +286,7 @@ def ldexp(x: Array, exponent: Array) -> Array:
     """
     if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
         return convert(_move_exponent(*broadcast([convert(x, dtypes.accumulator(x.dtype)), exponent])), x.dtype)
-    return elementwise(_multiply, (x, pow_tensor(2.0, exponent)), Promotion.DEFAULT)
+    return mul(x, pow_tensor(2.0, exponent))
 
 
 @lowers(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
@@ -419,13 +419,10 @@ def angle(x: Array) -> Array:
     return elementwise(function, (wide,), Promotion.COMPLEX_TO_FLOAT)
 
 
-lower_table(
-    {
-        aten.mul.Tensor: _multiply,
-        aten.mul.Scalar: _multiply,
-    },
-    promote=Promotion.DEFAULT,
-)
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def mul(x: Any, y: Any) -> Array:
+    return elementwise(_multiply, (x, y), Promotion.DEFAULT, wide_second=True)
+
 
 # Exact in every dtype, so that half types need no float32.
 lower_table(

@@ -22,7 +22,8 @@ bench: install
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
 
-# PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2"
+# PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2", or what eager
+# mode refuses of them: ARGS="--kind error_inputs,changed_numbers"
 conformance: install
 	PYTHONPATH=tests $(VENV)/bin/python -m conformance $(ARGS)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,11 +23,11 @@ from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 from .ambiguous import UNIQUE
-from .calls import Call
+from .calls import Call, copy_tensors
 
 DATABASES: dict[str, list[Any]] = {"op_db": op_db, "python_ref_db": python_ref_db, "module_db": module_db}
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
-KINDS = ("samples", "noncontiguous", "zero_size", "error_inputs", "inplace", "out", "gradients")
+KINDS = ("samples", "noncontiguous", "zero_size", "error_inputs", "changed_numbers", "inplace", "out", "gradients")
 _COMPARING_TESTS = (
     ("TestCommon", "test_noncontiguous_samples"),
     ("TestCommon", "test_variant_consistency_eager"),
@@ -101,10 +102,12 @@ def cases() -> Iterator[Case]:
 
 
 def _exists(info: Any, dtype: torch.dtype, kind: str, first: bool) -> bool:
-    """Error inputs do not depend on a dtype: they belong to the entry's first one."""
+    """Error inputs, and numbers that make some, do not depend on a dtype: they belong to the entry's first one."""
     is_module = not isinstance(info, OpInfo)
     if kind == "error_inputs":
         return first and (info.module_error_inputs_func if is_module else info.error_inputs_func) is not None
+    if kind == "changed_numbers":
+        return first and not is_module and not info.name.startswith("_refs.")
     if kind == "gradients":
         return dtype is torch.float64 and (is_module or dtype in info.supported_backward_dtypes("cpu"))
     if kind == "inplace":
@@ -134,6 +137,8 @@ def _trials(case: Case) -> Iterator[Trial]:
             return (_trial(case, sample.noncontiguous()) for sample in samples if has_strides(sample))
         case "zero_size":
             return (_trial(case, sample) for sample in zero_sized(itertools.islice(samples, 8)))
+        case "changed_numbers":
+            return _refused_trials(case, itertools.islice(samples, 8))
         case "inplace":
             return (_trial(case, sample, function=case.info.get_inplace()) for sample in samples if not sample.broadcasts_input)
         case "out":
@@ -163,6 +168,22 @@ def _out_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
             out = made[0] if isinstance(result, torch.Tensor) else tuple(made)
             kwargs = sample.kwargs | {"out": out}
             yield _trial(case, SampleInput(sample.input, args=sample.args, kwargs=kwargs))
+
+
+def _refused_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
+    """Of samples with changed numbers, one for each kind of message with which eager refuses them."""
+    seen = set()
+    for sample in changed_numbers(samples):
+        trial = _trial(case, sample, expects_error=True)
+        torch.manual_seed(0)
+        try:
+            with torch.no_grad():
+                trial.call.python_function()(*copy_tensors(trial.call.tensors))
+        except Exception as error:
+            kind = type(error), re.sub(r"\[.*?\]|\W|\d", "", str(error))[:80]
+            if kind not in seen:
+                seen.add(kind)
+                yield trial
 
 
 def _eager_result(case: Case, sample: SampleInput) -> Any:
@@ -196,6 +217,23 @@ def zero_sized(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
             if text not in seen:
                 seen.add(text)
                 yield emptied
+
+
+# Dimensions out of range, sizes and steps of zero or less, probabilities that are none, and numbers that a dtype does not hold.
+OTHER_NUMBERS: dict[type, tuple[float, ...]] = {int: (9, -9, 0, -1), float: (-1.0, 0.0, 2.0, 1e39)}
+
+
+def changed_numbers(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
+    """The samples with one of their numbers changed, or with tensors without elements. What of that is an error, eager decides."""
+    for sample in samples:
+        if not has_strides(sample):
+            continue
+        leaves, tree = pytree.tree_flatten(((sample.input, *sample.args), sample.kwargs))
+        for place, leaf in enumerate(leaves):
+            for other in OTHER_NUMBERS.get(type(leaf), ()):
+                (first, *args), kwargs = pytree.tree_unflatten([*leaves[:place], other, *leaves[place + 1 :]], tree)
+                yield SampleInput(first, args=tuple(args), kwargs=kwargs)
+        yield from zero_sized([sample])
 
 
 def _emptied(value: Any, *, size: int, place: int | None) -> Any:

@@ -125,7 +125,7 @@ class Runner:
         except Raised as raised:
             if not trial.expects_error:
                 return Outcome("skip", f"eager raises {error_name(raised.error)}", str(raised.error)[:300])
-            return self._expect_error(trial)
+            return self._expect_error(trial, raised.error)
         if trial.expects_error:
             return Outcome("skip", "eager accepts the error input")
         if trial.differentiate and expected.gradients is None:
@@ -229,15 +229,25 @@ class Runner:
             self._functions[key] = torch.compile(call.python_function(), backend=backend, fullgraph=True, dynamic=False)
         return self._functions[key]
 
-    def _expect_error(self, trial: Trial) -> Outcome:
+    def _expect_error(self, trial: Trial, expected: Exception) -> Outcome:
+        """Eager's exception, or what torch.compile itself makes of it."""
+        found: Exception | None = None
         try:
             self._call(trial, self.backend)
-        except Raised:
+        except Raised as raised:
+            found = raised.error
+        if isinstance(found, type(expected)) and error_name(found) != "LoweringError":
             return Outcome("pass")
         try:
             self._call(trial, "aot_eager")
         except Raised as raised:
-            return Outcome("fail", "wrong acceptance", f"accepted; eager raises, e.g. {str(raised.error)[:200]}")
+            if found is None:
+                return Outcome("fail", "wrong acceptance", f"accepted; eager raises, e.g. {str(expected)[:200]}")
+            if type(found) is not type(raised.error):
+                return Outcome("fail", f"raises:{error_name(found)}", f"{str(found)[:300]}; eager raises {error_name(expected)}")
+            return Outcome("skip", f"torch.compile raises {error_name(found)}")
+        if found is not None and error_name(found) == "LoweringError":
+            return Outcome("fail", "raises:LoweringError", str(found)[:300])
         return Outcome("skip", "torch.compile accepts the error input")
 
     def _raised(self, trial: Trial, error: Exception) -> Outcome:

@@ -1,4 +1,4 @@
-"""Casts of floats to integers: what x86 makes of nan and of numbers out of range, which C++ leaves open."""
+"""Casts between all dtypes, at their limits: also what x86 makes of nan and of numbers out of range, which C++ leaves open."""
 
 from __future__ import annotations
 
@@ -46,6 +46,65 @@ def test_casts_agree_with_vectorized_ones(size: int) -> None:
         return results
 
     check(function, torch.tensor(NUMBERS * 25)[torch.randperm(len(NUMBERS) * 25)][:size] * 0.5)
+
+
+NARROW = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu]
+WIDE = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128]
+NUMERIC = list(dict.fromkeys([*INTEGERS, *FLOATS, *NARROW, *WIDE]))
+
+
+def at_limits(dtype: torch.dtype) -> torch.Tensor:
+    """The numbers of a dtype next to which a cast may overflow, tie, or lose a sign; all numbers of one that has 256."""
+    if dtype.is_floating_point and dtype.itemsize == 1:
+        return torch.arange(256).to(torch.uint8).view(dtype)
+    if dtype.is_complex:
+        real = at_limits(torch.float32 if dtype == torch.complex64 else torch.float64)
+        return torch.complex(real, real.roll(1))
+    if dtype.is_floating_point:
+        numbers = [0.0, 1.0, 1.5, 2.5, 3.0, float("inf"), float("nan"), 2.0**127, 1.5 * 2.0**127]
+        for info in map(torch.finfo, [*NARROW, *WIDE[:4]]):
+            numbers += [info.max * (1 + step) for step in (0, 1, -0.125, *(2.0**-bits for bits in range(2, 27)))]
+            # What is smaller than float32's normal numbers, XLA takes for zero.
+            numbers += [tiny for part in (1.5, 1, 0.75, 0.5, 0.501, 0.25) if (tiny := info.smallest_normal * part) >= 2.0**-126]
+        return torch.tensor([sign * value for value in numbers for sign in (1, -1)], dtype=torch.float64).to(dtype)
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    info = torch.iinfo(dtype)
+    steps = [power + step for bits in range(64) for power in (2**bits, 3 * 2**bits) for step in (-1, 0, 1)]
+    found = {sign * value for value in [0, 448, 449, 464, 465, 480, 57344, 61440, 65519, 65520, *steps] for sign in (1, -1)}
+    wrapped = [value if value < 2**63 else value - 2**64 for value in sorted(found) if info.min <= value <= info.max]
+    return torch.tensor(wrapped).view(torch.uint64) if dtype == torch.uint64 else torch.tensor(wrapped).to(dtype)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """As integers: zeros have signs, and any NaN is the same one."""
+    if x.dtype == torch.bool:
+        return x
+    x = torch.view_as_real(x) if x.is_complex() else x
+    whole = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.dtype.itemsize]
+    return x.view(whole).masked_fill(x.double().isnan(), -1 if whole != torch.uint8 else 255)
+
+
+@pytest.mark.parametrize("dtype", NUMERIC, ids=str)
+@pytest.mark.filterwarnings("ignore:Casting complex values")
+def test_casts_at_the_limits(dtype: torch.dtype) -> None:
+    """Of floats to floats, and of all others. What a float becomes as an integer is above; C++ leaves open what NaN becomes."""
+    is_inexact = dtype.is_floating_point or dtype.is_complex
+    targets = [target for target in NUMERIC if target.is_floating_point or target.is_complex or not is_inexact]
+    there_and_back = targets if is_inexact else [target for target in targets if not target.is_floating_point]
+
+    def function(x: torch.Tensor) -> list[torch.Tensor]:
+        results = [x.to(target) for target in targets]
+        results += [torch.zeros(x.shape, dtype=target).copy_(x) for target in targets]
+        return results + [torch.cat([x, x])[1:].to(target).to(dtype).to(target) for target in there_and_back]
+
+    torch._dynamo.reset()
+    x = at_limits(dtype)
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for target, actual, expected in zip([*targets, *targets, *there_and_back], compiled(x), function(x), strict=True):
+        assert actual.dtype == expected.dtype
+        different = (bits(actual) != bits(expected)).nonzero().flatten()[:5]
+        assert not len(different), (target, different.tolist(), actual.flatten()[different], expected.flatten()[different])
 
 
 def test_casts_inside_control_flow_and_behind_it() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import DynaxlaError, LoweringError, UnsupportedOp
@@ -243,6 +244,8 @@ class Interpreter:
         except (DynaxlaError, jax.errors.UnexpectedTracerError):  # the latter says that a value outlived its trace
             raise
         except Exception as error:
+            if self.kernels and (refusal := _refusal_of(node, values)):
+                return _by_kernel(node, values, ctx, f"torch's kernel refuses it: {refusal}", must_run=True)
             raise LoweringError(
                 f"the lowering of {node.target} failed: {type(error).__name__}: {error}",
                 op=str(node.target),
@@ -259,6 +262,17 @@ def _dtypes(node: Node) -> set[torch.dtype]:
     """The dtypes of the tensors that a node gives."""
     value = node.meta.get("val")
     return {item.dtype for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor)}
+
+
+def _refusal_of(node: Node, values: dict[Node, Any]) -> str:
+    """The message with which torch's kernel refuses a node's arguments, of the shapes that they have in this trace; "" if it does not."""
+
+    def stand_in(value: Any) -> Any:
+        return torch.zeros((), dtype=dtypes.to_torch(value.dtype)).expand(value.shape) if isinstance(value, jax.Array) else value
+
+    with _disable_current_modes():
+        args, kwargs = (pytree.tree_map(stand_in, _substitute(given, values)) for given in (node.args, node.kwargs))
+        return refusals.refusal_of_these(node.target, args, kwargs)
 
 
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import jax
 import numpy as np
 import torch
 from jax import export, lax
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import UnsupportedOp
 from . import dtypes
@@ -108,11 +110,48 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
             operand = lax.real(operand)
         if dtypes.is_float(operand.dtype) and dtypes.is_integer(dtype):
             return _float_to_integer(operand, np.dtype(dtype))
+        if dtype == _E8M0:
+            return _to_power_of_two(lax.convert_element_type(operand, np.float32))
         if dtypes.is_bool(operand.dtype) and dtypes.is_inexact(dtype):
             # XLA would make a selection of x times a converted bool, and inf * 0 must be nan.
             return lax.select(operand, full_like(operand, 1, dtype), full_like(operand, 0, dtype))
+        if dtype == _E4M3 and _saturates():
+            if not dtypes.is_float(operand.dtype) or operand.dtype.itemsize == 1:
+                operand = lax.convert_element_type(operand, np.float32)
+            limit = number(448.0, operand.dtype)
+            operand = lax.clamp(lax.neg(limit), operand, limit)
         return lax.convert_element_type(operand, dtype)
     return lax.full((), number(operand, dtype))
+
+
+_E4M3, _E8M0 = (dtypes.to_jax(dtype) for dtype in (torch.float8_e4m3fn, torch.float8_e8m0fnu))
+
+
+@functools.cache
+def _saturates() -> bool:
+    """True if this torch casts what is above float8_e4m3fn's largest number, infinity too, to that number, 448: releases after 2.11 do. XLA
+    makes NaN of it."""
+    with _disable_current_modes():
+        return bool(torch.tensor([torch.inf]).to(torch.float8_e4m3fn).float() == 448)
+
+
+def _to_power_of_two(x: jax.Array) -> jax.Array:
+    """A float32 as float8_e8m0fnu: the bits of its exponent. The sign is lost, ties go up, and zero becomes the smallest power of two. XLA
+    makes NaN of zero and of negative numbers.
+
+    Source: c10/util/Float8_e8m0fnu.h, fp8e8m0fnu_from_fp32_value
+    """
+    bits = lax.bitcast_convert_type(x, np.uint32)
+
+    def constant(value: int) -> jax.Array:
+        return full_like(bits, value)
+
+    exponent = lax.bitwise_and(lax.shift_right_logical(bits, constant(23)), constant(0xFF))
+    mantissa = lax.bitwise_and(bits, constant(0x7FFFFF))
+    half = constant(0x400000)
+    up = lax.select(lax.eq(exponent, constant(0)), lax.gt(mantissa, half), lax.ge(mantissa, half))
+    rounded = lax.min(lax.add(exponent, lax.convert_element_type(up, np.uint32)), constant(0xFF))
+    return lax.bitcast_convert_type(lax.convert_element_type(rounded, np.uint8), _E8M0)
 
 
 _here = threading.local()
@@ -120,13 +159,13 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def casting_as(eager: Eager) -> Iterator[None]:
-    """Inside, in this thread, floats become integers as these kernels make them."""
-    before = getattr(_here, "like_x86", False)
-    _here.like_x86 = eager.casts_like_x86
+    """Inside, in this thread, operands are cast as these kernels cast them."""
+    before = getattr(_here, "like_x86", False), getattr(_here, "rounds_operands", False)
+    _here.like_x86, _here.rounds_operands = eager.casts_like_x86, eager.rounds_operands
     try:
         yield
     finally:
-        _here.like_x86 = before
+        _here.like_x86, _here.rounds_operands = before
 
 
 def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
@@ -200,18 +239,33 @@ def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Broadcast to `shape`, aligning the trailing dimensions."""
+    """Broadcast to `shape`, aligning the trailing dimensions. Raises: ValueError if the array cannot have that shape."""
     if array.shape == tuple(shape):
         return array
     offset = len(shape) - array.ndim
     kept = [dim for dim in range(array.ndim) if array.shape[dim] == shape[dim + offset]]
     if len(kept) < array.ndim:
+        if any(type(size) is int and size != 1 for dim, size in enumerate(array.shape) if dim not in kept):
+            raise ValueError(f"{array.shape} does not broadcast to {tuple(shape)}")
         array = lax.reshape(array, [array.shape[dim] for dim in kept])
     return lax.broadcast_in_dim(array, tuple(shape), [dim + offset for dim in kept])
 
 
-def elementwise(function: Any, operands: Sequence[Any], kind: Promotion) -> jax.Array:
-    """Apply `function` to promoted, broadcast operands and cast its result."""
+def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide_second: bool = False) -> jax.Array:
+    """Apply `function` to promoted, broadcast operands and cast its result.
+
+    On the CPU, ATen casts operands to the common dtype before it computes in a wider one: beside a tensor of a half type, a number or a
+    rank-0 float32 is rounded to that type first. wide_second: but not a second operand of one element, as in products and quotients.
+    """
     computation, result = computation_and_result_dtype(operands, kind)
-    out = function(*broadcast([convert(operand, computation) for operand in operands]))
+    common = result_type(operands) if getattr(_here, "rounds_operands", False) else computation
+
+    def cast(position: int, operand: Any) -> jax.Array:
+        is_array = isinstance(operand, jax.Array)
+        is_exact = common.itemsize >= computation.itemsize or not dtypes.is_float(common) or (is_array and dtypes.is_bool(operand.dtype))
+        if is_exact or (wide_second and position == 1 and (not is_array or all(size == 1 for size in operand.shape))):
+            return convert(operand, computation)
+        return convert(convert(operand, common), computation)
+
+    out = function(*broadcast([cast(position, operand) for position, operand in enumerate(operands)]))
     return convert(out, result)

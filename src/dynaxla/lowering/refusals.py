@@ -1,10 +1,13 @@
-"""Which dtypes torch's own kernels refuse: a lowering would take them.
+"""Which arguments torch's own kernels refuse: a lowering would take them.
 
-PyTorch's fake tensors seldom check what a kernel checks (`"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype"),
-and XLA computes with every dtype. So the kernel itself is asked, once for each op with given dtypes, before a program is made of it: it is
-called with the op's arguments, but with tensors of zeros whose sizes are all one, which takes microseconds. What it refuses is left to it,
-as an op without a lowering is: it runs when the program does, and raises what it raises in eager mode. An answer that was wrong would cost
-speed alone.
+PyTorch's fake tensors seldom check what a kernel checks (`"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype",
+"Dimension out of range", the maximum of no elements, a number that the dtype does not hold), and XLA computes with every dtype. So the
+kernel itself is asked, once for each op with given arguments, before a program is made of it: it is called with the op's arguments, but
+with small tensors of zeros, which takes microseconds. The kernel computes an op whose arguments it refuses, as it does an op without a
+lowering: it runs when the program does, and raises what it raises in eager mode. An answer that was wrong would cost speed alone.
+
+Tensors with few elements are given to the kernel in their own shapes, and any exception counts. Larger ones are made smaller: then only
+exceptions count that do not depend on sizes.
 
 Asked are only ops that the user's program, or autograd, called: what a decomposition makes of them need have no kernel for its dtypes.
 """
@@ -12,6 +15,7 @@ Asked are only ops that the user's program, or autograd, called: what a decompos
 from __future__ import annotations
 
 import re
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,6 +30,16 @@ from . import dtypes
 
 # Words of messages about dtypes. Other messages are about shapes or values: those of the trial, not of the program.
 _ABOUT_DTYPES = re.compile(r"not implemented for|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b")
+
+# Words of messages about numbers and dimensions, whatever the sizes are.
+_ABOUT_NUMBERS = re.compile(
+    "[Dd]imension out of range|[Dd]im .*repeated|non-zero size|without overflow|[Ee]xpected reduction dim"
+    "|support (negative|non-positive)|alpha"
+)
+
+# Tensors with no more elements in all are given to kernels in their own shapes.
+_FEW_ELEMENTS = 1024
+_MANY_ELEMENTS = 2**24
 
 # Ops that may trust their arguments, as only ATen's own code calls them; those whose kernels want more than sizes of one; and histc, of
 # which torch's fake kernels know: CUDA's takes integers.
@@ -55,31 +69,46 @@ def reason(node: Node) -> str:
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The message with which torch's kernel refuses these dtypes: as `reason`, with fake tensors instead of a node's operands."""
+    """The message with which torch's kernel refuses these arguments: as `reason`, with fake tensors instead of a node's operands."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    if not _can_be_asked(op, tensors):
+    if not _can_be_asked(op, tensors, args):
         return ""
-    key = (op, _key(tuple(args)), _key(dict(kwargs)))
+    is_small = bool(tensors) and _is_small(tensors, _FEW_ELEMENTS)
+    key = (op, _key(op, args, kwargs, is_small))
     if (known := _known.get(key)) is None:
-        known = _known[key] = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
+        known = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
+        if not known and op._schema.name not in _WARN_OF_ONE:
+            known = _ask(op, args, kwargs, _OWN_SHAPES, None) if is_small else _ask(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
+        _known[key] = known
     return known
+
+
+def refusal_of_these(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """As `refusal`, for the arguments of a lowering that has failed: with all their elements, unless they are very many."""
+    if not isinstance(op, OpOverload):
+        return ""
+    tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if not _can_be_asked(op, tensors, args) or not _is_small(tensors, _MANY_ELEMENTS):
+        return ""
+    return _ask(op, args, kwargs, _OWN_SHAPES, None)
 
 
 def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """As `refusal`, of just these numbers: kernels refuse some for their values, as 300 for an int8."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     # Those of one element are often filled without a look at the number.
-    return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors) else ""
+    return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors, args) else ""
 
 
-def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor]) -> bool:
+def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
     if op.namespace != "aten" or op.is_view or op._schema.is_mutable or _UNASKED.search(op._schema.name):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:
         if _with_generator(op) is None:
             return False  # it would draw from torch's own generator
     elif not tensors:
-        return False  # its sizes follow from numbers
+        name = op._schema.name  # of other ops, sizes follow from numbers
+        return name in _FILLED or (name in _COUNTED and all(type(n) is not int or n <= _FEW_ELEMENTS for n in numbers))
     return all(tensor.is_cpu and tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
 
 
@@ -98,28 +127,54 @@ def _facts(argument: Any) -> tuple[str, str]:
     return argument.name, str(argument.real_type)
 
 
-def _key(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.dim()
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_key, value))
-    if isinstance(value, dict):
-        return tuple((name, _key(item)) for name, item in value.items())
-    # Of numbers only the kind matters.
-    return repr(value) if isinstance(value, (str, torch.dtype, type(None))) else type(value)
+def _is_small(tensors: Sequence[torch.Tensor], limit: int) -> bool:
+    """True if the tensors have static shapes and at most `limit` elements in all."""
+    return all(type(size) is int for tensor in tensors for size in tensor.shape) and sum(tensor.numel() for tensor in tensors) <= limit
 
+
+def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_small: bool) -> Any:
+    """What an answer depends on. is_small: whether shapes and sizes are among that."""
+    schema = {argument.name: argument for argument in op._schema.arguments}
+
+    def key(argument: Any, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return value.dtype, tuple(value.shape) if is_small else value.dim()
+        if isinstance(value, (list, tuple)):
+            return tuple(key(argument, item) for item in value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+            return type(value)
+        # Numbers that a trial replaces do not matter.
+        return type(value) if type(value) is int and not is_small and _is_replaced(argument) else repr(value)
+
+    positional = tuple(key(argument, value) for argument, value in zip(schema.values(), args, strict=False))
+    return positional, tuple((name, key(schema[name], value)) for name, value in kwargs.items())
+
+
+# Ops that make tensors of the sizes that they are told, and fill them with a number; and those that are told how many numbers to make.
+_FILLED = frozenset(["aten::full", "aten::scalar_tensor"])
+_COUNTED = frozenset(["aten::linspace", "aten::logspace"])
 
 # The size of all dimensions of all tensors, and what is in them. Some kernels (linalg_cross) refuse other sizes than three before they look
 # at dtypes, some (lu_solve) zeros. A negative number means the sizes that tensors have, up to that one: the last dimension of a
 # grid_sampler's grid has as many numbers as space has dimensions.
 _TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
+_OWN_SHAPES = ((-sys.maxsize, 0), (-sys.maxsize, 1))
+_SMALLER = ((-2, 0),)
 
 
 # Of one number they warn that it has no degrees of freedom.
 _WARN_OF_ONE = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
 
 
-def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], trials: Sequence[tuple[int, int]]) -> str:
+def _ask(
+    op: OpOverload,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    trials: Sequence[tuple[int, int]],
+    about: re.Pattern[str] | None = _ABOUT_DTYPES,
+) -> str:
+    """The message of the first trial whose exception is `about` what is asked; if that is None, of the last one if all have failed."""
+    message = ""
     schema = {argument.name: argument for argument in op._schema.arguments}
     with _disable_current_modes(), private.below_autograd(), torch.no_grad():
         for size, content in trials:
@@ -131,13 +186,17 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], trials:
                     drawing(*small, **named | {"generator": torch.Generator()})
                 else:
                     op(*small, **named)
+            except torch.linalg.LinAlgError:  # of these values
+                return ""
             except Exception as error:
-                message = str(error).partition("\n")[0]
-                if _ABOUT_DTYPES.search(message):
+                message = str(error).partition("\n")[0] or type(error).__name__
+                if about is None and isinstance(error, NotImplementedError):  # there is no such kernel on this machine
+                    return ""
+                if about is not None and about.search(message):
                     return message
             else:
                 return ""
-    return ""
+    return "" if about is not None else message
 
 
 def _small(argument: Any, value: Any, size: int, content: int) -> Any:
@@ -149,9 +208,14 @@ def _small(argument: Any, value: Any, size: int, content: int) -> Any:
         return [_small(argument, item, size, content) for item in value]
     if isinstance(value, torch.SymFloat):
         return 1.0
-    if isinstance(value, torch.SymInt) or (type(value) is int and (argument.name in _FIXED or _is_size(argument))):
+    if isinstance(value, torch.SymInt) or (type(value) is int and size != -sys.maxsize and _is_replaced(argument)):
         return _FIXED.get(argument.name, abs(size))
     return value
+
+
+def _is_replaced(argument: Any) -> bool:
+    """True if a number of this argument is another one beside small tensors."""
+    return argument.name in _FIXED or _is_size(argument)
 
 
 def _is_size(argument: Any) -> bool:

@@ -302,3 +302,65 @@ def test_dynamic_sizes() -> None:
 
     for size in (3, 5):
         check(function, torch.randn(size, 4), dynamic=True)
+
+
+SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "plus a float": lambda x: x + 0.0,
+    "plus an int": lambda x: 0 + x,
+    "minus a negative zero": lambda x: x - -0.0,
+    "plus a negative zero": lambda x: x + -0.0,
+    "minus zero": lambda x: x - 0.0,
+    "from zero": lambda x: 0 - x,
+    "of a negative": lambda x: -x + 0,
+    "negated": lambda x: -(x + 0.0),
+    "in place": lambda x: x.clone().add_(0.0),
+    "plus zeros": lambda x: x + torch.zeros(4, dtype=x.dtype),
+    "plus a row of zeros": lambda x: torch.zeros_like(x)[None].expand(2, 4) + x,
+    "plus a constant": lambda x: x + torch.tensor(0.0),
+    "its inverse": lambda x: 1 / (x + 0.0),
+    "foreach": lambda x: torch._foreach_add([x], 0.0)[0],
+    "complex": lambda x: torch.view_as_real(torch.complex(x.float(), x.float()) + 0),
+    "sign": torch.sign,
+    "sgn": torch.sgn,
+    "clamped below": lambda x: x.clamp(min=0.0),
+    "clamped above": lambda x: x.clamp(max=-0.0),
+    "clamped": lambda x: x.clamp(0.0, -0.0),
+    "hardtanh": lambda x: torch.nn.functional.hardtanh(x, -1.0, -0.0),
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "softshrink": torch.nn.functional.softshrink,
+    "nan_to_num": lambda x: x.nan_to_num(-0.0),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_signs_of_zero(dtype: torch.dtype) -> None:
+    x = torch.tensor([0.0, -0.0, 0.25, torch.nan], dtype=dtype)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: [function(x) for function in SIGNS.values()], backend="dynaxla", fullgraph=True)
+    for name, actual in zip(SIGNS, compiled(x), strict=True):
+        expected = SIGNS[name](x)
+        assert actual.isnan().equal(expected.isnan()), name
+        known = ~expected.isnan()
+        assert actual.equal(expected) or actual[known].equal(expected[known]), name
+        assert actual.signbit()[known].equal(expected.signbit()[known]), (name, actual, expected)
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16], ids=str)
+def test_a_number_beside_half_types_is_rounded(half: torch.dtype) -> None:
+    """To the half type, on either side, but as the second operand of a product or a quotient: 0.1 of bfloat16 less 0.1 of float32 is 0."""
+
+    def function(x: torch.Tensor, t: torch.Tensor, whole: torch.Tensor) -> list[torch.Tensor]:
+        results = [x + whole, whole * x, x / whole]
+        for number in (t, t.double(), 0.1):
+            results += [x - number, number - x, x + number, x * number, number * x, x / number, x == number, x < number]
+            results += [torch.fmod(x, number), torch.pow(x.abs(), 0.1), torch.rsub(x, number)]
+        return [*results, t / x, torch.addcmul(x, x, t), torch.addcmul(t, x, x), torch.maximum(x, t), torch.where(x > 0, x, t)]
+
+    x = torch.cat([torch.tensor([0.1, -0.1, 0.7]), torch.randn(300)]).to(half)
+    args = x, torch.tensor(0.1), torch.tensor(2049)
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    for index, (actual, expected) in enumerate(zip(compiled(*args), function(*args), strict=True)):
+        assert actual.dtype == expected.dtype
+        assert actual.equal(expected), index

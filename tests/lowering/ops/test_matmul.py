@@ -56,6 +56,30 @@ def test_products(dtype: torch.dtype) -> None:
     check(function, make(dtype, 3, 5), make(dtype, 5, 4), make(dtype, 2, 3, 5), make(dtype, 2, 5, 4), make(dtype, 5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64], ids=str)
+@pytest.mark.parametrize(("alpha", "beta"), [(0.0, 0.5), (0, 0)])
+def test_what_has_a_factor_of_zero_is_not_read(dtype: torch.dtype, alpha: float, beta: float) -> None:
+    def function(x, y, b, c, v):
+        factors = {"alpha": alpha, "beta": beta}
+        return (
+            torch.addmm(x[:, :4], x, y, **factors),
+            torch.addmm(v[:4], x[:1], y, **factors),
+            torch.addbmm(x[:, :4], b[:, :3], c[..., :4], **factors),
+            torch.baddbmm(v[0], b, c, **factors),
+            torch.baddbmm(v[0], b[:, :3], c[..., :4], **factors),  # a loop of ATen's own, which multiplies
+            torch.addmv(v[:3], x, v, **factors),
+            torch.addr(y, v, v[:4], **factors),
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(function, backend="dynaxla", fullgraph=True)
+    operands = [make(dtype, *shape) for shape in [(3, 5), (5, 4), (2, 9, 5), (2, 5, 9), (5,)]]
+    for poisoned in range(5):
+        given = [operand.clone() for operand in operands]
+        given[poisoned].view(-1)[1] = torch.nan
+        assert_equal(compiled(*given), function(*given))
+
+
 @pytest.mark.parametrize("function", [lambda x, v: torch.mv(x.t(), v), lambda x, v: torch.addmv(v[:1], x.t(), v)])
 def test_a_transposed_matrix_times_a_vector_is_not_transposed(function: Callable[..., torch.Tensor], tmp_path: Path) -> None:
     """XLA would go through it column by column."""

@@ -14,6 +14,7 @@ from ..context import Context
 from ..cpu.exponential import exp_nonpositive
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
+from .comparison import at_least, at_most
 
 
 def _apply(function: Callable[..., Array], *operands: Any) -> Array:
@@ -22,7 +23,7 @@ def _apply(function: Callable[..., Array], *operands: Any) -> Array:
 
 def _bounded(x: Array, low: Any, high: Any) -> Array:
     """x between two numbers; nan stays nan."""
-    return lax.min(lax.max(x, number(low, x.dtype)), number(high, x.dtype))
+    return at_most(at_least(x, low), high)
 
 
 def _times(x: Array, factor: float) -> Array:
@@ -38,6 +39,12 @@ def _zeros_where(condition: Array, x: Array) -> Array:
 
 
 lower_table({aten.relu.default: lambda x: lax.max(x, number(0, x.dtype))}, promote=Promotion.NO_OPMATH)
+
+
+@lowers(aten.relu.default, platforms=["cpu"], promote=Promotion.NO_OPMATH)
+def relu(x: Array) -> Array:
+    """0 where x is below it: -0.0 stays as it is. (On a GPU cuDNN's fusions look for a maximum.)"""
+    return at_least(x, 0)
 
 
 def _tanh_backward(grad: Array, out: Array) -> Array:
@@ -319,12 +326,12 @@ def hardshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
 
 @lowers(aten.softshrink.default)
 def softshrink(x: Array, lambd: float = 0.5) -> Array:
-    """x moved towards 0 by lambd, and 0 within [-lambd, lambd]; nan stays nan."""
+    """x moved towards 0 by lambd, and 0 within [-lambd, lambd], with the sign of x; nan stays nan."""
 
     def function(x: Array) -> Array:
         below = lax.lt(x, number(-lambd, x.dtype))
         moved = lax.select(below, _plus(x, lambd), lax.sub(x, number(lambd, x.dtype)))
-        return _zeros_where(_within(x, lambd), moved)
+        return lax.select(_within(x, lambd), _times(x, 0), moved)
 
     return _apply(function, x)
 

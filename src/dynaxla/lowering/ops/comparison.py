@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from ...torch_ops import aten
 from .. import dtypes
+from ..open_numbers import is_open
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
 
@@ -62,6 +63,20 @@ def _minimum(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.min(x, y)
 
 
+def at_least(x: Array, low: Any) -> Array:
+    """low, a number, where x < low. With a bound of zero a zero keeps its own sign, as in ATen; XLA takes 0.0 for larger than -0.0."""
+    if dtypes.is_float(x.dtype) and not is_open(low) and low == 0:
+        return lax.select(lax.lt(x, number(low, x.dtype)), full_like(x, low), x)
+    return _maximum(x, expand(convert(low, x.dtype), x.shape))
+
+
+def at_most(x: Array, high: Any) -> Array:
+    """high, a number, where x > high. With a bound of zero a zero keeps its own sign."""
+    if dtypes.is_float(x.dtype) and not is_open(high) and high == 0:
+        return lax.select(lax.gt(x, number(high, x.dtype)), full_like(x, high), x)
+    return _minimum(x, expand(convert(high, x.dtype), x.shape))
+
+
 def _skip_nan(function: Function) -> Function:
     """The other operand where one is nan."""
 
@@ -84,8 +99,10 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
 
     def bound(x: Array, *bounds: Array) -> Array:
         if low is not None:
-            x = _maximum(x, bounds[0])
-        return x if high is None else _minimum(x, bounds[-1])
+            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, low)
+        if high is not None:
+            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, high)
+        return x
 
     return elementwise(bound, operands, Promotion.NO_OPMATH)
 
@@ -144,7 +161,7 @@ def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, 
     if not dtypes.is_float(x.dtype):
         return x
     limits = torch.finfo(dtypes.to_torch(x.dtype))
-    out = lax.select(is_nan(x), full_like(x, nan or 0), x)
+    out = lax.select(is_nan(x), full_like(x, 0 if nan is None else nan), x)
     out = lax.select(lax.eq(x, number(np.inf, x.dtype)), full_like(x, limits.max if posinf is None else posinf), out)
     return lax.select(lax.eq(x, number(-np.inf, x.dtype)), full_like(x, limits.min if neginf is None else neginf), out)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from jax import Array, lax
 
+from ...errors import UnsupportedOp
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
@@ -266,7 +267,12 @@ def convolution(
             (batch, out, *places).
     Dtype:  that of x.
     """
-    stride, padding, dilation = _per_dim(x, stride, padding, dilation)
+    stride, padding, dilation, output_padding = _per_dim(x, stride, padding, dilation, output_padding)
+    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. Small ones are asked for: see refusals.py.
+    if min(*stride, *dilation) <= 0 or min(*padding, *output_padding) < 0:
+        raise UnsupportedOp(f"torch's kernel refuses a convolution with stride {stride}, dilation {dilation}, padding {padding}")
+    if transposed and any(more >= max(steps) for more, *steps in zip(output_padding, stride, dilation, strict=True)):
+        raise UnsupportedOp(f"torch's kernel refuses output padding {output_padding} with stride {stride}, dilation {dilation}")
     shape = ctx.output.shape
     if transposed:
         # The gradient of the convolution that goes the other way, with respect to its input.

@@ -31,7 +31,7 @@ def div(x: Any, y: Any, ctx: Context) -> Array:
 
     Dtype:  promoted from both; the default float for bool and integers.
     """
-    return elementwise(exact_division(ctx) if _is_broadcast(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT)
+    return elementwise(exact_division(ctx) if _is_broadcast(x, y) else lax.div, (x, y), Promotion.INT_TO_FLOAT, wide_second=True)
 
 
 def _is_broadcast(x: Any, y: Any) -> bool:
@@ -94,7 +94,7 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
     common = result_type((x, y))
     narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
     kept: Rounding = (lambda value: rounded(value, common)) if narrow else (lambda value: value)
-    return elementwise(lambda a, b: rounding(a, b, exact_division(ctx), kept), (x, y), Promotion.DEFAULT)
+    return elementwise(lambda a, b: rounding(a, b, exact_division(ctx), kept), (x, y), Promotion.DEFAULT, wide_second=True)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)

@@ -12,16 +12,20 @@ import numpy as np
 import torch
 from jax import Array, lax
 from jax import numpy as jnp
+from torch.fx import Node
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...torch_ops import aten
 from .. import dtypes
 from ..context import Context
 from ..cpu.exponential import exp
+from ..open_numbers import is_open
 from ..promotion import Promotion, broadcast, convert, elementwise, full_like, number, result_type
 from ..registry import lower_table, lowers
+from ..symbolic_numbers import is_symbolic
 from .comparison import is_nan
 from .division import exact_division
-from .gradients_of_slices import sum_of_slices
+from .gradients_of_slices import ZEROS, sum_of_slices
 from .rounding import truncate
 
 Function = Callable[..., Array]
@@ -43,13 +47,66 @@ def _scaled(x: Array, factor: Any) -> Array:
     return x if factor == 1 else _multiply(x, number(factor, x.dtype))
 
 
+def plus_zero(x: Array) -> Array:
+    """x + 0.0, which makes 0.0 of -0.0: XLA would leave out the addition of a constant zero."""
+    if dtypes.is_complex(x.dtype):
+        return lax.complex(plus_zero(lax.real(x)), plus_zero(lax.imag(x)))
+    if not dtypes.is_float(x.dtype):
+        return x
+    return lax.select(lax.eq(x, number(0, x.dtype)), full_like(x, 0), x)
+
+
+def _is_zero(value: Any, sign: int = 1) -> bool:
+    """True for a number that is compiled in and is zero, of this sign."""
+    is_number = isinstance(value, (int, float)) and not is_open(value) and not is_symbolic(value)
+    return is_number and value == 0 and math.copysign(1, value) == sign
+
+
+# Ops that make a tensor of one number, and where among the arguments they have it.
+_FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
+
+
+def _is_tensor_of_zeros(node: Any) -> bool:
+    """True for a node that XLA sees as a constant zero: a filled tensor or a constant of the graph, viewed or cast."""
+    while isinstance(node, Node) and node.op == "call_function":
+        op: Any = node.target
+        if op in _FILLED:
+            return _is_zero(node.args[_FILLED[op]])
+        if op in ZEROS:
+            return True
+        if not (getattr(op, "is_view", False) or op in _CASTS):
+            return False
+        node = node.args[0]
+    if not isinstance(node, Node) or node.op != "get_attr" or node.graph.owning_module is None:
+        return False
+    constant = getattr(node.graph.owning_module, str(node.target), None)
+    if not isinstance(constant, torch.Tensor) or constant.numel() > _FEW or not constant.is_floating_point():
+        return False
+    with _disable_current_modes():
+        return not bool(constant.ne(0).any()) and not bool(constant.signbit().any())
+
+
+_CASTS = frozenset([aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default])
+# A larger constant whose elements are all zero is not looked for.
+_FEW = 1000
+
+
 @lowers(aten.add.Tensor)
 def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
     joined = sum_of_slices(ctx)
-    return add(x, y, alpha=alpha) if joined is None else joined
+    if joined is not None:
+        return joined
+    first, second = ctx.node.args[:2] if len(ctx.node.args) > 1 else (None, None)
+    return add(x, y, alpha=alpha, zeros=(_is_tensor_of_zeros(first), _is_tensor_of_zeros(second)))
 
 
-def add(x: Any, y: Any, *, alpha: Any = 1) -> Array:
+def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False)) -> Array:
+    """x + alpha * y. zeros: which of the two are tensors of constant zeros."""
+    is_positive = not is_open(alpha) and alpha >= 0 if isinstance(alpha, (int, float)) else False
+    if is_positive and (zeros[1] or _is_zero(y)):
+        return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
+    if zeros[0] or _is_zero(x):
+        return elementwise(lambda a, b: plus_zero(_scaled(b, alpha)), (x, y), Promotion.DEFAULT)
     return elementwise(lambda a, b: _add(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
 
 
@@ -60,6 +117,8 @@ def add_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten.sub.Tensor)
 def sub(x: Any, y: Any, *, alpha: Any = 1) -> Array:
+    if _is_zero(y, -1) and _is_zero(alpha - 1):
+        return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
     return elementwise(lambda a, b: lax.sub(a, _scaled(b, alpha)), (x, y), Promotion.DEFAULT)
 
 
@@ -227,7 +286,7 @@ def ldexp(x: Array, exponent: Array) -> Array:
     """
     if dtypes.is_float(x.dtype) and dtypes.is_integer(exponent.dtype) and _ldexp_is_exact():
         return convert(_move_exponent(*broadcast([convert(x, dtypes.accumulator(x.dtype)), exponent])), x.dtype)
-    return elementwise(_multiply, (x, pow_tensor(2.0, exponent)), Promotion.DEFAULT)
+    return mul(x, pow_tensor(2.0, exponent))
 
 
 @lowers(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
@@ -257,13 +316,13 @@ def _absolute(x: Array) -> Array:
 
 
 def sign(x: Array) -> Array:
-    """-1, 0 or 1; of a complex number, its direction. The sign of nan is 0."""
+    """-1, 0 or 1; of a complex number, its direction. The sign of nan is 0, and so is that of -0.0."""
     if dtypes.is_bool(x.dtype):
         return x
     if dtypes.is_complex(x.dtype):
         return lax.sign(x)
-    if dtypes.is_float(x.dtype):
-        return lax.select(lax.ne(x, x), full_like(x, 0), lax.sign(x))
+    if dtypes.is_float(x.dtype):  # XLA's sign of -0.0 is -0.0
+        return lax.select(lax.gt(lax.abs(x), number(0, x.dtype)), lax.sign(x), full_like(x, 0))
     return lax.sign(x)
 
 
@@ -360,13 +419,10 @@ def angle(x: Array) -> Array:
     return elementwise(function, (wide,), Promotion.COMPLEX_TO_FLOAT)
 
 
-lower_table(
-    {
-        aten.mul.Tensor: _multiply,
-        aten.mul.Scalar: _multiply,
-    },
-    promote=Promotion.DEFAULT,
-)
+@lowers(aten.mul.Tensor, aten.mul.Scalar)
+def mul(x: Any, y: Any) -> Array:
+    return elementwise(_multiply, (x, y), Promotion.DEFAULT, wide_second=True)
+
 
 # Exact in every dtype, so that half types need no float32.
 lower_table(

@@ -19,7 +19,7 @@ from ..dimensions import all_known, clamp_slice, wrap
 from ..promotion import expand
 from .shape import joined
 
-_ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
+ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _pieces(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_Piece] | 
             size = ctx.spec(part).shape
             if len(size) != len(shape):  # of shape [0], which may stand among others
                 return None
-            if part.target not in _ZEROS:
+            if part.target not in ZEROS:
                 found.append(_Piece(dim, start, size[dim], part))
             start += size[dim]
         return found if all(ctx.spec(piece.grad).dtype == ctx.output.dtype for piece in found) else None

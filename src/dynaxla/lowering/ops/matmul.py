@@ -25,7 +25,7 @@ from ..dtypes import DType
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
 from ..memory_order import eager_order, untransposed
-from ..promotion import convert, expand, number
+from ..promotion import convert, expand, full_like, number
 from ..registry import lowers
 from .products_of_updates import product_of_update
 from .quantized_weights import product_of_quantized
@@ -283,12 +283,26 @@ def _scale(x: Array, factor: Any) -> Array:
     return lax.mul(x, number(factor, x.dtype))
 
 
-def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType) -> Array:
-    """beta * x + alpha * product, cast to dtype. With beta = 0, x is not read: not even its NaNs."""
+def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *, is_loop: bool = False) -> Array:
+    """beta * x + alpha * product, cast to dtype. With beta = 0, x is not read, nor is the product with alpha = 0: not even its NaNs.
+
+    is_loop: the product comes from a loop of ATen's own, which multiplies by any alpha. BLAS does not, but has no half types.
+    """
+    if alpha == 0 and not is_loop and dtypes.is_inexact(dtype) and np.dtype(dtype).itemsize >= 4:
+        return full_like(product, 0, dtype) if beta == 0 else _scale(expand(convert(x, dtype), product.shape), beta)
     product = _scale(product, alpha)
     if beta != 0:
         product = lax.add(_scale(expand(convert(x, product.dtype), product.shape), beta), product)
     return convert(product, dtype)
+
+
+# Of batches of matrices whose products have fewer terms than this, ATen computes each number by itself.
+# Source: ATen native/LinearAlgebra.cpp, bmm_out_or_baddbmm_
+_FEW_TERMS = 400
+
+
+def _is_loop(y: Array, z: Array, ctx: Context) -> bool:
+    return ctx.platform == "cpu" and y.ndim == 3 and surely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _FEW_TERMS)
 
 
 def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
@@ -345,13 +359,14 @@ def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """beta * x + alpha * (y @ z), of two matrices or of two equally long batches of matrices. x is broadcast; with beta = 0 it is not read.
+    """beta * x + alpha * (y @ z), of two matrices or of two equally long batches of matrices. x is broadcast. What has a
+    factor of zero is not read: see `_add_scaled`.
 
     Dtype:  that of y.
     """
     if x.ndim == 1 and x.shape == z.shape[-1:] and x.dtype == y.dtype and beta == alpha == 1:
         return _linear(y, z, x, ctx)
-    return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, y.dtype)
+    return _add_scaled(x, _multiply(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=_is_loop(y, z, ctx))
 
 
 def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
@@ -417,11 +432,12 @@ def vdot(x: Array, y: Array, *, ctx: Context) -> Array:
 
 @lowers(aten.addmv.default)
 def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """beta * x + alpha * (y @ z), z being a vector; with beta = 0 x is not read.
+    """beta * x + alpha * (y @ z), z being a vector.
 
     Shape:  y (n, m) gives (n), to which x is broadcast.
     """
-    return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype)
+    is_loop = ctx.platform == "cpu" and dtypes.is_complex(y.dtype)  # gemv has real types
+    return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=is_loop)
 
 
 @lowers(aten._int_mm.default)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
-from ...errors import LoweringError
+from ...errors import LoweringError, UnsupportedOp
 from ...runtime import private
 from ...torch_ops import aten
 from .. import dtypes
@@ -182,6 +182,8 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
     if train is None and _is_view_of_input(ctx):
         # No UnsupportedOp: torch's kernel cannot stand in either, since what the outputs share was planned with that belief.
         raise LoweringError("native_dropout with train=None: PyTorch's tracing believes that it drops nothing", hint="pass train=True")
+    if not 0 <= p <= 1:
+        raise UnsupportedOp(f"torch's kernel refuses a probability of {p}")
     mask = _keep(ctx, x.shape, 1 - p)
     return _masked_scale(x, mask, 0.0 if p == 1 else 1 / (1 - p)), mask
 

@@ -125,10 +125,19 @@ def as_strided_scatter(
     stays.
 
     Shape:  that of x.
+    Raises: RuntimeError, when the program runs, for a negative offset and for a stride of zero, as torch does. No kernel can stand in: it
+            would read x's storage.
     """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset
+    if offset < 0:
+        ctx.require(lax.full((), False), RuntimeError, f"Tensor: invalid storage offset {offset}")
+        return x
     if math.prod(size) == 0:
+        return x
+    if any(step == 0 and extent > 1 for step, extent in zip(stride, size, strict=True)):
+        message = "unsupported operation: more than one element of the written-to tensor refers to a single memory location."
+        ctx.require(lax.full((), False), RuntimeError, f"{message} Please clone() the tensor before performing the operation.")
         return x
     places = _sources(spec, _positions(size, stride, offset)).reshape(-1)
     writer = np.full(x.size, -1, np.int64)

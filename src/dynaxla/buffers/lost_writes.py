@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols, guard_o
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..capture.eager_strides import as_in_eager_mode
 from ..runtime import private
 from ..torch_ops import aten
 from .overlaps import shares_with_itself
@@ -76,7 +77,7 @@ class LostWrites(TorchDispatchMode):
         if written:
             for tensor in pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in written]):
                 self.check(func, tensor)
-        result = func(*args, **kwargs)
+        result = as_in_eager_mode(func, args, kwargs, func(*args, **kwargs))
         if _is_view(func) and isinstance(args[0], FunctionalTensor):
             self._follow(func, args, result)
         if written:

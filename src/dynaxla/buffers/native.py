@@ -18,7 +18,7 @@ from ..capture.aten_graph import Loose, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import late_checks, private, seeds, streams, transfer
-from ..runtime.layout import Layout
+from ..runtime.layout import Layout, row_major
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
 from .protocol import Plain
@@ -374,7 +374,8 @@ class _BufferView:
     def __init__(self, buffer: Buffer) -> None:
         self.shape = buffer.shape
         self.dtype = buffer.spec.dtype
-        self.whole = (buffer.spec.shape, buffer.spec.stride) if not buffer.scattered and buffer.layout.is_row_major else None
+        # With the strides of what DLPack gives: eager mode's may have others in dimensions of size 1.
+        self.whole = (buffer.spec.shape, row_major(buffer.spec.shape)) if not buffer.scattered and buffer.layout.is_row_major else None
 
 
 def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

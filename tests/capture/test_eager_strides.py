@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -110,3 +111,15 @@ def test_an_order_with_gaps_repetitions_and_short_dimensions() -> None:
     assert short(((9, 9), (0, 1)), 4) == ((4, 4), (0, 1))
     assert short(((9, 1, 9), (9, 1, 1)), 4) == ((4, 1, 4), (4, 1, 1))
     assert short(((9, 9), (1, 1)), 4) is None, "windows that overlap"
+
+
+def test_a_warning_that_is_an_error_hides_no_strides() -> None:
+    """Here every warning is one; torch gives this one once in a process."""
+    x = transposed(4, 3)
+    args = (x, 0, torch.tensor([0, 1, 2, 3]), x, "mean")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        expected = eager_strides._ask(torch.ops.aten.index_reduce.default, args, {}, None, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert expected == [((4, 3), torch.ops.aten.index_reduce.default(*args).stride())]

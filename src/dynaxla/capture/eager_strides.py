@@ -222,23 +222,27 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], most: i
             flat.uniform_(generator=generator)
         return flat.as_strided(sizes, strides)
 
-    with _disable_current_modes(), private.below_autograd(), torch.no_grad():
-        try:
-            given, named = pytree.tree_map(small, (tuple(args), dict(kwargs)))
-            if fake:
-                mode = FakeTensorMode()
+    def results() -> Any:
+        given, named = pytree.tree_map(small, (tuple(args), dict(kwargs)))
+        if fake:
+            with FakeTensorMode() as mode:
                 given, named = pytree.tree_map_only(torch.Tensor, mode.from_tensor, (given, named))
-                with mode:
-                    results = op(*given, **named)
-            elif torch.Tag.nondeterministic_seeded in op.tags:
-                drawing = refusals.with_generator(op)
-                assert drawing is not None
-                results = drawing(*given, **named | {"generator": generator})
-            else:
-                results = op(*given, **named)
-            return [_numbers(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(results)]
-        except Exception:  # it wants other operands than these
-            return None
+                return op(*given, **named)
+        if torch.Tag.nondeterministic_seeded not in op.tags:
+            return op(*given, **named)
+        drawing = refusals.with_generator(op)
+        assert drawing is not None
+        return drawing(*given, **named | {"generator": generator})
+
+    with _disable_current_modes(), private.below_autograd(), torch.no_grad():
+        for _ in range(2):
+            try:
+                return [_numbers(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(results())]
+            except Warning:  # an error by the user's filter; torch gives most warnings once
+                continue
+            except Exception:  # the kernel wants other operands than these
+                return None
+    return None
 
 
 def _without_decomposition(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Lie | None] | None:

@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
-.PHONY: install bench test test-newest test-oldest newest conformance conformance-device random-programs surroundings explore generate device-models stress \
+.PHONY: install bench test test-newest test-oldest newest conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
 	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
 
 install: $(INSTALLED)
@@ -30,6 +30,11 @@ conformance: install
 # The same on the device "jax" in eager mode, with ARGS=--device=lazy in lazy mode; it goes on where it was stopped
 conformance-device: install
 	PYTHONPATH=tests $(VENV)/bin/python -m conformance --device $(ARGS)
+
+# Every op of the tests' table, its operands in seven layouts, forward and gradients, compared with eager mode; it goes on where it was stopped,
+# e.g. make layouts ARGS="--strides", which compiles nothing and takes half an hour on a core
+layouts: install
+	PYTHONPATH=tests $(VENV)/bin/python -m layout_sweep $(ARGS)
 
 # Random programs compared with eager mode, e.g. make random-programs ARGS="--count 10000 --seed 0 --shards 2", or ARGS=--faults
 random-programs: install

@@ -219,3 +219,10 @@ def test_views_in_another_dtype_of_what_has_been_written() -> None:
         return z.real, z.imag[1:], numbers.view(torch.int32)[1:], torch.view_as_complex(numbers.view(-1, 2))[1:]
 
     check(function, torch.randn(8, dtype=torch.complex64), torch.randn(8), dynamic=True, calls=1)
+
+
+@pytest.mark.parametrize("split", [torch.unsafe_split, lambda x, size: torch.unsafe_split_with_sizes(x, [size, size])])
+def test_views_that_autograd_takes_for_tensors_of_their_own(split: Callable[..., Any]) -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    with torch.no_grad():
+        check(split, x, 2)

@@ -30,6 +30,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..capture.eager_strides import as_in_eager_mode
 from ..runtime import private
 from ..torch_ops import aten
 from .overlaps import shares_with_itself
@@ -87,7 +88,7 @@ class LostWrites(TorchDispatchMode):
         written = pytree.tree_leaves([kwargs.get(name, args[place : place + 1]) for place, name in _written(func)])
         for tensor in written:
             self.check(func, tensor)
-        result = func(*args, **kwargs)
+        result = as_in_eager_mode(func, args, kwargs, func(*args, **kwargs))
         if _is_view(func) and isinstance(args[0], FunctionalTensor):
             self._follow(func, args, result)
         else:

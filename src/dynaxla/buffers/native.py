@@ -19,7 +19,7 @@ from ..capture.aten_graph import Loose, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
 from ..runtime import late_checks, private, seeds, streams, transfer
-from ..runtime.layout import Layout
+from ..runtime.layout import Layout, row_major
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
 from .protocol import Plain
@@ -456,7 +456,9 @@ def _maker(
 def _is_whole(output: FromBuffer, buffer: Buffer) -> bool:
     """True if an output has the shape and strides of the buffer as the program gives it."""
     is_packed = not buffer.scattered and buffer.layout.is_row_major
-    return is_packed and (buffer.spec.shape, buffer.spec.stride) == (output.shape, output.stride) and output.offset == 0
+    # With the strides of what DLPack gives: eager mode's may have others in dimensions of size 1.
+    given = buffer.spec.shape, row_major(buffer.spec.shape)
+    return is_packed and given == (output.shape, output.stride) and output.offset == 0
 
 
 def _buffer_maker(

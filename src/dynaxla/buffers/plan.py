@@ -15,7 +15,7 @@ from torch.fx import Node
 
 from ..capture.inputs import check_tensor
 from ..lowering import SymbolValues, TensorSpec
-from ..lowering.graphs import storage_of, viewed
+from ..lowering.graphs import is_undeclared_view, storage_of, viewed
 from ..runtime.layout import Layout, storage_extent
 from ..torch_ops import aten
 
@@ -198,7 +198,8 @@ def plan_outputs(
             start = symbols.spec(source).offset * source.element_size()
             if start % value.element_size() == 0:
                 offset = spec.offset - start // value.element_size()
-                plan.append(FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, **flags))
+                apart = is_undeclared_view(node)
+                plan.append(FromInput(shared, spec.shape, spec.stride, offset, spec.dtype, False, apart=apart, **flags))
                 continue
         if 0 in spec.shape:
             plan.append(Empty(spec, **flags))

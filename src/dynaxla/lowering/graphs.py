@@ -45,6 +45,17 @@ def viewed(node: Node) -> Node | None:
     return maker.args[0] if shares and isinstance(maker.args[0], Node) else None
 
 
+def is_undeclared_view(node: Node) -> bool:
+    """Whether the node's value is a view that autograd takes for a tensor of its own."""
+    origin: Node | None = node
+    while origin is not None:
+        maker = origin.args[0] if origin.target is operator.getitem else origin
+        if isinstance(maker, Node) and maker.target in _UNDECLARED_VIEWS:
+            return True
+        origin = viewed(origin)
+    return False
+
+
 def storage_of(node: Node) -> int:
     """What tells the storage of a node's value from all others.
 

@@ -100,11 +100,16 @@ def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors, args) else ""
 
 
+def trusts(op: OpOverload) -> bool:
+    """True for an op whose kernel may trust its arguments, as only ATen's own code calls it, or wants more of them than small sizes."""
+    return _UNASKED.search(op._schema.name) is not None
+
+
 def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequence[Any]) -> bool:
-    if op.namespace != "aten" or op.is_view or op._schema.is_mutable or _UNASKED.search(op._schema.name):
+    if op.namespace != "aten" or op.is_view or op._schema.is_mutable or trusts(op):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:
-        if _with_generator(op) is None:
+        if with_generator(op) is None:
             return False  # it would draw from torch's own generator
     elif not tensors:
         name = op._schema.name  # of other ops, sizes follow from numbers
@@ -112,7 +117,7 @@ def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequ
     return all(tensor.is_cpu and tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
 
 
-def _with_generator(op: OpOverload) -> OpOverload | None:
+def with_generator(op: OpOverload) -> OpOverload | None:
     """The overload of an op that can be told from which generator to draw, and takes the same arguments else; None if there is none."""
     wanted = [_facts(argument) for argument in op._schema.arguments if argument.name != "generator"]
     for name in (op._overloadname, *op.overloadpacket.overloads()):
@@ -182,7 +187,7 @@ def _ask(
             small = [_small(argument, value, size, content) for argument, value in given]
             named = {name: _small(schema[name], value, size, content) for name, value in kwargs.items()}
             try:
-                if torch.Tag.nondeterministic_seeded in op.tags and (drawing := _with_generator(op)) is not None:
+                if torch.Tag.nondeterministic_seeded in op.tags and (drawing := with_generator(op)) is not None:
                     drawing(*small, **named | {"generator": torch.Generator()})
                 else:
                     op(*small, **named)

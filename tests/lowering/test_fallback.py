@@ -230,3 +230,20 @@ def test_kernels_in_several_programs_at_once(threads: int) -> None:
                 torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-2)
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_result_that_aliases_its_operand_is_reported_once() -> None:
+    """torch warns of it at the first call of a compiled function, and has to see the op that a program calls for that."""
+    library = torch.library.Library("dynaxla_test_aliases", "DEF")
+    library.define("same(Tensor x) -> Tensor")
+    library.impl("same", lambda x: x, "CompositeExplicitAutograd")
+    torch.library.register_fake("dynaxla_test_aliases::same", torch.empty_like, lib=library)
+    compiled = torch.compile(lambda x: torch.ops.dynaxla_test_aliases.same(x * 2) + 1, backend="dynaxla")
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=False):
+        with pytest.warns(UserWarning, match="must not also be an input") as seen:
+            assert compiled(torch.ones(3)).tolist() == [3, 3, 3]
+        compiled(torch.ones(3))  # a second warning would be an error
+    assert len(seen) == 1
+    torch._dynamo.reset()
+    with torch._functorch.config.patch(error_on_custom_op_aliasing=True), pytest.raises(RuntimeError, match="must not also be an input"):
+        compiled(torch.ones(3))

@@ -7,6 +7,7 @@ a buffer of the program would be written.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from jax.experimental.buffer_callback import buffer_callback
 from torch.utils import _pytree as pytree
 
 from ..errors import UnsupportedOp
+from ..runtime import private
 from ..runtime.callbacks import Kernel, Strided
 from ..runtime.layout import Layout
 from .asynchronous import is_asynchronous
@@ -88,6 +90,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
 
     variant = _out_variant(function) if into and len(tensor_outputs) == len(outputs) else None
+    is_checked = not may_keep(function)
 
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
         values = list(leaves)
@@ -97,7 +100,10 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
         if variant is not None and len(variant.names) == len(buffers):
             variant.op(*real_args, **real_kwargs, **dict(zip(variant.names, buffers, strict=True)))
             return
-        results = pytree.tree_leaves(function(*real_args, **real_kwargs))
+        nonlocal is_checked
+        with contextlib.nullcontext() if is_checked else private.check_of_aliases():
+            is_checked = True
+            results = pytree.tree_leaves(function(*real_args, **real_kwargs))
         found = [result for result in results if isinstance(result, torch.Tensor)]
         if len(found) != len(tensor_outputs):
             raise RuntimeError(f"{function} returned {len(found)} tensors, its fake (meta) implementation promised {len(tensor_outputs)}")

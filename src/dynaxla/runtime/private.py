@@ -530,6 +530,18 @@ def checks_have_an_effect() -> Iterator[None]:
         registration.destroy()
 
 
+_analysis: Any = _find("torch._functorch._aot_autograd.runtime_wrappers._AnalyzeCustomOpInputOutputMode")
+
+
+def check_of_aliases() -> contextlib.AbstractContextManager[Any]:
+    """Inside, torch warns of custom ops whose results alias their operands or each other, or raises, as its settings say.
+
+    AOTAutograd does the same around the first call of a compiled function, but does not see ops that a program calls.
+    """
+    is_wanted = getattr(torch._functorch.config, "check_custom_op_aliasing", False)
+    return _analysis() if is_wanted and _analysis is not None else contextlib.nullcontext()
+
+
 def made_into_op(value: Any) -> Any:
     """The function that `torch.library.custom_op` has made this op of; None for anything else."""
     return value._init_fn if isinstance(value, torch.library.CustomOpDef) else None

@@ -35,7 +35,7 @@ OPEN = frozenset(
         # What ops say of themselves.
         *("_schema", "_opname", "_overloadname", "_can_decompose"),
         # Base classes in torch.nn; named tuples; CPython.
-        *("_BatchNorm", "_DropoutNd", "_fields", "_getframe", "_is_owned", "_at_fork_reinit"),
+        *("_BatchNorm", "_DropoutNd", "_fields", "_replace", "_getframe", "_is_owned", "_at_fork_reinit"),
     ]
 )
 

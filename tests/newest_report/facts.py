@@ -41,9 +41,6 @@ def gone_names() -> Iterator[str]:
         for _, name in test_sources.in_private_modules(test_sources.SOURCES[file]):
             if not name.endswith(".") and not is_there(name):
                 yield name
-    for name in private.SETTINGS:
-        if not is_there(f"torch._C.{name}"):
-            yield f"torch._C.{name}"
 
 
 def is_there(name: str) -> bool:

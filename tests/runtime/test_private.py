@@ -65,8 +65,8 @@ from dynaxla.errors import UnsupportedVersion
 from dynaxla.runtime import clients, private, transfer
 pkgutil.resolve_name = found
 assert [name for name, state in private.fast_paths().items() if state == "live"] == [
-    "execute without checks (jax.stages.Compiled.runtime_executable)"
-]  # in a public module
+    "execute without checks (jax.stages.Compiled.runtime_executable)", "programs as bytes (jax.extend.mlir.passmanager.PassManager)"
+]  # in public modules
 assert not clients.is_own(clients.cpu_device())
 x = torch.ones(3)
 assert private.storage_id(x) == private.storage_id(x[1:]) != private.storage_id(x.clone())

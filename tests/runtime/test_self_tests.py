@@ -90,7 +90,7 @@ def test_programs_are_told_apart_where_the_pass_manager_has_changed(monkeypatch:
     monkeypatch.setattr(private.Fast, "pass_manager", object())
     one, other = (jax.jit(lambda x, n=n: x + n).lower(np.float32(0)) for n in (1, 2))
     assert programs.fingerprint(one) != programs.fingerprint(other)
-    assert "gated: AttributeError" in private.fast_paths()["programs as bytes (jaxlib.mlir.passmanager.PassManager)"]
+    assert "gated: AttributeError" in private.fast_paths()["programs as bytes (jax.extend.mlir.passmanager.PassManager)"]
 
 
 NAMES = [name for names in private_self_tests._TESTS for name in names]

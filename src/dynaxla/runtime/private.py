@@ -25,16 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.lib
 import torch
-from torch._library.effects import EffectType
-from torch.utils._python_dispatch import (
-    _disable_current_modes,
-    _get_current_dispatch_mode,
-    _get_current_dispatch_mode_stack,
-    _pop_mode_temporarily,
-)
-from torch.utils._sympy.interp import sympy_interp
-from torch.utils._sympy.reference import PythonReferenceAnalysis
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from .. import forks
 from ..errors import UnsupportedVersion
@@ -77,7 +70,7 @@ class Fast:
     traceback_scope: Callable[[], contextlib.AbstractContextManager[Any]] | None = _find("jaxlib._jax.TracebackScope")
     runtime_executable: Callable[..., Any] | None = _find("jax.stages.Compiled.runtime_executable")
     result_handler: Callable[..., Any] | None = _result_handler()
-    pass_manager: Any = _find("jaxlib.mlir.passmanager.PassManager")
+    pass_manager: Any = _find("jax.extend.mlir.passmanager.PassManager")
 
 
 # Why an entry point of `Fast` that is here is not used, by its name there.
@@ -102,7 +95,7 @@ _FAST_PATHS = {
     "execute in place (jaxlib.xla_client.make_cpu_client)": ("make_cpu_client",),
     "execute without checks (jax.stages.Compiled.runtime_executable)": ("runtime_executable",),
     "results alike (jaxlib._jax.array_result_handler)": ("result_handler",),
-    "programs as bytes (jaxlib.mlir.passmanager.PassManager)": ("pass_manager",),
+    "programs as bytes (jax.extend.mlir.passmanager.PassManager)": ("pass_manager",),
     "short tracebacks (jaxlib._jax.TracebackScope)": ("traceback_scope",),
 }
 
@@ -131,9 +124,7 @@ def force_public() -> Iterator[None]:
 
 def jaxlib_version() -> str:
     """The version, such as 0.10.2."""
-    import jaxlib
-
-    return jaxlib.__version__
+    return jax.lib.__version__
 
 
 def _versions() -> str:
@@ -199,7 +190,7 @@ def _needed(name: str) -> Any:
 
 _below_autograd_keys = _needed("torch._C._AutoDispatchBelowAutograd")
 without_autocast = _needed("torch._C._DisableAutocast")
-without_torch_function = _needed("torch._C.DisableTorchFunction")
+without_torch_function = torch.DisableTorchFunction
 # The module of functions of torch.nn.functional that are written in C++, and padding there.
 NATIVE_FUNCTIONS = "torch._C._nn"
 native_pad: Callable[..., Any] | None = _find("torch._C._nn.pad")
@@ -207,6 +198,9 @@ native_pad: Callable[..., Any] | None = _find("torch._C._nn.pad")
 without_python_dispatcher: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _find("torch._C._DisablePythonDispatcher") or contextlib.nullcontext
 )
+# Whether an op, by its name, has a kernel of its own for a dispatch key.
+_has_kernel: Callable[[str, str], bool] = _needed("torch._C._dispatch_has_kernel_for_dispatch_key")
+_key_for_device: Callable[[str], str] = _needed("torch._C._dispatch_key_for_device")
 # The names of all ops that are registered, with those of TorchScript's.
 op_names: Callable[[], list[str]] = _needed("torch._C._dispatch_get_all_op_names")
 _impls: Any = _find("torch.library._impls") or ()
@@ -239,14 +233,19 @@ def is_registered_by_torch(kernel: str) -> bool:
 _TORCH_FOLDER = Path(torch.__file__).parent
 
 
-# The dispatch mode that sees ops first, or None; and the context without it.
-innermost_mode: Callable[[], Any] = _get_current_dispatch_mode
-without_innermost_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _pop_mode_temporarily
+def innermost_mode() -> Any:
+    """The dispatch mode that sees ops first, or None."""
+    stack = _get_current_dispatch_mode_stack()
+    return stack[-1] if stack else None
+
+
+# The context without that mode.
+without_innermost_mode: Callable[[], contextlib.AbstractContextManager[Any]] = _needed("torch.utils._python_dispatch._pop_mode_temporarily")
 
 
 # How torch computes expressions of sizes: a class whose methods are their operations, and what walks an expression with such a class.
-SizeArithmetic: Any = PythonReferenceAnalysis
-evaluate_size: Callable[..., Any] = sympy_interp
+SizeArithmetic: Any = _find("torch.utils._sympy.reference.PythonReferenceAnalysis") or object
+evaluate_size: Callable[..., Any] = _needed("torch.utils._sympy.interp.sympy_interp")
 
 
 def makes_no_guards(environment: Any) -> bool:
@@ -257,15 +256,12 @@ def makes_no_guards(environment: Any) -> bool:
 def is_composite(op: Any, device: str) -> bool:
     """Whether an op is made of others on a type of device, for lack of a kernel."""
     name = op.name()
-    has_kernel_for = torch._C._dispatch_has_kernel_for_dispatch_key
-    is_made_of_others = torch._C._dispatch_has_kernel(name) and has_kernel_for(name, "CompositeImplicitAutograd")
-    return bool(is_made_of_others and not has_kernel_for(name, torch._C._dispatch_key_for_device(device)))
+    return _has_kernel(name, "CompositeImplicitAutograd") and not _has_kernel(name, _key_for_device(device))
 
 
 def functional_value(tensor: Any) -> torch.Tensor:
     """What a functional tensor wraps, with all writes. Outside of functionalization's mode."""
-    torch._sync(tensor)
-    value: torch.Tensor = torch._from_functional_tensor(tensor.elem)
+    value: torch.Tensor = tensor.from_functional()
     return value
 
 
@@ -344,15 +340,15 @@ register_device: Callable[..., None] = _needed("torch.utils.backend_registration
 DeviceHooks: Any = _find("torch._C._acc.PrivateUse1Hooks") or object
 # What its guard derives from, and what that says which kind of device it guards.
 DeviceGuard: Any = _find("torch._C._acc.DeviceGuard") or object
-SPARE_KIND: Any = _find("torch._C._autograd.DeviceType.PrivateUse1")
-# The name of torch's spare device: "privateuseone" for as long as nobody has named it.
-spare_device_name: Callable[[], str] = _needed("torch._C._get_privateuse1_backend_name")
+SPARE_KIND: Any = torch.autograd.DeviceType.PrivateUse1
 _storage_use_count: Callable[[int], int] = _needed("torch._C._storage_Use_Count")
-_cpu_keys: Any = None if (_keys := _find("torch._C.DispatchKeySet")) is None else _keys(_find("torch._C.DispatchKey.CPU"))
+_cpu_keys = torch.DispatchKeySet(torch.DispatchKey.CPU)
 SPARE_KEY, SPARE_AUTOCAST_KEY = "PrivateUse1", "AutocastPrivateUse1"
 
 
-_has_kernel: Callable[[str, str], bool] = _needed("torch._C._dispatch_has_kernel_for_dispatch_key")
+def spare_device_name() -> str:
+    """The name of torch's spare device: "privateuseone" for as long as nobody has named it."""
+    return torch.device("privateuseone").type
 
 
 def ops_with_kernel(key: str) -> list[torch._ops.OpOverload]:
@@ -382,7 +378,7 @@ def by_cpu_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def by_general_kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """What the kernel does that ATen has for all devices, though this one has its own."""
-    return op._op_dk(_find("torch._C.DispatchKey.CompositeExplicitAutograd"), *args, **kwargs)
+    return op._op_dk(torch.DispatchKey.CompositeExplicitAutograd, *args, **kwargs)
 
 
 def place_tensor(tensor: torch.Tensor, storage: torch.UntypedStorage, offset: int, shape: Any, stride: Any) -> None:
@@ -429,30 +425,40 @@ def _public_float32_precision(backend: str, op: str) -> str:
 float32_precision: Callable[[str, str], str] = _find("torch._C._get_fp32_precision_getter") or _public_float32_precision
 
 
+def _setting(module: Any, name: str) -> Callable[[], Any]:
+    """The getter of a setting in `torch.backends`. Its attribute is a property in Python around this getter, and takes 2 microseconds."""
+    getter = getattr(inspect.getattr_static(module, name, None), "getter", None)
+    return getter if callable(getter) else functools.partial(getattr, module, name)
+
+
 is_forward_mode_enabled: Callable[[], bool] = _needed("torch._C._is_fwd_grad_enabled")
-# Getters of settings that decide which kernels torch calls. A release need not have all of them.
-SETTINGS = (
-    "_get_cudnn_enabled",
-    "_get_cudnn_benchmark",
-    "_get_cudnn_deterministic",
-    "_get_cublas_allow_fp16_reduced_precision_reduction",
-    "_get_cublas_allow_bf16_reduced_precision_reduction",
-    "_get_cublas_allow_fp16_accumulation",
-    "_get_mkldnn_enabled",
-    "_get_mkldnn_deterministic",
-    "_get_onednn_allow_tf32",
-    "_get_flash_sdp_enabled",
-    "_get_mem_efficient_sdp_enabled",
-    "_get_math_sdp_enabled",
-    "_get_math_sdp_allow_fp16_bf16_reduction",
-    "_get_cudnn_sdp_enabled",
-    "_get_overrideable_sdp_enabled",
-    "_get_nnpack_enabled",
-    "_get_linalg_preferred_backend",
-    "_get_blas_preferred_backend",
-    "_is_default_mobile_cpu_allocator_set",
+BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = (
+    _setting(torch.backends.cudnn, "enabled"),
+    _setting(torch.backends.cudnn, "benchmark"),
+    _setting(torch.backends.cudnn, "deterministic"),
+    _setting(torch.backends.mkldnn, "enabled"),
+    _setting(torch.backends.mkldnn, "deterministic"),
+    _setting(torch.backends.mkldnn, "allow_tf32"),
+    torch.backends.cuda.flash_sdp_enabled,
+    torch.backends.cuda.mem_efficient_sdp_enabled,
+    torch.backends.cuda.math_sdp_enabled,
+    torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed,
+    torch.backends.cuda.cudnn_sdp_enabled,
+    # Those that this torch has. The first five have public attributes, which take 1 to 4 microseconds each; the others have none.
+    *filter(
+        None,
+        (
+            _find("torch._C._get_linalg_preferred_backend"),
+            _find("torch._C._get_blas_preferred_backend"),
+            _find("torch._C._get_cublas_allow_fp16_reduced_precision_reduction"),
+            _find("torch._C._get_cublas_allow_bf16_reduced_precision_reduction"),
+            _find("torch._C._get_cublas_allow_fp16_accumulation"),
+            _find("torch._C._get_overrideable_sdp_enabled"),
+            _find("torch._C._get_nnpack_enabled"),
+            _find("torch._C._is_default_mobile_cpu_allocator_set"),
+        ),
+    ),
 )
-BACKEND_SETTINGS: tuple[Callable[[], Any], ...] = tuple(found for name in SETTINGS if callable(found := _find(f"torch._C.{name}")))
 # How deep in functorch's transforms this thread is; None where it is in none, or torch has none.
 functorch_level: Callable[[], int | None] = _find("torch._C._functorch.maybe_current_level") or (lambda: None)
 _top_saved_tensor_hooks: Callable[..., Any] = _find("torch._C._autograd._top_saved_tensors_default_hooks") or (lambda _: None)
@@ -470,7 +476,7 @@ def is_profiling() -> bool:
 
 # TorchDynamo looks at every frame of Python that runs behind a break of a graph.
 
-_set_eval_frame: Callable[[Any], Any] = _needed("torch._C._dynamo.eval_frame.set_eval_frame")
+_set_eval_frame: Callable[[Any], Any] = _needed("torch._dynamo.eval_frame.set_eval_frame")
 _eval_frame: Callable[[], Any] = _needed("torch._C._dynamo.eval_frame.get_eval_frame_callback")
 _skip_code: Callable[[Any], None] = _needed("torch._dynamo.eval_frame.skip_code")
 
@@ -511,7 +517,9 @@ def set_compiling_flag(value: Any) -> None:
 
 
 # torch's note of what calling aten._linalg_check_errors does besides computing; an EffectType, or None for nothing.
-_effect_of_checks: Any = _find("torch._library.simple_registry.singleton.find")("aten::_linalg_check_errors").effect
+_entry_of: Callable[[str], Any] | None = _find("torch._library.simple_registry.singleton.find")
+_effect_of_checks: Any = None if _entry_of is None else _entry_of("aten::_linalg_check_errors").effect
+_EffectType: Any = _find("torch._library.effects.EffectType")
 
 
 @contextlib.contextmanager
@@ -520,10 +528,10 @@ def checks_have_an_effect() -> Iterator[None]:
 
     From torch 2.13 on it never does. Only for a thread that has the capture lock.
     """
-    if _effect_of_checks.effect is not None:
+    if _EffectType is None or _effect_of_checks is None or _effect_of_checks.effect is not None:
         yield
         return
-    registration = _effect_of_checks.register(EffectType.ORDERED)
+    registration = _effect_of_checks.register(_EffectType.ORDERED)
     try:
         yield
     finally:
@@ -584,9 +592,12 @@ def finished_work() -> Any:
 # Groups of processes. Each has what works for a kind of device; a group that a debugging mode wraps does not tell of it.
 
 
+_resolve_group: Callable[[str], Any] = _needed("torch.distributed.distributed_c10d._resolve_process_group")
+
+
 def process_group(name: str) -> Any:
     """The group that has this name now."""
-    return torch.distributed.distributed_c10d._resolve_process_group(name)
+    return _resolve_group(name)
 
 
 def store_of(group: Any) -> Any:
@@ -642,9 +653,8 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
     processes are to have alike, before that."""
 
     def pre_forward(*inputs: Any, **kwargs: Any) -> tuple[Any, Any]:
-        if module._check_sync_bufs_pre_fwd():
-            module._assign_modules_buffers()
-            share_buffers(module.modules_buffers)
+        if module.will_sync_module_buffers():  # no buffer_hook asks for another time: see `why_not_averaged`
+            share_buffers([item for name, item in module.module.named_buffers() if name not in module.parameters_to_ignore])
         module.require_forward_param_sync = torch.is_grad_enabled() and module.require_backward_grad_sync
         if not module.device_ids:
             return inputs, kwargs
@@ -661,17 +671,19 @@ def without_reducer(module: Any, share_buffers: Callable[[list[torch.Tensor]], o
         del module._pre_forward
 
 
+_queue_callback: Callable[[Callable[[], object]], None] = _needed("torch.autograd.Variable._execution_engine.queue_callback")
+
+
 def at_end_of_backward(function: Callable[[], object]) -> None:
     """Have autograd call this when the backward pass that runs has given all gradients."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
+    _queue_callback(function)
 
 
 def codes_of_placement() -> tuple[types.CodeType, ...]:
     """Of what says, inside of an op on DTensors, where its results lie, and caches it; none if this process has no DTensors."""
     dispatcher = getattr(sys.modules.get("torch.distributed.tensor._dispatch"), "OpDispatcher", None)
-    names = ("_propagate_op_sharding_dispatch_slow_path", "_propagate_op_sharding_non_cached_dispatch_slow_path")
-    found = (getattr(dispatcher, name, None) for name in names)
-    return tuple(function.__code__ for function in found if function is not None)
+    function = getattr(dispatcher, "_propagate_op_sharding_dispatch_slow_path", None)
+    return () if function is None else (function.__code__,)
 
 
 # JAX's and jaxlib's insides.
@@ -773,15 +785,18 @@ def has_hooks(tensor: torch.Tensor) -> bool:
     return bool(getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
+_current_node: Callable[[], Any] = _needed("torch._C._current_autograd_node")
+_next_number: Callable[[], int] = _needed("torch.autograd._get_sequence_nr")
+
+
 def autograd_place() -> tuple[int, bool]:
     """The number of the last node that autograd has made, and False; in a backward pass that of the node whose turn it is, and True."""
-    node = torch._C._current_autograd_node()
-    return (torch.autograd._get_sequence_nr() - 1, False) if node is None else (node._sequence_nr(), True)
+    node = _current_node()
+    return (_next_number() - 1, False) if node is None else (node._sequence_nr(), True)
 
 
-def graph_task() -> int:
-    """The number of the backward pass that this thread is in; -1 outside of any."""
-    return torch._C._current_graph_task_id()
+# The number of the backward pass that this thread is in; -1 outside of any.
+graph_task: Callable[[], int] = _needed("torch._C._current_graph_task_id")
 
 
 def forward_of(module: torch.fx.GraphModule) -> Callable[..., Any]:

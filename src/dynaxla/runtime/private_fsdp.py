@@ -32,9 +32,9 @@ _IN_STATE = (
 )  # fmt: skip
 _IN_GROUP = (
     "fsdp_params", "_to_sharded", "mesh_info", "_all_reduce_hook", "_all_gather_comm", "_reduce_scatter_comm", "offload_policy", "unshard",
-    "wait_for_unshard", "reshard", "_reshard_after_forward", "_all_gather_process_group", "_reduce_scatter_process_group", "_is_hsdp",
-    "_all_reduce_process_group", "_reduce_dtype", "_partial_reduce_output", "gradient_divide_factor",
-    "force_sum_reduction_for_comms", "device",
+    "wait_for_unshard", "reshard", "post_forward_mesh_info", "_reduce_scatter_process_group", "_is_hsdp",
+    "_all_reduce_process_group", "_partial_reduce_output", "gradient_divide_factor", "force_sum_reduction_for_comms",
+    "device",
 )  # fmt: skip
 _IN_PARAMETER = (
     "sharded_param", "sharded_size", "padded_sharded_param_size", "_orig_size", "fsdp_placement", "param_dtype", "orig_dtype",
@@ -42,13 +42,11 @@ _IN_PARAMETER = (
     "_get_grad_inner_tensor", "to_sharded_dtensor",
 )  # fmt: skip
 _FUNCTIONS = (
-    "torch._C._current_graph_task_id",
     "torch.distributed.fsdp.CPUOffloadPolicy",
     "torch.distributed.fsdp._common_utils.collect_grad_tensors",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultAllGather",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives.DefaultReduceScatter",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives._get_gradient_divide_factors",
-    "torch.distributed.fsdp._fully_shard._fsdp_common.FSDPMeshInfo",
     "torch.distributed.utils._to_kwargs",
 )
 # The ones that are assigned to.
@@ -140,7 +138,7 @@ def free(group: Group) -> None:
     """Its modules have their own parts of parameters, as between two steps; gradients that wait for more of them stand where torch looks
     first."""
     for parameter in group.fsdp_params:
-        whole = getattr(parameter, "_unsharded_param", None)
+        whole = getattr(parameter, "unsharded_param", None)
         if whole is not None and whole.grad is not None:
             add_waiting(parameter, whole.grad)
             whole.grad = None
@@ -151,13 +149,12 @@ def why_not_gathered(state: State) -> str:
     """What a state asks for that functional collectives do not do; "" for nothing."""
     from torch.distributed.fsdp import CPUOffloadPolicy
     from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 
     if state._is_root is None:
         return "modules that belong to no single root module"
     for group in groups_of(state):
         reasons = {
-            "parameters that are replicated, not sharded": not isinstance(group.mesh_info, FSDPMeshInfo),
+            "parameters that are replicated, not sharded": not hasattr(group.mesh_info, "shard_process_group"),
             "dp_mesh_dims": group.mesh_info.is_spmd_mesh,
             "a hook for all-reduces": group._all_reduce_hook is not None,
             "collectives of its own": type(group._all_gather_comm) is not collectives.DefaultAllGather
@@ -241,22 +238,17 @@ def tensors_with_gradient(output: Any) -> list[torch.Tensor]:
     return list(collect_grad_tensors(output))
 
 
-def is_in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
-    return bool(torch._C._current_graph_task_id() != -1)
-
-
 # Of a group.
 
 
 def is_freed_after_forward(group: Group) -> bool:
     """Whether whole parameters are not kept for the backward pass."""
-    return bool(group._reshard_after_forward)
+    return group.post_forward_mesh_info is not None
 
 
 def shard_group(group: Group) -> Any:
     """The processes that have its parameters in parts."""
-    return group._all_gather_process_group
+    return group.mesh_info.shard_process_group
 
 
 def reduce_group(group: Group) -> Any:
@@ -271,8 +263,9 @@ def replica_group(group: Group) -> Any | None:
 
 def dtypes_of_gradients(group: Group) -> tuple[torch.dtype | None, torch.dtype | None]:
     """The dtypes in which they are kept and in which they are summed; None: as they come. `why_not_gathered` is "" for the group."""
-    kept = {parameter.orig_dtype for parameter in group.fsdp_params if parameter.sharded_param.requires_grad}
-    return next(iter(kept), None), group._reduce_dtype
+    trained = [parameter for parameter in group.fsdp_params if parameter.sharded_param.requires_grad]
+    kept, summed = {parameter.orig_dtype for parameter in trained}, {parameter.reduce_dtype for parameter in trained}
+    return next(iter(kept), None), next(iter(summed)) if len(summed) == 1 else None
 
 
 def partial_sum(group: Group) -> torch.Tensor | None:

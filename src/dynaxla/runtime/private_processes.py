@@ -13,6 +13,8 @@ import jax
 import numpy as np
 import torch
 from jax.extend.core import Primitive
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo as hlo
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
@@ -23,8 +25,6 @@ _make_service: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed
 _make_agent: Callable[..., Any] = private._needed("jaxlib._jax.get_distributed_runtime_client")
 _make_gloo: Callable[..., Any] = private._needed("jaxlib._jax.make_gloo_tcp_collectives")
 _assignment: Any = private._find("jaxlib._jax.DeviceAssignment")
-_hlo: Any = private._find("jaxlib.mlir.dialects.stablehlo")
-_ir: Any = private._find("jaxlib.mlir.ir")
 _parse_sharding: Callable[..., Any] | None = private._find("jax._src.sharding_impls.parse_flatten_op_sharding")
 
 # Seconds that nobody waits: jaxlib ends a process that it does not hear of for so long.
@@ -46,8 +46,10 @@ def make_agent(address: str, place: int, seconds: float) -> Any:
 def make_client(agent: Any, place: int, count: int, host: str) -> Any:
     """A client for one CPU device of each of so many processes, whose programs run in the thread that calls them. host: of this process, as
     the others reach it. Raises: UnsupportedVersion."""
-    if Fast.make_cpu_client is None or None in (_assignment, _hlo, _ir):
+    if Fast.make_cpu_client is None:
         raise private._unsupported("jaxlib.xla_client.make_cpu_client")
+    if _assignment is None:
+        raise private._unsupported("jaxlib._jax.DeviceAssignment")
     gloo = _make_gloo(agent, hostname=host)
     return Fast.make_cpu_client(
         asynchronous=False, distributed_client=agent, node_id=place, num_nodes=count, collectives=gloo, num_devices=1
@@ -99,31 +101,31 @@ _REDUCTIONS = {"sum": "AddOp", "product": "MulOp", "max": "MaxOp", "min": "MinOp
 
 def _replica_groups(groups: Groups) -> Any:
     width = max(map(len, groups))
-    return _ir.DenseIntElementsAttr.get(np.array([[*group, *[-1] * (width - len(group))] for group in groups], np.int64))
+    return ir.DenseIntElementsAttr.get(np.array([[*group, *[-1] * (width - len(group))] for group in groups], np.int64))
 
 
 def _lower_all_reduce(ctx: Any, x: Any, *, groups: Groups, reduction: str) -> Any:
-    op = _hlo.AllReduceOp([x.type], [x], replica_groups=_replica_groups(groups))
-    scalar = _ir.RankedTensorType.get([], _ir.RankedTensorType(x.type).element_type)
+    op = hlo.AllReduceOp([x.type], [x], replica_groups=_replica_groups(groups))
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(x.type).element_type)
     block = op.regions[0].blocks.append(scalar, scalar)
-    with _ir.InsertionPoint(block):
-        _hlo.return_([getattr(_hlo, _REDUCTIONS[reduction])(*block.arguments).result])
+    with ir.InsertionPoint(block):
+        hlo.return_([getattr(hlo, _REDUCTIONS[reduction])(*block.arguments).result])
     return op.results
 
 
 def _lower_all_gather(ctx: Any, x: Any, *, groups: Groups) -> Any:
-    kind = _ir.RankedTensorType(x.type)
-    gathered = _ir.RankedTensorType.get(ctx.avals_out[0].shape, kind.element_type)
-    return _hlo.AllGatherOp([gathered], [x], all_gather_dim=0, replica_groups=_replica_groups(groups)).results
+    kind = ir.RankedTensorType(x.type)
+    gathered = ir.RankedTensorType.get(ctx.avals_out[0].shape, kind.element_type)
+    return hlo.AllGatherOp([gathered], [x], all_gather_dim=0, replica_groups=_replica_groups(groups)).results
 
 
 def _lower_all_to_all(ctx: Any, x: Any, *, groups: Groups) -> Any:
-    op = _hlo.AllToAllOp([x], split_dimension=0, concat_dimension=0, split_count=len(groups[0]), replica_groups=_replica_groups(groups))
+    op = hlo.AllToAllOp([x], split_dimension=0, concat_dimension=0, split_count=len(groups[0]), replica_groups=_replica_groups(groups))
     return op.results
 
 
 def _lower_replica(ctx: Any) -> Any:
-    return _hlo.ReplicaIdOp().results
+    return hlo.ReplicaIdOp().results
 
 
 def _primitive(name: str, shape: Callable[..., Any], lowering: Callable[..., Any]) -> Primitive:

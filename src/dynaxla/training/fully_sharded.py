@@ -66,7 +66,7 @@ class _Call:
 
     def begin(self, state: _State) -> bool:
         """A module of a state is called. Returns: whether its forward pass contains those of all others."""
-        if self.root not in (None, state) or fsdp.is_in_backward():
+        if self.root not in (None, state) or private.graph_task() != -1:
             return False
         self.end()  # where an earlier one has raised
         self.root, self._is_awaited = state, False
@@ -179,7 +179,7 @@ class _State:
 
     def _complete(self, output: Any) -> None:
         self._to_come.clear()
-        if fsdp.is_in_backward():  # a checkpoint's second forward pass: the backward pass goes on with these parameters
+        if private.graph_task() != -1:  # a checkpoint's second forward pass: the backward pass goes on with these parameters
             return
         for group in self.groups:
             group.end_forward()
@@ -314,7 +314,7 @@ def _gathered(group: fsdp.Group) -> list[torch.Tensor]:
     by_dtype: dict[torch.dtype, list[int]] = {}
     order = range(len(group.fsdp_params))
     # In a backward pass the other way round: of two concatenations that are the same XLA makes one, and keeps it in between.
-    for index in reversed(order) if fsdp.is_in_backward() else order:
+    for index in reversed(order) if private.graph_task() != -1 else order:
         by_dtype.setdefault(fsdp.dtype_of_use(group.fsdp_params[index]), []).append(index)
     found: dict[int, torch.Tensor] = {}
     for dtype, indices in by_dtype.items():

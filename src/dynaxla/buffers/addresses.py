@@ -6,8 +6,9 @@ not freed in between, or not care: a program reads whatever lies there now.
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NewType
 
 import jax
@@ -93,6 +94,33 @@ def import_alias(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[in
     with torch.no_grad():
         view = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage, 0, shape, strides)
     return transfer.import_tensor(view, device)
+
+
+# Results of at most so many bytes are copied into memory of torch's own: 0.8 to 1.3 microseconds more than sharing XLA's (Intel Xeon,
+# AVX512, torch 2.13, 2026-11-27). torch cannot resize memory that it shares, and a copy of much more would cost more than a call.
+_MOST_COPIED = 16 << 10
+
+
+def exporter(example: torch.Tensor) -> Callable[[jax.Array], torch.Tensor]:
+    """The function that makes a torch tensor of a program's result, whenever the program has run in the calling thread.
+
+    Args:
+        example: such a result, on the CPU, on XLA's memory.
+
+    Returns:
+        A function that gives a small result in memory of torch's own, which torch can resize, and others on XLA's memory.
+    """
+    nbytes = example.numel() * example.itemsize
+    if not 0 < nbytes <= _MOST_COPIED:
+        return transfer.export_array
+    shape, stride, dtype, make, copy = example.shape, example.stride(), example.dtype, torch.empty_strided, ctypes.memmove
+
+    def export(array: jax.Array) -> torch.Tensor:
+        tensor = make(shape, stride, dtype=dtype, device="cpu")
+        copy(_data_ptr(tensor), array.unsafe_buffer_pointer(), nbytes)
+        return tensor
+
+    return export
 
 
 def lies_in_one_of(array: jax.Array, others: Iterable[jax.Array]) -> bool:

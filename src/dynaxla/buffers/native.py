@@ -18,8 +18,9 @@ from torch.fx import Graph, Node
 from ..capture.aten_graph import Loose, Phase, written_inputs
 from ..lowering import Interpreter, SymbolValues, TensorSpec, dtypes
 from ..observe import metrics
-from ..runtime import late_checks, private, seeds, streams, transfer
+from ..runtime import clients, late_checks, private, seeds, streams, transfer
 from ..runtime.layout import Layout, row_major
+from .addresses import exporter
 from .arguments import Arguments, Parameter
 from .plan import Buffer, Constant, Empty, FromBuffer, FromInput, Output, Storages, only_saved, plan_outputs
 from .protocol import Plain
@@ -304,6 +305,7 @@ class NativeBinding:
         self._place = place
         self._on_gpu = place.device.type == "cuda"
         self._draws_random, self._waits = draws_random, waits
+        self._exporters: list[Callable[[jax.Array], torch.Tensor]] | None = None
         self._count = len(arguments.parameters)
         self._takes_all = self.positions == list(range(len(self.positions)))
 
@@ -325,8 +327,20 @@ class NativeBinding:
         return (transfer.import_tensor(seed, self._place.jax_device, stream), *arrays)
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        stream = self._streams.after() if self._on_gpu else None
-        return [transfer.export_array(result, stream) for result in results]
+        if self._on_gpu:
+            stream = self._streams.after()
+            return [transfer.export_array(result, stream) for result in results]
+        if self._exporters is None:
+            self._exporters = self._make_exporters(results)
+        if private.mode_count():  # a mode of the caller's is to see no op of ours
+            return [transfer.export_array(result) for result in results]
+        return [export(result) for export, result in zip(self._exporters, results, strict=True)]
+
+    def _make_exporters(self, results: Sequence[jax.Array]) -> list[Callable[[jax.Array], torch.Tensor]]:
+        """A function for each result, that makes a tensor of it. Those of JAX's own client may not be computed yet, and are not copied."""
+        if not clients.is_own(self._place.jax_device):
+            return [transfer.export_array for _ in results]
+        return [exporter(transfer.export_array(result)) for result in results]
 
     def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
         if not self._on_gpu:

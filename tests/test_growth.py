@@ -14,6 +14,7 @@ from collections.abc import Callable
 import jax
 import pytest
 import torch
+from scripts import run_script
 
 import dynaxla
 
@@ -88,3 +89,45 @@ def test_nothing_of_ours_stays(cycle: Callable[[], None], quick_xla: None) -> No
     torch._dynamo.reset()
     more = {name: count for name, count in (_objects() - before).items() if count >= CYCLES}
     assert not more, f"what {CYCLES} more cycles have left"
+
+
+# Training with batches that grow and shrink, beside AOTAutograd around eager mode. Prints MiB: resident after 200 and 2,000 steps, and the
+# largest in between.
+LOOP = """
+import gc, random, sys
+import torch
+from torch import nn
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096 / 2**20
+
+torch.manual_seed(0)
+torch.set_num_threads(1)
+random.seed(0)
+net = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.LayerNorm(512), nn.Linear(512, 256))
+optimizer = torch.optim.AdamW(net.parameters())
+compiled = torch.compile(net, backend=sys.argv[1], dynamic=True)
+sizes = [8, 24, 72, 200, 640, 1500, 640, 200, 72, 24]
+most = 0.0
+for step in range(2000):
+    x = torch.randn(sizes[step // 20 % len(sizes)] + step % 3, 256)
+    compiled(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 199:
+        gc.collect()
+        early = resident()
+    if step >= 200:
+        most = max(most, resident())
+gc.collect()
+print(early, resident(), most)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "dynaxla"])
+def test_resident_memory_is_level(backend: str) -> None:
+    early, late, most = map(float, run_script(LOOP, [backend]).split())
+    print(f"{backend}: {early:.0f} MiB after 200 steps, {late:.0f} after 2,000, at most {most:.0f} in between")
+    assert late < early + 48  # one of the largest batches with its activations

@@ -46,6 +46,7 @@ ELSEWHERE = {
     "test_partitioning.py": "capture/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
     "training/test_data_parallel.py": "training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
+    "runtime/test_self_tests.py": "runtime/private_self_tests lowering/cpu/onednn_support",
     # Several devices are a process's from its start.
     "sharding/test_marking.py": ("sharding/mesh runtime/meshes device/gradient_shardings lowering/ops/sharding_constraints"),
     # A search that compiles and does not run, in a process with several devices.

@@ -27,7 +27,7 @@ BASES: dict[str, Callable[[Tensor], Tensor]] = {
 VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "base": lambda x: x,
     "alias": lambda x: x.view(x.shape),
-    "flat": lambda x: x.view(-1) if x.is_contiguous() else x.as_strided((2,), (1,)),
+    "flat": lambda x: x.view(-1) if x.is_contiguous() else x.as_strided((2,), (min(x.stride()),)),
     "transposed": lambda x: x.t(),
     "rows": lambda x: x[1:],
     "one of several": lambda x: x.unbind(0)[0],

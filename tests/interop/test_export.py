@@ -163,7 +163,7 @@ def test_sizes_are_operands() -> None:
 
 
 def test_a_dimension_is_not_blamed_for_another_defect(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> None:
+    def broken(*_: Any, **__: Any) -> None:
         raise TypeError("unrelated")
 
     monkeypatch.setattr("dynaxla.lowering.ops.division.elementwise", broken)

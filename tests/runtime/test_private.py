@@ -42,6 +42,7 @@ def test_what_other_versions_lack_is_named_or_assumed(monkeypatch: pytest.Monkey
 
 def test_a_client_runs_programs_in_the_thread_that_calls_them(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
+    monkeypatch.setattr(private, "_gated", {})
     monkeypatch.setattr(private.Fast, "make_cpu_client", lambda **given: asked.append(given))
     private.make_cpu_client()
     assert asked == [{"asynchronous": False}]

@@ -19,7 +19,8 @@ class Eager:
     product of matrices: its argument `approximate`); widens_small_scales (what is quantized with a very small scale gets a larger one);
     casts_like_x86 (a float that an integer cannot hold becomes the lowest one; else the nearest); centers_first (a batch norm by running
     statistics takes the mean away before it multiplies; else it adds one shift for a channel afterwards); rounds_operands (what stands
-    beside a tensor of a half type is rounded to that type, though the op computes in float32; else it is not).
+    beside a tensor of a half type is rounded to that type, though the op computes in float32; else it is not);
+    loops_over_few_terms (ATen itself computes products of batches of small matrices, and complex products with vectors; else BLAS does).
     """
 
     refuses_zero_divisors: bool = False
@@ -29,6 +30,7 @@ class Eager:
     casts_like_x86: bool = False
     centers_first: bool = True
     rounds_operands: bool = False
+    loops_over_few_terms: bool = False
 
 
 _OTHER = Eager()
@@ -39,6 +41,7 @@ _CPU = Eager(
     widens_small_scales=True,
     centers_first=False,
     rounds_operands=True,
+    loops_over_few_terms=True,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
 # As on the CPU, whatever machine this is, and without what only costs time: a barrier that keeps a quotient's last bit.

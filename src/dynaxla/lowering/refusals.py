@@ -73,7 +73,7 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not _can_be_asked(op, tensors, args):
         return ""
-    is_small = bool(tensors) and _is_small(tensors, _FEW_ELEMENTS)
+    is_small = bool(tensors) and _is_small(tensors, _FEW_ELEMENTS) and not _is_decided_by_values(op, args, kwargs)
     key = (op, _key(op, args, kwargs, is_small))
     if (known := _known.get(key)) is None:
         known = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
@@ -81,6 +81,16 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
             known = _ask(op, args, kwargs, _OWN_SHAPES, None) if is_small else _ask(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
         _known[key] = known
     return known
+
+
+def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """True if a symbol, a mask or the values of tensors decide what a kernel takes: in a trial they are zeros."""
+    tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
+    values = torch.SymInt, torch.SymFloat, torch.SymBool
+    leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+    return any(tag in op.tags for tag in tags) or any(
+        isinstance(leaf, values) or (isinstance(leaf, torch.Tensor) and leaf.dtype == torch.bool) for leaf in leaves
+    )
 
 
 def refusal_of_these(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -195,7 +205,8 @@ def _ask(
                 return ""
             except Exception as error:
                 message = str(error).partition("\n")[0] or type(error).__name__
-                if about is None and isinstance(error, NotImplementedError):  # there is no such kernel on this machine
+                # There is no such kernel on this machine, or a library lacks what it needs: batches of nothing.
+                if about is None and (isinstance(error, NotImplementedError) or message.startswith("MKL FFT error")):
                     return ""
                 if about is not None and about.search(message):
                     return message

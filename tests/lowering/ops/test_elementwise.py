@@ -333,7 +333,8 @@ SIGNS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+# Bounds of half types are XLA's maxima and minima, for which 0.0 is larger than -0.0: selections would be rounded once more.
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_signs_of_zero(dtype: torch.dtype) -> None:
     x = torch.tensor([0.0, -0.0, 0.25, torch.nan], dtype=dtype)
     torch._dynamo.reset()

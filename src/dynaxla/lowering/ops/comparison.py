@@ -11,6 +11,7 @@ from jax import Array, lax
 
 from ...torch_ops import aten
 from .. import dtypes
+from ..dtypes import DType
 from ..open_numbers import is_open
 from ..promotion import Promotion, broadcast, convert, elementwise, expand, full_like, number, result_type
 from ..registry import lower_table, lowers
@@ -63,16 +64,21 @@ def _minimum(x: Array, y: Array) -> Array:
     return lax.bitwise_and(x, y) if dtypes.is_bool(x.dtype) else lax.min(x, y)
 
 
+def _keeps_zeros(dtype: DType) -> bool:
+    """True where bounds are selections. Maxima of half types need fewer roundings (see cpu/halves.py)."""
+    return dtypes.is_float(dtype) and dtype.itemsize > 2
+
+
 def at_least(x: Array, low: Any) -> Array:
     """low, a number, where x < low. With a bound of zero a zero keeps its own sign, as in ATen; XLA takes 0.0 for larger than -0.0."""
-    if dtypes.is_float(x.dtype) and not is_open(low) and low == 0:
+    if _keeps_zeros(x.dtype) and not is_open(low) and low == 0:
         return lax.select(lax.lt(x, number(low, x.dtype)), full_like(x, low), x)
     return _maximum(x, expand(convert(low, x.dtype), x.shape))
 
 
 def at_most(x: Array, high: Any) -> Array:
     """high, a number, where x > high. With a bound of zero a zero keeps its own sign."""
-    if dtypes.is_float(x.dtype) and not is_open(high) and high == 0:
+    if _keeps_zeros(x.dtype) and not is_open(high) and high == 0:
         return lax.select(lax.gt(x, number(high, x.dtype)), full_like(x, high), x)
     return _minimum(x, expand(convert(high, x.dtype), x.shape))
 

@@ -22,6 +22,7 @@ from ..cpu.in_memory import in_memory
 from ..cpu.widening import widened
 from ..dimensions import surely
 from ..dtypes import DType
+from ..eager import eager_on
 from ..epilogue import with_activation
 from ..forms import Forms, Operand
 from ..memory_order import eager_order, untransposed
@@ -302,7 +303,7 @@ _FEW_TERMS = 400
 
 
 def _is_loop(y: Array, z: Array, ctx: Context) -> bool:
-    return ctx.platform == "cpu" and y.ndim == 3 and surely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _FEW_TERMS)
+    return eager_on(ctx.platform).loops_over_few_terms and y.ndim == 3 and surely(lambda: math.prod(y.shape[1:]) * z.shape[2] < _FEW_TERMS)
 
 
 def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
@@ -436,7 +437,7 @@ def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
     Shape:  y (n, m) gives (n), to which x is broadcast.
     """
-    is_loop = ctx.platform == "cpu" and dtypes.is_complex(y.dtype)  # gemv has real types
+    is_loop = eager_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(y.dtype)  # gemv has real types
     return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=is_loop)
 
 

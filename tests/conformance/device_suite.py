@@ -168,7 +168,9 @@ def failures_of_a_sample(count: int, calls: int, seed: int, mode: str) -> list[s
     """Of the first calls of some cases, those that are expected to fail left out."""
     dynaxla.enable_device()
     known = by_case(ON_THE_DEVICE)
-    chosen = random.Random(seed).sample([case for case in cases() if str(case) not in known], count)
+    # In its eager mode the device runs torch's own checks of arguments, whose exceptions `changed_numbers` does not know yet.
+    choice = [case for case in cases() if str(case) not in known and case.kind != "changed_numbers"]
+    chosen = random.Random(seed).sample(choice, count)
     found: list[str] = []
     with warnings.catch_warnings():
         quiet()

@@ -24,6 +24,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import flop_registry
 
+from .. import forks
 from ..lowering import dtypes, refusals
 from ..runtime import private
 
@@ -48,7 +49,7 @@ _known: dict[Any, Any] = {}
 
 def as_in_eager_mode(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """An op's result in a trace, or several, with the strides that the op's kernel gives."""
-    if not _has_order(op):
+    if forks.is_cut_off() or not _has_order(op):  # kernels with threads, which a forked child lacks, would not return
         return result
     operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not any(x.dim() > 1 and not is_contiguous_or_false(x) for x in operands if x.layout == torch.strided):

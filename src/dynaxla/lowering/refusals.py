@@ -25,6 +25,7 @@ from torch._ops import OpOverload
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .. import forks
 from ..runtime import private
 from . import dtypes
 
@@ -77,7 +78,8 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     key = (op, _key(op, args, kwargs, is_small))
     if (known := _known.get(key)) is None:
         known = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
-        if not known and op._schema.name not in _WARN_OF_ONE:
+        # Not in a forked child, which lacks the threads that larger products wait for.
+        if not known and op._schema.name not in _WARN_OF_ONE and not forks.is_cut_off():
             known = _ask(op, args, kwargs, _OWN_SHAPES, None) if is_small else _ask(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
         _known[key] = known
     return known

@@ -155,7 +155,8 @@ def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_smal
 
     def key(argument: Any, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            return value.dtype, tuple(value.shape) if is_small else value.dim()
+            # Of a larger tensor it matters which dimensions are empty.
+            return value.dtype, tuple(value.shape) if is_small else tuple(type(size) is int and size == 0 for size in value.shape)
         if isinstance(value, (list, tuple)):
             return tuple(key(argument, item) for item in value)
         if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):

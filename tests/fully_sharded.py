@@ -18,6 +18,7 @@ from compare import assert_equal
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -31,6 +32,8 @@ Net = Callable[[], nn.Module]
 Step = Callable[[torch.Tensor], Any]
 CASES: dict[str, Case] = {}
 WORLD = 2
+# Torch 2.15 keeps gradients that wait in dtypes of their own, and by parameter.
+KEEPS_MORE = hasattr(FSDPParam, "unsharded_grad_dtype")
 WIDTH = 6
 
 
@@ -287,6 +290,74 @@ def eager_passes_between_steps() -> None:
     agree(make=make, calls=4, between=between)
 
 
+@case
+def gradients_that_steps_and_eager_passes_leave_to_each_other() -> None:
+    """A step's are exchanged by an eager pass, and those of an eager pass, on top of a step's, by a step."""
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).float().square().mean()
+            loss.backward()
+            return loss
+
+        return step
+
+    def between(net: Any, number: int) -> None:
+        if number % 2:
+            net.set_requires_gradient_sync(number == 1)
+            net(batch(5)).float().sum().backward()
+        net.set_requires_gradient_sync(number % 2 == 1)
+
+    agree(make=make, calls=4, between=between)
+    agree(mixed, make, calls=4, between=between, tolerance=(3e-2, 1e-2))
+
+
+@case
+def gradients_are_summed_in_the_dtype_of_eager_mode() -> None:
+    """float32 holds the sum of two gradients, bfloat16 does not."""
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        value = 2.0 ** (-8 * dist.get_rank())
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x[:1] * 0 + value).sum()
+            loss.backward()
+            return loss * 0
+
+        return step
+
+    for names in (["param_dtype"], ["reduce_dtype"], ["param_dtype", "reduce_dtype"]):
+        policy = MixedPrecisionPolicy(**dict.fromkeys(names, torch.bfloat16))
+        agree(lambda policy=policy: fully_shard(nn.Linear(WIDTH, 1), mesh=mesh(), mp_policy=policy), make, calls=2, tolerance=(0, 0))
+
+
+class OfTwoDtypes(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(WIDTH, 5), nn.Linear(5, 5, dtype=torch.bfloat16), nn.Linear(5, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.second(self.first(x).bfloat16()).float())  # type: ignore[no-any-return]
+
+
+@case
+def parameters_of_two_dtypes_in_one_group() -> None:
+    """Torch asks for one dtype of all parameters that a first pass trains, and takes what is trained later as it is."""
+    if not KEEPS_MORE:
+        return
+
+    def build() -> nn.Module:
+        net = OfTwoDtypes()
+        net.second.requires_grad_(False)
+        sharded = fully_shard(net, mesh=mesh())
+        sharded(batch(0))
+        sharded.reshard()
+        return sharded.requires_grad_(True)
+
+    agree(build, tolerance=(3e-2, 1e-2))
+    agree(build, accumulating, tolerance=(3e-2, 1e-2))
+
+
 def replicated(shape: tuple[int, int]) -> nn.Module:
     net = nn.Sequential(Block(), nn.Linear(WIDTH, 3))
     device_mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard"))
@@ -315,6 +386,103 @@ def replicas_that_add_gradients_later() -> None:
         return step
 
     agree(lambda: replicated((WORLD, 1)), make)
+
+
+class InTurns(nn.Module):
+    """Uses one of its two modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = Block(), Block(4)
+        self.uses_one = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.one if self.uses_one else self.other)(x)  # type: ignore[no-any-return]
+
+
+@case
+def replicas_that_add_gradients_of_other_parameters_later() -> None:
+    """What waits for other replicas is kept by parameter, in steps and between steps and eager passes."""
+    if not KEEPS_MORE:
+        return
+
+    def build() -> nn.Module:
+        return fully_shard(InTurns(), mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))
+
+    def in_a_step(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            for index in range(3):
+                net.set_requires_all_reduce(index == 2)
+                net.uses_one = index == 1
+                loss = net(x).square().mean()
+                loss.backward()
+            optimizer.step()
+            return loss  # type: ignore[no-any-return]
+
+        return step
+
+    def in_several(net: Any, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss  # type: ignore[no-any-return]
+
+        return step
+
+    def between(net: Any, number: int) -> None:
+        if number % 2:
+            net.uses_one = False
+            net.set_requires_all_reduce(number == 3)
+            net(batch(5)).sum().backward()
+        net.set_requires_all_reduce(number % 2 == 1)
+        net.uses_one = True
+
+    agree(build, in_a_step)
+    agree(build, in_several, calls=5, between=between)
+
+
+@case
+def a_backward_pass_that_is_finished_later() -> None:
+    """`finalize_backward` exchanges gradients that a step has left, behind it and in it."""
+    if not KEEPS_MORE:
+        return
+
+    def build() -> nn.Module:
+        net: Any = blocks()
+        net.set_manual_backward_finalization(True)
+        return net  # type: ignore[no-any-return]
+
+    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = net(x).square().mean()
+            loss.backward()
+            return loss
+
+        return step
+
+    def between(net: Any, number: int) -> None:
+        net.set_requires_gradient_sync(True)
+        if number:
+            net.finalize_backward()
+        net.set_requires_gradient_sync(False)
+
+    agree(build, make, between=between)
+    for is_exchanged in (False, True):
+
+        def with_the_end(net: Any, optimizer: torch.optim.Optimizer, is_exchanged: bool = is_exchanged) -> Step:
+            step = make(net, optimizer)
+
+            def longer(x: torch.Tensor) -> torch.Tensor:
+                net.set_requires_gradient_sync(is_exchanged)
+                loss = step(x)
+                net.set_requires_gradient_sync(True)
+                net.finalize_backward()
+                return loss  # type: ignore[no-any-return]
+
+            return longer
+
+        agree(build, with_the_end, modes=("lazy",))
 
 
 class Tied(nn.Module):

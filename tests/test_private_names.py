@@ -133,6 +133,8 @@ def test_names_without_a_public_way_are_looked_for_first() -> None:
         *private_fsdp._IN_STATE,
         *private_fsdp._IN_GROUP,
         *private_fsdp._IN_PARAMETER,
+        *private_fsdp._IN_GROUP_WITH_WHOLE,
+        *private_fsdp._IN_PARAMETER_WITH_WHOLE,
     }
     for file in PRIVATE:
         for node in ast.walk(ast.parse(SOURCES[file])):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pickle
 from pathlib import Path
 
@@ -31,12 +30,10 @@ FALLS_BACK = "a_torch_with_other_insides_gathers_by_itself"
 
 
 def has_insides() -> bool:
-    """True if a step can gather in place of FSDP2's hooks: torch 2.12 to 2.14. Elsewhere `FALLS_BACK` is what happens."""
-    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    """True if a step can gather in place of FSDP2's hooks: torch 2.12 and later. Elsewhere `FALLS_BACK` is what happens."""
     from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 
-    grad = inspect.getattr_static(FSDPParam, "unsharded_accumulated_grad", None)
-    return hasattr(FSDPState, "_cast_forward_inputs") and not isinstance(grad, property)
+    return hasattr(FSDPState, "_cast_forward_inputs")
 
 
 needs_insides = pytest.mark.skipif(not has_insides(), reason="this torch's FSDP2 has other insides: steps leave it to torch's hooks")

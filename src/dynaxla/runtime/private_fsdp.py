@@ -32,15 +32,17 @@ _IN_STATE = (
 )  # fmt: skip
 _IN_GROUP = (
     "fsdp_params", "_to_sharded", "mesh_info", "_all_reduce_hook", "_all_gather_comm", "_reduce_scatter_comm", "offload_policy", "unshard",
-    "wait_for_unshard", "reshard", "post_forward_mesh_info", "_reduce_scatter_process_group", "_is_hsdp",
-    "_all_reduce_process_group", "_partial_reduce_output", "gradient_divide_factor", "force_sum_reduction_for_comms",
-    "device",
+    "wait_for_unshard", "reshard", "post_backward", "post_forward_mesh_info", "_reduce_scatter_process_group",
+    "_partial_reduce_output", "gradient_divide_factor", "force_sum_reduction_for_comms", "device",
 )  # fmt: skip
 _IN_PARAMETER = (
     "sharded_param", "sharded_size", "padded_sharded_param_size", "_orig_size", "fsdp_placement", "param_dtype", "orig_dtype",
-    "reduce_dtype", "_unsharded_dtensor_spec", "_setattr_on_modules", "unsharded_accumulated_grad",
+    "reduce_dtype", "_unsharded_dtensor_spec", "_setattr_on_modules", "unsharded_param", "unsharded_accumulated_grad",
     "_get_grad_inner_tensor", "to_sharded_dtensor",
 )  # fmt: skip
+# More names, for torch 2.15 (see `_waits_in_whole`).
+_IN_GROUP_WITH_WHOLE = ("_post_backward_pending", "_partial_reduce_output_layout")
+_IN_PARAMETER_WITH_WHOLE = ("unsharded_grad_dtype", "sharded_grad_dtype")
 _FUNCTIONS = (
     "torch.distributed.fsdp.CPUOffloadPolicy",
     "torch.distributed.fsdp._common_utils.collect_grad_tensors",
@@ -51,7 +53,8 @@ _FUNCTIONS = (
 )
 # The ones that are assigned to.
 _WRITTEN = (
-    "_pre_forward", "_post_forward", "unshard", "wait_for_unshard", "reshard", "_partial_reduce_output", "unsharded_accumulated_grad",
+    "_pre_forward", "_post_forward", "unshard", "wait_for_unshard", "reshard", "post_backward", "_partial_reduce_output",
+    "_partial_reduce_output_layout", "_post_backward_pending",
 )  # fmt: skip
 _NOTHING = object()
 
@@ -79,6 +82,9 @@ def _missing_in_module(module: Any) -> str:
         for parameter in group.fsdp_params[:1]:  # all are of one class
             if missing := _lacks(parameter, _IN_PARAMETER):
                 return _reported(missing)
+            missing = _lacks(group, _IN_GROUP_WITH_WHOLE) or _lacks(parameter, _IN_PARAMETER_WITH_WHOLE)
+            if missing and _waits_in_whole(parameter):
+                return _reported(missing)
     return ""
 
 
@@ -93,6 +99,11 @@ def _has(item: Any, name: str) -> bool:
     if name in _WRITTEN and isinstance(found, property):
         return found.fset is not None
     return found is not _NOTHING or any(name in vars(kind).get("__annotations__", ()) for kind in type(item).__mro__)
+
+
+def _waits_in_whole(parameter: Parameter) -> bool:
+    """True if gradients wait in `.grad` of torch's whole parameter (torch 2.15); in earlier releases an attribute beside it holds them."""
+    return isinstance(getattr(type(parameter), "unsharded_accumulated_grad", None), property)
 
 
 @functools.cache
@@ -131,7 +142,15 @@ def prepare(modules: Sequence[Any]) -> None:
                 state._lazy_init()
     for state in states:
         for group in groups_of(state):
+            if _lacks_wholes(group) and not why_not_gathered(state):
+                group.unshard()  # once; a collective, to which all processes come with their first step
+                group.wait_for_unshard()
             free(group)
+
+
+def _lacks_wholes(group: Group) -> bool:
+    """True if gradients are to wait in whole parameters of torch's that torch has not made: it does as it first gathers the group."""
+    return any(_waits_in_whole(parameter) and not hasattr(parameter, "unsharded_param") for parameter in group.fsdp_params)
 
 
 def free(group: Group) -> None:
@@ -139,7 +158,7 @@ def free(group: Group) -> None:
     first."""
     for parameter in group.fsdp_params:
         whole = getattr(parameter, "unsharded_param", None)
-        if whole is not None and whole.grad is not None:
+        if not _waits_in_whole(parameter) and whole is not None and whole.grad is not None:
             add_waiting(parameter, whole.grad)
             whole.grad = None
     group._to_sharded()  # nothing if they have
@@ -197,13 +216,16 @@ def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: C
 
 
 @contextlib.contextmanager
-def without_memory(group: Group, gather: Callable[[], object], drop: Callable[[], object]) -> Iterator[None]:
-    """Inside, these are called where somebody asks for a group's parameters (`module.unshard()`), and to let them go."""
-    group.unshard, group.wait_for_unshard, group.reshard = (lambda async_op=False: None), gather, drop
+def without_memory(
+    group: Group, gather: Callable[[], object], drop: Callable[[], object], end_backward: Callable[[], object]
+) -> Iterator[None]:
+    """Inside, these are called where somebody asks for a group's parameters (`module.unshard()`), to let them go, and for the exchange of
+    gradients that wait (`module.finalize_backward()` of torch 2.15)."""
+    group.unshard, group.wait_for_unshard, group.reshard, group.post_backward = (lambda async_op=False: None), gather, drop, end_backward
     try:
         yield
     finally:
-        del group.unshard, group.wait_for_unshard, group.reshard
+        del group.unshard, group.wait_for_unshard, group.reshard, group.post_backward
 
 
 def modules_of(state: State) -> Sequence[torch.nn.Module]:
@@ -258,25 +280,52 @@ def reduce_group(group: Group) -> Any:
 
 def replica_group(group: Group) -> Any | None:
     """The processes that have the same parts; None if no others do."""
-    return group._all_reduce_process_group if group._is_hsdp else None
+    return getattr(group.mesh_info, "replicate_process_group", None)
 
 
-def dtypes_of_gradients(group: Group) -> tuple[torch.dtype | None, torch.dtype | None]:
-    """The dtypes in which they are kept and in which they are summed; None: as they come. `why_not_gathered` is "" for the group."""
-    trained = [parameter for parameter in group.fsdp_params if parameter.sharded_param.requires_grad]
-    kept, summed = {parameter.orig_dtype for parameter in trained}, {parameter.reduce_dtype for parameter in trained}
-    return next(iter(kept), None), next(iter(summed)) if len(summed) == 1 else None
+def in_order_of_sum(group: Group) -> Sequence[Parameter]:
+    """Its parameters, in the order in which their gradients are summed: those of one dtype together."""
+    dtypes = [dtype_of_gradient(parameter) for parameter in group.fsdp_params]
+    return sorted(group.fsdp_params, key=lambda parameter: dtypes.index(dtype_of_gradient(parameter)))
 
 
-def partial_sum(group: Group) -> torch.Tensor | None:
-    """Gradients, flat, that other replicas have yet to add theirs to."""
+def note_waiting(group: Group, is_waiting: bool) -> None:
+    """A backward pass has ended for its parameters. is_waiting: their gradients have not been summed."""
+    if getattr(group, "_post_backward_pending", is_waiting) != is_waiting:
+        group._post_backward_pending = is_waiting
+
+
+def has_partial_sum(group: Group, parameter: Parameter) -> bool:
+    """True if torch keeps this parameter's place in `partial_sum`, and would sum zeros for a gradient that it lacks."""
+    return group._partial_reduce_output is not None and parameter in getattr(group, "_partial_reduce_output_layout", ())
+
+
+def partial_sum(group: Group, parameters: Sequence[Parameter]) -> torch.Tensor | None:
+    """Gradients of these parameters, flat and with padding, that other replicas have yet to add theirs to."""
     found: torch.Tensor | None = group._partial_reduce_output
-    return found
+    layout = getattr(group, "_partial_reduce_output_layout", None)
+    if found is None or layout is None or layout == _layout(parameters):
+        return found
+    sizes = {parameter: parameter.padded_sharded_param_size.numel() for parameter in parameters}
+    return torch.cat([found.narrow(0, *layout[item]) if item in layout else found.new_zeros(size) for item, size in sizes.items()])
 
 
-def keep_partial_sum(group: Group, value: torch.Tensor | None) -> None:
+def keep_partial_sum(group: Group, parameters: Sequence[Parameter], value: torch.Tensor | None) -> None:
     """See `partial_sum`."""
     group._partial_reduce_output = value
+    layout = _layout(parameters)
+    if value is not None and getattr(group, "_partial_reduce_output_layout", layout) != layout:
+        group._partial_reduce_output_layout = layout
+
+
+def _layout(parameters: Sequence[Parameter]) -> dict[Parameter, tuple[int, int]]:
+    """Where each one's gradient begins in a flat sum, and how long it is."""
+    found, offset = {}, 0
+    for parameter in parameters:
+        size = parameter.padded_sharded_param_size.numel()
+        found[parameter] = offset, size
+        offset += size
+    return found
 
 
 def scaling(group: Group, dtype: torch.dtype) -> tuple[float, float, str, str]:
@@ -321,6 +370,23 @@ def dtype_of_use(parameter: Parameter) -> torch.dtype:
     return found
 
 
+def dtype_of_gradient(parameter: Parameter) -> torch.dtype:
+    """The dtype of `.grad` of the sharded parameter."""
+    found: torch.dtype = parameter.sharded_grad_dtype if _waits_in_whole(parameter) else parameter.orig_dtype
+    return found
+
+
+def dtype_of_waiting(parameter: Parameter) -> torch.dtype | None:
+    """The dtype of gradients of the whole until they are summed; None: the one that they are computed in."""
+    found: torch.dtype | None = parameter.unsharded_grad_dtype if _waits_in_whole(parameter) else parameter.reduce_dtype
+    return found
+
+
+def mixes_dtypes(parameter: Parameter) -> bool:
+    """True if torch sums its gradients together with those of another dtype, in a dtype for both."""
+    return _waits_in_whole(parameter)
+
+
 def wrap_whole(parameter: Parameter, local: torch.Tensor) -> torch.Tensor:
     """What modules compute with: a DTensor where the parameter is one besides (tensor parallelism)."""
     if parameter._unsharded_dtensor_spec is None:
@@ -363,15 +429,21 @@ def waiting(parameter: Parameter) -> torch.Tensor | None:
 
 def forget_waiting(parameter: Parameter) -> None:
     """See `waiting`."""
-    parameter.unsharded_accumulated_grad = None
+    _set_waiting(parameter, None)
 
 
 def add_waiting(parameter: Parameter, gradient: torch.Tensor) -> None:
     """Add to the gradients that processes have not exchanged yet."""
-    before = parameter.unsharded_accumulated_grad
-    if before is None and parameter.reduce_dtype is not None:
-        gradient = gradient.to(parameter.reduce_dtype)
-    parameter.unsharded_accumulated_grad = gradient if before is None else before + gradient
+    before, dtype = waiting(parameter), dtype_of_waiting(parameter)
+    gradient = gradient if dtype is None else gradient.to(dtype)
+    _set_waiting(parameter, gradient if before is None else before + gradient)
+
+
+def _set_waiting(parameter: Parameter, gradient: torch.Tensor | None) -> None:
+    if _waits_in_whole(parameter):
+        parameter.unsharded_param.grad = gradient
+    else:
+        parameter.unsharded_accumulated_grad = gradient
 
 
 def gradient_part(parameter: Parameter, gradient: torch.Tensor) -> torch.Tensor:

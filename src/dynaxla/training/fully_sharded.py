@@ -9,6 +9,7 @@ one collective, as soon as all of them are there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ def gathering(modules: Sequence[Any]) -> Iterator[None]:
         for state in call.states:
             stack.enter_context(fsdp.without_hooks(state.state, state.pre_forward, state.post_forward))
         for group in call.groups:
-            stack.enter_context(fsdp.without_memory(group.group, group.gather, group.drop))
+            stack.enter_context(fsdp.without_memory(group.group, group.gather, group.drop, group.end_backward))
         yield
 
 
@@ -267,6 +268,7 @@ class _Group:
             self.drop()
         if self.group.reduce_grads:
             _reduce(self.group)
+        fsdp.note_waiting(self.group, not self.group.reduce_grads)
 
 
 class _Gathered(torch.autograd.Function):
@@ -346,23 +348,25 @@ def _joined(parameter: fsdp.Parameter, pieces: torch.Tensor) -> torch.Tensor:
 
 def _reduce(group: fsdp.Group) -> None:
     """Add to each parameter's gradient the mean over all processes of those that wait."""
-    kept, summed = fsdp.dtypes_of_gradients(group)
     parameters, gradients = [], []
-    for parameter in group.fsdp_params:
+    for parameter in fsdp.in_order_of_sum(group):
         gradient = fsdp.waiting(parameter)
-        if gradient is None and group.reduce_scatter_unused_params and fsdp.sharded(parameter).requires_grad:
-            whole = torch.zeros(fsdp.part_sizes(parameter)[2], dtype=fsdp.dtype_of_use(parameter), device=group.device)
-            gradient = fsdp.wrap_whole(parameter, whole)
+        is_unused = group.reduce_scatter_unused_params and fsdp.sharded(parameter).requires_grad
         if gradient is not None:
-            parameters.append(parameter)
-            gradients.append(fsdp.gradient_part(parameter, gradient))
             fsdp.forget_waiting(parameter)
+        elif is_unused or fsdp.has_partial_sum(group, parameter):
+            dtype = fsdp.dtype_of_waiting(parameter) or fsdp.dtype_of_use(parameter)
+            gradient = fsdp.wrap_whole(parameter, torch.zeros(fsdp.part_sizes(parameter)[2], dtype=dtype, device=group.device))
+        else:
+            continue
+        parameters.append(parameter)
+        gradients.append(fsdp.gradient_part(parameter, gradient))
     if not parameters:
         return
-    if len({gradient.dtype for gradient in gradients}) > 1:
+    if len({gradient.dtype for gradient in gradients}) > 1 and not fsdp.mixes_dtypes(parameters[0]):
         raise RuntimeError(f"FSDP: the gradients of one group have different dtypes: {sorted({str(item.dtype) for item in gradients})}")
     processes, replicas = fsdp.reduce_group(group), fsdp.replica_group(group)
-    count, dtype = processes.size(), summed or gradients[0].dtype
+    count, dtype = processes.size(), functools.reduce(torch.promote_types, [gradient.dtype for gradient in gradients])
     before, after, scatter, everywhere = fsdp.scaling(group, dtype)
     rows = [_rows(gradient, fsdp.part_sizes(parameter)[3], count) for parameter, gradient in zip(parameters, gradients, strict=True)]
     flat = torch.cat(rows, 1).to(dtype).reshape(-1) / before
@@ -371,16 +375,16 @@ def _reduce(group: fsdp.Group) -> None:
     elif group.gradient_divide_factor is not None:
         flat = flat / group.gradient_divide_factor
     if replicas is not None:
-        if (partial := fsdp.partial_sum(group)) is not None:
+        if (partial := fsdp.partial_sum(group, parameters)) is not None:
             flat = flat + partial
-        fsdp.keep_partial_sum(group, None if group.all_reduce_grads else flat)
+        fsdp.keep_partial_sum(group, parameters, None if group.all_reduce_grads else flat)
         if not group.all_reduce_grads:
             return
         flat = _functional().wait_tensor(_functional().all_reduce(flat, everywhere, replicas.group_name))
-    flat = (flat / after).to(kept or dtype)
+    flat = flat / after
     for parameter, part in zip(parameters, flat.split([row.shape[1] for row in rows]), strict=True):
         size = fsdp.part_sizes(parameter)[0]
-        fsdp.add_gradient(parameter, part[: size.numel()].view(size).clone())
+        fsdp.add_gradient(parameter, part[: size.numel()].view(size).to(fsdp.dtype_of_gradient(parameter), copy=True))
 
 
 def _rows(gradient: torch.Tensor, dim: int, count: int) -> torch.Tensor:

@@ -42,6 +42,11 @@ def case(function: Case) -> Case:
     return function
 
 
+def case_where_more_is_kept(function: Case) -> Case:
+    """A case of what earlier releases of torch do not have."""
+    return case(function) if KEEPS_MORE else function
+
+
 def run(rank: int, rendezvous: str, results: str, names: list[str]) -> None:
     """A process of the group: every case in turn; what it raised goes to a file."""
     os.environ["DYNAXLA_CACHE"] = ""
@@ -340,12 +345,9 @@ class OfTwoDtypes(nn.Module):
         return self.last(self.second(self.first(x).bfloat16()).float())  # type: ignore[no-any-return]
 
 
-@case
+@case_where_more_is_kept
 def parameters_of_two_dtypes_in_one_group() -> None:
     """Torch asks for one dtype of all parameters that a first pass trains, and takes what is trained later as it is."""
-    if not KEEPS_MORE:
-        return
-
     def build() -> nn.Module:
         net = OfTwoDtypes()
         net.second.requires_grad_(False)
@@ -400,12 +402,9 @@ class InTurns(nn.Module):
         return (self.one if self.uses_one else self.other)(x)  # type: ignore[no-any-return]
 
 
-@case
+@case_where_more_is_kept
 def replicas_that_add_gradients_of_other_parameters_later() -> None:
     """What waits for other replicas is kept by parameter, in steps and between steps and eager passes."""
-    if not KEEPS_MORE:
-        return
-
     def build() -> nn.Module:
         return fully_shard(InTurns(), mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))
 
@@ -442,12 +441,9 @@ def replicas_that_add_gradients_of_other_parameters_later() -> None:
     agree(build, in_several, calls=5, between=between)
 
 
-@case
+@case_where_more_is_kept
 def a_backward_pass_that_is_finished_later() -> None:
     """`finalize_backward` exchanges gradients that a step has left, behind it and in it."""
-    if not KEEPS_MORE:
-        return
-
     def build() -> nn.Module:
         net: Any = blocks()
         net.set_manual_backward_finalization(True)

@@ -12,6 +12,9 @@ import jax
 from dynaxla.runtime.clients import cpu_device
 from dynaxla.runtime.programs import compile_lowered
 
+# True in a run of `make quick`.
+is_asked_for = False
+
 # The emitters that XLA had before MLIR's, a compiler that does not optimize, and one module of code where there would be many.
 _WANTED = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
 

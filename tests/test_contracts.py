@@ -10,7 +10,7 @@ import pytest
 import torch
 from compare import aliases, assert_equal, check
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 

@@ -11,7 +11,7 @@ from compare import assert_equal
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 
 def norm(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:

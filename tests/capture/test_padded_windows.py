@@ -12,7 +12,7 @@ from newer import fails_in_oldest
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 
 def kernel(t: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 import pytest
+import quick
 import torch
 from compare import assert_equal
 from gradients import differentiable, leaf
@@ -105,10 +106,11 @@ def named(group: Sequence[Op]) -> str:
 
 def _in_users_code(row: Op, place: int) -> Sequence[torch.dtype]:
     """Its first dtype, and of the others the one whose turn it is at this place: XLA's code for a row differs little between dtypes."""
-    others = row.dtypes[1:]
+    others = [] if quick.is_asked_for else row.dtypes[1:]
     return [row.dtypes[0], *others[place % max(len(others), 1) :][:1]]
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_values(group: Sequence[Op]) -> None:
     """In the code that users get: two dtypes of each row."""

@@ -51,10 +51,10 @@ def result_of(name: str, arguments: Sequence[str]) -> dict[str, object]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m planted", description=f"Exits with 1 if more than a fifth is missed. {COUNT} by default.")
+    made = argparse.ArgumentParser(prog="python -m planted", description="Exits with 1 if more than a fifth is missed.")
     made.add_argument("--suite", choices=list(SUITES), default="quick")
     made.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
-    made.add_argument("names", nargs="*", help="faults, instead of the drawn ones")
+    made.add_argument("names", nargs="*", help=f"faults, instead of the {COUNT} drawn ones")
     return made
 
 

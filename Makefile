@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
-.PHONY: install bench quick test test-all test-newest test-oldest newest report planted conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
+.PHONY: install bench quick test test-all test-newest test-oldest newest report faults conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
 	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
 
 install: $(INSTALLED)
@@ -36,10 +36,10 @@ $(ALL)/%: | install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --everything -m 'not gpu' $(if $(filter files,$*),tests/test_*.py,tests/$*/test_*.py)
 	mkdir -p $@
 
-# Which of 60 faults, planted one at a time, does a suite find? An hour on two cores; it goes on where it was stopped, e.g. make planted
+# Which of 60 faults, planted one at a time, does a suite find? An hour on two cores; it goes on where it was stopped, e.g. make faults
 # ARGS="--suite usual NAME"
-planted: install
-	PYTHONPATH=tests $(VENV)/bin/python -m planted $(ARGS)
+faults: install
+	PYTHONPATH=tests $(VENV)/bin/python -m planted_faults $(ARGS)
 
 # PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2", or what eager
 # mode refuses of them: ARGS="--kind error_inputs,changed_numbers"

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Generator, Iterator
 
 import levels
-import planted
+import planted_faults
 import pytest
 import quick
 import torch
@@ -40,13 +40,13 @@ settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="the tests marked `quick` alone, one dtype each, compiled quickly: make quick")
     parser.addoption("--everything", action="store_true", help="all parameters of all tests: make test-all")
-    parser.addoption("--planted", metavar="FAULT", help="a fault that is planted in dynaxla before the first test: make planted")
+    parser.addoption("--planted", metavar="FAULT", help="a fault that is planted in dynaxla before the first test: make faults")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     quick.is_asked_for = config.getoption("quick")
     if name := config.getoption("planted"):
-        fault = planted.faults()[name]()
+        fault = planted_faults.faults()[name]()
         fault.__enter__()
         config.add_cleanup(lambda: fault.__exit__(None, None, None))
 

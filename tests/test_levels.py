@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import levels
-import planted
+import planted_faults
 import pytest
 
 
@@ -43,9 +43,15 @@ def test_samples_are_drawn_for_each_test_by_itself() -> None:
 
 
 def test_sixty_faults_of_all_kinds_are_drawn() -> None:
-    drawn = planted.drawn()
-    assert len(set(drawn)) == planted.COUNT == 60
-    assert drawn == planted.drawn() != random.Random(planted.SEED + 1).sample(sorted(planted.faults()), planted.COUNT)
-    for source in planted.SOURCES:
-        assert set(drawn) & set(planted.faults_of(source)), source
-    assert len(planted.faults()) == sum(len(planted.faults_of(source)) for source in planted.SOURCES), "two faults have one name"
+    drawn = planted_faults.drawn()
+    assert len(set(drawn)) == planted_faults.COUNT == 60
+    assert (
+        drawn
+        == planted_faults.drawn()
+        != random.Random(planted_faults.SEED + 1).sample(sorted(planted_faults.faults()), planted_faults.COUNT)
+    )
+    for source in planted_faults.SOURCES:
+        assert set(drawn) & set(planted_faults.faults_of(source)), source
+    assert len(planted_faults.faults()) == sum(len(planted_faults.faults_of(source)) for source in planted_faults.SOURCES), (
+        "two faults have one name"
+    )

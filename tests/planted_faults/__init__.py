@@ -1,7 +1,7 @@
 """Faults planted in dynaxla, one at a time: which of them does a suite of tests find?
 
 __init__.py   the faults, and a draw of 60 of them
-__main__.py   runs the suite once for each: `make planted`, `make planted ARGS="--suite usual"`
+__main__.py   runs the suite once for each: `make faults`, `make faults ARGS="--suite usual"`
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`python -m planted`: run a suite of tests once for each drawn fault, until its first failure; print which faults it finds.
+"""`python -m planted_faults`: run a suite of tests once for each drawn fault, until its first failure; print which faults it finds.
 
-It goes on where it was stopped: results are kept in .planted/, by suite and commit.
+It goes on where it was stopped: results are kept in .planted_faults/, by suite and commit.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser().parse_args(argv)
     names = options.names or drawn()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    kept = Path(".planted") / f"{options.suite}-{commit}.jsonl"
+    kept = Path(".planted_faults") / f"{options.suite}-{commit}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     known = {line["fault"]: line for line in map(json.loads, kept.read_text().splitlines())} if kept.exists() else {}
     for name in names:
@@ -51,7 +51,7 @@ def result_of(name: str, arguments: Sequence[str]) -> dict[str, object]:
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(prog="python -m planted", description="Exits with 1 if more than a fifth is missed.")
+    made = argparse.ArgumentParser(prog="python -m planted_faults", description="Exits with 1 if more than a fifth is missed.")
     made.add_argument("--suite", choices=list(SUITES), default="quick")
     made.add_argument("--tests", nargs="*", default=[], help="files of tests, instead of all")
     made.add_argument("names", nargs="*", help=f"faults, instead of the {COUNT} drawn ones")

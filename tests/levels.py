@@ -17,9 +17,14 @@ def chosen(items: Sequence[pytest.Item], level: str) -> list[pytest.Item]:
 
     The markers `quick` and `thorough` name the level of a test; `sample` says how many of its parameters run at a level, drawn with SEED.
     """
-    if level == "everything":
-        return list(items)
-    kept = [item for item in items if (item.get_closest_marker("quick") if level == "quick" else not item.get_closest_marker("thorough"))]
+    if level == "quick":
+        kept = [item for item in items if item.get_closest_marker("quick")]
+    else:
+        # A test that is quick alone changes its process for good.
+        kept = [item for item in items if not ((quick := item.get_closest_marker("quick")) and quick.kwargs.get("only"))]
+        if level == "everything":
+            return kept
+        kept = [item for item in kept if not item.get_closest_marker("thorough")]
     sampled: defaultdict[str, list[pytest.Item]] = defaultdict(list)
     for item in kept:
         if _count(item, level) is not None:

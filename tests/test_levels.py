@@ -25,8 +25,8 @@ def names(items: list[Any], level: str) -> list[str]:
 
 
 def test_levels() -> None:
-    items = [Item("a"), Item("b", quick={}), Item("c", thorough={}), Item("d", thorough={}, quick={})]
-    assert names(items, "quick") == ["b", "d"]
+    items = [Item("a"), Item("b", quick={}), Item("c", thorough={}), Item("d", thorough={}, quick={}), Item("e", quick={"only": 1})]
+    assert names(items, "quick") == ["b", "d", "e"]
     assert names(items, "usual") == ["a", "b"]
     assert names(items, "everything") == ["a", "b", "c", "d"]
 

@@ -85,6 +85,8 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(whole).masked_fill(x.double().isnan(), -1 if whole != torch.uint8 else 255)
 
 
+@pytest.mark.quick
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_casts_at_the_limits(dtype: torch.dtype) -> None:

@@ -28,6 +28,17 @@ from dynaxla.runtime import by_torch
 
 aten = torch.ops.aten
 
+# Of eager mode itself, at the first call of an op in a process.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        "_aminmax is deprecated",
+        "index_reduce.. is in beta",
+        "var..: degrees of freedom is <= 0",
+        "torch.searchsorted...: input value tensor is non-contiguous",
+    )
+]
+
 TESTS = Path(__file__).parents[1]
 
 # So many rows are compiled as one program.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import io
 import logging
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np

@@ -59,6 +59,7 @@ TELLING = [
 ]
 
 
+@pytest.mark.sample(usual=35)
 @pytest.mark.parametrize("group", TELLING)
 def test_telling_calls(group: Sequence[telling.Candidate]) -> None:
     group = _in_this_torch(group)
@@ -79,6 +80,7 @@ def _sample() -> list[Case]:
     return random.Random(SEED).sample(known, CASES)
 
 
+@pytest.mark.sample(usual=15)
 @pytest.mark.parametrize("place", range(CASES))
 def test_sample_of_the_databases(place: int) -> None:
     _check_case(_sample()[place])

@@ -51,7 +51,7 @@ class Block(torch.nn.Module):
         return loss + ends + hidden.logsumexp(1).sum() + hidden.amax()
 
 
-@pytest.mark.quick
+@pytest.mark.thorough
 def test_gradients() -> None:
     network = Block().double()
     run, before = compiled(network), counts()

@@ -332,6 +332,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.sample(usual=10)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -482,6 +483,7 @@ def test_activations_stay_channels_last(tmp_path: Path) -> None:
     assert [sum(program.count(move) for move in moves) for program in programs] == [1, 0]
 
 
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize("form", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -527,6 +529,7 @@ def test_attention(form: str, heads_inside: bool) -> None:
     )
 
 
+@pytest.mark.sample(usual=8)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("form", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -45,6 +45,7 @@ EXTREMA: dict[str, Case] = {
 }
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("case", cases({**SUMS, **EXTREMA}, {"both": "aminmax has no gradient"}))
 def test_reductions(case: str) -> None:
     check_gradients({**SUMS, **EXTREMA}[case], torch.randn(4, 3, 5).mT)

@@ -4,7 +4,7 @@ VENV := .venv
 INSTALLED := $(VENV)/.installed
 CONSTRAINTS := constraints.txt
 
-.PHONY: install bench test test-newest test-oldest newest conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
+.PHONY: install bench quick test test-all test-newest test-oldest newest report faults conformance conformance-device layouts random-programs surroundings explore generate device-models stress \
 	engines lower-everywhere interop explain-pages gpu-programs gpu gpu-table docs docs-test lint format
 
 install: $(INSTALLED)
@@ -19,8 +19,27 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 bench: install
 	$(VENV)/bin/dynaxla bench --quick
 
+# Every lowering once, contracts, steps, errors: two minutes on two cores. It starts no process besides pytest's own.
+QUICK = $(shell grep -rlE --include='test_*.py' 'pytest\.mark\.quick' tests)
+quick: install
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --quick $(QUICK)
+
 test: install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m 'not slow and not gpu'
+
+# Every test with every parameter, the slow ones too: some hours on two cores. It goes on with the part that failed or was stopped, as long as
+# the commit is the same.
+ALL := .test-all/$(shell git rev-parse --short HEAD)
+PARTS := $(patsubst tests/%/,%,$(sort $(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py))))
+test-all: $(PARTS:%=$(ALL)/%) $(ALL)/files
+$(ALL)/%: | install
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --everything -m 'not gpu' $(if $(filter files,$*),tests/test_*.py,tests/$*/test_*.py)
+	mkdir -p $@
+
+# Which of 60 faults, planted one at a time, does a suite find? An hour on two cores; it goes on where it was stopped, e.g. make faults
+# ARGS="--suite usual NAME"
+faults: install
+	PYTHONPATH=tests $(VENV)/bin/python -m planted_faults $(ARGS)
 
 # PyTorch's own databases of operators and modules, e.g. make conformance ARGS="--dtype float32 --match '^linalg' --shards 2", or what eager
 # mode refuses of them: ARGS="--kind error_inputs,changed_numbers"
@@ -93,8 +112,9 @@ gpu-programs: install
 # The suite with the newest and with the oldest releases, each in an environment of its own.
 OTHER_PYTHON ?= python3.12
 
+# PIP_CONSTRAINT: constraints.txt alone decides, whatever a machine's own pip.conf allows.
 test-newest:
-	$(MAKE) test VENV=.venv-newest PYTHON=$(OTHER_PYTHON)
+	PIP_CONSTRAINT=/dev/null $(MAKE) test VENV=.venv-newest PYTHON=$(OTHER_PYTHON)
 
 test-oldest:
 	$(MAKE) test VENV=.venv-oldest PYTHON=$(OTHER_PYTHON) CONSTRAINTS=constraints-oldest.txt
@@ -105,7 +125,12 @@ newest:
 	$(OTHER_PYTHON) -m venv --clear .venv-today
 	PIP_CONSTRAINT=/dev/null .venv-today/bin/python -m pip install --upgrade torch jax
 	PIP_CONSTRAINT=/dev/null .venv-today/bin/python -m pip install -e '.[dev]'
-	PYTHONPATH=tests .venv-today/bin/python -m newest_report
+	touch .venv-today/.installed
+	$(MAKE) report VENV=.venv-today
+
+# That report of an environment that is there, e.g. make report VENV=.venv-newest
+report: install
+	PYTHONPATH=tests $(VENV)/bin/python -m newest_report
 
 # On a machine with an NVIDIA GPU: facts about the environment, the parts of tests/gpu_report and the tests of tests/gpu, in ten minutes. It
 # installs nothing and uses the environment's own Python, e.g. make gpu GPU_PYTHON=/opt/torch/bin/python ARGS="--output DIR --minutes 6.3"

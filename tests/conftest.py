@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Generator, Iterator
 
+import levels
+import planted_faults
 import pytest
 import quick
 import torch
@@ -20,6 +23,7 @@ torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Hundreds of them import dynaxla: without bytecode each compiles its sources anew, for half a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # What an earlier run left must not decide what this one tests.
 os.environ["DYNAXLA_CACHE"] = ""
 skip_guard_profile()
@@ -31,6 +35,28 @@ settings.register_profile(
 )
 settings.register_profile("explore", settings.get_profile("repeatable"), derandomize=False)
 settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="the tests marked `quick` alone, one dtype each, compiled quickly: make quick")
+    parser.addoption("--everything", action="store_true", help="all parameters of all tests: make test-all")
+    parser.addoption("--planted", metavar="FAULT", help="a fault that is planted in dynaxla before the first test: make faults")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    quick.is_asked_for = config.getoption("quick")
+    if name := config.getoption("planted"):
+        fault = planted_faults.faults()[name]()
+        fault.__enter__()
+        config.add_cleanup(lambda: fault.__exit__(None, None, None))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    level = "quick" if config.getoption("quick") else "everything" if config.getoption("everything") else "usual"
+    chosen = levels.chosen(items, level)
+    kept = {id(item) for item in chosen}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = chosen
 
 
 @pytest.fixture(autouse=True)
@@ -47,9 +73,16 @@ def quick_xla(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
     For tests whose subject is what we hand to XLA, and what becomes of the results. Some folders take it for all of their tests.
     """
-    if request.node.get_closest_marker("optimized") is None:
+    if request.node.get_closest_marker("optimized") is None or quick.is_asked_for:
         options_for, quickly = engine_options.options_for, quick.options()
         monkeypatch.setattr(stages, "options_for", lambda *problem: {**options_for(*problem), **quickly})
+
+
+@pytest.fixture(autouse=True)
+def quick_xla_in_quick_runs(request: pytest.FixtureRequest) -> None:
+    """`make quick` compiles everything quickly."""
+    if quick.is_asked_for:
+        request.getfixturevalue("quick_xla")
 
 
 def pytest_collection_finish() -> None:

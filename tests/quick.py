@@ -2,31 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-from collections.abc import Mapping
-from typing import Any
+from dynaxla.engine.options import quick_options as options
 
-import jax
-
-from dynaxla.runtime.clients import cpu_device
-from dynaxla.runtime.programs import compile_lowered
-
-# The emitters that XLA had before MLIR's, a compiler that does not optimize, and one module of code where there would be many.
-_WANTED = {"xla_cpu_use_fusion_emitters": False, "xla_backend_optimization_level": 0, "xla_cpu_parallel_codegen_split_count": 1}
-
-
-@functools.cache
-def options() -> Mapping[str, Any]:
-    """Those of them that this XLA has."""
-    with jax.default_device(cpu_device()):
-        trivial = jax.jit(lambda x: x).lower(jax.ShapeDtypeStruct((), "float32"))
-    known = {}
-    for name, value in _WANTED.items():
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # no such option
-            compile_lowered(trivial, cpu_device(), {name: value})
-            known[name] = value
-    return known
+# True in a run of `make quick`.
+is_asked_for = False
 
 
 def flags() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -28,9 +29,19 @@ def completed(script: str, arguments: Sequence[str] = (), own: bool = False, **v
     """
     environment = found_here() | variables
     if sys.platform == "linux" and not own and all(name.startswith(("DYNAXLA_", "XLA_FLAGS")) for name in variables):
-        return _server().run(script, arguments, environment)
+        return _without_tritons_leaks(_server().run(script, arguments, environment))
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return _without_tritons_leaks(done)
+
+
+# A CUDA build of torch comes with triton, whose binding prints this as a process ends that has imported it.
+_LEAKS = re.compile(r"(nanobind: leaked .*\n( - .*\n)*)+nanobind: this is likely .*\nSee https://nanobind.*\n?")
+
+
+def _without_tritons_leaks(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:
+    done.stderr = _LEAKS.sub(lambda found: "" if "triton" in found[0] else found[0], done.stderr)
+    return done
 
 
 def run_script(script: str, arguments: Sequence[str] = (), own: bool = False, **variables: str) -> str:

@@ -19,6 +19,8 @@ from dynaxla.engine import artifact
 from dynaxla.errors import OptionError, UnsupportedTensor, UnsupportedVersion
 from dynaxla.observe import coverage, metrics
 
+pytestmark = pytest.mark.quick
+
 
 def test_torch_finds_them_by_name() -> None:
     found = {

@@ -10,7 +10,7 @@ import pytest
 import torch
 from compare import aliases, assert_equal, check
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 Case = tuple[Callable[..., Any], Callable[[], tuple[Any, ...]]]
 
@@ -441,3 +441,18 @@ def test_views_of_a_complex_input(is_conj: bool, differentiated: bool, dynamic: 
             theirs.is_neg(),
         )
         assert torch.equal(mine, theirs)
+
+
+def test_a_graph_break() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+        y = x.add_(1) * 2
+        largest = y.amax().item()
+        return y.t() + largest, x[0], largest
+
+    x = t(3, 4)
+    theirs = x.clone()
+    compiled = torch.compile(function, backend="dynaxla")
+    for _ in range(2):
+        actual, expected = compiled(x), function(theirs)
+        assert_equal((actual, x), (expected, theirs))
+        assert aliases([x], actual) == aliases([theirs], expected)

@@ -13,6 +13,8 @@ import dynaxla
 from dynaxla.lowering.registry import Registry
 from dynaxla.runtime import programs
 
+pytestmark = pytest.mark.quick
+
 aten = torch.ops.aten
 
 

@@ -24,6 +24,7 @@ for command in COMMANDS:
 """
 
 
+@pytest.mark.thorough
 def test_examples(tmp_path: Path) -> None:
     picture = tmp_path / "gpt.png"
     gpt = [str(EXAMPLES / "train_char_gpt.py"), "--steps", "12", "--layers", "1", "--output", str(picture)]

@@ -30,6 +30,7 @@ PARTS = [run.name for run in RUNS if not run.is_tests]
 NETWORKS = [name for name in PARTS if name.startswith("resnet")]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "parts", [[name for name in PARTS if name not in NETWORKS], pytest.param(NETWORKS, marks=pytest.mark.slow)], ids=["parts", "networks"]
 )

@@ -115,6 +115,8 @@ def alive(situation: Situation, backend: str, options: dict[str, Any] | None = N
     return [reference() is not None for reference in found]
 
 
+@pytest.mark.quick
+@pytest.mark.sample(quick=4)
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # TorchDynamo, behind a graph break
 @pytest.mark.parametrize("situation", SITUATIONS, ids=lambda situation: situation.__name__)
 def test_what_is_kept(situation: Situation) -> None:

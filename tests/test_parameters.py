@@ -18,6 +18,8 @@ from dynaxla.observe import metrics
 from dynaxla.runtime import devices
 from dynaxla.runtime.layout import Layout
 
+pytestmark = pytest.mark.quick
+
 
 class Net(nn.Module):
     def __init__(self) -> None:

@@ -47,6 +47,15 @@ def test_random_programs_agree_with_eager_mode(data: st.DataObject) -> None:
     assert verdict.outcome in ("agrees", "torch"), f"{verdict.detail}\n{reproducer(program)}"
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("first", range(100, 220, 20))
+def test_seeded_programs(first: int, quick_xla: None) -> None:
+    for seed in range(first, first + 20):
+        program, expected = generate(seed)
+        verdict = judge(program, expected)
+        assert verdict.outcome in ("agrees", "torch"), f"{verdict.detail}\n{reproducer(program)}"
+
+
 def test_a_seed_gives_the_same_program_every_time() -> None:
     for seed in (3, 4, 5):
         first, second = generate(seed)[0], generate(seed)[0]

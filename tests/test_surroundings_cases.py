@@ -31,6 +31,7 @@ def test_what_eager_mode_notices_is_seen(data: st.DataObject, with_observation: 
     assert not verdict.problem, f"{verdict.problem}: {case.change[0]}\n{case.text}"
 
 
+@pytest.mark.quick
 def test_a_sample_of_seeds() -> None:
     verdicts = [judge(draw_case(SeededChoices(seed)), bool(seed % 2)) for seed in range(500, 1000)]
     assert [500 + index for index, verdict in enumerate(verdicts) if verdict.problem] == []
@@ -38,6 +39,8 @@ def test_a_sample_of_seeds() -> None:
     assert sum(verdict.refused for verdict in verdicts) < 10
 
 
+@pytest.mark.quick
+@pytest.mark.sample(quick=2)
 @pytest.mark.parametrize("seed", range(2000, 2012))
 def test_compiled_steps(seed: int) -> None:
     case = draw_case(SeededChoices(seed))

@@ -33,6 +33,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("names", [["mlp", "gpt_block"], pytest.param(["resnet18"], marks=pytest.mark.slow)], ids=" ".join)
 def test_by_hand_is_the_same(names: list[str]) -> None:
     """The large one: `pytest -m slow tests/bench/test_beside_jax.py`."""

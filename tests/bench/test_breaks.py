@@ -10,6 +10,7 @@ from dynaxla.bench import engines, suites
 from dynaxla.bench.measure import Settings, measure
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", [case.name for case in suites.BREAKS if case.name != "generate"])
 def test_models_that_break_graphs(name: str) -> None:
     result = measure(suites.choose("breaks", [name])[0], [engines.ENGINES["dynaxla"]], Settings(rounds=1, randomize_input=True))

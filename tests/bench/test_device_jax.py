@@ -117,6 +117,7 @@ def test_bad_requests(arguments: list[str], said: str, monkeypatch: pytest.Monke
     assert not double.asked
 
 
+@pytest.mark.thorough
 @not_in_oldest("storages that can be made without memory")
 def test_a_measurement(tmp_path: Path) -> None:
     """Of a tiny model, in a process of its own, since enabling the device is for a process's life."""

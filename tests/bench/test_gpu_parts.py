@@ -37,4 +37,6 @@ def test_precision_is_torchs_setting(monkeypatch: pytest.MonkeyPatch) -> None:
             assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == expected
     finally:
         torch.set_float32_matmul_precision(before[0])
+        for backend in ("cuda", "mkldnn"):  # which are "ieee" now, and were not set before
+            torch._C._set_fp32_precision_setter(backend, "matmul", "none")
         torch.backends.cudnn.allow_tf32 = before[1]

@@ -67,6 +67,7 @@ for engine in cpu.MEMORY_ENGINES:
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not peak_memory.REFERENCES.exists(), reason="only Linux tells")
 def test_a_step_holds_parameters_gradients_and_states() -> None:
     """Two states of AdamW's for each parameter; dynaxla holds at least as much as eager mode, which needs little else."""

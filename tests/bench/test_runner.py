@@ -14,6 +14,7 @@ from dynaxla.bench.engines import Engine
 from dynaxla.bench.runner import Local, Placement, Remote, RemoteError, empty_caches, first_line
 
 
+@pytest.mark.thorough
 def test_another_process_gives_the_same_results_and_its_memory() -> None:
     case = suites.choose("breaks", ["branch"])[0]
     placement = Placement()

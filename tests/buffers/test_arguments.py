@@ -23,6 +23,8 @@ from dynaxla.observe import metrics
 from dynaxla.runtime import clients
 from dynaxla.runtime.layout import Layout
 
+pytestmark = pytest.mark.quick
+
 
 def arguments(*tensors: torch.Tensor, static: bool = False) -> Arguments:
     """For tensors that look like these."""

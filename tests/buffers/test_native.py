@@ -19,6 +19,8 @@ from dynaxla.capture.aten_graph import Loose, Phase
 from dynaxla.lowering import Interpreter, SymbolValues
 from dynaxla.runtime import clients
 
+pytestmark = pytest.mark.quick
+
 
 def buffers_of(
     function: Callable[..., Any],

@@ -53,6 +53,7 @@ def draw(region: Region, compiled: Callable[[Any], Any], rows: int, reentrant: b
     return result.detach(), x.grad * x.detach()
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize(("name", "reentrant"), [*((name, False) for name in DRAWS), ("two dropouts", True), ("attention", True)])
 @pytest.mark.parametrize("options", [{}, {"exact_rng": True}], ids=["", "exact_rng"])
 def test_the_same_numbers_again(name: str, options: dict[str, Any], reentrant: bool) -> None:
@@ -164,6 +165,7 @@ class Block(nn.Module):
         return x + F.dropout(self.second(F.gelu(self.first(x))), 0.1, self.training)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("reentrant", [False, True], ids=["", "reentrant"])
 def test_a_transformer_as_without_checkpoints(reentrant: bool) -> None:
     """With exact_rng all three have eager's numbers, whatever is computed again."""

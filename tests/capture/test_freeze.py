@@ -65,6 +65,7 @@ def preparations() -> int:
     return metrics.snapshot().get("preparations", 0)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_folds_batch_norms(dtype: torch.dtype, tmp_path: Path) -> None:
     x = torch.randn(4, 3, 9, 10)
@@ -100,6 +101,7 @@ def _optimize(net: Net) -> None:
     net.zero_grad()
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("change", CHANGES)
 def test_sees_changes(change: str) -> None:
     x = torch.randn(4, 3, 9, 10)

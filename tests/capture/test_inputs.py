@@ -95,6 +95,7 @@ def test_data_loader_with_a_short_last_batch() -> None:
     assert [line for line in result.stderr.splitlines() if "nanobind" not in line and not line.startswith(" - ")] == []
 
 
+@pytest.mark.quick
 def test_views_and_strides_of_dynamic_inputs() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 2
@@ -119,6 +120,7 @@ def test_changing_python_numbers() -> None:
     assert dynamo_graphs() <= 3
 
 
+@pytest.mark.quick
 def test_strides_that_change_under_one_dynamic_graph() -> None:
     compiled = torch.compile(lambda x: x + 1, backend="dynaxla", fullgraph=True, dynamic=True)
     base = torch.randn(6, 8, 10)
@@ -126,6 +128,7 @@ def test_strides_that_change_under_one_dynamic_graph() -> None:
         assert_equal(compiled(x), x + 1)
 
 
+@pytest.mark.quick
 def test_backward_with_changing_sizes() -> None:
     torch._dynamo.utils.counters.clear()
     layer = nn.Linear(8, 4)

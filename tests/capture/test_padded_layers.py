@@ -11,7 +11,7 @@ from compare import assert_equal
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 KERNEL = torch.nn.Parameter(torch.ones(2, 4, 1), requires_grad=False)
 

@@ -10,7 +10,7 @@ import torch
 from compare import assert_equal
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 NAN = float("nan")
 

@@ -10,7 +10,7 @@ import torch
 from rounded_sizes import assert_one_program, features
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 Functions = list[Callable[..., Any]]
 

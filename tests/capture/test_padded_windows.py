@@ -12,7 +12,7 @@ from newer import fails_in_oldest
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 
 def kernel(t: torch.Tensor) -> torch.Tensor:
@@ -93,6 +93,7 @@ def _gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> 
     return torch.autograd.grad(function(*leaves), leaves)
 
 
+@pytest.mark.thorough
 def test_gradients_of_windows_that_are_cut_or_overlap() -> None:
     def function(x: torch.Tensor, y: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         images = y[:, None, :, None] * y[:, None, None, :]
@@ -157,6 +158,7 @@ NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("name", NUMBERS)
 def test_arguments_that_change(name: str) -> None:
     run = compiled(NUMBERS[name])

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rounded_sizes import assert_one_program, compiled, features, poisoned
 
-pytestmark = pytest.mark.usefixtures("quick_xla")
+pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
 
 aten = torch.ops.aten
 

@@ -70,6 +70,7 @@ def ops_of(function: Callable[..., Any], x: torch.Tensor, **settings: Any) -> li
     return ops
 
 
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize(
     ("name", "order"),
     [
@@ -85,6 +86,7 @@ def test_it_stays_whole(name: str, order: torch.memory_format) -> None:
     assert [op for op in ops if "index" in op or "where" in op] == []
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("name", PADDED)
 @pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
 def test_circular_padding_is_concatenated(name: str, order: torch.memory_format) -> None:

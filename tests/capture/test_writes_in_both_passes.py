@@ -157,6 +157,7 @@ def _fallbacks() -> int:
     return coverage.snapshot().get("a graph", {}).get("fallback", 0)
 
 
+@pytest.mark.sample(usual=12)
 @pytest.mark.parametrize("second", BACKWARD)
 @pytest.mark.parametrize("first", [name for name in FORWARD if name != "nothing"])
 def test_writes_in_both_passes(first: str, second: str) -> None:
@@ -164,12 +165,14 @@ def test_writes_in_both_passes(first: str, second: str) -> None:
     torch.testing.assert_close(history(torch.compile(function, backend="dynaxla")), history(function))
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("dynamic", [None, True])
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_writes_in_the_backward_pass(name: str, dynamic: bool | None) -> None:
     torch.testing.assert_close(history(torch.compile(OTHERS[name], backend="dynaxla", dynamic=dynamic)), history(OTHERS[name]))
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("name", COMPILED)
 def test_writes_of_one_pass_are_compiled(name: str) -> None:
     before = _fallbacks()

@@ -50,6 +50,7 @@ def test_the_exit_code_tells(tiny_suite: None, monkeypatch: pytest.MonkeyPatch, 
         assert shown in (tmp_path / "tiny-cpu-batch1-float32.md").read_text()
 
 
+@pytest.mark.thorough
 @not_in_oldest("storages that can be made without memory")
 def test_the_device_jax(tmp_path: Path) -> None:
     """In a process of its own, since enabling the device is for a process's life."""

@@ -124,7 +124,7 @@ class DeviceRunner(Runner):
         host = _FromTheDevice()
         return Run(host(inputs), host(result), host(gradients), False)
 
-    def _expect_error(self, trial: Trial) -> Outcome:
+    def _expect_error(self, trial: Trial, expected: Exception) -> Outcome:
         try:
             self._call(trial, self.backend)
         except Raised:

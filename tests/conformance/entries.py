@@ -10,22 +10,18 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.testing._internal import common_methods_invocations, common_utils
-from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
-from torch.testing._internal.common_methods_invocations import op_db, python_ref_db
-from torch.testing._internal.common_modules import ModuleErrorEnum, module_db
-from torch.testing._internal.common_utils import noncontiguous_like
-from torch.testing._internal.opinfo import core
-from torch.testing._internal.opinfo.core import OpInfo, SampleInput
 from torch.utils import _pytree as pytree
 
 from .ambiguous import UNIQUE
 from .calls import Call, copy_tensors
 
-DATABASES: dict[str, list[Any]] = {"op_db": op_db, "python_ref_db": python_ref_db, "module_db": module_db}
+if TYPE_CHECKING:
+    from torch.testing._internal.opinfo.core import SampleInput
+
+DATABASES = ("op_db", "python_ref_db", "module_db")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.complex64)
 KINDS = ("samples", "noncontiguous", "zero_size", "error_inputs", "changed_numbers", "inplace", "out", "gradients")
 _COMPARING_TESTS = (
@@ -35,17 +31,6 @@ _COMPARING_TESTS = (
     ("TestInductorOpInfo", "test_comprehensive"),
     ("TestModule", "test_forward"),
 )
-
-
-def _call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return op(*args, **kwargs)
-
-
-# The database's random ops seed the generator themselves, which TorchDynamo cannot trace. Here the seed is set around each call.
-common_methods_invocations.wrapper_set_seed = _call
-# A database looks for the test of torch's that asks it, in the source of each frame of the stack: half of the time that calls took. There
-# is none here.
-core.extract_test_fn = common_utils.extract_test_fn = lambda: None
 
 
 @dataclass(frozen=True)
@@ -87,7 +72,28 @@ class Trial:
 
 @functools.cache
 def entries(database: str) -> dict[str, Any]:
-    return {info.full_name if isinstance(info, OpInfo) else info.name: info for info in DATABASES[database]}
+    """The entries of one of DATABASES by name. The first call imports torch's databases, which takes 2 s: collecting tests needs none."""
+    if database == "module_db":
+        from torch.testing._internal.common_modules import module_db
+
+        return {info.name: info for info in module_db}
+    from torch.testing._internal import common_methods_invocations, common_utils
+    from torch.testing._internal.opinfo import core
+
+    # The database's random ops seed the generator themselves, which TorchDynamo cannot trace. Here the seed is set around each call.
+    common_methods_invocations.wrapper_set_seed = _call
+    # A database looks for the test of torch's that asks it, in the source of each frame of the stack: half of the time that calls took.
+    # There is none here.
+    core.extract_test_fn = common_utils.extract_test_fn = lambda: None
+    return {info.full_name: info for info in getattr(common_methods_invocations, database)}
+
+
+def _call(op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return op(*args, **kwargs)
+
+
+def _is_module(info: Any) -> bool:
+    return hasattr(info, "module_cls")
 
 
 def cases() -> Iterator[Case]:
@@ -103,7 +109,7 @@ def cases() -> Iterator[Case]:
 
 def _exists(info: Any, dtype: torch.dtype, kind: str, first: bool) -> bool:
     """Error inputs, and numbers that make some, do not depend on a dtype: they belong to the entry's first one."""
-    is_module = not isinstance(info, OpInfo)
+    is_module = _is_module(info)
     if kind == "error_inputs":
         return first and (info.module_error_inputs_func if is_module else info.error_inputs_func) is not None
     if kind == "changed_numbers":
@@ -156,6 +162,9 @@ def _trial(case: Case, sample: SampleInput, *, function: Callable[..., Any] | No
 
 def _out_trials(case: Case, samples: Iterable[SampleInput]) -> Iterator[Trial]:
     """out= tensors full of other numbers: as eager would make them, with gaps, and without elements. The first sample gets them all."""
+    from torch.testing._internal.common_utils import noncontiguous_like
+    from torch.testing._internal.opinfo.core import SampleInput
+
     makers = (torch.empty_like, noncontiguous_like, lambda result: result.new_empty(0))
     for index, sample in enumerate(samples):
         result = _eager_result(case, sample)
@@ -225,6 +234,8 @@ OTHER_NUMBERS: dict[type, tuple[float, ...]] = {int: (9, -9, 0, -1), float: (-1.
 
 def changed_numbers(samples: Iterable[SampleInput]) -> Iterator[SampleInput]:
     """The samples with one of their numbers changed, or with tensors without elements. What of that is an error, eager decides."""
+    from torch.testing._internal.opinfo.core import SampleInput
+
     for sample in samples:
         if not has_strides(sample):
             continue
@@ -260,6 +271,8 @@ def _module_trials(case: Case) -> Iterator[Trial]:
 
 
 def _module_error_trials(case: Case) -> Iterator[Trial]:
+    from torch.testing._internal.common_modules import ModuleErrorEnum
+
     info = case.info
     for training in (True, False) if info.train_and_eval_differ else (True,):
         errors = info.module_error_inputs_func(info, device="cpu", dtype=case.torch_dtype, requires_grad=False, training=training)
@@ -284,6 +297,8 @@ def uninitialised(case: Case) -> bool:
 
 def tolerance_of(case: Case) -> tuple[float, float]:
     """What torch's own tests that compare an op with another computation of it allow beyond the defaults: relative, absolute."""
+    from torch.testing._internal.common_device_type import precisionOverride, toleranceOverride
+
     relative = absolute = 0.0
     for suite, test in _COMPARING_TESTS:
         for decorator in case.info.get_decorators(suite, test, "cpu", case.torch_dtype, {}):

@@ -13,11 +13,13 @@ from dynaxla.bench.suites import MODELS
 pytestmark = NEEDS_DEVICE
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="needs transformers, of the extra `bench`")
 def test_models() -> None:
     run_checks("models")
 
 
+@pytest.mark.thorough
 def test_training_scripts() -> None:
     run_checks("training")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from on_device import NEEDS_DEVICE, SAMPLE, run_checks
 from scripts import run_script
 
@@ -12,6 +13,7 @@ def test_ops() -> None:
     run_checks("ops")
 
 
+@pytest.mark.thorough
 def test_sample_of_the_databases() -> None:
     """`make conformance-device` runs all of them."""
     run_script(SAMPLE, ["eager"])

@@ -16,6 +16,7 @@ def test_threads_children_and_interruptions() -> None:
     run_checks("sharing")
 
 
+@pytest.mark.thorough
 def test_loops_do_not_grow_memory() -> None:
     """`python -m device_cases.growth 100000` runs longer ones."""
     run_checks("growth")

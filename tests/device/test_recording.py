@@ -44,6 +44,7 @@ def test_ten_models() -> None:
     run_checks("recorded_models")
 
 
+@pytest.mark.thorough
 def test_sample_of_the_databases() -> None:
     """`make conformance-device ARGS=--device=lazy` runs all of them."""
     run_script(SAMPLE, ["lazy"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
+import pytest
 import torch
+from compare import assert_equal
 from on_device import NEEDS_DEVICE, run_checks
 from scripts import completed, run_script
 
@@ -15,6 +18,23 @@ def test_nothing_is_registered_unless_asked() -> None:
     assert not hasattr(torch, "jax")
     assert torch._C._get_privateuse1_backend_name() == "privateuseone"
     assert "enable_device" in dir(dynaxla)
+
+
+@NEEDS_DEVICE
+@pytest.mark.quick(only=True)
+@pytest.mark.parametrize("mode", ["eager", "lazy"])
+def test_ops_in_this_process(mode: str) -> None:
+    """`make quick` starts no other one."""
+    dynaxla.enable_device()
+    x, weight = torch.randn(3, 4), torch.randn(4, 2, requires_grad=True)
+    expected = (x @ weight).relu().cumsum(0)
+    expected.sum().backward()
+    with dynaxla.lazy() if mode == "lazy" else contextlib.nullcontext():
+        moved = weight.detach().to("jax").requires_grad_()
+        result = (x.to("jax") @ moved).relu().cumsum(0)
+        result.sum().backward()
+        assert moved.grad is not None
+        assert_equal((result.detach().cpu(), moved.grad.cpu()), (expected.detach(), weight.grad))
 
 
 @NEEDS_DEVICE

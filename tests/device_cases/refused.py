@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
@@ -16,6 +17,16 @@ from dynaxla.observe import metrics
 from .harmless import check_a_sample_of_all_calls as check_a_sample_of_all_calls
 
 
+def _refuses(call: Callable[[torch.Tensor, int], torch.Tensor], x: torch.Tensor, number: int) -> bool:
+    """True if eager mode raises for the number. torch 2.15 takes every bound of clamp."""
+    try:
+        call(x.clone(), number)
+    except RuntimeError:
+        assert number == 300
+        return True
+    return False
+
+
 def check_numbers_beyond_a_dtype() -> None:
     """A number's program is not another one's, whichever comes first."""
     for first, second in ((5, 300), (300, 5)):
@@ -25,10 +36,9 @@ def check_numbers_beyond_a_dtype() -> None:
         ):  # fmt: skip
             for number in (first, second):
                 theirs, mine = (torch.ones(3, dtype=torch.int8, device=place) for place in ("cpu", "jax"))
-                if number == 300:
-                    for x in (theirs, mine):
-                        with pytest.raises(RuntimeError, match="without overflow"):
-                            call(x, number)
+                if _refuses(call, theirs, number):
+                    with pytest.raises(RuntimeError, match="without overflow"):
+                        call(mine, number)
                     assert mine.tolist() == [1, 1, 1]
                 else:
                     assert call(mine, number).tolist() == call(theirs, number).tolist()

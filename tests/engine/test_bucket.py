@@ -51,6 +51,7 @@ class Block(torch.nn.Module):
         return loss + ends + hidden.logsumexp(1).sum() + hidden.amax()
 
 
+@pytest.mark.thorough
 def test_gradients() -> None:
     network = Block().double()
     run, before = compiled(network), counts()
@@ -84,6 +85,7 @@ def test_a_training_loop_with_many_lengths_compiles_a_program_for_each_bucket() 
     assert counts() == (before[0] + 2 * len({*map(rounded, lengths)}), before[1])
 
 
+@pytest.mark.quick
 def test_inputs_of_every_kind_in_memory() -> None:
     run = compiled(lambda x, y: (x + 1, y.t().contiguous() * 2, (x.sum(0), x)))
     wide = torch.randn(9, 40)
@@ -98,6 +100,7 @@ def test_a_whole_prefix_is_no_copy() -> None:
     assert found.untyped_storage().nbytes() == 12 * 4 * 4
 
 
+@pytest.mark.quick
 def test_writes_and_views_of_inputs() -> None:
     def function(x: torch.Tensor, y: torch.Tensor) -> tuple[Any, ...]:
         x.add_(y.sum(0))
@@ -138,6 +141,7 @@ def test_a_value_that_is_returned_twice_is_in_one_memory() -> None:
     assert found[0].data_ptr() == found[1].data_ptr()
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("wants_gradients", [False, True])
 def test_outputs_in_one_memory(wants_gradients: bool) -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -157,6 +161,7 @@ def test_outputs_in_one_memory(wants_gradients: bool) -> None:
     assert counts() == (before[0] + 1, before[1])
 
 
+@pytest.mark.quick
 def test_numbers_made_of_sizes_that_are_not_whole() -> None:
     run, before = compiled(lambda x, y: x @ y * x.shape[1] ** -0.5), counts()
     for size in (9, 11):

@@ -210,6 +210,8 @@ def without_gradients(x: torch.Tensor) -> torch.Tensor:
     return y * x
 
 
+@pytest.mark.quick
+@pytest.mark.sample(quick=4)
 @pytest.mark.parametrize(
     "function",
     [
@@ -301,6 +303,7 @@ class Pair(NamedTuple):
     second: Any
 
 
+@pytest.mark.quick
 def test_structures_and_methods() -> None:
     model = Language()
 
@@ -315,12 +318,15 @@ def test_structures_and_methods() -> None:
     close(f(params, jnp.array([1, 2])), model.words.weight[1:3])
 
 
+@pytest.mark.quick
 def test_inputs_are_never_written() -> None:
     x = jnp.ones(3)
     assert to_jax(lambda x: x.add_(1))(x).tolist() == [2, 2, 2]
     assert x.tolist() == [1, 1, 1]
 
 
+@pytest.mark.quick
+@pytest.mark.sample(quick=1)
 def test_dtypes(x64: bool) -> None:
     f, params = to_jax(mlp(), dtype=jnp.bfloat16)
     assert f(params, arrays(X).astype(jnp.bfloat16)).dtype == jnp.bfloat16

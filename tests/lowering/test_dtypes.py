@@ -8,6 +8,8 @@ import torch
 
 from dynaxla.lowering import dtypes
 
+pytestmark = pytest.mark.quick
+
 PLAIN = [
     torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
     torch.float32, torch.float64, torch.complex64, torch.complex128,

@@ -12,6 +12,7 @@ from unittest import mock
 
 import jax.numpy as jnp
 import pytest
+import quick
 import torch
 from compare import assert_equal
 from gradients import differentiable, leaf
@@ -26,6 +27,17 @@ from dynaxla.lowering import registry
 from dynaxla.runtime import by_torch
 
 aten = torch.ops.aten
+
+# Of eager mode itself, at the first call of an op in a process.
+pytestmark = [
+    pytest.mark.filterwarnings(f"ignore:{text}")
+    for text in (
+        "_aminmax is deprecated",
+        "index_reduce.. is in beta",
+        "var..: degrees of freedom is <= 0",
+        "torch.searchsorted...: input value tensor is non-contiguous",
+    )
+]
 
 TESTS = Path(__file__).parents[1]
 
@@ -109,19 +121,23 @@ def _in_users_code(row: Op, place: int) -> Sequence[torch.dtype]:
     return [row.dtypes[0], *others[place % max(len(others), 1) :][:1]]
 
 
+@pytest.mark.quick
+@pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_values(group: Sequence[Op]) -> None:
+    """In all dtypes of each row; in the first one in `make quick`."""
+    count = 1 if quick.is_asked_for else None
+    _check([(row, *item) for row in group for item in calls(row, row.dtypes[:count], ["dense"])])
+
+
+@pytest.mark.sample(usual=20)
+@pytest.mark.parametrize("group", GROUPS, ids=named)
+def test_values_in_users_code(group: Sequence[Op]) -> None:
     """In the code that users get: two dtypes of each row."""
     _check([(row, *item) for place, row in enumerate(group) for item in calls(row, _in_users_code(row, place), ["dense"])])
 
 
-@pytest.mark.usefixtures("quick_xla")
-@pytest.mark.parametrize("group", GROUPS, ids=named)
-def test_values_in_other_dtypes(group: Sequence[Op]) -> None:
-    rest = [(row, [dtype for dtype in row.dtypes if dtype not in _in_users_code(row, place)]) for place, row in enumerate(group)]
-    _check([(row, *item) for row, dtypes in rest for item in calls(row, dtypes, ["dense"])])
-
-
+@pytest.mark.sample(usual=35)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_shapes_and_strides(group: Sequence[Op]) -> None:
@@ -138,6 +154,7 @@ def _check(wanted: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
             raise AssertionError(f"{row}, {form}, {dtype}, of {call.args}: {error}") from error
 
 
+@pytest.mark.sample(usual=60)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:
@@ -255,7 +272,7 @@ def _replace_cos(lowering: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
 WRONG = {
     "dense, torch.float32": (lambda x: jnp.cos(x) * 1.001, test_values),
     "dense, torch.float64": (_only(lambda x: x.dtype == jnp.float64), test_values),
-    "dense, torch.bfloat16": (_only(lambda x: x.dtype == jnp.bfloat16), test_values_in_other_dtypes),
+    "dense, torch.bfloat16": (_only(lambda x: x.dtype == jnp.bfloat16), test_values),
     "rank 0, torch.float32": (_only(lambda x: x.ndim == 0), test_shapes_and_strides),
     "result": (_only(lambda x: x.ndim and x.shape[0] == SIZE + 2), test_gradients_and_changing_sizes),
 }

@@ -125,6 +125,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(usual=12)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -181,6 +182,7 @@ WINDOWS = [  # sizes, kernel, stride, padding
 ]  # fmt: skip
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize(
     ("form", "dtype", "sizes", "kernel", "stride", "padding"),
@@ -212,6 +214,7 @@ def test_weight_gradient_by_torch(
     torch.testing.assert_close(mine.grad.double(), theirs.grad, rtol=0, atol=limit)
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("block", [1, 1500, 4000, 1 << 20])
 @pytest.mark.parametrize(("sizes", "kernel", "stride", "padding"), [((9, 10), (3, 5), (1, 2), (1, 2)), ((13,), (3,), (2,), (1,))])
@@ -234,6 +237,7 @@ def test_columns_in_blocks(
     torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("has_avx2_alone", [False, True])
 @pytest.mark.parametrize(
     ("x", "weight", "padding", "groups", "form"),
@@ -289,6 +293,7 @@ def test_weight_gradient_by_product(stride: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(mine.grad, expected, rtol=0, atol=TOLERANCE[dtype][0] * float(expected.abs().max()))
 
 
+@pytest.mark.sample(usual=5)
 @pytest.mark.usefixtures("quick_xla")
 @needs_onednn
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -327,6 +332,7 @@ POOLS = [
 ]
 
 
+@pytest.mark.sample(usual=10)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("torch", "torch"), ("taps", "taps"), ("taps", "scatter")], ids=["torch", "taps", "scatter"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -477,6 +483,7 @@ def test_activations_stay_channels_last(tmp_path: Path) -> None:
     assert [sum(program.count(move) for move in moves) for program in programs] == [1, 0]
 
 
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize("form", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize(
@@ -522,6 +529,7 @@ def test_attention(form: str, heads_inside: bool) -> None:
     )
 
 
+@pytest.mark.sample(usual=8)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("form", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

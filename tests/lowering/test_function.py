@@ -6,6 +6,7 @@ XLA compiles quickly in it: the subject is what JAX makes of the function.
 
 from __future__ import annotations
 
+import pytest
 import quick
 from scripts import run_script
 
@@ -137,5 +138,6 @@ END = """
 """
 
 
+@pytest.mark.thorough
 def test_under_jaxs_transforms() -> None:
     assert run_script(SETUP + RESNET + BERT + CHECKS + PORTABLE + END, XLA_FLAGS=quick.flags()) == "done\n"

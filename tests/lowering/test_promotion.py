@@ -35,6 +35,7 @@ def test_casts_to_integers(dtype: torch.dtype) -> None:
     assert_equal(compiled(x), expected)
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("size", [1, 3, 8, 33, 1000])
 def test_casts_agree_with_vectorized_ones(size: int) -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
@@ -85,6 +86,8 @@ def bits(x: torch.Tensor) -> torch.Tensor:
     return x.view(whole).masked_fill(x.double().isnan(), -1 if whole != torch.uint8 else 255)
 
 
+@pytest.mark.quick
+@pytest.mark.sample(usual=4, quick=2)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_casts_at_the_limits(dtype: torch.dtype) -> None:

@@ -16,7 +16,7 @@ TESTS = Path(__file__).parents[1]
 # A part of the report, and what runs for it: tests, or a program in the environment.
 CHECKS: dict[str, list[str]] = {
     "README's blocks": ["pytest", "test_pages.py::test_blocks_run[../README]", "-m", "slow"],
-    "contracts": ["pytest", "test_contracts.py"],
+    "the tests of make quick": ["pytest", "-n", "2", "--quick"],
     "ops by name": ["pytest", "test_torch_ops.py"],
     "private entry points": ["pytest", "runtime/test_private.py", "runtime/test_self_tests.py"],
     "traced graphs are kept": ["pytest", "capture/test_kept.py"],

@@ -44,6 +44,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="about glibc's heap")
 @pytest.mark.parametrize(
     ("variables", "settings"),

@@ -9,6 +9,8 @@ import torch
 
 from dynaxla.runtime.layout import Layout, row_major, storage_extent
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize(
     ("shape", "stride", "dense", "packed"),

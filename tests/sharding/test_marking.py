@@ -14,7 +14,9 @@ def run_without_gathering(name: str) -> None:
     """All checks of a module of device_cases, in whose programs XLA gathers nothing for want of a way from one sharding to another."""
     done = completed(f"import device_cases; device_cases.run({name!r})", own=True, XLA_FLAGS=EIGHT)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "rematerialization" not in done.stderr, done.stderr[-3000:]
+    # XLA's partitioner estimates the costs of products on copies of them, with fake parameters, and warns of those too (jaxlib 0.12).
+    gathered = [line for line in done.stderr.splitlines() if "rematerialization" in line and "%fake_parameter" not in line]
+    assert not gathered, gathered
 
 
 def test_attention_on_meshes() -> None:

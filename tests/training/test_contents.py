@@ -34,6 +34,8 @@ from dynaxla.training.contents import (
     values_of,
 )
 
+pytestmark = pytest.mark.quick
+
 DIFFERENT: list[Any] = [
     *(1, 1.0, True, 0.0, -0.0, 0j, -0j, complex(0, -0.0), "1", b"1", None, ...),
     *(np.float32(1), np.float64(1), np.int64(1), np.float64(-0.0), np.bool_(True)),

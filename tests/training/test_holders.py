@@ -13,6 +13,8 @@ import torch
 
 from dynaxla.training.holders import ABSENT, BASES, Attributes, ClassDict, Holder, Namespace, View, entries, shown
 
+pytestmark = pytest.mark.quick
+
 
 class Thing:
     factor = 2

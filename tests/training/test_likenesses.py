@@ -9,6 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from dynaxla.training.likenesses import bare, fake_like, hollow_like, op_before
 from dynaxla.training.traces import geometry
 
+pytestmark = pytest.mark.quick
+
 C = torch.tensor([[1 + 2j, 3 - 4j]])
 TENSORS = {
     "strided": torch.arange(12.0).view(3, 4)[1:, ::2],

@@ -16,6 +16,8 @@ import dynaxla
 from dynaxla.errors import OptionError
 from dynaxla.training.surroundings import walk
 
+pytestmark = pytest.mark.quick
+
 
 class Rows(Net):
     """With an embedding, whose rows have had no gradient at first: their second moments are 0."""

@@ -15,6 +15,8 @@ import dynaxla
 from dynaxla.errors import CaptureError
 from dynaxla.training.untouched import Untouched
 
+pytestmark = pytest.mark.quick
+
 
 def _data_replaced(model: Any, x: torch.Tensor) -> Any:
     model.weight.data = model.weight.data * 0.5 + x

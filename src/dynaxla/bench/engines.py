@@ -32,11 +32,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch._inductor.config
 from functorch.compile import make_boxed_func
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
-from torch._inductor.compile_fx import compile_fx
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
@@ -112,12 +110,14 @@ def _compiled_step(model: nn.Module, _: Inputs) -> Call:
 def _frozen_inductor(model: nn.Module, inputs: Inputs) -> Call:
     """Compiled by a first call. TorchDynamo, too, looks at the setting, so it has to be global meanwhile; as an option of torch.compile it
     freezes nothing. With a backend of its own, TorchDynamo does not find what it compiled for plain Inductor."""
+    from torch._inductor import config  # Inductor takes a second to import
+    from torch._inductor.compile_fx import compile_fx
 
     def frozen(module: torch.fx.GraphModule, inputs: Sequence[Any]) -> Call:
         return compile_fx(module, inputs)
 
     compiled = torch.compile(model, backend=frozen)
-    with torch._inductor.config.patch(freezing=True):
+    with config.patch(freezing=True):
         compiled(*inputs)
     return compiled
 

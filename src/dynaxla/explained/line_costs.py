@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import re
 import threading
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,9 +200,12 @@ class Profiler:
     def runs(self) -> dict[Module, list[Run]]:
         """What was measured, by program."""
         found: dict[Module, dict[Any, Run]] = defaultdict(lambda: defaultdict(lambda: defaultdict(float)))
-        for number, data in enumerate(self._data):
-            for plane in jax.profiler.ProfileData.from_serialized_xspace(data).planes:
-                _read(plane, number, found)
+        with warnings.catch_warnings():
+            # Python 3.12 deprecates the type that jaxlib makes for the first event; where warnings are errors, that ends the process.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            for number, data in enumerate(self._data):
+                for plane in jax.profiler.ProfileData.from_serialized_xspace(data).planes:
+                    _read(plane, number, found)
         return {module: list(runs.values()) for module, runs in found.items()}
 
 

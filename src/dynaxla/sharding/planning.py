@@ -17,6 +17,7 @@ from ..config import Options
 from ..device import storages
 from ..device.memory import Place
 from ..engine.executable import Executable
+from ..engine.options import quick_options
 from ..engine.xla import Program
 from ..errors import ArgumentError, CaptureError
 from ..training.observation import Refused
@@ -31,15 +32,6 @@ from .printed import table, text_of
 from .traffic import Collective, Memory
 
 _log = logging.getLogger("dynaxla")
-# Code that is never run need not be fast.
-_QUICKLY = {
-    "cpu": {
-        "xla_backend_optimization_level": 0,
-        "xla_llvm_disable_expensive_passes": True,
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1,
-    }
-}
 
 
 @dataclass(frozen=True)
@@ -159,7 +151,7 @@ class _Recorded:
     @staticmethod
     def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _Recorded:
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
-        quickly = _QUICKLY.get(_platform(), {})
+        quickly = quick_options() if _platform() == "cpu" else {}  # code that is never run need not be fast
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
         watched = Watched(function, options)
         try:

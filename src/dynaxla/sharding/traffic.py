@@ -150,15 +150,31 @@ def _collectives(ran: Ran | Executable) -> list[Collective]:
     assert ran.program is not None
     mesh = ran.program.mesh
     found: dict[tuple[str, str], list[tuple[int, str]]] = {}
-    for match in _INSTRUCTION.finditer(ran.program.text()):
+    text = ran.program.text()
+    for match in _INSTRUCTION.finditer(text):
         rest = match["rest"]
-        line = _LINE.search(rest)
         size = _bytes(match["type"], "-start(" in match[0])
-        found.setdefault((match["kind"], _axes(rest, mesh)), []).append((size, line[1] if line else ""))
+        found.setdefault((match["kind"], _axes(rest, mesh)), []).append((size, _line(match[0], text)))
     return [
         Collective(ran.name, kind, axes, len(items), sum(size for size, _ in items), tuple(sorted({line for _, line in items if line})))
         for (kind, axes), items in sorted(found.items())
     ]
+
+
+def _line(instruction: str, text: str) -> str:
+    """The user's line that an instruction belongs to, or else the first consumer of its result that has one; "" if there is none.
+
+    jaxlib 0.12 gives a collective of a parameter the parameter's name in the place of a line.
+    """
+    found, left = {instruction.strip()}, [instruction.strip()]
+    for current in left:
+        if line := _LINE.search(current):
+            return line[1]
+        name = re.escape(current.removeprefix("ROOT ").partition(" = ")[0])
+        consumers = {match[0].strip() for match in re.finditer(rf"^.* = .*[( ]{name}[,)].*$", text, re.MULTILINE)}
+        left += sorted(consumers - found)
+        found |= consumers
+    return ""
 
 
 def _bytes(text: str, is_start: bool) -> int:

@@ -27,6 +27,7 @@ KINDS = [(name, dtype) for name in FOLDED for dtype in (torch.float64, torch.flo
 KINDS.remove(("sum", torch.bfloat16))
 
 
+@pytest.mark.sample(usual=50)
 @pytest.mark.parametrize(("name", "dtype"), KINDS)
 @pytest.mark.parametrize(
     ("shape", "dims"),
@@ -110,6 +111,7 @@ def test_plain_elsewhere() -> None:
     assert text("cuda").count("stablehlo.reduce") == 1
 
 
+@pytest.mark.sample(usual=20)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32])
 @pytest.mark.parametrize(
     ("shape", "dims"),

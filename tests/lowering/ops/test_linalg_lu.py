@@ -82,6 +82,7 @@ def test_determinants_of_singular_matrices() -> None:
     check(lambda x: (torch.linalg.det(x), *torch.linalg.slogdet(x)), singular)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize(("dtype", "transposed"), [(torch.complex128, False), (torch.float64, False), (torch.float64, True)])
 def test_gradients(dtype: torch.dtype, transposed: bool) -> None:
     def function(x: torch.Tensor, b: torch.Tensor) -> list[torch.Tensor]:

@@ -45,6 +45,7 @@ def compare(functions: dict[str, Callable[[Inputs], object]], dtype: torch.dtype
             assert isinstance(found[name], tuple) or torch.isfinite(found[name]).all(), name
 
 
+@pytest.mark.thorough
 def test_decoders(made: list[Tensor]) -> None:
     compare({name: reader.run for name, reader in READERS.items()}, torch.float32)
     # Scores: the old product and the new one. Sums: the old one in two ways, one of which is for what is not finite.

@@ -84,6 +84,7 @@ def test_functions() -> None:
     check_gradients(observed, torch.randn(3, 4), constants=state)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("symmetric", [False, True])
 def test_fused_observer(symmetric: bool) -> None:
     op = aten._fused_moving_avg_obs_fq_helper_functional.default

@@ -112,6 +112,7 @@ def test_draws_of_one_program_differ() -> None:
     assert not torch.equal(b, c)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_distributions(dtype: torch.dtype) -> None:
     def function(x: torch.Tensor) -> list[torch.Tensor]:
@@ -179,6 +180,7 @@ def test_integers_of_wide_ranges() -> None:
     assert_same_distribution(half, torch.randint(0, 3, (N,)))
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 1.0])
 def test_dropout(dtype: torch.dtype, p: float) -> None:

@@ -69,6 +69,7 @@ def classes(drawn: torch.Tensor, low: int, high: int) -> list[tuple[np.ndarray, 
     return found
 
 
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize(("low", "high"), RANGES)
 def test_integers_are_uniform(low: int, high: int) -> None:
     def function(x: torch.Tensor, bound: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -108,6 +109,7 @@ def refusal(function: Callable[..., Any], *args: Any, **kwargs: Any) -> str:
     return ""
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.filterwarnings("ignore:.*is out of bounds")
 def test_bounds_are_eagers(dtype: torch.dtype) -> None:
@@ -132,6 +134,7 @@ def test_bounds_of_calls() -> None:
         assert refusal(compiled(call)) == refusal(call)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float16], ids=str)
 def test_permutations_of_a_dtype(dtype: torch.dtype) -> None:
     for n in (0, 128, 129, 257, 2050):
@@ -150,6 +153,7 @@ def test_all_permutations_are_as_likely() -> None:
     assert deviation(counts[counts > 0].numpy(), np.ones(24)) < MOST
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.optimized
 @pytest.mark.parametrize(("rate", "dtype"), [(0.01, torch.float32), (9.9, torch.float64), (10.0, torch.float32), (1e6, torch.float32)])
 def test_poisson(rate: float, dtype: torch.dtype) -> None:

@@ -100,6 +100,7 @@ def test_values(name: str) -> None:
     assert torch.equal(found[4], torch.cat([weight.flatten() for weight in case.weights]))
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.filterwarnings("ignore:LSTM with projections")
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(name: str) -> None:
@@ -194,6 +195,7 @@ DROPPING = {
 }
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("name", DROPPING)
 def test_dropout_between_layers(name: str) -> None:
     """The reserve says what the program has kept; forward and backward drop the same."""

@@ -38,11 +38,13 @@ RANKS: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("case", RANKS)
 def test_gradients(case: str) -> None:
     check_gradients(RANKS[case], distinct(4, 5, 3).mT / 7)
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bfloat16, torch.float64])
 def test_dtypes(dtype: torch.dtype) -> None:
     check(lambda x: [case(x) for case in RANKS.values()], distinct(4, 5, 3).to(dtype), calls=1)

@@ -14,6 +14,7 @@ from operands import FLOATS, check_each, make, specials
 pytestmark = pytest.mark.optimized
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_table_functions(dtype: torch.dtype) -> None:
     names = "lgamma digamma erfinv i0"
@@ -35,6 +36,7 @@ def test_table_functions(dtype: torch.dtype) -> None:
     check(lambda x: [torch.polygamma(n, x) for n in (1, 2, 3)], negative, tolerance=(1e-8, 1e-8))
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_functions_at_their_edges(dtype: torch.dtype) -> None:
     """Where JAX's functions of the same names fail: at poles, in the last place before a limit, far from zero, one beside an infinity."""

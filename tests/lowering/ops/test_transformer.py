@@ -37,6 +37,7 @@ def test_native_multi_head_attention(case: str) -> None:
         check(function, *[torch.randn(2, 5, 8) for _ in range(3)], mask, *weights)
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("activation", ["relu", "gelu"])
 def test_transformer_encoder_layer(norm_first: bool, activation: str) -> None:

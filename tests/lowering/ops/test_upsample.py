@@ -27,6 +27,7 @@ METHODS = {
 }
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("method", METHODS)
 def test_interpolate(method: str) -> None:
     settings = METHODS[method]
@@ -84,6 +85,7 @@ SIZES = [
 ]
 
 
+@pytest.mark.sample(usual=14)
 @pytest.mark.parametrize("name", TWO_DIMENSIONAL)
 @pytest.mark.parametrize(("space", "out", "scales"), SIZES, ids=str)
 def test_ops(name: str, space: tuple[int, int], out: tuple[int, int], scales: tuple[float, ...]) -> None:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 SUMS = (1e-4, 1e-4)
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 @pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
 def test_grid_sample(mode: str, padding: str) -> None:
@@ -21,6 +22,7 @@ def test_grid_sample(mode: str, padding: str) -> None:
     check_gradients(function, torch.randn(2, 3, 5, 6), torch.randn(2, 4, 7, 2) * 1.5, tolerance=SUMS)
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
 def test_volumes(padding: str) -> None:
     def function(x, grid):

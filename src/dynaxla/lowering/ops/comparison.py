@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from jax import Array, lax
 
+from ...runtime import private
 from ...torch_ops import aten
 from .. import dtypes
 from ..dtypes import DType
@@ -94,6 +96,16 @@ def _skip_nan(function: Function) -> Function:
     return skipping
 
 
+@functools.cache
+def _saturates_bounds() -> bool:
+    """True for a torch whose clamp takes the nearest number that the dtype can hold for a bound that it cannot hold.
+
+    torch 2.15 does; with earlier ones -1 is 255 for uint8, and most other such bounds raise.
+    """
+    with private.without_modes():
+        return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
+
+
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
     """low where x < low, then high where that > high; nan where any of the three is.
@@ -103,11 +115,18 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
     """
     operands = [operand for operand in (x, low, high) if operand is not None]
 
+    def bound_of(value: Any, dtype: DType) -> Any:
+        """A bound that the dtype can hold."""
+        if type(value) is not int or not dtypes.is_integer(dtype) or not _saturates_bounds():
+            return value
+        limits = np.iinfo(dtype)
+        return min(max(value, limits.min), limits.max)
+
     def bound(x: Array, *bounds: Array) -> Array:
         if low is not None:
-            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, low)
+            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, bound_of(low, x.dtype))
         if high is not None:
-            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, high)
+            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, bound_of(high, x.dtype))
         return x
 
     return elementwise(bound, operands, Promotion.NO_OPMATH)

@@ -27,12 +27,13 @@ class Call:
     expected: Any = None
 
     def eagerly(self) -> Any:
-        """Lists of results as tuples."""
-        return _tuples(self.op(*self.args, **self.kwargs))
+        """Eager mode's results, lists of them as tuples."""
+        return tuples(self.op(*self.args, **self.kwargs))
 
 
-def _tuples(results: Any) -> Any:
-    return tuple(map(_tuples, results)) if isinstance(results, (tuple, list)) else results
+def tuples(results: Any) -> Any:
+    """The same results with tuples for lists and for structures with named fields."""
+    return tuple(map(tuples, results)) if isinstance(results, (tuple, list)) else results
 
 
 def run_op(op: torch._ops.OpOverload, *args: Any, expected: Any = None, **kwargs: Any) -> Any:

@@ -18,7 +18,7 @@ from compare import assert_equal
 from gradients import differentiable, leaf
 from lowering.table import ELSEWHERE, ROWS
 from lowering.table.rows import FLOATS, Keywords, Make, Op
-from single_op import Call, run_ops
+from single_op import Call, run_ops, tuples
 from torch.testing._internal.common_utils import noncontiguous_like
 from torch.utils import _pytree as pytree
 
@@ -32,10 +32,10 @@ aten = torch.ops.aten
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (
-        "_aminmax is deprecated",
+        ".*deprecated",
         "index_reduce.. is in beta",
-        "var..: degrees of freedom is <= 0",
-        "torch.searchsorted...: input value tensor is non-contiguous",
+        "var.*degrees of freedom is <= 0",
+        "torch.searchsorted.*input value tensor is non-contiguous",
     )
 ]
 
@@ -137,7 +137,7 @@ def test_values_in_users_code(group: Sequence[Op]) -> None:
     _check([(row, *item) for place, row in enumerate(group) for item in calls(row, _in_users_code(row, place), ["dense"])])
 
 
-@pytest.mark.sample(usual=35)
+@pytest.mark.sample(usual=30)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_shapes_and_strides(group: Sequence[Op]) -> None:
@@ -154,7 +154,7 @@ def _check(wanted: Sequence[tuple[Op, str, torch.dtype, Call, Any]]) -> None:
             raise AssertionError(f"{row}, {form}, {dtype}, of {call.args}: {error}") from error
 
 
-@pytest.mark.sample(usual=60)
+@pytest.mark.sample(usual=45)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("group", GROUPS, ids=named)
 def test_gradients_and_changing_sizes(group: Sequence[Op]) -> None:
@@ -182,7 +182,7 @@ def _check_gradients(group: Sequence[Op], changes: bool) -> None:
         with mock.patch.object(by_torch, "is_needed", return_value=True):
             compiled(first)
     mine, theirs = (_leaves(group, samples) for _ in range(2))
-    actual, expected = compiled(mine), function(theirs)
+    actual, expected = tuples(compiled(mine)), tuples(function(theirs))
     for row, result, right in zip(group, actual, expected, strict=True):
         _compare(row, result, right, "result")
     cotangents = [torch.randn_like(out) for out in differentiable(expected)]

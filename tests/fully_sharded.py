@@ -348,6 +348,7 @@ class OfTwoDtypes(nn.Module):
 @case_where_more_is_kept
 def parameters_of_two_dtypes_in_one_group() -> None:
     """Torch asks for one dtype of all parameters that a first pass trains, and takes what is trained later as it is."""
+
     def build() -> nn.Module:
         net = OfTwoDtypes()
         net.second.requires_grad_(False)
@@ -405,6 +406,7 @@ class InTurns(nn.Module):
 @case_where_more_is_kept
 def replicas_that_add_gradients_of_other_parameters_later() -> None:
     """What waits for other replicas is kept by parameter, in steps and between steps and eager passes."""
+
     def build() -> nn.Module:
         return fully_shard(InTurns(), mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))
 
@@ -444,6 +446,7 @@ def replicas_that_add_gradients_of_other_parameters_later() -> None:
 @case_where_more_is_kept
 def a_backward_pass_that_is_finished_later() -> None:
     """`finalize_backward` exchanges gradients that a step has left, behind it and in it."""
+
     def build() -> nn.Module:
         net: Any = blocks()
         net.set_manual_backward_finalization(True)

@@ -15,8 +15,6 @@ from dynaxla.capture.aten_graph import AtenGraph, Phase
 from dynaxla.capture.padded_graph import Computed, Given, Number, Padded, pad
 from dynaxla.lowering.ops.masking import masked
 
-pytestmark = pytest.mark.quick
-
 aten = torch.ops.aten
 
 

@@ -11,7 +11,7 @@ from compare import assert_equal
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
+pytestmark = pytest.mark.usefixtures("quick_xla")
 
 KERNEL = torch.nn.Parameter(torch.ones(2, 4, 1), requires_grad=False)
 
@@ -80,10 +80,12 @@ FUSED: Functions = [
 ]
 
 
+@pytest.mark.quick
 def test_indices_that_do_not_count_read_nothing() -> None:
     assert_one_program(READS, features)
 
 
+@pytest.mark.quick
 def test_what_is_summed_leaves_padding_out() -> None:
     assert_one_program(PRODUCTS, features)
 

@@ -11,7 +11,7 @@ from compare import assert_equal
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
+pytestmark = pytest.mark.usefixtures("quick_xla")
 
 
 def norm(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
@@ -51,6 +51,7 @@ VARIANCES: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.quick
 def test_variances_leave_padding_out() -> None:
     assert_one_program(VARIANCES, features)
 

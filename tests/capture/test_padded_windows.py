@@ -12,7 +12,7 @@ from newer import fails_in_oldest
 from rounded_sizes import SIZES, assert_one_program, compiled, counts, features, poisoned
 from torch.nn import functional as F
 
-pytestmark = [pytest.mark.usefixtures("quick_xla"), pytest.mark.quick]
+pytestmark = pytest.mark.usefixtures("quick_xla")
 
 
 def kernel(t: torch.Tensor) -> torch.Tensor:
@@ -66,6 +66,7 @@ STRIDED: list[Callable[..., Any]] = [
 ]
 
 
+@pytest.mark.quick
 @fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
 def test_windows_end_where_they_would() -> None:
     assert_one_program(WINDOWS, features)

@@ -25,7 +25,7 @@ CHECKS: dict[str, list[str]] = {
     "to_jax and export": ["pytest", "interop/test_torch_in_jax.py", "interop/test_export.py"],
     "doctor": ["dynaxla", "doctor"],
 }
-_LIMIT_SECONDS = 300
+_LIMIT_SECONDS = 600
 _SHOWN_LINES = 25
 
 

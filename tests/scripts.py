@@ -36,7 +36,7 @@ def completed(script: str, arguments: Sequence[str] = (), own: bool = False, **v
 
 
 # A CUDA build of torch comes with triton, whose binding prints this as a process ends that has imported it.
-_LEAKS = re.compile(r"(nanobind: leaked .*\n( - .*\n)*)+nanobind: this is likely .*\nSee https://nanobind.*\n?")
+_LEAKS = re.compile(r"(nanobind: leaked .*\n( - .*\n)*)+nanobind: this is likely .*\nSee https://nanobind\S*\.html\n?")
 
 
 def _without_tritons_leaks(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

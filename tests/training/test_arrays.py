@@ -301,6 +301,7 @@ def _written_while_unlocked(x: Any) -> None:
 
 @pytest.mark.parametrize("reads", [False, True], ids=["made a tensor of", "read"])
 @pytest.mark.parametrize("change", [_turned, _reinterpreted, _locked, _written_while_unlocked], ids=lambda change: change.__name__)
+@pytest.mark.filterwarnings("ignore:Setting the .* on a NumPy array has been deprecated")  # NumPy 2.5
 def test_a_step_changes_how_an_array_lies_in_memory(change: Callable[[Any], None], reads: bool) -> None:
     results = []
     for compiled in (False, True):

@@ -174,7 +174,7 @@ def test_takes(dtype: np.dtype[Any], size: int, taken: bool) -> None:
     assert fused_attention.takes(dtype, size) == taken
 
 
-@pytest.mark.parametrize(("version", "known"), [("0.10.2", True), ("0.11.0", True), ("0.12.0", False), ("1.10.0", False)])
+@pytest.mark.parametrize(("version", "known"), [("0.10.2", True), ("0.11.0", True), ("0.13.0", False), ("1.10.0", False)])
 def test_an_unknown_jaxlib_may_read_a_call_otherwise(version: str, known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private, "jaxlib_version", lambda: version)
     assert fused_attention.is_known() == known

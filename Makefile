@@ -19,7 +19,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 bench: install
 	$(VENV)/bin/dynaxla bench --quick
 
-# Every lowering once, contracts, steps, errors: two minutes on two cores. It starts no process besides pytest's own.
+# Every lowering once, contracts, steps, errors: some minutes on two cores. It starts no process besides pytest's own.
 QUICK = $(shell grep -rlE --include='test_*.py' 'pytest\.mark\.quick' tests)
 quick: install
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal --quick $(QUICK)

@@ -405,7 +405,7 @@ class InTurns(nn.Module):
 
 @case_where_more_is_kept
 def replicas_that_add_gradients_of_other_parameters_later() -> None:
-    """What waits for other replicas is kept by parameter, in steps and between steps and eager passes."""
+    """Sums that wait for other replicas are kept by parameter, in steps and between steps and eager passes."""
 
     def build() -> nn.Module:
         return fully_shard(InTurns(), mesh=init_device_mesh("cpu", (WORLD, 1), mesh_dim_names=("replicate", "shard")))

@@ -28,7 +28,7 @@ from dynaxla.runtime import by_torch
 
 aten = torch.ops.aten
 
-# Of eager mode itself, at the first call of an op in a process.
+# Eager mode's own warnings, which it gives at the first call of an op in a process.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore:{text}")
     for text in (

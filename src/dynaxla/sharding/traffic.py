@@ -27,6 +27,8 @@ _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
 # Letters of what is told of groups that are no axes.
 _MOST = 60
+# Instructions that are looked at for a line.
+_CONSUMERS = 16
 _LINE = re.compile(r"at\[([^\]]*)\]")
 
 
@@ -167,7 +169,7 @@ def _line(instruction: str, text: str) -> str:
     jaxlib 0.12 gives a collective of a parameter the parameter's name in the place of a line.
     """
     found, left = {instruction.strip()}, [instruction.strip()]
-    for current in left:
+    for current in itertools.islice(left, _CONSUMERS):  # each one is looked for in the whole text
         if line := _LINE.search(current):
             return line[1]
         name = re.escape(current.removeprefix("ROOT ").partition(" = ")[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from dynaxla.bench import gpu
+from dynaxla.bench import gpu, gpu_model
 from dynaxla.bench.gpu_parts import FIRST, PARTS
 from dynaxla.cli import app
 
@@ -19,7 +21,7 @@ PART = "float32-batch1"
 
 
 def invoke(*arguments: str) -> Any:
-    return CliRunner().invoke(app, ["bench-gpu", *arguments, "--device", "cpu"])
+    return CliRunner().invoke(app, ["bench-gpu", *arguments, "--device", "cpu", "--jobs", "1"])
 
 
 class Double:
@@ -40,7 +42,9 @@ class Double:
         self.memory_of.append((model, engine))
         return {"peak": 5_000_000}
 
-    def times(self, part: str, model: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
+    def times(
+        self, part: str, model: str, device: str, seconds: float, end: float, caches: Path, turn: gpu_model.Turn
+    ) -> dict[str, Any] | None:
         self.asked.append((part, model))
         if model in self.late:
             return None
@@ -67,6 +71,35 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert (tmp_path / "gpu.md").read_text().count("| 4.3 | 4.3 | 4.3 | 5 | 5 | 5 |") == 3
     invoke(*arguments)
     assert len(double.asked) == 4, "what was measured is measured again"
+
+
+def test_rows_compile_side_by_side_and_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What compiles when the time is nearly over is stopped, and left for another call."""
+    timed: list[str] = []
+    lock = threading.Lock()
+
+    def times(part: str, model: str, *rest: Any) -> dict[str, Any] | None:
+        turn = rest[-1]
+        if model == "alexnet":  # compiles for ever
+            while not turn.is_stopped:
+                time.sleep(0.01)
+            return None
+        turn.wait()
+        assert lock.acquire(blocking=False), "two are timed at once"
+        timed.append(model)
+        time.sleep(0.3)
+        lock.release()
+        row = {"good": True, "ms": 2.0, "lower": 1.0, "upper": 3.0, "first_call": 4.26, "peak": 1}
+        return {"environment": ENVIRONMENT, "engines": dict.fromkeys(PARTS[part].engines, row)}
+
+    monkeypatch.setattr(gpu, "measure_times", times)
+    monkeypatch.setattr(gpu, "_AFTER_ROUNDS", 1.0)
+    models = ("resnet18", "alexnet", "vgg16")
+    arguments = [PART, "--models", ",".join(models), "--output", str(tmp_path), "--seconds", "0", "--minutes", "0.1", "--jobs", "3"]
+    done = CliRunner().invoke(app, ["bench-gpu", *arguments, "--device", "cpu"])
+    assert "1 measurements are left" in done.output
+    assert timed == ["resnet18", "vgg16"]
+    assert set(json.loads((tmp_path / "gpu.json").read_text())[PART]) == set(timed)
 
 
 def test_times_are_kept_though_no_time_is_left_for_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def hand_over() -> None:
     if ON_GPU:
         with fact("hand_over", "streams of XLA") as found:
             found["handles"] = [hex(xla_device.get_stream_for_external_ready_events()) for _ in range(5)]
-            stream = streams.of(DEVICE, xla_device).before()
+            stream = streams.of(devices.with_index(DEVICE), xla_device).before()
     for name, handle in (("without a stream", None), *((("with a stream", stream),) if stream else ())):
         with fact("hand_over", f"import {name}") as found:
             array = transfer.import_tensor(x, xla_device, handle)
@@ -119,7 +119,7 @@ def hand_over() -> None:
         found["import"] = round(1e3 * milliseconds(lambda: transfer.import_tensor(x, xla_device, stream), 500)["host_ms"], 2)
         found["export"] = round(1e3 * milliseconds(lambda: transfer.export_array(result, 1 if ON_GPU else None), 500)["host_ms"], 2)
         if ON_GPU:
-            order = streams.of(DEVICE, xla_device)
+            order = streams.of(devices.with_index(DEVICE), xla_device)
             found["wait for torch's stream"] = round(1e3 * milliseconds(order.before, 500)["host_ms"], 2)
 
 
@@ -397,7 +397,7 @@ def call_time() -> None:
         found["import"] = microseconds(lambda: transfer.import_tensor(x, xla_device))
     if ON_GPU:
         with fact("call_time", "CUDA streams and events") as found:
-            order = streams.of(DEVICE, xla_device)
+            order = streams.of(devices.with_index(DEVICE), xla_device)
             handle = order.before()
             external, event = torch.cuda.ExternalStream(handle), torch.cuda.Event()
             current = torch.cuda.current_stream()

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from . import suites, tables
 from .benchmark_error import BenchmarkError
-from .gpu_model import measure_memory, measure_times
+from .gpu_model import INTERVAL, Turn, measure_memory, measure_times
 from .gpu_parts import FIRST, PARTS, Part
 from .requests import check_device, check_writable
 
@@ -20,16 +21,17 @@ INTRODUCTION = """\
 
 Made by `dynaxla bench-gpu`. Ratios are the other engine's time over dynaxla's: more than 1 means that dynaxla is faster. Engines take turns
 in one process; times are medians of ten calls after one another and one wait for the GPU. First calls are seconds of the clock, caches
-empty. *Peak*: MB of the GPU's memory during warm calls, each engine in a process of its own, with the model: the most that torch's
-allocator had given out and the most that JAX's had, added up; what CUDA and its libraries keep for themselves is in none. TF32 is torch's
-setting. *inductor_autotuned*: Inductor with `mode="max-autotune"`, which also uses CUDA graphs.
+empty, while other rows compile, too (`--jobs`). *Peak*: MB of the GPU's memory during warm calls, each engine in a process of its own, with
+the model: the most that torch's allocator had given out and the most that JAX's had, added up; what CUDA and its libraries keep for
+themselves is in none. TF32 is torch's setting. *inductor_autotuned*: Inductor with `mode="max-autotune"`, which also uses CUDA graphs.
 """
 
 
-def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float, minutes: float, device: str) -> bool:
+def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: float, minutes: float, device: str, jobs: int) -> bool:
     """Measures the rows that these parts (all, if none are named) lack, for about `minutes`, and writes the tables after each step.
 
-    The rows that people ask for most come first, and all times before any memory. A later call with the same output continues.
+    The rows that people ask for most come first, and all times before any memory. A later call with the same output continues. `jobs` rows
+    compile at once, and are timed one after the other.
 
     Returns True if every row is there, and no engine failed or disagreed with eager mode. Raises: BenchmarkError.
     """
@@ -49,7 +51,7 @@ def write(parts: Sequence[str], output: Path, models: Sequence[str], seconds: fl
         (output / "gpu.md").write_text(as_markdown(found))
 
     with tempfile.TemporaryDirectory() as caches:
-        left = _measure_times(found, wanted, Path(caches), device, seconds, minutes, end, save)
+        left = _measure_times(found, wanted, Path(caches), device, seconds, minutes, end, save, jobs)
         left += _measure_memory(found, wanted, Path(caches), device, seconds, end, save)
     if left:
         print(f"{left} measurements are left: the same command continues.")
@@ -64,22 +66,62 @@ def _rank(wanted: tuple[str, str]) -> int:
 
 def _measure_times(
     found: dict[str, Any], wanted: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, minutes: float, end: float,
-    save: Callable[[], None],
+    save: Callable[[], None], jobs: int,
 ) -> int:  # fmt: skip
     """Returns how many models are left. A model that does not finish though it had all of the time is recorded as a failure, so that the
     next call continues behind it."""
     lacking = [(part, model) for part, model in wanted if model not in found.get(part, {})]
-    for number, (part, model) in enumerate(lacking):
-        print(f"{part}: {model}", flush=True)
-        measured = measure_times(part, model, device, seconds, end, caches / part / model)
-        if measured is None and number:
-            return len(lacking) - number
-        if measured is None:
+    done = 0
+    for start in range(0, len(lacking), jobs):
+        group = lacking[start : start + jobs]
+        for part, model in group:
+            print(f"{part}: {model}", flush=True)
+        before = done
+        for part, model, measured in _side_by_side(group, caches, device, seconds, end):
+            found.setdefault(part, {})[model] = measured
+            done += 1
+            save()
+        if not done and not start:
+            part, model = group[0]
             failure = {"good": False, "failure": f"not done in {minutes:g} minutes"}
             measured = {"environment": {}, "engines": dict.fromkeys(PARTS[part].engines, failure)}
-        found.setdefault(part, {})[model] = measured
-        save()
-    return 0
+            found.setdefault(part, {})[model] = measured
+            done += 1
+            save()
+        if done - before < len(group):
+            break  # the time is over
+    return len(lacking) - done
+
+
+# Seconds that a row takes besides its engines' times: their results are compared once more.
+_AFTER_ROUNDS = 3.0
+
+
+def _side_by_side(
+    group: Sequence[tuple[str, str]], caches: Path, device: str, seconds: float, end: float
+) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Part, model and what was measured, for those that were done in time. All compile at once; then each is timed while no other runs."""
+    turns = {row: Turn(caches.joinpath("turns", *row)) for row in group}
+    latest = end - sum(seconds * len(PARTS[part].engines) + _AFTER_ROUNDS for part, _ in group)
+    with ThreadPoolExecutor(len(group)) as pool:
+        rows = {pool.submit(measure_times, *row, device, seconds, end, caches.joinpath(*row), turn): row for row, turn in turns.items()}
+        pending = set(rows)
+        try:
+            while pending:
+                compiling = [row for future, row in rows.items() if future in pending and not turns[row].is_ready]
+                if compiling and time.monotonic() > latest and len(compiling) < len(pending):
+                    for row in compiling:
+                        turns[row].stop()
+                elif not compiling:
+                    turns[next(row for future, row in rows.items() if future in pending)].give()
+                ended, pending = wait(pending, timeout=INTERVAL, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    measured = future.result()
+                    if measured is not None:
+                        yield *rows[future], measured
+        finally:
+            for turn in turns.values():
+                turn.stop()
 
 
 def _measure_memory(

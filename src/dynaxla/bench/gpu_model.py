@@ -1,11 +1,13 @@
 """One model for `dynaxla bench-gpu`, in processes of its own: one for the times of all engines, and one for the memory of each.
 
-`python -m dynaxla.bench.gpu_model PART MODEL DEVICE SECONDS` prints times, and with an engine's name behind it that engine's memory. A
-kernel that fails leaves a CUDA context in which nothing works any more, and what one engine has allocated would be counted with another's.
+`python -m dynaxla.bench.gpu_model PART MODEL DEVICE SECONDS` prints times, and with an engine's name behind it that engine's memory. Times
+are measured when it is its turn (see `Turn`). A kernel that fails leaves a CUDA context in which nothing works any more, and what one
+engine has allocated would be counted with another's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -28,13 +30,50 @@ from .runner import Placement, device_peak_bytes
 WARM_CALLS, CALLS = 3, 2
 
 
-def measure_times(part: str, model: str, device: str, seconds: float, end: float, caches: Path) -> dict[str, Any] | None:
+# Seconds between two looks at whose turn it is.
+INTERVAL = 0.2
+# The environment variable that names a process's directory of a `Turn`.
+_TURN = "DYNAXLA_BENCH_TURN"
+
+
+class Turn:
+    """Whose turn it is: processes compile side by side, and are timed one after the other. Files of a directory say it, which is made."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.is_stopped = False
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the process has compiled everything."""
+        return (self.directory / "ready").exists()
+
+    def give(self) -> None:
+        """Let the process measure its times."""
+        (self.directory / "go").touch()
+
+    def stop(self) -> None:
+        """End the process."""
+        self.is_stopped = True
+
+    def wait(self) -> None:
+        """In the process: until it is its turn."""
+        (self.directory / "ready").touch()
+        while not (self.directory / "go").exists():
+            time.sleep(INTERVAL)
+
+
+def measure_times(
+    part: str, model: str, device: str, seconds: float, end: float, caches: Path, turn: Turn | None = None
+) -> dict[str, Any] | None:
     """`environment`, and `engines`: by engine `good`, `ms` with `lower` and `upper` quartiles, `first_call` in seconds, or `failure`.
 
-    caches: this model's directory, which is empty or not there. Returns None if the process was not done by `end`, a time of
-    time.monotonic().
+    caches: this model's directory, which is empty or not there. turn: when times may be measured; left out, at once. Returns None if the
+    process was not done by `end`, a time of time.monotonic(), or was stopped.
     """
-    found = _answer([part, model, device, str(seconds)], _with_caches(caches), end)
+    variables = _with_caches(caches) | ({_TURN: str(turn.directory)} if turn is not None else {})
+    found = _answer([part, model, device, str(seconds)], variables, end, turn)
     if found is None or "failure" in found:
         return found and {"environment": {}, "engines": {name: {"good": False, **found} for name in PARTS[part].engines}}
     return found
@@ -65,21 +104,30 @@ def _with_caches(directory: Path) -> dict[str, str]:
     }
 
 
-def _answer(arguments: Sequence[str], environment: dict[str, str], end: float) -> dict[str, Any] | None:
+def _answer(arguments: Sequence[str], environment: dict[str, str], end: float, turn: Turn | None = None) -> dict[str, Any] | None:
     """What the process prints last, or `failure`. None if it was not done in time, and then it is stopped with its children."""
     command = [sys.executable, "-m", "dynaxla.bench.gpu_model", *arguments]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        output, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            return None
-        raise
+        while (output := _output(process)) is None:
+            if time.monotonic() >= end or (turn is not None and turn.is_stopped):
+                return None
+    finally:
+        if process.returncode is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    text, errors = output
     if process.returncode:
         return {"failure": errors.strip().rpartition("\n")[2] or f"exit code {process.returncode}"}
-    return json.loads(output.splitlines()[-1])
+    return json.loads(text.splitlines()[-1])
+
+
+def _output(process: subprocess.Popen[str]) -> tuple[str, str] | None:
+    """What the process has printed, if it ends within a short time."""
+    try:
+        return process.communicate(timeout=INTERVAL)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _times(part: Part, case: suites.Case, device: torch.device, seconds: float) -> dict[str, Any]:
@@ -87,7 +135,10 @@ def _times(part: Part, case: suites.Case, device: torch.device, seconds: float) 
     placement = _placement(part, device)
     rehearse(chosen, placement)
     rows: dict[str, Any] = {}
-    for row in measure(case, chosen, Settings(placement, iterations_per_run=part.calls, seconds=seconds)).rows:
+    settings = Settings(placement, iterations_per_run=part.calls, seconds=seconds)
+    if _TURN in os.environ:
+        settings = dataclasses.replace(settings, before_rounds=Turn(Path(os.environ[_TURN])).wait)
+    for row in measure(case, chosen, settings).rows:
         rows[row.engine] = {"good": row.good}
         if row.wall is not None:
             rows[row.engine] |= {"ms": row.wall.median, "lower": row.wall.lower, "upper": row.wall.upper}

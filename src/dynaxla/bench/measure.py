@@ -13,7 +13,7 @@ import statistics
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -56,6 +56,7 @@ class Settings:
     memory: bool = False
     traceback: bool = False
     amortized: int = 0
+    before_rounds: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -207,6 +208,7 @@ class _Measurement:
             for engine in engines:
                 self.progress.step(f"{engine.name}: first call")
                 self._first_call(engine, rows[engine.name], runners)
+            self.settings.before_rounds()
             self._rounds(rows, runners)
             self._check_second_input(engines, rows, runners)
         finally:

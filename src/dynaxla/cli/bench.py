@@ -156,6 +156,7 @@ def bench_gpu(
     models: Annotated[list[str] | None, typer.Option(help="Only these models, by comma or repeated.", show_default=False)] = None,
     seconds: Annotated[float, typer.Option(min=0.0, help="Timing for each engine of a model.")] = 2.0,
     minutes: Annotated[float, typer.Option(min=0.0, help="When to stop. The same command goes on where it stopped.")] = 9.0,
+    jobs: Annotated[int, typer.Option(min=1, help="Models that compile at once. They are timed one after the other.")] = 6,
     device: Device = "cuda",
 ) -> None:
     """Compare dynaxla with eager mode and Inductor on a GPU, and write the tables as gpu.md. All of it takes hours.
@@ -166,7 +167,7 @@ def bench_gpu(
     from ..bench.requests import split
 
     with bad_requests_shown():
-        good = gpu.write(split(parts), output, split(models), seconds, minutes, device)
+        good = gpu.write(split(parts), output, split(models), seconds, minutes, device, jobs)
     Console().print((output / "gpu.md").read_text(), markup=False, highlight=False, soft_wrap=True)
     if not good:
         raise typer.Exit(1)

@@ -199,7 +199,7 @@ def _compile_with_jax(lowered: jax.stages.Lowered, options: Mapping[str, Any], i
     facts |= {"lie": functools.partial(_lie, compiled), "costs": lambda: compiled.cost_analysis() or {}}
     if len(devices) > 1 and Fast.result_handler is None:
         return XlaProgram(call, text, **facts)
-    assemble = _results if len(devices) == 1 else _whole(compiled)
+    assemble = _results_alike() if len(devices) == 1 else _whole(compiled)
 
     def results(done: Any) -> Sequence[jax.Array]:
         token = done.consume_token()
@@ -284,15 +284,6 @@ def _bytecode(operation: Any, context: Any) -> bytes | None:
     return code.getvalue()
 
 
-def _fast_call(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
-    execute = executable.execute_sharded
-
-    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
-        return _results(execute(arrays))
-
-    return call
-
-
 def _results(done: Any) -> Sequence[jax.Array]:
     """The arrays that an execution gives."""
     return [shards[0] for shards in done.disassemble_into_single_device_arrays()]
@@ -335,19 +326,21 @@ def _handlers(results: Sequence[jax.Array]) -> list[Any] | None:
 
 
 def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax.Array]]:
-    """A call after the first makes no objects for its results' types and devices: they have those of the first call's."""
-    first = _fast_call(executable)
-    if Fast.result_handler is None:
-        return first
-    handlers: list[Any] | None = None
-    execute = executable.execute_sharded
+    execute, results = executable.execute_sharded, _results_alike()
+    return lambda arrays: results(execute(arrays))
 
-    def call(arrays: Sequence[jax.Array]) -> Sequence[jax.Array]:
+
+def _results_alike() -> Callable[[Any], Sequence[jax.Array]]:
+    """What makes arrays of a program's executions on one device. After the first, no objects are made for the results' types and devices:
+    they have those of the first one's."""
+    handlers: list[Any] | None = None
+
+    def results(done: Any) -> Sequence[jax.Array]:
         nonlocal handlers
         if handlers is not None:
-            return execute(arrays).consume_with_handlers(handlers)
-        results = first(arrays)
-        handlers = _handlers(results)
-        return results
+            return done.consume_with_handlers(handlers)
+        arrays = _results(done)
+        handlers = _handlers(arrays)
+        return arrays
 
-    return call
+    return results

@@ -64,6 +64,7 @@ class Walk:
     is_outdated: bool = False
     identities: Identities = field(init=False)
     _watch: Watch | None = None
+    _shared: set[str] | None = None  # paths of tensors that share memory with others
 
     def path_of(self, value: Any) -> str | None:
         """The path of an object that the walk, or the one below it, has met; None if neither has."""
@@ -128,12 +129,12 @@ class Walk:
 
     def sharing_now(self) -> list[tuple[int, int]]:
         """Of each tensor: the first one in the same memory, and the offset if that is another one."""
-        first: dict[int, int] = {}
-        found = []
-        for index, tensor in enumerate(self.tensors.values()):
-            place = first.setdefault(storage_of(tensor), index)
-            found.append((place, tensor.storage_offset() if place != index else 0))
-        return found
+        storages = storages_of(self.tensors.values())
+        first = dict(zip(reversed(storages), range(len(storages) - 1, -1, -1), strict=True))
+        return [
+            (first[storage], tensor.storage_offset() if first[storage] != index else 0)
+            for index, (storage, tensor) in enumerate(zip(storages, self.tensors.values(), strict=True))
+        ]
 
     def restore(self) -> None:
         """Give every holder the entries that it had when it was met."""
@@ -152,16 +153,16 @@ class Walk:
         Returns: of each released one's place, what it and the tensors in it were like, by their own paths.
         """
         released = {}
-        sharing = Counter(map(storage_of, self.tensors.values()))
+        if self._shared is None:
+            tensors = Counter(first for first, _ in self.sharing)
+            self._shared = {path for path, (first, _) in zip(self.tensors, self.sharing, strict=True) if tensors[first] > 1}
         for place in places:
             holder = self.holders.get(place)
             gradient = holder.items["grad"] if holder is not None else None
             if holder is None or gradient is None:
                 continue
             pieces = self._pieces(gradient)
-            if not pieces or any(
-                path in keep or id(piece) in self.repeated or sharing[storage_of(piece)] > 1 for path, piece in pieces.items()
-            ):
+            if not pieces or any(path in keep or path in self._shared or id(piece) in self.repeated for path, piece in pieces.items()):
                 continue
             self.is_outdated = True
             released[place] = {path: meta(piece) for path, piece in pieces.items()}
@@ -222,21 +223,25 @@ class Walk:
 
     def accept_gradients(self, released: Mapping[str, Mapping[str, tuple[Any, ...]]]) -> None:
         """Those that now stand in the places of released ones. If they are like those, the walk holds again."""
-        replaced = 0
-        taken = {storage_of(tensor) for tensor in self.tensors.values() if tensor is not None}
+        replaced: set[str] = set()
+        is_complete = True
+        taken = set(storages_of(tensor for tensor in self.tensors.values() if tensor is not None))
         for place, expected in released.items():
             holder = self.holders[place]
             pieces = self._alike(next(iter(expected)), holder.target.grad, expected)
             storages = set(map(storage_of, pieces.values()))
             if not pieces or len(storages) < len(pieces) or storages & taken:
+                is_complete = False
                 continue
             taken |= storages
             holder.items["grad"] = holder.target.grad
             self._exchange(pieces)
             self.paths.update((id(piece), path) for path, piece in pieces.items())
-            replaced += 1
-        self.is_outdated = self.is_outdated and replaced < len(released)
+            replaced.update(pieces)
+        self.is_outdated = self.is_outdated and not is_complete
         self._renew_gradients()
+        if self._watch is not None and is_complete:
+            self._watch.accept_places(replaced)
 
     def _renew_gradients(self) -> None:
         if self._watch is not None:
@@ -257,17 +262,15 @@ class Walk:
             found[f"{path} parts"] = [(name, self._fact(value)) for name, value in parts.items()]
         for path, (_, values) in self.values.items():
             found[f"values {path}"] = values.kind if path in arrays else values
-        storages = self.base._storages() if self.base is not None else {}
+        storages = self.base._storages() if self.base is not None and self.tensors else {}
         for path, tensor in self.tensors.items():
             storage = storages.setdefault(storage_of(tensor), path)
             found[f"tensor {path}"] = (*meta(tensor), storage, tensor.storage_offset() if storage != path else 0)
         return found
 
     def _storages(self) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for path, tensor in self.tensors.items():
-            found.setdefault(storage_of(tensor), path)
-        return found
+        """The first tensor of each memory."""
+        return dict(zip(reversed(storages_of(self.tensors.values())), reversed(self.tensors), strict=True))
 
     def _fact(self, value: Any) -> Any:
         if (found := content(value)) is not NO_CONTENT:
@@ -288,6 +291,15 @@ class Walk:
 def storage_of(tensor: torch.Tensor) -> int:
     """What tensors in one memory have in common."""
     return storage_id(tensor) if tensor.layout == torch.strided else id(tensor)
+
+
+def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
+    """The same of each. A list that is made in C: this is asked about thousands of tensors at every call of a step."""
+    tensors = list(tensors)
+    try:
+        return list(map(storage_id, tensors))
+    except RuntimeError:  # one of them has no storage
+        return list(map(storage_of, tensors))
 
 
 def meta(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -59,8 +59,8 @@ class Update:
         copies: dict[Node, torch.Tensor] = {}
 
         def given(node: Node) -> Any:
-            value = value_of(node)
-            if node not in self.strides or _has_strides(value, self.strides[node]):
+            value, strides = value_of(node), self.strides.get(node)
+            if strides is None or value.stride() == strides or _has_strides(value, strides):
                 return value
             copies[node] = torch.empty_strided(value.shape, self.strides[node], dtype=value.dtype, device=value.device).copy_(value)
             return copies[node]
@@ -81,6 +81,8 @@ class Update:
                 value = value_of(node)
                 value.masked_fill_(failed.to(value.device) == 0, 0)
             return None
+        if self.node.target in _COUNTS and (found := self._count_unless(failed, *args, **kwargs)) is not None:
+            return found[0]
         before = {node: value_of(node).clone() for node in self.written}
         result = self.op(*args, **kwargs)
         for node, old in before.items():
@@ -88,6 +90,16 @@ class Update:
             value.copy_(torch.where(failed.to(value.device) == 0, value, old))
         # What a step that writes nothing would have filled.
         return result.zero_() if self.node.target is aten.empty_like.default else result
+
+    def _count_unless(self, failed: torch.Tensor, counts: Any, other: Any, *, alpha: float = 1) -> tuple[Any] | None:
+        """See `run`. One kernel adds 0 or a number to all counts. Returns: what the op returns; None for what it does not do exactly."""
+        tensors = counts if isinstance(counts, (list, tuple)) else [counts]
+        device, dtype = tensors[0].device, tensors[0].dtype
+        # Half types are added to in float32, which a tensor of their own dtype would not be.
+        if isinstance(other, torch.Tensor) or dtype.itemsize < 4 or any((item.device, item.dtype) != (device, dtype) for item in tensors):
+            return None
+        step = torch.full((), other * alpha, dtype=dtype, device=device)  # made on the device: no call waits for it
+        return (self.op(counts, torch.where(failed.to(device) == 0, step, 0)),)
 
 
 def written(node: Node) -> list[Node]:

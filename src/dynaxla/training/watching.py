@@ -88,12 +88,20 @@ class Watch:
         self.inputs, self.arrays = inputs, arrays
         self._walk = walk
         self._free = {path: [key for place, key in inputs if place == path] for path, _ in inputs}
-        self._gradients = [holder for holder in walk.holders.values() if isinstance(holder.target, torch.Tensor) and holder.items]
         parts = {f"{path} parts" for path in walk.gradients}
-        self._gradients += [holder for path, holder in walk.holders.items() if path in parts]
-        self._expected_gradients: Any = None
-        self._owners: list[torch.Tensor] = []
-        self._names: list[str] = []
+        of_tensors = {
+            path: holder
+            for path, holder in walk.holders.items()
+            if path in parts or (isinstance(holder.target, torch.Tensor) and holder.items)
+        }
+        # Gradients are replaced at every step, those of others than parameters hardly ever.
+        replaced = {
+            path
+            for path, holder in of_tensors.items()
+            if path in parts or path.removesuffix(".grad") in walk.gradients or holder.items["grad"] is not None
+        }
+        self._gradients = _Entries([holder for path, holder in of_tensors.items() if path in replaced])
+        self._other_gradients = _Entries([holder for path, holder in of_tensors.items() if path not in replaced])
         self._holders = [
             (holder, self._free.get(path, ()))
             for path, holder in walk.holders.items()
@@ -183,24 +191,23 @@ class Watch:
         tensors = self._walk.tensors
         plain = [path for path, tensor in tensors.items() if _is_plain(tensor)]
         checked = [path for path, tensor in tensors.items() if _is_plain(tensor) or _is_wrapper(tensor)]
-        self._plain, self._checked = (None if len(paths) == len(tensors) else paths for paths in (plain, checked))
+        self._checked = None if len(checked) == len(tensors) else checked
         known = set(checked)
         self._metas = {path: facts for path, facts in zip(tensors, self._walk.metas, strict=True) if path not in known}
         self._check: Any = None
         self._leaves = [facts[-1] for facts in self._walk.metas]
-        self._places: Places | None = None
+        gradients = self._walk.gradients
+        self._lasting = [path for path in plain if path not in gradients]
+        self._replaced = [path for path in plain if path in gradients]
+        self._places: tuple[Places, Places] | None = None
 
     def _are_tensors_unchanged(self) -> bool:
         now = self._walk.tensors
         tensors = list(now.values())
-        plain, checked = (tensors if paths is None else [now[path] for path in paths] for paths in (self._plain, self._checked))
+        checked = tensors if self._checked is None else [now[path] for path in self._checked]
         if list(map(_is_leaf, tensors)) != self._leaves:
             return False
-        if self._expected_gradients is None:
-            held = [(_owner(holder), name, item) for holder in self._gradients for name, item in holder.items.items()]
-            self._owners, self._names = [owner for owner, *_ in held], [name for _, name, _ in held]
-            self._expected_gradients = _pointers([item for *_, item in held])
-        if _pointers(list(map(getattr, self._owners, self._names, repeat(None)))) != self._expected_gradients:
+        if not self._other_gradients.are_unchanged() or not self._gradients.are_unchanged():
             return False
         if self._metas and self._walk.metas_now(self._metas) != list(self._metas.values()):
             return False
@@ -208,17 +215,47 @@ class Watch:
             if self._walk.metas != self._walk.metas_now():
                 return False
             self._check = ArgumentCheck(checked)
-        found = places(plain)
+        found = self._places_of(self._lasting), self._places_of(self._replaced)
         if found != self._places:
             if self._walk.sharing_now() != self._walk.sharing:
                 return False
             self._places = found
         return True
 
+    def _places_of(self, paths: Sequence[str]) -> Places:
+        now = self._walk.tensors
+        return places([now[path] for path in paths])
+
     def renew_gradients(self) -> None:
         """Others stand in the places of some, or will, and the walk has noted that. None is held here then."""
-        self._expected_gradients = self._places = None
-        self._owners = []
+        self._gradients.renew()
+
+    def accept_places(self, replaced: set[str]) -> None:
+        """The gradients at these paths are new, and share no memory, as those that were there before did not."""
+        if self._places is not None:
+            are_all = replaced.issuperset(self._replaced)
+            self._places = (self._places[0], self._places_of(self._replaced)) if are_all else None
+
+
+class _Entries:
+    """Which gradients tensors have, or which parts."""
+
+    def __init__(self, holders: Sequence[Holder]) -> None:
+        self._holders = holders
+        self.renew()
+
+    def renew(self) -> None:
+        """The holders have noted others. Nothing is held until they are compared."""
+        self._expected: Any = None
+        self._owners: list[torch.Tensor] = []
+        self._names: list[str] = []
+
+    def are_unchanged(self) -> bool:
+        if self._expected is None:
+            held = [(_owner(holder), name, item) for holder in self._holders for name, item in holder.items.items()]
+            self._owners, self._names = [owner for owner, *_ in held], [name for _, name, _ in held]
+            self._expected = _pointers([item for *_, item in held])
+        return bool(_pointers(list(map(getattr, self._owners, self._names, repeat(None)))) == self._expected)
 
 
 def _referents(targets: Sequence[Any], keys: Sequence[Any]) -> Any:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from unittest import mock
 
 import jax
+import jaxlib._jax
 import pytest
 import torch
 from jax import Array, lax
@@ -53,11 +55,32 @@ def test_atan_of_many_numbers(function: Callable[[torch.Tensor], torch.Tensor], 
 
 def test_programs_for_cuda_round_as_eager_mode_does_and_add_in_one_order_if_torch_asks() -> None:
     program = jax.make_jaxpr(lax.neg)(1.0)
-    kept = {"xla_allow_excess_precision": False}
+    kept = {"xla_allow_excess_precision": False, "xla_gpu_enable_command_buffer": mock.ANY}
     assert options_for("cuda", program) == kept, "known to this XLA"
     fixed = {"xla_gpu_exclude_nondeterministic_ops": True}
     assert options_for("cuda", program, Settings(deterministic=True)) == {**kept, **fixed}
     assert not {*kept, *fixed} & {*options_for("cpu", program), *options_for("tpu", program)}
+
+
+def test_cuda_graphs_hold_all_that_they_do_by_default_and_convolutions() -> None:
+    """Kinds of commands have the same numbers everywhere: XLA's default is read in its options as they are sent."""
+    field = 258  # DebugOptions.xla_gpu_enable_command_buffer in xla.proto
+    numbers = {"FUSION": 1, "CUBLAS": 2, "CUDNN": 3, "CONDITIONAL": 5, "CUSTOM_CALL": 7, "CUBLASLT": 8, "DYNAMIC_SLICE_FUSION": 9}
+    numbers |= {"CONVOLUTION": 11, "COLLECTIVES_KERNEL": 13}
+    key = bytes([field << 3 & 0x7F | 2 | 0x80, field << 3 >> 7])
+    sent = jaxlib._jax.CompileOptions().SerializeAsString()
+    length = sent[sent.index(key) + 2]
+    default = set(sent[sent.index(key) + 3 :][:length])
+    named = {numbers[name] for name in default_options("cuda")["xla_gpu_enable_command_buffer"].split(",")}
+    assert named == default | {numbers["CONVOLUTION"]}
+
+
+def test_what_the_environment_says_is_left_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "--xla_gpu_enable_command_buffer= --xla_allow_excess_precision"
+    monkeypatch.setenv("XLA_FLAGS", said)
+    assert default_options.__wrapped__("cuda") == {}
+    monkeypatch.setenv("XLA_FLAGS", "--xla_dump_to=x")
+    assert default_options.__wrapped__("cuda") == default_options("cuda")
 
 
 def test_products_without_tiles_are_cublas_ones() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 from training_steps import OPTIMIZERS, Make, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
@@ -248,6 +249,44 @@ def test_restrided_arguments() -> None:
     made = update.run(lambda _: x)
     assert made.stride() == (1, 3)
     assert not x.any()
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_counts_of_a_program_that_may_have_failed(fails: bool) -> None:
+    """One kernel adds to all, and nobody waits for a tensor's value."""
+    graph = torch.fx.Graph()
+    counts = [graph.placeholder(f"count_{index}") for index in range(3)]
+    node = graph.call_function(torch.ops.aten._foreach_add_.Scalar, (counts, 2))
+    values = {count: torch.tensor(float(index)) for index, count in enumerate(counts)}
+    update = Update(node, torch.ops.aten._foreach_add_, (counts, 2), {}, {}, counts)
+    seen: list[str] = []
+
+    class Seeing(TorchDispatchMode):
+        def __torch_dispatch__(self, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(op))
+            return op(*args, **(kwargs or {}))
+
+    with Seeing():
+        update.run(values.__getitem__, torch.tensor(float(fails)))
+    assert [value.item() for value in values.values()] == ([0, 1, 2] if fails else [2, 3, 4])
+    assert seen.count("aten._foreach_add_.Tensor") == 1
+    assert not {"aten.clone.default", "aten.copy_.default", "aten._local_scalar_dense.default"} & set(seen)
+
+
+def test_batch_norms_count_in_one_call(done: list[str]) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 8), nn.BatchNorm1d(8), nn.BatchNorm1d(8))
+
+    model, optimizer, other, second = two(OPTIMIZERS["SGD"], make)
+    eager, step = plain(other, second), dynaxla.compile_step(plain(model, optimizer))
+    for x, y in batches(3):
+        done.clear()
+        step(x, y)
+        eager(x, y)
+    assert done.count("_foreach_add_") == 1
+    assert "add_" not in done
+    assert [module.num_batches_tracked.item() for module in model if isinstance(module, nn.BatchNorm1d)] == [3, 3, 3]
+    assert_same(model, other, optimizer, second)
 
 
 def test_settings_in_tensors() -> None:

@@ -7,7 +7,7 @@ any more what such an update writes, the program ends with the gradients, and to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +43,7 @@ class Update:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     strides: Mapping[Node, tuple[int, ...]]
-    written: Collection[Node]
+    written: Sequence[Node]
 
     def nodes(self) -> list[Node]:
         """The nodes that it reads."""
@@ -99,7 +99,9 @@ class Update:
         if isinstance(other, torch.Tensor) or dtype.itemsize < 4 or any((item.device, item.dtype) != (device, dtype) for item in tensors):
             return None
         step = torch.full((), other * alpha, dtype=dtype, device=device)  # made on the device: no call waits for it
-        return (self.op(counts, torch.where(failed.to(device) == 0, step, 0)),)
+        # The very overload: trying others, torch writes the tensor's value into a message, for which it waits.
+        add = aten.add_.Tensor if tensors is not counts else aten._foreach_add_.Tensor
+        return (add(counts, torch.where(failed.to(device) == 0, step, 0)),)
 
 
 def written(node: Node) -> list[Node]:
@@ -141,10 +143,31 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
             kept_reads |= _storages(node.all_input_nodes)
             kept_writes |= _storages(targets)
     taken.reverse()
-    updates = [_update(node) for node in taken]
+    updates = _together(map(_update, taken))
     for node in reversed(taken):
         graph.erase_node(node)
     return updates
+
+
+def _together(updates: Iterable[Update]) -> list[Update]:
+    """The same, with neighbours in one call that add the same number to counts, as batch norms do."""
+    found: list[Update] = []
+    for update in updates:
+        if found and _what_is_added(update) is not None and _what_is_added(update) == _what_is_added(found[-1]):
+            written = [*found[-1].written, *update.written]
+            if len(_storages(written)) == len(written):
+                number = update.args[1]
+                found[-1] = Update(update.node, aten._foreach_add_.Scalar.overloadpacket, (written, number), {}, {}, written)
+                continue
+        found.append(update)
+    return found
+
+
+def _what_is_added(update: Update) -> Any:
+    """The number that is added to a count, and what the count is like; None of other updates."""
+    if update.node.target is not aten.add_.Tensor or update.kwargs or isinstance(number := update.args[1], Node):
+        return None
+    return type(number), number, update.written[0].meta["val"].dtype, update.written[0].meta["val"].device
 
 
 def _update(node: Node) -> Update:

@@ -238,26 +238,12 @@ def _by_few_vectors(problem: Contraction, x: Array, y: Array) -> Array:
     return convert(lax.squeeze(out, [0]), problem.out)
 
 
-def _fits_cublas(problem: Contraction) -> bool:
-    is_half = dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2
-    return is_half and problem.out == problem.dtype
-
-
-@CONTRACTION.form("cublas", platforms=["cuda"], fits=_fits_cublas)
-def _by_cublas(problem: Contraction, x: Array, y: Array) -> Array:
-    """cuBLAS and Triton's kernels add half types in float32, and round once. A float32 result XLA would write out, and round in another
-    kernel: a sixth of BERT's kernels (H200, jaxlib 0.11.2, 2026-11-27)."""
-    return _dot(problem, x, y, problem.out)
-
-
 @CONTRACTION.form("xla")
 def _by_xla(problem: Contraction, x: Array, y: Array) -> Array:
-    return convert(_dot(problem, x, y, dtypes.accumulator(problem.out)), problem.out)
-
-
-def _dot(problem: Contraction, x: Array, y: Array, dtype: DType) -> Array:
+    dtype = dtypes.accumulator(problem.out)
     x, y = widened(x, y, problem.platform, surely(lambda: min(problem.rows, problem.columns) <= 1))
-    return lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
+    out = lax.dot_general(x, y, (problem.over, problem.batch), precision=problem.precision, preferred_element_type=dtype)
+    return convert(out, problem.out)
 
 
 def contract(

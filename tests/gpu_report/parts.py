@@ -47,6 +47,7 @@ LONG_DELAY, SHORT_DELAY = 200_000_000, 2_000_000
 # A rehearsal on the CPU takes small sizes: rows of a matrix, pictures of a batch, pixels along an edge, and few calls and kinds of network.
 ROWS, PICTURES, PIXELS = (2048, 32, 224) if ON_GPU else (128, 2, 64)
 CALLS, MANY_CALLS = (2000, 10_000) if ON_GPU else (20, 100)
+MOST_ROWS = 30  # of a profile
 RESNETS = [(torch.float32, False), *([(torch.bfloat16, True)] if ON_GPU else [])]
 
 
@@ -410,17 +411,63 @@ def call_time() -> None:
             found["wait for an event"] = microseconds(lambda: external.wait_event(event))
             found["is_current_stream_capturing"] = microseconds(torch.cuda.is_current_stream_capturing)
     with fact("call_time", f"profile of {CALLS} calls of linear, microseconds of each call") as found:
-        profile = cProfile.Profile()
-        profile.enable()
-        for _ in range(CALLS):
-            linear(x)
-        profile.disable()
+        found["functions"] = functions(lambda: linear(x), CALLS)
+
+
+def functions(call: Callable[[], Any], calls: int) -> list[list[Any]]:
+    """The Python functions that take most of the host's time: name, calls, own and whole microseconds, for each call."""
+    profile = cProfile.Profile()
+    profile.enable()
+    for _ in range(calls):
+        call()
+    profile.disable()
+    synchronize()
+    rows = sorted(pstats.Stats(profile).stats.items(), key=lambda row: -row[1][2])[:MOST_ROWS]
+    return [
+        [f"{Path(file).name}:{line} {name}"[-70:], round(count / calls, 1), round(own / calls * 1e6, 2), round(total / calls * 1e6, 2)]
+        for (file, line, name), (_, count, own, total, _) in rows
+    ]
+
+
+def kernels(call: Callable[[], Any], calls: int) -> dict[str, Any]:
+    """What a call starts on the GPU: how many kernels, their milliseconds, and by name count and milliseconds of those that take most."""
+    activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if ON_GPU else [])]
+    with torch.profiler.profile(activities=activities, acc_events=True) as profile:
+        for _ in range(calls):
+            call()
         synchronize()
-        rows = sorted(pstats.Stats(profile).stats.items(), key=lambda row: -row[1][2])[:30]
-        found["functions"] = [
-            [f"{Path(file).name}:{line} {name}"[-70:], round(count / CALLS, 1), round(own / CALLS * 1e6, 2), round(total / CALLS * 1e6, 2)]
-            for (file, line, name), (_, count, own, total, _) in rows
-        ]
+    found: dict[str, list[float]] = {}
+    for event in profile.events():
+        if event.device_type.name == "CUDA" and not event.is_user_annotation:
+            row = found.setdefault(event.name[:70], [0, 0.0])
+            row[0], row[1] = row[0] + 1 / calls, row[1] + (event.time_range.end - event.time_range.start) / calls / 1e3
+    rows = sorted(found.items(), key=lambda row: -row[1][1])
+    return {
+        "count": round(sum(count for count, _ in found.values()), 1),
+        "ms": round(sum(ms for _, ms in found.values()), 3),
+        "kinds": [[name, round(count, 1), round(ms, 3)] for name, (count, ms) in rows[:MOST_ROWS]],
+    }
+
+
+def profile_step() -> None:
+    """Where the time of a training step goes, on the host and on the device: BERT's, or in a rehearsal a small network's."""
+    from dynaxla.bench import suites
+    from dynaxla.bench.runner import Placement
+
+    name = "bert_base" if ON_GPU else "gpt_block"
+    with fact("profile_step", f"{name}, bfloat16") as found:
+        placement = Placement(PICTURES, torch.bfloat16, DEVICE, torch.get_num_threads(), training="adamw")
+        (case,) = suites.choose("gpu", [name])
+        args = placement.inputs(case, torch.Generator().manual_seed(1))
+        training = placement.model(case)
+        step = dynaxla.compile_step(training.step)
+        start = time.perf_counter()
+        for _ in range(3):
+            step(*args)
+        synchronize()
+        found["first_3_steps_seconds"] = round(time.perf_counter() - start, 1)
+        found.update(milliseconds(lambda: step(*args), 10))
+        found["functions"], found["kernels"] = functions(lambda: step(*args), 5), kernels(lambda: step(*args), 2)
 
 
 def many_calls() -> None:
@@ -491,6 +538,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "callbacks": callbacks,
     "graph_capture": graph_capture,
     "call_time": call_time,
+    "profile_step": profile_step,
     "many_calls": many_calls,
     "out_of_memory": out_of_memory,
 }

@@ -51,6 +51,7 @@ RUNS = [
     Run("hand_over", 60, alone=True),
     Run("add", 90, alone=True, is_needed=True),
     Run("call_time", 90, alone=True),
+    Run("profile_step", 120, alone=True),
     Run("test_cuda.py", 150, alone=True),
     Run("public_ways", 90),
     Run("linear", 90),

@@ -21,6 +21,12 @@ def test_an_engine_that_cannot_be_used_is_left_out_unless_named(monkeypatch: pyt
         engines.choose(["inductor"], [])
 
 
+def test_the_model_as_a_jax_function() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.BatchNorm1d(3), nn.Linear(4, 2)).eval().requires_grad_(False)
+    x = torch.tensor([[0, 4, 2]])
+    torch.testing.assert_close(ENGINES["jax"].prepare(model, (x,))(x), model(x))
+
+
 def test_frozen_inductor_freezes() -> None:
     """Also beside plain Inductor, whose compiled code TorchDynamo must not find for it; and the setting is left as it was."""
     model = nn.Conv2d(3, 8, 3).eval().requires_grad_(False)  # a kernel of oneDNN's alone: nothing for a C++ compiler

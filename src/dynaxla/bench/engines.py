@@ -15,7 +15,8 @@ inductor_autotuned  Inductor in its mode max-autotune, which also uses CUDA grap
 inductor_frozen  Inductor with torch._inductor.config.freezing
 dynaxla_retrace  trace at every call, as lazy tensors do
 ..._native       eager, dynaxla or dynaxla_step on the CPU's own tensors, beside tensors of the device "jax"
-xla_...          trace once, with another of XLA's options than dynaxla's choice (see XLA_OPTIONS)
+jax              the model as a JAX function (dynaxla.to_jax) under jax.jit; inputs and results cross by DLPack
+xla_...          trace once, with another of XLA's options than dynaxla's choice (see XLA_OPTIONS, XLA_GPU_OPTIONS)
 torchax          google/torchax, if it can be imported; in a process of its own, since importing it breaks torch.compile
 torch_xla        TorchDynamo's openxla backend, if torch_xla can be imported; in a process of its own, since it registers a device
 """
@@ -31,6 +32,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import torch
 from functorch.compile import make_boxed_func
 from torch import nn
@@ -38,6 +40,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch.utils import _pytree as pytree
 
 from ..backend import dynaxla, dynaxla_retrace
+from ..engine.options import COMMANDS, WITHOUT_CONVOLUTIONS
 from ..ensemble.candidates import no_cpp_compiler
 from ..observe import metrics
 from ..runtime import private
@@ -103,6 +106,21 @@ def _compiled_step(model: nn.Module, _: Inputs) -> Call:
         with torch.enable_grad():
             loss = step(*inputs)
         return loss, mine.gradients()
+
+    return call
+
+
+def _as_jax_function(model: nn.Module, inputs: Inputs) -> Call:
+    from ..interop import to_jax
+
+    jax_fn, params = to_jax(model)
+    with jax.enable_x64(True):
+        params = jax.device_put(params, jax.dlpack.from_dlpack(inputs[0]).device)
+    compiled = jax.jit(jax_fn)
+
+    def call(*args: torch.Tensor) -> Any:
+        with jax.enable_x64(True):
+            return pytree.tree_map(torch.from_dlpack, compiled(params, *map(jax.dlpack.from_dlpack, args)))
 
     return call
 
@@ -213,6 +231,12 @@ XLA_OPTIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+# The same on a GPU, where dynaxla has half types rounded where eager mode does, and convolutions in CUDA graphs.
+XLA_GPU_OPTIONS: dict[str, dict[str, Any]] = {
+    "xla_fewer_roundings": {"xla_allow_excess_precision": True},
+    "xla_small_graphs": {COMMANDS: WITHOUT_CONVOLUTIONS},
+}
+
 _ALL = [
     Engine("eager", lambda model, _: model),
     Engine("lazy", _lazy, _no_device),
@@ -231,7 +255,8 @@ _ALL = [
     Engine("eager_native", lambda model, _: model, _no_device, native=True),
     Engine("dynaxla_native", _compiled(dynaxla), _no_device, native=True),
     Engine("dynaxla_step_native", _compiled_step, _no_device, native=True),
-    *(Engine(name, _compiled(dynaxla, {"xla": options})) for name, options in XLA_OPTIONS.items()),
+    Engine("jax", _as_jax_function),
+    *(Engine(name, _compiled(dynaxla, {"xla": options})) for name, options in (XLA_OPTIONS | XLA_GPU_OPTIONS).items()),
     Engine("torchax", _torchax, _not_importable("torchax"), isolated=True),
     Engine("torch_xla", _torch_xla, _not_importable("torch_xla"), isolated=True),
 ]

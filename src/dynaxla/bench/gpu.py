@@ -24,6 +24,8 @@ in one process; times are medians of ten calls after one another and one wait fo
 empty, while other rows compile, too (`--jobs`). *Peak*: MB of the GPU's memory during warm calls, each engine in a process of its own, with
 the model: the most that torch's allocator had given out and the most that JAX's had, added up; what CUDA and its libraries keep for
 themselves is in none. TF32 is torch's setting. *inductor_autotuned*: Inductor with `mode="max-autotune"`, which also uses CUDA graphs.
+*jax*: the model as a JAX function under `jax.jit`. *xla_fewer_roundings*: XLA may leave out roundings to half types. *xla_small_graphs*:
+convolutions are not in CUDA graphs.
 """
 
 

@@ -11,6 +11,8 @@ TRAINING = ("eager", "inductor", "dynaxla", "dynaxla_step")
 # Autotuning takes minutes for a model: tables of their own.
 AUTOTUNED = ("eager", "inductor_autotuned", "dynaxla")
 AUTOTUNED_TRAINING = ("eager", "inductor_autotuned", "dynaxla_step")
+# The same program without PyTorch around it, and with other options of XLA's.
+VARIANTS = ("jax", "xla_fewer_roundings", "xla_small_graphs", "dynaxla")
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Part:
     def title(self) -> str:
         precision = {"tf32": "float32 with TF32"}.get(self.precision, self.precision)
         subject = f"Training with {self.training}, " if self.training else ""
-        return f"{subject}{precision}, batch {self.batch}{', autotuned' if 'inductor_autotuned' in self.engines else ''}"
+        kind = {AUTOTUNED: ", autotuned", AUTOTUNED_TRAINING: ", autotuned", VARIANTS: ", variants"}.get(self.engines, "")
+        return f"{subject}{precision}, batch {self.batch}{kind}"
 
     @property
     def dtype(self) -> torch.dtype:
@@ -54,6 +57,8 @@ def _parts() -> dict[str, Part]:
                 for batch in (1, 32):
                     part = Part(precision, batch, engines[training + autotuned], "adamw" if training else "")
                     found[f"{precision}-batch{batch}{training}{autotuned}"] = part
+    for batch in (1, 32):
+        found[f"bfloat16-batch{batch}-variants"] = Part("bfloat16", batch, VARIANTS)
     return found
 
 
@@ -67,5 +72,6 @@ FIRST = [
     ("bfloat16-batch32-training", "gpt_block"),
     ("bfloat16-batch32", "bert_base"),
     ("bfloat16-batch32", "gpt_block"),
+    *[("bfloat16-batch32-variants", name) for name in ("bert_base", "resnet50", "gpt_block")],
     *[(f"bfloat16-batch32{training}-autotuned", name) for name in ("bert_base", "resnet50", "gpt_block") for training in ("-training", "")],
 ]

@@ -47,6 +47,7 @@ def test_random_programs_agree_with_eager_mode(data: st.DataObject) -> None:
     assert verdict.outcome in ("agrees", "torch"), f"{verdict.detail}\n{reproducer(program)}"
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.quick
 @pytest.mark.parametrize("first", range(100, 220, 20))
 def test_seeded_programs(first: int, quick_xla: None) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from scripts import completed
 from stress import runner
 
 
+@pytest.mark.thorough
 def test_threads_side_by_side() -> None:
     """In a process of its own: first use is part of it."""
     done = completed("__import__('runpy').run_module('stress', run_name='__main__', alter_sys=True)", ["--seconds", "1", "--threads", "3"])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from on_device import NEEDS_DEVICE, run_checks
 
 pytestmark = NEEDS_DEVICE
 
 
+@pytest.mark.thorough
 def test_together() -> None:
     run_checks("together")

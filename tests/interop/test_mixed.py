@@ -76,6 +76,7 @@ def test_jaxs_transforms(kind: str, x64: bool) -> None:
         close(jax.jit(total)(x), gradient, x64)
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("x64", [False, True], ids=["32 bits", "64 bits"])
 @pytest.mark.parametrize("compiled", [False, True], ids=["plain", "compiled"])
 @pytest.mark.parametrize("kind", TORCH_SIDE)

@@ -96,6 +96,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pytest.mark.sample(usual=30)
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy", "ignore:__array_wrap__ must accept:DeprecationWarning")
 @pytest.mark.parametrize("name", [*MAKES, *READS])
 def test_each_call_has_its_arrays_values(name: str) -> None:

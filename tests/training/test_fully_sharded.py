@@ -47,6 +47,7 @@ def check(folder: Path, names: list[str]) -> None:
         assert not errors, "\n".join(errors)
 
 
+@pytest.mark.sample(usual=1)
 @needs_insides
 def test_as_in_eager(tmp_path: Path) -> None:
     check(tmp_path, QUICK)

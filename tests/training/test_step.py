@@ -30,6 +30,7 @@ class Rows(Net):
         return super().forward(x) + self.rows(x[:, 0].abs().to(torch.int64))
 
 
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     """The learning rate is 0 in the first step, as a warmup starts, and falls later."""

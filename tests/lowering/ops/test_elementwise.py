@@ -43,6 +43,7 @@ def test_result_type_is_pytorchs() -> None:
                 assert dtypes.to_torch(found) == expected, (values[i], values[j], values[k])
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(
     "op",
     [torch.add, torch.div, torch.lt, torch.maximum, torch.pow, torch.copysign, torch.where, torch.float_power, torch.logical_or],

@@ -40,6 +40,7 @@ READ: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], bool]] = {
 }
 
 
+@pytest.mark.sample(usual=10)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("name", READ)
 def test_as_in_eager_mode(name: str, dtype: torch.dtype) -> None:

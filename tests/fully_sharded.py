@@ -236,40 +236,35 @@ def gathered_parameters_stay_while_gradients_accumulate() -> None:
     agree(lambda: blocks(reshard_after_forward=False), make)
 
 
+def without_an_optimizer(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
+    """A step that leaves gradients alone."""
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        return loss
+
+    return step
+
+
 @case
 def gradients_accumulate_over_steps() -> None:
     """Every second step exchanges gradients; the ones before leave them to it."""
 
-    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-        def step(x: torch.Tensor) -> torch.Tensor:
-            loss = net(x).square().mean()
-            loss.backward()
-            return loss
-
-        return step
-
     def between(net: Any, number: int) -> None:
         net.set_requires_gradient_sync(number % 2 == 1)
 
-    agree(make=make, calls=6, between=between)
+    agree(make=without_an_optimizer, calls=6, between=between)
 
 
 @case
 def what_a_step_leaves_and_finds_is_watched() -> None:
     """The same step without an exchange of gradients, and with one: two programs, and gradients that wait in between."""
 
-    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-        def step(x: torch.Tensor) -> torch.Tensor:
-            loss = net(x).square().mean()
-            loss.backward()
-            return loss
-
-        return step
-
     def between(net: Any, number: int) -> None:
         net.set_requires_gradient_sync(number == 1)
 
-    agree(lambda: fully_shard(nn.Linear(WIDTH, 3), mesh=mesh()), make, calls=2, between=between, modes=("recorded",))
+    agree(lambda: fully_shard(nn.Linear(WIDTH, 3), mesh=mesh()), without_an_optimizer, calls=2, between=between, modes=("recorded",))
 
 
 @case
@@ -284,15 +279,7 @@ def eager_passes_between_steps() -> None:
             net(batch(5)).sum().backward()
             net.set_requires_gradient_sync(True)
 
-    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-        def step(x: torch.Tensor) -> torch.Tensor:
-            loss = net(x).square().mean()
-            loss.backward()
-            return loss
-
-        return step
-
-    agree(make=make, calls=4, between=between)
+    agree(make=without_an_optimizer, calls=4, between=between)
 
 
 @case
@@ -452,25 +439,17 @@ def a_backward_pass_that_is_finished_later() -> None:
         net.set_manual_backward_finalization(True)
         return net  # type: ignore[no-any-return]
 
-    def make(net: nn.Module, optimizer: torch.optim.Optimizer) -> Step:
-        def step(x: torch.Tensor) -> torch.Tensor:
-            loss = net(x).square().mean()
-            loss.backward()
-            return loss
-
-        return step
-
     def between(net: Any, number: int) -> None:
         net.set_requires_gradient_sync(True)
         if number:
             net.finalize_backward()
         net.set_requires_gradient_sync(False)
 
-    agree(build, make, between=between)
+    agree(build, without_an_optimizer, between=between)
     for is_exchanged in (False, True):
 
         def with_the_end(net: Any, optimizer: torch.optim.Optimizer, is_exchanged: bool = is_exchanged) -> Step:
-            step = make(net, optimizer)
+            step = without_an_optimizer(net, optimizer)
 
             def longer(x: torch.Tensor) -> torch.Tensor:
                 net.set_requires_gradient_sync(is_exchanged)

@@ -74,7 +74,7 @@ def test_it_goes_on_where_it_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_rows_compile_side_by_side_and_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """What compiles when the time is nearly over is stopped, and left for another call."""
+    """A model that still compiles when the time is nearly over is stopped, and left for another call."""
     timed: list[str] = []
     lock = threading.Lock()
 

@@ -415,7 +415,7 @@ def call_time() -> None:
 
 
 def functions(call: Callable[[], Any], calls: int) -> list[list[Any]]:
-    """The Python functions that take most of the host's time: name, calls, own and whole microseconds, for each call."""
+    """Returns the Python functions that take most of the host's time: name, calls, own and cumulative microseconds, per call."""
     profile = cProfile.Profile()
     profile.enable()
     for _ in range(calls):
@@ -430,7 +430,7 @@ def functions(call: Callable[[], Any], calls: int) -> list[list[Any]]:
 
 
 def kernels(call: Callable[[], Any], calls: int) -> dict[str, Any]:
-    """What a call starts on the GPU: how many kernels, their milliseconds, and by name count and milliseconds of those that take most."""
+    """Returns the kernels of a call: their count, their milliseconds, and both by name for those that take most."""
     activities = [torch.profiler.ProfilerActivity.CPU, *([torch.profiler.ProfilerActivity.CUDA] if ON_GPU else [])]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         for _ in range(calls):
@@ -450,7 +450,7 @@ def kernels(call: Callable[[], Any], calls: int) -> dict[str, Any]:
 
 
 def profile_step() -> None:
-    """Where the time of a training step goes, on the host and on the device: BERT's, or in a rehearsal a small network's."""
+    """Profiles a training step on the host and on the device: BERT's, or in a rehearsal one block of GPT-2."""
     from dynaxla.bench import suites
     from dynaxla.bench.runner import Placement
 

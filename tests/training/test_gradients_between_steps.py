@@ -1,4 +1,4 @@
-"""What happens to gradients and state between the calls of a step: other tensors, other memory, memory of others."""
+"""Gradients and optimizer state that are replaced, moved or shared between the calls of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Change = Callable[[nn.Parameter, nn.Parameter, torch.optim.Optimizer], None]
 
 
 def moved(tensor: torch.Tensor, other: torch.Tensor) -> None:
-    """The tensor lies in the other's memory."""
+    """Moves a tensor into the other one's memory."""
     tensor.set_(other.untyped_storage(), other.storage_offset(), other.shape, other.stride())
 
 
@@ -66,7 +66,7 @@ CHANGES: list[Change] = [
 @pytest.mark.parametrize("keeps", [False, True], ids=["zeroed", "summed"])
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
 def test_as_in_eager_mode(change: Change, keeps: bool) -> None:
-    """Twice in turn, so that what a step has noted of earlier gradients does not stand for later ones."""
+    """The change is made twice in turn and once more, so that notes about earlier gradients cannot stand for later ones."""
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
@@ -88,7 +88,7 @@ def test_as_in_eager_mode(change: Change, keeps: bool) -> None:
 
 
 def training(net: nn.Module, optimizer: torch.optim.Optimizer, keeps: bool) -> Callable[..., torch.Tensor]:
-    """keeps: adds to the gradients that it finds."""
+    """Returns a step. keeps: it adds to the gradients that it finds."""
 
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         if not keeps:

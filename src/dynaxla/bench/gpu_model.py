@@ -37,7 +37,8 @@ _TURN = "DYNAXLA_BENCH_TURN"
 
 
 class Turn:
-    """Whose turn it is: processes compile side by side, and are timed one after the other. Files of a directory say it, which is made."""
+    """One process's turn to be timed: processes compile side by side, and are timed one after the other. Two files in `directory`, which is
+    made, carry the messages."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -46,7 +47,7 @@ class Turn:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the process has compiled everything."""
+        """True if the process has compiled everything."""
         return (self.directory / "ready").exists()
 
     def give(self) -> None:
@@ -123,7 +124,7 @@ def _answer(arguments: Sequence[str], environment: dict[str, str], end: float, t
 
 
 def _output(process: subprocess.Popen[str]) -> tuple[str, str] | None:
-    """What the process has printed, if it ends within a short time."""
+    """Returns the process's output and errors; None if it still runs after INTERVAL seconds."""
     try:
         return process.communicate(timeout=INTERVAL)
     except subprocess.TimeoutExpired:

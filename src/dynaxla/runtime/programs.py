@@ -331,8 +331,8 @@ def _call_alike(executable: Any) -> Callable[[Sequence[jax.Array]], Sequence[jax
 
 
 def _results_alike() -> Callable[[Any], Sequence[jax.Array]]:
-    """What makes arrays of a program's executions on one device. After the first, no objects are made for the results' types and devices:
-    they have those of the first one's."""
+    """Returns a function that makes arrays of the results of an execution on one device. From the second execution on, it takes types and
+    shardings from the first."""
     handlers: list[Any] | None = None
 
     def results(done: Any) -> Sequence[jax.Array]:

@@ -105,5 +105,5 @@ def check_not_captured() -> None:
 
 @functools.cache
 def of(torch_device: torch.device, device: jax.Device) -> Streams:
-    """Those of a device. torch_device, device: the same in torch's words, with its index, and in JAX's."""
+    """Returns the streams of a device. torch_device (with its index), device: torch's and JAX's names for it."""
     return Streams(torch_device, device)

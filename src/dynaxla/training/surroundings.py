@@ -269,7 +269,7 @@ class Walk:
         return found
 
     def _storages(self) -> dict[int, str]:
-        """The first tensor of each memory."""
+        """Returns the path of the first tensor in each storage."""
         return dict(zip(reversed(storages_of(self.tensors.values())), reversed(self.tensors), strict=True))
 
     def _fact(self, value: Any) -> Any:
@@ -294,7 +294,7 @@ def storage_of(tensor: torch.Tensor) -> int:
 
 
 def storages_of(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The same of each. A list that is made in C: this is asked about thousands of tensors at every call of a step."""
+    """Returns `storage_of` each tensor. In C, since a step asks about thousands of tensors at every call."""
     tensors = list(tensors)
     try:
         return list(map(storage_id, tensors))

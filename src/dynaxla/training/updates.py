@@ -150,10 +150,10 @@ def take_updates(graph: Graph, outputs: Collection[Node]) -> list[Update]:
 
 
 def _together(updates: Iterable[Update]) -> list[Update]:
-    """The same, with neighbours in one call that add the same number to counts, as batch norms do."""
+    """Merges neighbouring updates that add the same number to counts, as batch norms do, into one call."""
     found: list[Update] = []
     for update in updates:
-        if found and _what_is_added(update) is not None and _what_is_added(update) == _what_is_added(found[-1]):
+        if found and _increment(update) is not None and _increment(update) == _increment(found[-1]):
             written = [*found[-1].written, *update.written]
             if len(_storages(written)) == len(written):
                 number = update.args[1]
@@ -163,8 +163,8 @@ def _together(updates: Iterable[Update]) -> list[Update]:
     return found
 
 
-def _what_is_added(update: Update) -> Any:
-    """The number that is added to a count, and what the count is like; None of other updates."""
+def _increment(update: Update) -> Any:
+    """Returns the number that an update adds to a count, and the count's dtype and device; None for other updates."""
     if update.node.target is not aten.add_.Tensor or update.kwargs or isinstance(number := update.args[1], Node):
         return None
     return type(number), number, update.written[0].meta["val"].dtype, update.written[0].meta["val"].device

@@ -231,21 +231,21 @@ class Watch:
         self._gradients.renew()
 
     def accept_places(self, replaced: set[str]) -> None:
-        """The gradients at these paths are new, and share no memory, as those that were there before did not."""
+        """Notes where the new gradients at these paths lie. They share no memory, as the ones before did not."""
         if self._places is not None:
             are_all = replaced.issuperset(self._replaced)
             self._places = (self._places[0], self._places_of(self._replaced)) if are_all else None
 
 
 class _Entries:
-    """Which gradients tensors have, or which parts."""
+    """The gradients of tensors, or the parts of gradients, compared by identity."""
 
     def __init__(self, holders: Sequence[Holder]) -> None:
         self._holders = holders
         self.renew()
 
     def renew(self) -> None:
-        """The holders have noted others. Nothing is held until they are compared."""
+        """Forgets the objects to compare with: the holders have noted other ones. Keeps nothing alive until the next comparison."""
         self._expected: Any = None
         self._owners: list[torch.Tensor] = []
         self._names: list[str] = []

@@ -16,8 +16,8 @@ MODELS = (
 ENGINES = (
     "eager", "lazy", "inductor", "torchscript", "dynamo", "dynamo_aot", "dynaxla", "dynaxla_tuned", "dynaxla_frozen", "dynaxla_separate",
     "dynaxla_step", "inductor_autotuned", "inductor_frozen", "dynaxla_retrace", "eager_native", "dynaxla_native", "dynaxla_step_native",
-    "xla_vectors_128", "xla_vectors_256", "xla_old_emitters", "xla_concurrent", "xla_no_library", "xla_reassociated", "torchax",
-    "torch_xla",
+    "jax", "xla_vectors_128", "xla_vectors_256", "xla_old_emitters", "xla_concurrent", "xla_no_library", "xla_reassociated",
+    "xla_fewer_roundings", "xla_small_graphs", "torchax", "torch_xla",
 )  # fmt: skip
 
 OPTIMIZERS = ("sgd", "adamw", "none")

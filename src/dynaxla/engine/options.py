@@ -36,6 +36,7 @@ _CUDA_OPTIONS = {"xla_allow_excess_precision": False}
 COMMANDS = "xla_gpu_enable_command_buffer"
 WITHOUT_CONVOLUTIONS = "CONDITIONAL,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,FUSION"
 _IN_GRAPHS = (f"{WITHOUT_CONVOLUTIONS},CONVOLUTION", f"{WITHOUT_CONVOLUTIONS},CONVOLUTION,COLLECTIVES_KERNEL")
+
 # Sums of what is scattered to one place have one order then, and so have cuDNN's and cuBLAS's.
 _DETERMINISTIC = {"xla_gpu_exclude_nondeterministic_ops": True}
 

@@ -57,3 +57,23 @@ def test_files() -> None:
     installed = str(Path(json.__file__).parents[1] / "site-packages" / "timm" / "layers.py")
     assert not trust.is_trusted_file(installed)
     assert trust.is_installed_file(installed)
+
+
+class Meta(type):
+    """Defines its classes' `__module__`, as Cython's metaclass does, and so hides its own."""
+
+    __module__: Any = property(lambda kind: "somewhere")  # type: ignore[assignment]
+
+
+class Made(metaclass=Meta):
+    pass
+
+
+def test_classes_whose_metaclass_defines_their_module() -> None:
+    assert not isinstance(Meta.__module__, str)
+    assert (trust.module_of(Meta), trust.module_of(Made)) == ("", "somewhere")
+    step = dynaxla.compile_step(lambda x: x * (2 if isinstance(Made(), Made) and type(Made) is Meta else 3))
+    for _ in range(4):
+        assert step(torch.ones(2)).tolist() == [2, 2]
+    function = dynaxla.to_torch(lambda x: x * (2 if type(Made) is Meta else 3))
+    assert torch.compile(lambda x: function(x) + 1, backend="dynaxla", fullgraph=True)(torch.ones(2)).tolist() == [3, 3]

@@ -20,7 +20,7 @@ from ..runtime import private
 from .contents import LARGE, size_of
 from .names import names_of
 from .observation import Effect, Refused
-from .trust import is_trusted_namespace
+from .trust import is_trusted_namespace, module_of
 
 if TYPE_CHECKING:
     from .surroundings import Walk
@@ -250,7 +250,7 @@ def _untrusted(places: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _is_of_numpy(value: Any) -> bool:
-    home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or type(value).__module__
+    home = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None) or module_of(type(value))
     return isinstance(home, str) and home.partition(".")[0] == "numpy" and not isinstance(value, np.ndarray)
 
 

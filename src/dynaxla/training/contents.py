@@ -33,7 +33,7 @@ import numpy as np
 import torch
 
 from ..runtime import private
-from .trust import is_own, is_trusted_class, is_trusted_function, is_trusted_module
+from .trust import is_own, is_trusted_class, is_trusted_function, is_trusted_module, module_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()
@@ -209,10 +209,11 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
         return repr
     if issubclass(kind, pathlib.PurePath):
         return str
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    if name in _OF_PROCESSES or kind.__module__ == private.PROCESSES or is_of_group(kind):
+    module = module_of(kind)
+    name = f"{module}.{kind.__qualname__}"
+    if name in _OF_PROCESSES or module == private.PROCESSES or is_of_group(kind):
         return same
-    if kind.__module__ == "torch.distributed.tensor.placement_types":
+    if module == "torch.distributed.tensor.placement_types":
         return repr
     if name == "torch.distributed.tensor._dtensor_spec.DTensorSpec":
         return _placement
@@ -221,7 +222,7 @@ def _finder(kind: Any) -> Callable[[Any], Any] | None:
 
 def is_record(owner: Any) -> bool:
     """Whether it is what pybind11 binds its functions to."""
-    return type(owner).__module__.startswith("pybind11") or type(owner).__name__ == "PyCapsule"
+    return module_of(type(owner)).startswith("pybind11") or type(owner).__name__ == "PyCapsule"
 
 
 def is_known_by_identity(value: Any) -> bool:
@@ -242,7 +243,7 @@ def is_known_by_identity(value: Any) -> bool:
     if (made := private.made_into_op(value)) is not None:
         return isinstance(made, types.FunctionType) and is_trusted_function(made)
     wrapped = getattr(value, "__wrapped__", None)
-    if type(value).__module__.partition(".")[0] in ("jax", "jaxlib"):  # arrays never change; a jitted function is its function
+    if module_of(type(value)).partition(".")[0] in ("jax", "jaxlib"):  # arrays never change; a jitted function is its function
         return wrapped is None or (isinstance(wrapped, types.FunctionType) and is_trusted_function(wrapped))
     return type(value) is _CACHED_FUNCTION and is_known_by_identity(wrapped)
 

@@ -24,7 +24,7 @@ import torch
 from .names import Touched, names_of
 from .purity import acts, constructs
 from .torch_state import global_state
-from .trust import is_trusted_namespace
+from .trust import is_trusted_namespace, module_of
 
 # Python 3.12.0 to 3.12.4 do not show calls of a method that is a function of C, as pybind11's are (python/cpython#122029).
 _HIDES_METHODS = (3, 12) <= sys.version_info < (3, 12, 5)
@@ -293,5 +293,5 @@ def _unseen(codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> list[Ef
 
 def _is_of_numpy_random(value: Any) -> bool:
     owner = getattr(value, "__self__", value) if callable(value) else value
-    homes = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None), type(owner).__module__
+    homes = value.__name__ if isinstance(value, types.ModuleType) else getattr(value, "__module__", None), module_of(type(owner))
     return any(isinstance(name, str) and name.startswith("numpy.random") for name in homes)

@@ -19,6 +19,7 @@ import torch
 
 from ..runtime import private
 from .contents import is_record
+from .trust import module_of
 
 # Of these modules every function computes, but for those named.
 _MODULES: dict[str, frozenset[str]] = {
@@ -191,20 +192,21 @@ def acts(function: Any, within_torch: bool) -> str:
     if isinstance(owner, type):
         if name in _CLASS_METHODS or name.startswith("__"):
             return ""
-        if owner.__module__.startswith("torch"):
-            return "" if _torch_computes(name) else f"{owner.__module__}.{owner.__qualname__}.{name}"
-        return f"{owner.__module__}.{owner.__qualname__}.{name}"
+        if module_of(owner).startswith("torch") and _torch_computes(name):
+            return ""
+        return f"{module_of(owner)}.{owner.__qualname__}.{name}"
     kind = type(owner)
-    shown = f"{kind.__module__}.{kind.__qualname__}.{name}"
-    if isinstance(owner, _KINDS) or (kind.__module__.partition(".")[0] == "numpy" and ".random" not in kind.__module__):
+    module = module_of(kind)
+    shown = f"{module}.{kind.__qualname__}.{name}"
+    if isinstance(owner, _KINDS) or (module.partition(".")[0] == "numpy" and ".random" not in module):
         return shown if name in _KIND_ACTS else ""
-    if within_torch and f"{kind.__module__}.".startswith(_WITHIN_TORCH_KINDS):
+    if within_torch and f"{module}.".startswith(_WITHIN_TORCH_KINDS):
         return ""
     if isinstance(owner, torch.Generator):
         return shown
-    if within_torch and _asks_group(kind.__module__, name):
+    if within_torch and _asks_group(module, name):
         return ""
-    if kind.__module__.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in kind.__module__:
+    if module.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in module:
         return "" if _torch_computes(name) else shown
     return "" if name in _OBJECT_METHODS else shown
 
@@ -214,11 +216,12 @@ _OBJECT_METHODS = frozenset(name for name in dir(object) if callable(getattr(obj
 
 def constructs(kind: type) -> str:
     """What making an instance of a class of C may do besides computing, or "": it shows no event."""
-    spec = getattr(sys.modules.get(kind.__module__), "__spec__", None)
+    module = module_of(kind)
+    spec = getattr(sys.modules.get(module), "__spec__", None)
     if spec is None or not (spec.loader is BuiltinImporter or isinstance(spec.loader, ExtensionFileLoader)):
         return ""
-    computes = kind.__module__ in _MODULES or kind.__module__.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
-    return "" if computes or issubclass(kind, BaseException) else f"{kind.__module__}.{kind.__qualname__}()"
+    computes = module in _MODULES or module.partition(".")[0] in ("torch", "numpy", "array", "types", "datetime")
+    return "" if computes or issubclass(kind, BaseException) else f"{module}.{kind.__qualname__}()"
 
 
 def _asks_group(module: str, name: str) -> bool:

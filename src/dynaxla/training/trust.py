@@ -69,10 +69,19 @@ def is_trusted_namespace(values: Mapping[str, Any]) -> bool:
     return name != "__main__" and (root in sys.stdlib_module_names or root in _PACKAGES)
 
 
+def module_of(kind: type) -> str:
+    """Name of the module that defines a class; "" where the class has none.
+
+    A metaclass that defines `__module__` for its classes, as Cython's does, has the descriptor in place of a name of its own.
+    """
+    name = getattr(kind, "__module__", "")
+    return name if isinstance(name, str) else ""
+
+
 def is_trusted_module(module: types.ModuleType) -> bool:
     """Whether a module is of one of those, also where it is an object of a class of its own."""
     kind = type(module)
-    if kind is not types.ModuleType and getattr(kind, "__module__", "").partition(".")[0] in _PACKAGES and is_trusted_class(kind):
+    if kind is not types.ModuleType and module_of(kind).partition(".")[0] in _PACKAGES and is_trusted_class(kind):
         return True  # such as torch.ops.aten
     return is_trusted_namespace(vars(module))
 
@@ -86,8 +95,7 @@ def is_trusted_class(kind: type) -> bool:
     """Whether a class is written in C or defined in a trusted module."""
     if not kind.__flags__ & _HEAP_TYPE:
         return True
-    name = getattr(kind, "__module__", None)
-    module = sys.modules.get(name) if isinstance(name, str) else None
+    module = sys.modules.get(module_of(kind))
     if module is None or module is builtins or not isinstance(module, types.ModuleType):
         return False  # code that runs without a module's name says that its classes are of `builtins`
     return is_trusted_namespace(vars(module))
@@ -95,4 +103,4 @@ def is_trusted_class(kind: type) -> bool:
 
 def is_own(value: Any) -> bool:
     """Whether it is a compiled step, such as the one under whose name the function can find itself."""
-    return type(value).__module__.startswith("dynaxla.training")
+    return module_of(type(value)).startswith("dynaxla.training")

@@ -21,7 +21,7 @@ from .contents import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_b
 from .holders import Attributes, ClassDict, Holder, Namespace, View, shown
 from .kinds import unwraps
 from .names import Touched, codes, names_of
-from .trust import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace
+from .trust import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
 
 if TYPE_CHECKING:
     from .surroundings import Walk
@@ -384,7 +384,7 @@ def parts_of_tensor(tensor: torch.Tensor) -> list[str]:
 
 
 def _class_path(kind: type) -> str:
-    return f"class {kind.__module__}.{kind.__qualname__}"
+    return f"class {module_of(kind)}.{kind.__qualname__}"
 
 
 def _is_trusted_method(value: Any) -> bool:

@@ -112,6 +112,7 @@ WAYS: dict[str, tuple[Callable[[nn.Module], Wrapped], int]] = {
     "hybrid": (hybrid, 4),
     "tensor_parallel_and_fsdp": (tensor_parallel_and_fsdp, 4),
 }
+FULLY_SHARDED = ("fsdp", "hybrid", "tensor_parallel_and_fsdp")  # by `fully_shard`
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),

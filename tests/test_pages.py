@@ -11,10 +11,12 @@ import re
 import shlex
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import typer
+from newer import IS_OLDEST
 
 import dynaxla
 from dynaxla.cli import app
@@ -194,8 +196,10 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     # Whether a loss falls depends on weights and data, which pages draw as a reader would. The name torch is theirs to import.
     seed = "__import__('torch').manual_seed(0)"
     program = "\n".join([seed, BEFORE.get(page, ""), *blocks_of(page)[len(QUOTED.get(page, ())) :], CHECKS[page]])
+    if IS_OLDEST and any(name in program for name in ("enable_device()", "aot_compile", "partition=")):
+        pytest.skip("torch 2.11 has no storages that can be made without memory, no aot_compile, and other graphs of parallel layers")
     # Some things are for a process's life, and counts are a process's.
-    if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(")):
+    if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(", "@lowers")):
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]
@@ -204,7 +208,9 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         printed = done.stdout
     else:
         with contextlib.redirect_stdout(io.StringIO()) as out:
-            exec(compile(program, f"{page}.md", "exec"), {"__name__": "page"})
+            module = types.ModuleType("page")
+            monkeypatch.setitem(sys.modules, "page", module)  # where TorchDynamo looks for the globals of its functions
+            exec(compile(program, f"{page}.md", "exec"), vars(module))
         printed = out.getvalue()
     assert SAYS.get(page, "") in printed
 

@@ -113,12 +113,10 @@ def test_gradients_of_windows_that_are_cut_or_overlap() -> None:
     assert counts() == (before[0] + 2, before[1])
 
 
-@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
 def test_images_are_resized_by_their_true_sizes() -> None:
     assert_one_program(RESIZED, features)
 
 
-@fails_in_oldest("a graph is for even or odd sizes, if windows have strides")
 def test_memory_seen_as_windows_or_repeated() -> None:
     assert_one_program(STRIDED, features)
 

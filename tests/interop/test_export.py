@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import torch
+from newer import IS_OLDEST
 from torch import nn
 from torch.export import Dim
 from torch.nn import functional as F
@@ -127,7 +128,7 @@ def sizes_in_arithmetic(x: torch.Tensor) -> dict[str, torch.Tensor]:
         "floor": x.long() // length,
         "remainder": x.long() % length,
         "difference": batch - x,
-        "power": x.abs() ** batch,
+        **({} if IS_OLDEST else {"power": x.abs() ** batch}),  # torch 2.11 takes two for a number of its own there
         "root": x / length**0.5,
         "reciprocal": torch.full((batch, 2), 1.0 / length),
         "smaller": x + min(batch, length),

@@ -14,6 +14,7 @@ import torch
 from jax import Array, lax
 from jax import numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
+from newer import fails_in_oldest
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -447,6 +448,7 @@ def test_caches_of_tensors_are_refused() -> None:
     assert "test_torch_in_jax.py" in caught.value.where
 
 
+@fails_in_oldest("its tracer refuses them with an error of its own")
 def test_tensors_of_an_earlier_trace_are_refused() -> None:
     kept: list[torch.Tensor] = []
 

@@ -9,6 +9,7 @@ import parallelisms
 import pytest
 import quick
 import torch
+from newer import IS_OLDEST
 from scripts import run_script
 
 pytestmark = pytest.mark.skipif(
@@ -29,7 +30,7 @@ start_processes(run, (int(world), rendezvous, results, names), int(world), start
 # One program for a step, recorded and lazy, and forward and backward programs.
 QUICK = [
     *("tensor_parallel/recorded/adamw", "parametrized_fsdp/recorded/sgd", "data_parallel/recorded/sgd"),
-    *("tensor_parallel/model/sgd", "fsdp/model/adamw", "fsdp/recorded/adamw"),
+    *("tensor_parallel/model/sgd", "fsdp/model/adamw", *(() if IS_OLDEST else ("fsdp/recorded/adamw",))),
 ]
 
 
@@ -58,5 +59,6 @@ def test_two_processes_train_as_one(tmp_path: Path) -> None:
 def test_every_way(way: str, world: int, tmp_path: Path) -> None:
     if world < parallelisms.WAYS[way][1]:
         pytest.skip("a mesh of two dimensions needs four processes")
-    modes = parallelisms.MODES
+    # torch 2.11 has another FSDP2, of which no step is recorded.
+    modes = [mode for mode in parallelisms.MODES if not (IS_OLDEST and mode == "recorded" and way in parallelisms.FULLY_SHARDED)]
     check(found(tmp_path, world, [f"{way}/{mode}/{optimizer}" for mode in modes for optimizer in parallelisms.OPTIMIZERS]))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from newer import not_in_oldest
 from scripts import run_script
 
 pytestmark = pytest.mark.skipif(
@@ -150,6 +151,7 @@ print(len(changes))
 """
 
 
+@not_in_oldest("FSDP2 whose steps can be recorded")
 def test_a_call_costs_what_plain_gradients_cost() -> None:
     """No search among all that the step can reach, and no old gradient is kept."""
     print(run_script(START + WORK))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import jax
 from jax import core, export, lax
 
+from ..errors import UnsupportedOp
+
 
 def surely(comparison: Callable[[], bool]) -> bool:
     """The outcome of a comparison of sizes; False where it depends on the values of symbolic ones. For what only costs time or memory."""
@@ -27,8 +29,14 @@ def all_known(shape: Iterable[int]) -> bool:
 
 
 def wrap(dim: int, rank: int) -> int:
-    """A dimension counted from the front. A rank-0 tensor has dimensions 0 and -1, both 0."""
-    return dim + max(rank, 1) if dim < 0 else dim
+    """A dimension counted from the front. A rank-0 tensor has dimensions 0 and -1, both 0.
+
+    Raises UnsupportedOp for a dimension that the tensor does not have: torch's kernel then computes the op, and raises eager mode's error.
+    """
+    size = max(rank, 1)
+    if not -size <= dim < size:
+        raise UnsupportedOp(f"dimension {dim} of a tensor of {rank} dimensions")
+    return dim % size
 
 
 def wrap_all(dims: Iterable[int], rank: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_equal
+from newer import IS_OLDEST
 from single_op import Call, run_ops
 from torch.nn import functional as F
 
@@ -81,7 +82,8 @@ def test_settings(settings: dict[str, Any], rows: int, kernels: list[int]) -> No
 )
 def test_dtypes(dtype: torch.dtype, tolerance: tuple[float, float], kernels: list[int]) -> None:
     check(twice, of_tokens(dtype=dtype), tolerance)
-    assert len(kernels) == 4
+    # torch 2.11 keeps logarithms of sums in float32: of float64 they are computed again for the gradient.
+    assert len(kernels) == (6 if IS_OLDEST and dtype == torch.float64 else 4)
 
 
 def test_slices_of_one_tensor(kernels: list[int]) -> None:

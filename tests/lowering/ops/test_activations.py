@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from compare import assert_equal, check
 from gradients import check_gradients
+from newer import IS_OLDEST
 
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 
@@ -64,6 +65,8 @@ def test_gradients(dtype: torch.dtype) -> None:
     x = torch.cat([torch.linspace(-7, 7, 29), torch.randn(31) * 3]).to(dtype)
     # In float64, eager's hardsigmoid divides by a float32 sixth.
     tolerance = (1e-7, 1e-7) if dtype == torch.float64 else None
+    if IS_OLDEST and dtype == torch.bfloat16:  # of which eager mode is 0.013 from float64's gradient, and XLA 0.005
+        tolerance = (1.6e-2, 2e-2)
     check_gradients(
         lambda *xs: [activation(x) for activation, x in zip(ACTIVATIONS, xs, strict=True)],
         *[x] * len(ACTIVATIONS),

@@ -185,6 +185,7 @@ def test_real_tensors_have_themselves_as_real_part() -> None:
     )
 
 
+@pytest.mark.optimized  # jaxlib 0.11 copies bfloat16 by way of float32 where it optimizes nothing, and loses denormals
 def test_views_as_other_dtypes() -> None:
     same_size = [torch.float32, torch.int32]
     sizes = [torch.uint8, torch.int8, torch.int16, torch.bfloat16, torch.float16, torch.int32, torch.float32, torch.int64, torch.float64]

@@ -199,7 +199,7 @@ def test_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     if IS_OLDEST and any(name in program for name in ("enable_device()", "aot_compile", "partition=")):
         pytest.skip("torch 2.11 has no storages that can be made without memory, no aot_compile, and other graphs of parallel layers")
     # Some things are for a process's life, and counts are a process's.
-    if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(", "@lowers")):
+    if page in RUNNERS or any(name in program for name in ("enable_device()", "metrics.", "_import(", "dynaxla.lowers(")):
         (tmp_path / "page.py").write_text(program)
         environment = os.environ | VARIABLES.get(page, {})
         command = [sys.executable, *RUNNERS.get(page, []), "page.py"]

@@ -242,6 +242,7 @@ def chunk(x: torch.Tensor) -> torch.Tensor:
     return x.chunk(2, 0)[1]
 
 
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("part", [chunk, *(PARTS[name] for name in ("last row", "column", "slice", "diagonal"))])
 def test_aliases_of_a_changed_input_that_starts_late_in_its_memory(part: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:

@@ -41,7 +41,7 @@ def is_broken(package: str) -> bool:
     return subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, check=False).returncode != 0
 
 
-@pytest.mark.sample(usual=3)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("name", NEEDS)
 def test_the_block_runs(name: str, tmp_path: Path) -> None:
     for package in NEEDS[name]:

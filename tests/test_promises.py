@@ -136,7 +136,7 @@ def library(kind: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.sample(usual=12)
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_watch_sees(name: str) -> None:
     before = visible.snapshot()

@@ -12,6 +12,7 @@ from dynaxla.bench.runner import Placement
 from dynaxla.bench.training import Training
 
 
+@pytest.mark.sample(usual=1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "none"])
 def test_training(optimizer: str) -> None:
     """A call is a whole step; a gradient that is not eager's is noticed."""

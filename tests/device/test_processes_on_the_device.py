@@ -22,6 +22,7 @@ def test_loops_do_not_grow_memory() -> None:
     run_checks("growth")
 
 
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("name", ENDS)
 def test_exits(name: str) -> None:
     """With the program's own status, and without a crash; silently, where nothing of its own goes wrong."""

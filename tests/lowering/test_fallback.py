@@ -77,6 +77,7 @@ def compile_whole(function: Any, **options: Any) -> Any:
     return torch.compile(function, backend="dynaxla", fullgraph=True, options=options)
 
 
+@pytest.mark.sample(usual=6)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.complex64], ids=str)
 @pytest.mark.parametrize("shape", [(), (3,), (0, 2), (2, 3, 4)], ids=str)
 def test_a_custom_op(dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -125,7 +125,7 @@ CONVOLUTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.sample(usual=12)
+@pytest.mark.sample(usual=5)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("forms", [("onednn", "torch"), ("torch", "torch"), ("xla", "xla")], ids=["onednn", "torch", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -529,7 +529,7 @@ def test_attention(form: str, heads_inside: bool) -> None:
     )
 
 
-@pytest.mark.sample(usual=8)
+@pytest.mark.sample(usual=3)
 @pytest.mark.usefixtures("quick_xla")
 @pytest.mark.parametrize("form", ["onednn", "xla"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])

@@ -87,7 +87,7 @@ def bits(x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.quick
-@pytest.mark.sample(usual=4, quick=2)
+@pytest.mark.sample(usual=3, quick=2)
 @pytest.mark.parametrize("dtype", NUMERIC, ids=str)
 @pytest.mark.filterwarnings("ignore:Casting complex values")
 def test_casts_at_the_limits(dtype: torch.dtype) -> None:

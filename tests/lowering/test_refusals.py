@@ -106,6 +106,7 @@ CALLS |= {
 }
 
 
+@pytest.mark.sample(usual=20)
 @pytest.mark.parametrize("name", CALLS)
 def test_calls(name: str) -> None:
     function, args = CALLS[name]

@@ -197,6 +197,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pyte
     assert not list((tmp_path / "programs").iterdir())
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("damage", damaged_cache.DAMAGES)
 def test_a_damaged_directory_is_as_good_as_none(damage: str, tmp_path: Path) -> None:
     """Of traced graphs, records and programs, in a process in which no test has registered ops. The names have spaces and letters of other

@@ -96,7 +96,7 @@ READS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.sample(usual=30)
+@pytest.mark.sample(usual=10)
 @pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy", "ignore:__array_wrap__ must accept:DeprecationWarning")
 @pytest.mark.parametrize("name", [*MAKES, *READS])
 def test_each_call_has_its_arrays_values(name: str) -> None:
@@ -300,6 +300,7 @@ def _written_while_unlocked(x: Any) -> None:
     x.flags.writeable = False
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("reads", [False, True], ids=["made a tensor of", "read"])
 @pytest.mark.parametrize("change", [_turned, _reinterpreted, _locked, _written_while_unlocked], ids=lambda change: change.__name__)
 @pytest.mark.filterwarnings("ignore:Setting the .* on a NumPy array has been deprecated")  # NumPy 2.5

@@ -28,7 +28,7 @@ REGIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sample(usual=6)
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize(("name", "reentrant"), [*((name, False) for name in REGIONS), ("dropout", True), ("bernoulli of values", True)])
 def test_the_same_numbers_again(name: str, reentrant: bool) -> None:
     w = torch.nn.Parameter(torch.rand(64) + 0.5)

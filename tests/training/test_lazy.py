@@ -96,7 +96,7 @@ def agree(make: Callable[[], tuple[World, Step]], calls: int = 6, tolerance: flo
     return counted
 
 
-@pytest.mark.sample(usual=12)
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("name", CASES)
 def test_as_in_eager_mode(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     counted = agree(CASES[name], tolerance=TOLERANCES.get(name, 2e-4))

@@ -60,7 +60,7 @@ def _a_view_is_written(array: Any, tensor: torch.Tensor, x: torch.Tensor) -> Any
 USES: list[Callable[..., Any]] = [_written_before, _written_between, _read_after, _trained, _a_view_is_written]
 
 
-@pytest.mark.sample(usual=20)
+@pytest.mark.sample(usual=8)
 @pytest.mark.parametrize("lazy", [False, True], ids=["recorded if it can be", "lazy"])
 @pytest.mark.parametrize("kind", ["numpy's", "torch's", "bytearray"])
 @pytest.mark.parametrize("use", USES)

@@ -13,6 +13,7 @@ from newer import IS_OLDEST
 from operands import ALL, COMPLEX, FLOATS, REAL, check_each, make, specials
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
     ops = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge]
@@ -25,6 +26,7 @@ def test_comparisons_with_numbers(dtype: torch.dtype) -> None:
 NAN_ABOVE = () if IS_OLDEST else ((None, math.nan),)
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.optimized
 @pytest.mark.parametrize("dtype", REAL, ids=str)
 def test_clamp(dtype: torch.dtype) -> None:
@@ -39,6 +41,7 @@ def test_clamp(dtype: torch.dtype) -> None:
     check_each(functions, torch.cat([specials(dtype), make(dtype, 30)]), make(dtype, 1), make(dtype, 2, 1))
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("dtype", ALL, ids=str)
 def test_where_and_masked_fill(dtype: torch.dtype) -> None:
     value: Any = 2 if not (dtype.is_floating_point or dtype.is_complex) else -0.1

@@ -27,6 +27,7 @@ TWO_DIMENSIONAL = {
 }
 
 
+@pytest.mark.sample(usual=4)
 @pytest.mark.parametrize("case", TWO_DIMENSIONAL)
 def test_conv2d(case: str) -> None:
     shape, settings = TWO_DIMENSIONAL[case]
@@ -46,6 +47,7 @@ TRANSPOSED = {
 }
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("case", TRANSPOSED)
 def test_conv_transpose2d(case: str) -> None:
     shape, settings = TRANSPOSED[case]
@@ -81,6 +83,7 @@ OWN_KERNELS = {
 }
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("case", OWN_KERNELS)
 def test_a_kernel_for_each_channel(case: str) -> None:
     """In one dimension, where XLA multiplies and adds; long ones in blocks."""
@@ -102,6 +105,7 @@ def test_dtypes_of_a_kernel_for_each_channel(dtype: torch.dtype) -> None:
     check(lambda x, w: F.conv1d(x * 2, w, padding=1, groups=6) + 1, x, w)
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.complex64], ids=str)
 def test_dtypes(dtype: torch.dtype) -> None:
     def function(x, w, b, wt):

@@ -56,6 +56,7 @@ def test_empty_has_the_right_metadata() -> None:
     check(function, torch.randn(2, 3), values=False)
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("dtype", [None, *INTEGERS, *FLOATS], ids=str)
 def test_ranges(dtype: torch.dtype | None) -> None:
     def function() -> list[Any]:
@@ -90,6 +91,7 @@ def test_ranges_of_mixed_numbers() -> None:
     check(lambda x: torch.arange(x.shape[0], dtype=x.dtype) + torch.zeros(x.shape[0]), torch.randn(5, 2), dynamic=True)
 
 
+@pytest.mark.sample(usual=4)
 @pytest.mark.optimized
 @pytest.mark.filterwarnings("ignore:Casting complex values to real")
 @pytest.mark.parametrize("source", ALL, ids=str)

@@ -8,6 +8,7 @@ from compare import check
 from gradients import check_gradients
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
 def test_distances(p: float) -> None:
     x, y = torch.randn(2, 5, 3), torch.randn(2, 4, 3)

@@ -60,6 +60,7 @@ def test_lengths(last: int, length: int) -> None:
     check(transforms, real(2, 3, last), complex_(2, 3, last))
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize(
     "dims",
     [None, *(pytest.param(dims, marks=OTHER_STRIDES) for dims in ((0,), (4, 1), (3, 0, 2), (1, 2, 3, 0), (4, 3, 2, 1, 0)))],

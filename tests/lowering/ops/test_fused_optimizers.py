@@ -9,6 +9,7 @@ from single_op import check_op
 import dynaxla.lowering.ops.fused_optimizers  # noqa: F401  (it defines the ops)
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("scaled", [False, True], ids=["", "scaled"])
 @pytest.mark.parametrize("amsgrad", [False, True], ids=["", "amsgrad"])
 @pytest.mark.parametrize("decoupled", [False, True], ids=["adam", "adamw"])

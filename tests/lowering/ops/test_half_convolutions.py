@@ -86,6 +86,7 @@ def test_elsewhere_the_result_is_float32(case: str) -> None:
         assert all(types == ["f32"] * 3 for types in convolutions(case, torch.float32, platform))
 
 
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("case", CASES)
 def test_values(case: str) -> None:
     """A sum is rounded once, and once more with its bias, as in eager mode on CUDA."""

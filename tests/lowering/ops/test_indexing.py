@@ -31,6 +31,7 @@ READS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], Any]] = {
 }
 
 
+@pytest.mark.sample(usual=3)
 @pytest.mark.parametrize("case", READS)
 def test_reads(case: str) -> None:
     check_gradients(READS[case], torch.randn(4, 4, 4), constants=[ROW, ROWS])

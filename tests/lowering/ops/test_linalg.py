@@ -38,6 +38,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], torch.Tensor, type[Exception], str]
 }
 
 
+@pytest.mark.sample(usual=5)
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused_as_in_eager_mode(name: str) -> None:
     function, matrix, error, message = REFUSED[name]

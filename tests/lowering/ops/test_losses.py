@@ -8,6 +8,7 @@ from gradients import check_gradients
 from torch.nn import functional as F
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_negative_log_likelihood(reduction: str) -> None:
     def function(x, target, weight):
@@ -44,6 +45,7 @@ def test_cross_entropy_dtypes(dtype: torch.dtype) -> None:
     check_gradients(F.cross_entropy, torch.randn(5, 7).to(dtype), constants=[torch.randint(7, (5,))], tolerance=tolerance)
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_other_losses(reduction: str) -> None:
     def function(x, y):

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 aten = torch.ops.aten
 
 
+@pytest.mark.sample(usual=2)
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_multi_margin_loss(reduction: str) -> None:
     def function(x, target, weight):

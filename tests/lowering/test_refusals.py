@@ -119,6 +119,34 @@ def test_calls(name: str) -> None:
         assert str(theirs) in str(mine)
 
 
+# Of a number that each call decides.
+WITH_NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
+    "clamp": lambda x, n: x.clamp(-n, n),
+    "clamp, nothing left": lambda x, n: x.clamp(max=-n),
+    "hardtanh": lambda x, n: F.hardtanh(x, -n, n),
+    "full": lambda x, n: torch.full((2,), n, dtype=x.dtype),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "pad": lambda x, n: F.pad(x, (1, 1), value=n),
+    "add": lambda x, n: x + n,
+}
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("dtype", [torch.int8, HALF], ids=str)
+def test_numbers_that_a_call_decides(dtype: torch.dtype) -> None:
+    """A dtype may hold one call's and not another's."""
+    x = torch.tensor([1, 0, 100]).to(dtype)
+    for name, function in WITH_NUMBERS.items():
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x, y, function=function: function(x, y.shape[0]), backend="dynaxla", dynamic=True)
+        for size in (100, 300, 70_000, 90):
+            theirs, mine = refused(function, x, size), refused(compiled, x, ones(size))
+            assert str(theirs) in str(mine), f"{name} of {size}"
+            if theirs is None:
+                torch.testing.assert_close(compiled(x, ones(size)), function(x, size), msg=f"{name} of {size}")
+
+
 def test_again_and_with_other_sizes() -> None:
     compiled = torch.compile(torch.mm, backend="dynaxla", fullgraph=True)
     for rows in (2, 3, 4):

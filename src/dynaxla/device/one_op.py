@@ -7,7 +7,7 @@ import logging
 import math
 import operator
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -205,25 +205,6 @@ def _untold() -> Iterator[None]:
         logger.removeFilter(of_others)
 
 
-def doubtful(name: str, numbers: Iterable[Any], found: Iterable[torch.dtype]) -> bool:
-    """Whether torch's kernel may refuse numbers for their values, beside operands of these dtypes. name: the op's."""
-    limits: tuple[float, float] | None = None
-    for value in numbers:
-        kind = type(value)
-        if (kind is int and 0 <= value <= 127) or (kind is not int and kind is not float) or not math.isfinite(value):
-            continue
-        if limits is None:
-            infos = [torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype) for dtype in found if not _unlimited(dtype)]
-            limits = max((info.min for info in infos), default=-math.inf), min((info.max for info in infos), default=math.inf)
-        if not limits[0] <= value <= limits[1] or (value < 0 and kind is int and name == "pow"):
-            return True
-    return False
-
-
-def _unlimited(dtype: torch.dtype) -> bool:
-    return dtype.is_complex or dtype in (torch.bool, torch.float64)
-
-
 def _check_numbers(problem: Problem, mode: FakeTensorMode) -> None:
     """Raises: ByTorch if torch's kernel refuses the numbers that are to be compiled in."""
     assert problem.form.functional is not None
@@ -231,7 +212,7 @@ def _check_numbers(problem: Problem, mode: FakeTensorMode) -> None:
     operands = [operand for operand in _operands((args, kwargs, list(problem.targets))) if isinstance(operand, Operand)]
     leaves = torch.utils._pytree.tree_leaves((args, kwargs), is_leaf=lambda value: isinstance(value, Operand))
     name = problem.form.functional._schema.name.removeprefix("aten::")
-    if doubtful(name, leaves, {operand.place.dtype for operand in operands}):
+    if refusals.is_doubtful(name, leaves, {operand.place.dtype for operand in operands}):
         with _disable_current_modes(), mode:
             fake_args, fake_kwargs = _replace((args, kwargs), lambda operand: _fake(operand.place))
         if refusal := refusals.refusal_of_numbers(problem.form.functional, fake_args, fake_kwargs):

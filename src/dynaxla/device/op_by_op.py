@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from .. import forks
 from ..engine.executable import drawing_under_trace, execution_error
-from ..lowering import dtypes
+from ..lowering import dtypes, refusals
 from ..lowering.ops.sharding_constraints import sharding_of_call
 from ..lowering.promotion import number
 from ..lowering.settings import Settings
@@ -35,7 +35,7 @@ from . import generators, places, storages
 from .counterparts import Form, for_numbers, form_of
 from .memory import Place
 from .on_the_cpu import run_on_the_cpu
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, doubtful, traced_op
+from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, build, traced_op
 
 # Compiled ops; and why others are torch's.
 CAPACITY = 4096
@@ -243,7 +243,7 @@ def run(form: Form, args: Sequence[Any], kwargs: Mapping[str, Any], targets: Seq
         form.op, meshes.key_of(where or device), _hashable(noted), tuple([(name, _hashable(value)) for name, value in named.items()]),
         noted_targets, slots, torch.get_default_dtype(), settings,
     )  # fmt: skip
-    unsure = bool(call.numbers) and doubtful(form.name, call.numbers, call.dtypes)
+    unsure = bool(call.numbers) and refusals.is_doubtful(form.name, call.numbers, call.dtypes)
     found, taken = find(
         _traced_programs if is_traced else _programs, traced_op if is_traced else build, key, call.numbers, unsure,
         lambda: Problem(form, noted, named, noted_targets, slots, device, tuple(call.numbers), where),

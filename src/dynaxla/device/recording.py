@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from .. import forks
 from ..engine.executable import is_watched
 from ..errors import ExecutionError
-from ..lowering import dtypes
+from ..lowering import dtypes, refusals
 from ..lowering.settings import Settings
 from ..observe import metrics
 from ..runtime import meshes, private, user_frames
@@ -29,7 +29,7 @@ from ..runtime.layout import row_major
 from . import generators, op_by_op, places, recorded, storages
 from .counterparts import Form
 from .memory import Place
-from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, doubtful, traced_op
+from .one_op import ByTorch, Held, Number, Operand, Problem, Resized, traced_op
 from .recorded import Known, Step
 
 # A recording runs when it has this many ops: XLA may take tens of milliseconds for each. Training steps of large models have thousands.
@@ -315,7 +315,7 @@ class _Notes:
         return self.recording.device.id, torch.get_default_dtype(), Settings.current(self.recording.platform), tuple(self.parts)
 
     def is_unsure(self) -> bool:
-        return bool(self.numbers) and doubtful(self.form.name, self.numbers, self.dtypes)
+        return bool(self.numbers) and refusals.is_doubtful(self.form.name, self.numbers, self.dtypes)
 
     def problem(self) -> Problem:
         """The same call as `one_op` has it. Storages are not looked at again: other threads may have changed them."""

@@ -45,7 +45,8 @@ _OP_PLACES: dict[Any, int] = {with_effects: 1, keyed: 0}
 class _Step:
     """One node, ready to run: its function (None: torch's kernel), and its arguments with nodes in the places of values.
 
-    reason: why it is torch's kernel. refused: whether that will raise, so that it must run even if nobody wants its result.
+    reason: why it is torch's kernel. refused: whether that will raise, so that it must run even if nobody wants its result. has_numbers:
+    whether it takes numbers that a call decides, such as sizes.
     """
 
     node: Node
@@ -56,6 +57,7 @@ class _Step:
     checked: bool = False
     reason: str = ""
     refused: bool = False
+    has_numbers: bool = False
 
     @property
     def acts(self) -> bool:
@@ -230,6 +232,11 @@ class Interpreter:
         kwargs = {name: _substitute(arg, values) for name, arg in step.kwargs.items()}
         if step.takes_context:
             kwargs["ctx"] = ctx
+        if step.has_numbers and (refusal := _refusal_of_numbers(node, values)):
+            message = f"torch's kernel refuses it: {refusal}"
+            if not self.kernels:
+                raise _located(UnsupportedOp(message, op=str(node.target)), node)
+            return _by_kernel(node, values, ctx, message, must_run=True)
         problem = faster_kernels.problem_of(node, ctx) if self.kernels else None
         try:
             if problem is None:
@@ -266,13 +273,44 @@ def _dtypes(node: Node) -> set[torch.dtype]:
 
 def _refusal_of(node: Node, values: dict[Node, Any]) -> str:
     """The message with which torch's kernel refuses a node's arguments, of the shapes that they have in this trace; "" if it does not."""
+    with _disable_current_modes():
+        return refusals.refusal_of_these(node.target, *_stand_ins(node, values))
+
+
+def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
+    """The message with which torch's kernel refuses the numbers that a node takes in this trace, such as 300 for an int8."""
+    name, numbers = node.target._schema.name.removeprefix("aten::"), [values[item] for item in _call_numbers(node)]
+    if not refusals.is_doubtful(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
+        return ""
+    with _disable_current_modes():
+        return refusals.refusal_of_numbers(node.target, *_stand_ins(node, values))
+
+
+def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:
+    """A node's args and kwargs in this trace, with tensors of zeros in place of arrays."""
 
     def stand_in(value: Any) -> Any:
         return torch.zeros((), dtype=dtypes.to_torch(value.dtype)).expand(value.shape) if isinstance(value, jax.Array) else value
 
-    with _disable_current_modes():
-        args, kwargs = (pytree.tree_map(stand_in, _substitute(given, values)) for given in (node.args, node.kwargs))
-        return refusals.refusal_of_these(node.target, args, kwargs)
+    return [pytree.tree_map(stand_in, _substitute(given, values)) for given in (node.args, node.kwargs)]
+
+
+def _call_numbers(node: Node) -> list[Node]:
+    """The nodes whose values an op takes as numbers of any kind, and that a call decides."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return []
+    called = str(node.meta.get("original_aten") or node.target)
+    if called not in (str(node.target), "aten.constant_pad_nd.default"):  # the latter's kernel fills the padding, too
+        return []
+    schema = {argument.name: argument for argument in node.target._schema.arguments}
+    given = [*zip(schema.values(), node.args, strict=False), *((schema[name], value) for name, value in node.kwargs.items())]
+    return [
+        value
+        for argument, value in given
+        if isinstance(value, Node)
+        and isinstance(value.meta.get("val"), (torch.SymInt, torch.SymFloat))
+        and str(argument.real_type).removeprefix("Optional[").startswith(("number", "float"))
+    ]
 
 
 def _by_kernel(node: Node, values: dict[Node, Any], ctx: Context, reason: str, must_run: bool = False) -> Any:
@@ -361,7 +399,9 @@ def _step(node: Node, rule: Rule | None, kernels: bool) -> _Step:
         return _Step(node, None, list(node.args), dict(node.kwargs), reason=error.message)
     if ordered:
         return _Step(node, _with_token(rule.function), [node.args[0], *args], kwargs, rule.takes_context)
-    return _Step(node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns))
+    return _Step(
+        node, rule.function, args, kwargs, rule.takes_context, bool(rule.op._schema.returns), has_numbers=bool(_call_numbers(node))
+    )
 
 
 def _reduce(function: Callable[[Any, Any], Any], *args: Any) -> Any:

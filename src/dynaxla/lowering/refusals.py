@@ -14,10 +14,11 @@ Asked are only ops that the user's program, or autograd, called: what a decompos
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,11 +31,13 @@ from ..runtime import private
 from . import dtypes
 
 # Words of messages about dtypes. Other messages are about shapes or values: those of the trial, not of the program.
-_ABOUT_DTYPES = re.compile(r"not implemented for|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b")
+_ABOUT_DTYPES = re.compile(
+    r"not implemented for|representable range|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b"
+)
 
 # Words of messages about numbers and dimensions, whatever the sizes are.
 _ABOUT_NUMBERS = re.compile(
-    "[Dd]imension out of range|[Dd]im .*repeated|non-zero size|without overflow|[Ee]xpected reduction dim"
+    "[Dd]imension out of range|[Dd]im .*repeated|non-zero size|without overflow|representable range|[Ee]xpected reduction dim"
     "|support (negative|non-positive)|alpha"
 )
 
@@ -52,7 +55,7 @@ _UNASKED = re.compile(
 # Numbers that sizes follow from, or have to fit, and what they are for small tensors. (Kernels that resize only copy what has the right
 # size already, so the output's size is another.)
 _FIXED = dict.fromkeys(["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1)
-_FIXED |= dict.fromkeys(["padding", "output_padding", "pad", "low"], 0) | {"high": 1, "output_size": 2}
+_FIXED |= dict.fromkeys(["padding", "output_padding", "low"], 0) | {"pad": 1, "high": 1, "output_size": 2}
 
 _known: dict[Any, str] = {}
 
@@ -110,6 +113,25 @@ def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str,
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     # Those of one element are often filled without a look at the number.
     return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors, args) else ""
+
+
+def is_doubtful(name: str, numbers: Iterable[Any], found: Iterable[torch.dtype]) -> bool:
+    """True if torch's kernel may refuse numbers for their values, next to operands of these dtypes. name: the op's."""
+    limits: tuple[float, float] | None = None
+    for value in numbers:
+        kind = type(value)
+        if (kind is int and 0 <= value <= 127) or (kind is not int and kind is not float) or not math.isfinite(value):
+            continue
+        if limits is None:
+            infos = [torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype) for dtype in found if not _unlimited(dtype)]
+            limits = max((info.min for info in infos), default=-math.inf), min((info.max for info in infos), default=math.inf)
+        if not limits[0] <= value <= limits[1] or (value < 0 and kind is int and name == "pow"):
+            return True
+    return False
+
+
+def _unlimited(dtype: torch.dtype) -> bool:
+    return dtype.is_complex or dtype in (torch.bool, torch.float64)
 
 
 def trusts(op: OpOverload) -> bool:

@@ -14,7 +14,7 @@ from ..context import Context
 from ..cpu.exponential import exp_nonpositive
 from ..promotion import Promotion, elementwise, full_like, number
 from ..registry import lower_table, lowers
-from .comparison import at_least, at_most
+from .comparison import at_least, at_most, held_bound
 
 
 def _apply(function: Callable[..., Array], *operands: Any) -> Array:
@@ -174,7 +174,7 @@ def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
 @lowers(aten.hardtanh.default)
 def hardtanh(x: Array, low: Any = -1, high: Any = 1) -> Array:
     """x between low and high; nan stays nan."""
-    return _bounded(x, low, high)
+    return _bounded(x, held_bound(low, x.dtype), held_bound(high, x.dtype))
 
 
 @lowers(aten.hardtanh_backward.default)

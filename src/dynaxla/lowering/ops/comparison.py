@@ -106,6 +106,14 @@ def _saturates_bounds() -> bool:
         return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
 
 
+def held_bound(value: Any, dtype: DType) -> Any:
+    """A bound of clamp or hardtanh as the dtype can hold it."""
+    if type(value) is not int or not dtypes.is_integer(dtype) or not _saturates_bounds():
+        return value
+    limits = np.iinfo(dtype)
+    return min(max(value, limits.min), limits.max)
+
+
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
     """low where x < low, then high where that > high; nan where any of the three is.
@@ -115,18 +123,11 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
     """
     operands = [operand for operand in (x, low, high) if operand is not None]
 
-    def bound_of(value: Any, dtype: DType) -> Any:
-        """A bound that the dtype can hold."""
-        if type(value) is not int or not dtypes.is_integer(dtype) or not _saturates_bounds():
-            return value
-        limits = np.iinfo(dtype)
-        return min(max(value, limits.min), limits.max)
-
     def bound(x: Array, *bounds: Array) -> Array:
         if low is not None:
-            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, bound_of(low, x.dtype))
+            x = _maximum(x, bounds[0]) if isinstance(low, Array) else at_least(x, held_bound(low, x.dtype))
         if high is not None:
-            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, bound_of(high, x.dtype))
+            x = _minimum(x, bounds[-1]) if isinstance(high, Array) else at_most(x, held_bound(high, x.dtype))
         return x
 
     return elementwise(bound, operands, Promotion.NO_OPMATH)

@@ -158,7 +158,7 @@ def resident() -> int:
 
 
 def mebibytes_kept(situation: Situation, compiled: Compile, times: int = 3) -> float:
-    """What a repetition leaves while its results are kept. The first one is left out: compilers keep memory of it, too."""
+    """MiB that each repetition of a situation adds while its results are kept. The first one does not count: it fills compilers' heaps."""
     kept = [situation(compiled)[1]]
     before = resident()
     for _ in range(times):
@@ -166,7 +166,7 @@ def mebibytes_kept(situation: Situation, compiled: Compile, times: int = 3) -> f
     return (resident() - before) / times / MIB
 
 
-# Of each situation and backend, in MiB. Tensors have 16 MiB.
+# Prints the MiB that each situation leaves with each backend. A weight has 16 MiB.
 BYTES = """
 import json, warnings
 import torch

@@ -119,7 +119,7 @@ def test_calls(name: str) -> None:
         assert str(theirs) in str(mine)
 
 
-# Of a number that each call decides.
+# Functions of a tensor and of a number that each call decides, such as a size.
 WITH_NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
     "clamp": lambda x, n: x.clamp(-n, n),
     "clamp, nothing left": lambda x, n: x.clamp(max=-n),
@@ -135,13 +135,14 @@ WITH_NUMBERS: dict[str, Callable[[torch.Tensor, int], torch.Tensor]] = {
 @pytest.mark.quick
 @pytest.mark.parametrize("dtype", [torch.int8, HALF], ids=str)
 def test_numbers_that_a_call_decides(dtype: torch.dtype) -> None:
-    """A dtype may hold one call's and not another's."""
+    """The dtype holds the numbers of some calls, and not those of others."""
     x = torch.tensor([1, 0, 100]).to(dtype)
     for name, function in WITH_NUMBERS.items():
         torch._dynamo.reset()
         compiled = torch.compile(lambda x, y, function=function: function(x, y.shape[0]), backend="dynaxla", dynamic=True)
         for size in (100, 300, 70_000, 90):
             theirs, mine = refused(function, x, size), refused(compiled, x, ones(size))
+            assert isinstance(mine, type(theirs)), f"{name} of {size}: {mine!r}"
             assert str(theirs) in str(mine), f"{name} of {size}"
             if theirs is None:
                 torch.testing.assert_close(compiled(x, ones(size)), function(x, size), msg=f"{name} of {size}")

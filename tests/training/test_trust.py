@@ -62,7 +62,7 @@ def test_files() -> None:
 class Meta(type):
     """Defines its classes' `__module__`, as Cython's metaclass does, and so hides its own."""
 
-    __module__: Any = property(lambda kind: "somewhere")  # type: ignore[assignment]
+    __module__: Any = property(lambda kind: "somewhere")
 
 
 class Made(metaclass=Meta):

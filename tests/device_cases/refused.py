@@ -45,6 +45,8 @@ def check_numbers_beyond_a_dtype() -> None:
     x = torch.zeros(2, dtype=torch.float16, device="jax")
     with pytest.raises(RuntimeError, match="without overflow"):
         x.fill_(1e6)
+    with pytest.raises(RuntimeError, match="without overflow"):
+        torch.compile(lambda x: x.masked_fill(x > 0, 1e6), backend="dynaxla")(x)
     assert (x + 1e6).tolist() == [torch.inf] * 2
     assert (torch.ones(2, dtype=torch.int8, device="jax") + 300).tolist() == [45, 45]
     whole = torch.arange(1, 4, device="jax")
@@ -57,6 +59,8 @@ def check_numbers_beyond_a_dtype() -> None:
 def check_errors_are_torchs() -> None:
     """Of dtypes, shapes and devices: the CPU's message, and no word of torch's own attempts in the log."""
     x = torch.arange(6, device="jax").view(2, 3)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        torch.compile(torch.mm, backend="dynaxla")(x, x.t().float())
     with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):
         nn.functional.layer_norm(x, (3,))
     with pytest.raises(NotImplementedError, match="not implemented for 'Long'"):

@@ -145,6 +145,20 @@ def test_an_index_out_of_range() -> None:
     assert_close(calls_in_turn(compiled, good), [table[good]])
 
 
+def test_numbers_that_the_dtype_cannot_hold() -> None:
+    x = torch.tensor([1, 0, 100], dtype=torch.int8, device=DEVICE)
+    for function in (lambda x: x.clamp(max=300), lambda x: F.pad(x, (1, 1), value=300), lambda x: x + 300):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="dynaxla")
+        try:
+            wanted = function(x)
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError, match=str(error)):
+                calls_in_turn(compiled, x, x, x)
+        else:
+            assert_close(calls_in_turn(compiled, x), [wanted])
+
+
 def test_a_singular_matrix() -> None:
     compiled = torch.compile(torch.linalg.inv, backend="dynaxla")
     good = positive_definite(1, 4)[0]

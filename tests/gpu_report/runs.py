@@ -51,7 +51,6 @@ RUNS = [
     Run("hand_over", 60, alone=True),
     Run("add", 90, alone=True, is_needed=True),
     Run("call_time", 90, alone=True),
-    Run("profile_step", 120, alone=True),
     Run("test_cuda.py", 150, alone=True),
     Run("public_ways", 90),
     Run("linear", 90),
@@ -68,6 +67,7 @@ RUNS = [
     Run("callbacks", 90),
     Run("graph_capture", 60),
     Run("test_cuda_attention.py", 180),
+    Run("profile_step", 120, alone=True),
     Run("many_calls", 60, alone=True),
     Run("out_of_memory", 60, alone=True),
 ]

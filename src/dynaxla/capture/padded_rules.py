@@ -126,6 +126,11 @@ def _is_half(x: torch.Tensor) -> bool:
     return x.dtype.is_floating_point and x.dtype.itemsize < 4
 
 
+def _holds_sizes(dtype: torch.dtype) -> bool:
+    """False where a number made of sizes may be out of the dtype's range: for some of these kernels raise, or take the nearest."""
+    return dtype in (torch.int64, torch.float32, torch.float64)
+
+
 def _true_number(masks: Masks, number: Node, x: torch.Tensor) -> Node | None:
     """The true value of a number that is made of sizes, as a tensor without dimensions; None where an op with x would give something else
     for that."""
@@ -142,7 +147,7 @@ def _look_up_bounds(masks: Masks, node: Node) -> None:
     """As above, for elements that are cut to bounds."""
     x = value(node.args[0])
     bounds = [argument(node, name) if name in _BOUNDS[node.target] else None for name in ("min", "max")]
-    if not any(map(masks.is_rounded, bounds)) or x.dtype != value(node).dtype:
+    if not any(map(masks.is_rounded, bounds)) or x.dtype != value(node).dtype or not _holds_sizes(x.dtype):
         return
     found: list[Node | None] = []
     for bound in bounds:
@@ -219,6 +224,8 @@ def _identity(masks: Masks, node: Node) -> Extents:
 @rule(aten.scalar_tensor.default)
 def _number(masks: Masks, node: Node) -> Extents:
     if masks.is_rounded(node.args[0]):
+        if not _holds_sizes(value(node).dtype):
+            masks.exact(node.args[0])
         size = masks.product([size_of(node.args[0].meta["val"])], value(node))
         become(node, masks.add(prims.convert_element_type.default, (size, value(node).dtype), (), value(node)))
     return ()

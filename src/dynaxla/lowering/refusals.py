@@ -77,6 +77,10 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not _can_be_asked(op, tensors, args):
         return ""
+    if any(tensor.device.type not in ("cpu", "jax") for tensor in tensors):  # kernels take other dtypes, but refuse the same numbers
+        numbers, name = torch.utils._pytree.tree_leaves((args, kwargs)), op._schema.name.removeprefix("aten::")
+        is_asked = is_doubtful(name, numbers, {tensor.dtype for tensor in tensors})
+        return refusal_of_numbers(op, args, kwargs) if is_asked else ""
     is_small = bool(tensors) and _is_small(tensors, _FEW_ELEMENTS) and not _is_decided_by_values(op, args, kwargs)
     key = (op, _key(op, args, kwargs, is_small))
     if (known := _known.get(key)) is None:
@@ -148,7 +152,7 @@ def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequ
     elif not tensors:
         name = op._schema.name  # of other ops, sizes follow from numbers
         return name in _FILLED or (name in _COUNTED and all(type(n) is not int or n <= _FEW_ELEMENTS for n in numbers))
-    return all(tensor.is_cpu and tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
+    return all(tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
 
 
 def with_generator(op: OpOverload) -> OpOverload | None:
@@ -247,6 +251,8 @@ def _small(argument: Any, value: Any, size: int, content: int) -> Any:
         return torch.full([abs(given) for given in sizes], content, dtype=value.dtype)
     if isinstance(value, (list, tuple)):
         return [_small(argument, item, size, content) for item in value]
+    if isinstance(value, torch.device):
+        return torch.device("cpu")
     if isinstance(value, torch.SymFloat):
         return 1.0
     if isinstance(value, torch.SymInt) or (type(value) is int and size != -sys.maxsize and _is_replaced(argument)):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import CodeType, FrameType
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -35,26 +34,16 @@ from ..runtime.private import storage_id
 from ..torch_ops import aten
 from . import arrays, parallel_modules, scalars, writing_collectives
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
-from .exposure import EXPOSES, methods
 from .fused_steps import Fused, fused_step
 from .kinds import unwraps
 from .local_shards import local_lists
+from .looks import LOOKS, REPLACES, in_optimizer
 from .scalars import Numbers, TracedFloat
 from .shadows import InKernel, as_written
 from .shared_memory import is_foreign
 from .surroundings import storage_of
 from .torch_state import without_cached_casts
 from .updates import written
-
-# Ways by which Python asks for a tensor's values, or for memory that a fake one has not.
-_LOOKS = (
-    EXPOSES - methods("__deepcopy__", "is_shared")
-    | methods("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__")
-    | {torch.is_nonzero}
-)
-# They make one tensor of another, as no op does: a real one of a fake.
-_REPLACES = frozenset((torch.Tensor.data.__set__,))
-
 
 # The key of a number that is a tensor's value, beside the tensor's id.
 _VALUE = "value"
@@ -90,6 +79,8 @@ class Recorder:
         self._lines: dict[int, str] = {}
         self._again: dict[Node, Node] = {}
         self._dispatch = _Dispatch(self)
+        # Why the graph is not what the function does, from the first op or look that could not be noted.
+        self.refused: Exception | None = None
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """The function's result, with fake tensors in it.
@@ -99,6 +90,10 @@ class Recorder:
         try:
             with self._surroundings():
                 result = function(*args, **kwargs)
+            if self.refused is not None:  # and the function went on without it
+                raise self.refused
+            if self.table.is_compared:
+                raise scalars.Compared
             self._check_outside()
             self._check_shapes()
             return result
@@ -159,7 +154,7 @@ class Recorder:
         if op is aten._assert_async.default:  # AOTAutograd takes it for dead code (torch 2.13)
             op, args = aten._assert_async.msg, (*args, "Expected Tensor with single nonzero value, but got zero")
         faked_args, faked_kwargs = tree_map_only(torch.Tensor, self._fake, (tuple(args), dict(kwargs)))
-        if op is aten.pow.Scalar and _in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
+        if op is aten.pow.Scalar and in_optimizer() and not faked_args[1].dim() and faked_args[1].dtype == torch.float32:
             # Eager mode computes decay ** step count with Python's numbers; 1 - 0.999 ** 1 has but three digits in float32.
             with self._dispatch:
                 return torch.pow(args[0], args[1].to(torch.float64))
@@ -405,19 +400,6 @@ class Recorder:
         return self._number_fakes[key]
 
 
-_OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
-
-
-def _in_optimizer() -> bool:
-    """Whether one of torch's optimizers is at work."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
-            return True
-        frame = frame.f_back
-    return False
-
-
 def _getitem(values: Any, index: int) -> Any:
     return values[index]
 
@@ -434,6 +416,11 @@ def _distinct(results: Any) -> Any:
     return type(results)(items) if type(results) in (tuple, list) else results
 
 
+_CANNOT_BE_NOTED = (
+    *(CaptureError, scalars.Compared, DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException),
+)
+
+
 class _Dispatch(TorchDispatchMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
@@ -445,8 +432,12 @@ class _Dispatch(TorchDispatchMode):
             if local is None:
                 return NotImplemented  # its class says what ops it comes to, and these come here
             args, kwargs = local
-        with private.without_torch_function():  # what is asked of tensors from here on is not asked by the step
-            return self._recorder.call(op, args, kwargs or {})
+        try:
+            with private.without_torch_function():  # what is asked of tensors from here on is not asked by the step
+                return self._recorder.call(op, args, kwargs or {})
+        except _CANNOT_BE_NOTED as error:
+            self._recorder.refused = self._recorder.refused or error
+            raise
 
 
 class _Functions(TorchFunctionMode):
@@ -466,15 +457,17 @@ class _Functions(TorchFunctionMode):
             return self._recorder.of_numbers(torch.tensor, args, kwargs or {})  # as_tensor would not show itself to the dispatcher
         if self._recorder.arrays:
             arrays.mark_read((args, kwargs))
-        if function in _LOOKS:
+        if function in LOOKS:
             name = getattr(function, "__name__", str(function))
-            raise CaptureError(
-                f"a step needs the value of a tensor in Python ({name})",
-                hint="compute with tensors (torch.where instead of if), or return the tensor and look at it outside the step",
-            )
-        if function in _REPLACES:
-            raise CaptureError("a step replaces what a tensor is (x.data = y)", hint="copy into it: x.data.copy_(y)")
+            hint = "compute with tensors (torch.where instead of if), or return the tensor and look at it outside the step"
+            raise self._refuse(CaptureError(f"a step needs the value of a tensor in Python ({name})", hint=hint))
+        if function in REPLACES:
+            raise self._refuse(CaptureError("a step replaces what a tensor is (x.data = y)", hint="copy into it: x.data.copy_(y)"))
         return function(*args, **(kwargs or {}))
+
+    def _refuse(self, error: CaptureError) -> CaptureError:
+        self._recorder.refused = self._recorder.refused or error
+        return error
 
 
 def _of_array(function: Any, array: np.ndarray[Any, Any], *, requires_grad: bool = False, **settings: Any) -> torch.Tensor:

@@ -39,6 +39,7 @@ class TracedFloat(float):
         return self.table.add(key, lambda read: function(*(_value(operand, read) for operand in operands)))
 
     def _looked_at(self, *_: Any) -> Any:
+        self.table.is_compared = True
         raise Compared
 
     __bool__ = __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __int__ = __round__ = __trunc__ = __floor__ = __ceil__ = _looked_at
@@ -74,9 +75,10 @@ for _name in ("add", "sub", "mul", "truediv", "pow", "mod", "floordiv"):
 
 
 class Numbers:
-    """The traced numbers of one recording, by the value that stands in for them."""
+    """The traced numbers of one recording, by the value that stands in for them. is_compared: whether Python has looked at one's value."""
 
     def __init__(self, seed: int) -> None:
+        self.is_compared = False
         self._random = random.Random(seed)
         self.known: dict[float, TracedFloat] = {}
         self._made: dict[Any, TracedFloat] = {}

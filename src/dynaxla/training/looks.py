@@ -1,0 +1,106 @@
+"""Looks at values: what Python asks a tensor for that no program can answer before it has run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ..runtime import user_frames
+from ..torch_ops import aten
+from .exposure import EXPOSES, methods
+from .kinds import unwraps
+
+# Ways by which Python asks for a tensor's values, or for memory that a fake one has not.
+LOOKS = (
+    EXPOSES - methods("__deepcopy__", "is_shared")
+    | methods("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__")
+    | {torch.is_nonzero}
+)
+# They make one tensor of another, as no op does.
+REPLACES = frozenset((torch.Tensor.data.__set__,))
+_OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
+_VALUES_DECIDE = frozenset((torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape))
+# Ops whose tags say less than they read: the sizes of their results, if there are masks among their indices; lengths.
+_INDEXING = frozenset((aten.index.Tensor, aten._unsafe_index.Tensor))
+_READS_LENGTHS = frozenset((aten._pack_padded_sequence.default, aten._pad_packed_sequence.default))
+
+
+class Looks:
+    """Inside, in this thread: the looks that a function takes while it runs in eager mode, which goes on as ever.
+
+    torch's optimizers, which look at their step counts, are left out: a recording has them count in tensors.
+    Attributes: first (the first look, with its line; "" if there was none).
+    """
+
+    def __init__(self) -> None:
+        self.first = ""
+        self._modes = _Functions(self), _Ops(self)
+
+    def __enter__(self) -> Looks:
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for mode in reversed(self._modes):
+            mode.__exit__(*error)
+
+    def note(self, name: str) -> None:
+        """A look, unless it is an optimizer's."""
+        if not self.first and not in_optimizer():
+            found = user_frames.innermost()
+            where = "" if found is None else " at {}:{}, in {}".format(*found)
+            self.first = f"a step needs the value of a tensor in Python ({name}){where}"
+
+
+class _Functions(TorchFunctionMode):
+    def __init__(self, looks: Looks) -> None:
+        super().__init__()
+        self._looks = looks
+
+    def __torch_function__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if function in LOOKS or function in REPLACES:
+            self._looks.note(getattr(function, "__name__", str(function)))
+        return function(*args, **(kwargs or {}))
+
+
+class _Ops(TorchDispatchMode):
+    def __init__(self, looks: Looks) -> None:
+        super().__init__()
+        self._looks = looks
+
+    def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if any(map(unwraps, types)):
+            return NotImplemented  # its class says what ops it comes to, and these come here
+        if not self._looks.first and asks_for_values(op, args):
+            self._looks.note(str(op))
+        return op(*args, **(kwargs or {}))
+
+
+def asks_for_values(op: Any, args: Sequence[Any]) -> bool:
+    """Whether an op's sizes, or what it gives to Python, follow from its operands' values."""
+    if op in _INDEXING:
+        return any(isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]))
+    return op in _READS_LENGTHS or not _VALUES_DECIDE.isdisjoint(op.tags)
+
+
+def in_optimizer() -> bool:
+    """Whether one of torch's optimizers is at work."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+# What runs inside of these is not the function's.
+HANDLERS = (_Ops.__torch_dispatch__.__code__, Looks.note.__code__)

@@ -93,7 +93,7 @@ for _ in range(5):
     compiled(torch.ones(300, 300))
 weight = torch.ones(3, requires_grad=True)
 
-@dynaxla.compile_step
+@dynaxla.compile_step(fullgraph=True)
 def second():
     (weight * 2).sum().backward()
 

@@ -74,7 +74,7 @@ def test_on_and_off_by_turns() -> None:
 
 
 def test_autocasts_cache_is_on_or_off_as_before() -> None:
-    step = dynaxla.compile_step(lambda x: x @ x)
+    step = dynaxla.compile_step(lambda x: x @ x, fullgraph=True)
     for cache in (False, True):
         with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
             step(torch.randn(4, 4))

@@ -1,4 +1,4 @@
-"""compile_step's lazy way: steps whose Python has effects, or looks at values, against the same steps in eager mode.
+"""compile_step's lazy way among several processes: steps whose Python has effects, or looks at values, against the same in eager mode.
 
 Each case is made twice; the two must do the same to tensors, optimizers, Python's objects and whatever they log, call by call.
 """
@@ -21,7 +21,16 @@ from dynaxla.config import Options
 from dynaxla.observe import metrics
 from dynaxla.runtime import hollow
 from dynaxla.training.lazy import Session
+from dynaxla.training.step import CompiledStep
 from dynaxla.training.traces import Traces
+from dynaxla.training.watched import Watched
+
+
+@pytest.fixture(autouse=True)
+def lazily(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As among other processes, but without any."""
+    monkeypatch.setattr(CompiledStep, "_must_be_seen", lambda _: False)
+    monkeypatch.setattr(Watched, "must_be_lazy", lambda *_: True)
 
 
 def batches(count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, 
 
 import dynaxla
 from dynaxla.errors import OptionError
+from dynaxla.observe import metrics
 from dynaxla.training.surroundings import walk
 
 pytestmark = pytest.mark.quick
@@ -37,14 +40,14 @@ def test_optimizers(name: str) -> None:
     one, first, other, second = two(OPTIMIZERS[name], Rows)
     eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
     usual = first.param_groups[0]["lr"]
-    for number, (x, y) in enumerate(batches(5)):
+    for number, (x, y) in enumerate(batches(6)):
         for group in [*first.param_groups, *second.param_groups]:
-            group["lr"] = usual * (0.0, 0.5, 1.0, 1.0, 0.1)[number]
-        if number == 2:
+            group["lr"] = usual * (0.0, 0.5, 1.0, 1.0, 0.1, 0.3)[number]
+        if number == 3:
             before = graphs()
         torch.testing.assert_close(compiled(x, y), eager(x, y).detach(), rtol=1e-4, atol=1e-5)
         assert_same(one, other, second, first, 1e-2 if name == "Muon" else 1e-4)  # Muon's products are of bfloat16
-    assert graphs() == before, "a step after the second was captured or compiled again"
+    assert graphs() == before, "a step after the third was captured or compiled again"
 
 
 @pytest.mark.sample(usual=2)
@@ -183,10 +186,10 @@ def test_new_learning_rates_need_no_new_search(monkeypatch: pytest.MonkeyPatch) 
     one, first, other, second = two(OPTIMIZERS["AdamW"])
     eager, compiled = plain(one, first), dynaxla.compile_step(plain(other, second))
     schedulers = [torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, 1.0, 10) for optimizer in (first, second)]
-    for number, (x, y) in enumerate([*batches(5), *batches(2, 7), *batches(2)]):
+    for number, (x, y) in enumerate([*batches(6), *batches(3, 7), *batches(2)]):
         walks.clear()
         eager(x, y), compiled(x, y)
-        if number in (3, 4, 6, 8):
+        if number in (4, 5, 8, 9, 10):
             assert [list(roots) for roots in walks] == [["args", "kwargs"]], number
         assert_same(one, other, second, first)
         for scheduler in schedulers:
@@ -247,7 +250,7 @@ def test_accumulation() -> None:
         return step
 
     eager, compiled = make(one, first), dynaxla.compile_step(make(other, second))
-    for last in (False, True, False, True):
+    for last in (False, True) * 4:
         torch.testing.assert_close(compiled(batches(2), last), eager(batches(2), last), rtol=1e-4, atol=1e-5)
         assert_same(one, other, second, first)
 
@@ -316,3 +319,83 @@ def test_arguments_that_require_gradients() -> None:
         return found
 
     torch.testing.assert_close(run(dynaxla.compile_step(step, fullgraph=True)), run(step))
+
+
+def test_a_call_that_fails_has_run_once() -> None:
+    calls = []
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return x.view(2, 2).sum()
+
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="shape"):
+            step(torch.ones(3))
+    assert calls == [3, 3, 3]
+
+
+@functools.lru_cache
+def triangle(size: int) -> torch.Tensor:
+    return torch.ones(size, size).tril()
+
+
+def test_what_a_step_caches_is_no_fake_tensor() -> None:
+    step = dynaxla.compile_step(lambda x: triangle(len(x)) @ x)
+    for size in (3, 3, 3, 5, 5, 5, 3):
+        x = torch.randn(size, 2)
+        torch.testing.assert_close(step(x), torch.ones(size, size).tril() @ x)
+    assert type(triangle(3)) is type(triangle(5)) is torch.Tensor
+
+
+def test_a_step_that_gives_tensors_to_threads() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        step = dynaxla.compile_step(lambda x: pool.submit(torch.sum, x * 2).result() + x)
+        for value in range(6):
+            x = torch.full((2,), float(value))
+            torch.testing.assert_close(step(x), 4 * value + x)
+
+
+def test_packed_sequences_and_a_look() -> None:
+    """C++ reads the lengths, and no dispatcher sees that."""
+    torch.manual_seed(0)
+    net = nn.GRU(3, 4, batch_first=True)
+
+    def step(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True)
+        return nn.utils.rnn.pad_packed_sequence(net(packed)[0], batch_first=True)[0].sum()
+
+    compiled = dynaxla.compile_step(step)
+    for last in (1, 2, 3, 1, 2):
+        x, lengths = torch.randn(2, 5, 3), torch.tensor([5, last])
+        torch.testing.assert_close(compiled(x, lengths), step(x, lengths).detach())
+
+
+def test_a_step_is_watched_again_after_a_rest() -> None:
+    """What only its first calls do costs it nothing later."""
+    number = torch.zeros(())
+    looks = 0
+
+    def step(x: torch.Tensor, verbose: bool) -> torch.Tensor:
+        nonlocal looks
+        number.add_(1)
+        if verbose:
+            looks += int(number.item() > 0)
+        return x * number
+
+    compiled = dynaxla.compile_step(step)
+    metrics.reset()
+    for call in range(1, 281):
+        assert compiled(torch.ones(2), call < 6).tolist() == [call] * 2
+    assert looks == 5
+    assert metrics.snapshot()["steps"] >= 5
+
+
+def test_calls_of_many_sizes() -> None:
+    """More of them, one after another, than a step without a program may find."""
+    step = dynaxla.compile_step(lambda x: (x * x).sum())
+    metrics.reset()
+    for _ in range(8):
+        for size in range(1, 17):
+            assert step(torch.full((size,), 2.0)).item() == 4 * size
+    assert metrics.snapshot()["steps"] >= 32

@@ -38,7 +38,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     function: a function or module, compiled or not, or a step of `dynaxla.compile_step`. What is compiled already is compiled anew, with
     its own options (but for compile="background"), and stays as it is. args, kwargs: what it is called with.
 
-    It is called two to five times, as a loop would call it. Afterwards all that it leads to is as before: tensors and their gradients,
+    It is called two to seven times, as a loop would call it. Afterwards all that it leads to is as before: tensors and their gradients,
     optimizers, containers, attributes, closures, globals that its code names, random generators of torch, Python and NumPy. Meanwhile there
     is a second copy of those tensors. Not undone is what it does outside of these: files, prints, other processes, and what only other code
     reaches. A tensor that was written to has a new version, which a backward pass that was begun before may refuse. Programs are compiled
@@ -53,6 +53,9 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     with restored(subject.function, args, kwargs), session, subject.compiled() as call:
         start = time.perf_counter()
         try:
+            for _ in range(subject.eager_calls):
+                call(*args, **kwargs)
+            start = time.perf_counter()
             call(*args, **kwargs)
         except Exception as raised:
             error = f"{type(raised).__name__}: {raised}"
@@ -164,17 +167,19 @@ def _versions() -> str:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is explained. Attributes: name; function (of the user's); compiled (gives what is to be called)."""
+    """What is explained. Attributes: name; function (of the user's); compiled (gives what is to be called); eager_calls (which come before
+    anything is compiled)."""
 
     name: str
     function: Any
     compiled: Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]
+    eager_calls: int = 0
 
 
 def _subject(given: Any) -> _Subject:
     if isinstance(given, CompiledStep):
         step = given.anew(replace(given.options, compile="now"))
-        return _Subject(_name(given.function), given.function, lambda: contextlib.nullcontext(step))
+        return _Subject(_name(given.function), given.function, lambda: contextlib.nullcontext(step), step.eager_calls)
     if not callable(given):
         raise ArgumentError(f"explain takes a function or a module, not {given!r}", hint="dynaxla.explain(model, x)")
     wrapper = private.compiler_of(given)

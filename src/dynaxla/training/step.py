@@ -1,9 +1,13 @@
 """`compile_step`: which way a call of a step goes.
 
-A call whose surroundings and arguments have been recorded runs a program and nothing else (watched.py). Else the step is recorded. Where
-that fails, because Python does something that no program can (prints, counts, looks at values), nothing has happened yet: this call runs in
-eager mode, since at the first call many things happen that never happen again, and if the next one cannot be recorded either, the step
-runs lazily from then on (lazy.py). Where there are other processes it runs lazily at once (`Watched.begins_lazily`).
+A call whose surroundings and arguments have been recorded runs a program and nothing else (watched.py). Else it runs in eager mode and is
+watched: only if it has done nothing that a program would not do (print, count, look at values), the next call like it is recorded, and
+compiled. So nothing comes of fake tensors that eager mode has not shown to be right. The first call is one of its own: it shows what the
+step can look at. A step that goes on doing what no program can rests: it runs in eager mode as it is, for twice as many calls each time.
+
+Where there are other processes, all have to go the same way, whatever each of them finds: a call is recorded at once, and where that fails
+the step runs lazily (lazy.py), with the collectives that a program has. With `fullgraph` a call is recorded at once, too: it is refused
+before anything has happened.
 """
 
 from __future__ import annotations
@@ -22,21 +26,25 @@ from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
 from ..observe import events, metrics
 from ..runtime import by_torch
-from . import lazy
+from . import lazy, parallel_modules
 from .likenesses import detached
 from .observation import Refused
 from .torch_state import without_cached_casts
 from .traces import Traces
-from .watched import Watched
+from .watched import Situation, Watched
 
 P = ParamSpec("P")
 R = TypeVar("R")
 _log = logging.getLogger("dynaxla")
 
-# How many calls in a row may need programs of their own before the step runs lazily.
-_MOST_IN_VAIN = 4
-# How many calls may fail to be recorded before the step runs lazily.
+# How many calls in a row may find other surroundings or arguments each before the step rests: is not watched for some calls. Calls with
+# tensors of new shapes do not count, but after a rest only so few calls do.
+_MOST_IN_VAIN = 8
+_MOST_AFTER_REST = 2
+# How many calls in a row may do what a program would not before the step rests; the first call does not count.
 _MOST_FAILURES = 2
+# How many calls a step rests the first time; each time they are twice as many. A call that is watched takes as long as twenty others.
+_FIRST_REST = 256
 
 
 @overload
@@ -53,16 +61,17 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     """Compile a training step: a function that runs a model, calls `loss.backward()`, steps an optimizer, zeroes gradients.
 
     function: ordinary code; what it returns may be tensors (detached), Python values, and containers of both. fullgraph: refuse a step that
-    cannot be one program, instead of running it in parts. options: as for `torch.compile(..., backend="dynaxla", options=...)`, but for
-    `sizes="buckets"` and `partition="xla"`. Without a function it is a decorator: `@compile_step(options={...})`.
+    cannot be one program, at its first call, before anything has happened. options: as for `torch.compile(..., backend="dynaxla",
+    options=...)`, but for `sizes="buckets"` and `partition="xla"`. Without a function it is a decorator: `@compile_step(options={...})`.
 
-    A step that does nothing but compute with tensors is recorded and becomes one program without Python: all that the function reads
-    besides its arguments (modules, optimizers, closures, globals) is watched, and if anything but tensors' values and learning rates has
-    changed, the step is recorded again. What lies outside Python (files, the environment) is not watched.
+    The first two calls run in eager mode and are watched. A step that has done nothing but compute with tensors is recorded at the third
+    and becomes one program without Python: all that the function reads besides its arguments (modules, optimizers, closures, globals) is
+    watched, and if anything but tensors' values and learning rates has changed, the step runs in eager mode once more, and is recorded
+    again. What lies outside Python (files) is not watched.
 
-    A step whose Python has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs
-    lazily: its Python runs at every call, once and in order, and its tensors are computed by as many programs as it looks at values, plus
-    one. `dynaxla.observe.metrics` counts them ("parts").
+    A step whose Python has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs in
+    eager mode, which a line of the log says. One process of several runs such a step lazily instead: its tensors are computed by as many
+    programs as it looks at values, plus one. `dynaxla.observe.metrics` counts both ("eager_steps", "parts").
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
 
@@ -96,11 +105,12 @@ class CompiledStep(Generic[P, R]):
         self._fullgraph = fullgraph
         self._watched = Watched(function, options)
         self._traces = Traces(options)
-        # Why the step runs lazily; "" if it does not.
-        self._lazy = ""
-        self._failures = 0
-        # Recordings since a program has last been found.
-        self._in_vain = 0
+        # How many calls from now on are not watched, and how many will be the next time.
+        self._resting, self._rest = 0, _FIRST_REST
+        # Calls since one has last run a program: those that did what no program does, and all.
+        self._failures = self._in_vain = 0
+        # Of the tensors among arguments, in calls that ran no program.
+        self._shapes: set[tuple[torch.Size, ...]] = set()
         self._lock = forks.lock()
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -109,29 +119,71 @@ class CompiledStep(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if _inside.get() or by_torch.is_looked_at():  # a part of another step, or of what somebody traces
             return self._function(*args, **kwargs)
-        with self._lock, _inside:
-            if self._lazy:
-                return self._run_lazily(args, kwargs)
-            try:
-                found = self._watched.situation(args, kwargs)
-            except CaptureError as error:
-                return self._without_program(error, args, kwargs)
-            done, result = self._watched.run(found)
-            if done:
-                self._in_vain = 0
-                return result
-            if by_torch.is_needed([item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]):
-                return self._function(*args, **kwargs)
-            try:
-                if self._in_vain >= _MOST_IN_VAIN and not self._fullgraph:
-                    raise CaptureError("its surroundings or arguments are others at each call")
-                program, initial = self._watched.capture(args, kwargs)
-            except (Exception, Refused) as error:  # the step's own, or what it met because its tensors are fakes
-                if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
-                    raise
-                return self._without_program(error, args, kwargs)
+        with _inside:
+            if self._resting > 0:
+                self._resting -= 1
+                return self._run_without_program(args, kwargs)
+            with self._lock:
+                return self._call(args, kwargs)
+
+    def _call(self, args: Any, kwargs: Any) -> Any:
+        try:
+            self._watched.prepare()
+            if self._must_be_seen() and not self._watched.has_seen_anything:
+                return self._run_watched(None, args, kwargs)
+            found = self._watched.situation(args, kwargs)
+        except CaptureError as error:
+            return self._without_program(error, args, kwargs)
+        done, result = self._watched.run(found)
+        if done:
+            self._in_vain, self._failures, self._rest = 0, 0, _FIRST_REST
+            return result
+        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        if by_torch.is_needed(tensors):
+            return self._function(*args, **kwargs)
+        if self._in_vain >= _MOST_IN_VAIN and not self._fullgraph:
+            return self._without_program(CaptureError("its surroundings or arguments are others at each call"), args, kwargs)
+        if not self._must_be_seen():
             self._in_vain += 1
-            return self._watched.run_first(program, initial, args, kwargs)
+        elif not self._watched.has_seen(found):
+            shapes = tuple(tensor.shape for tensor in tensors)
+            self._in_vain += shapes in self._shapes or len(self._shapes) >= self._options.executables
+            self._shapes.add(shapes)
+            return self._run_watched(found, args, kwargs)
+        try:
+            program, initial = self._watched.capture(args, kwargs)
+        except (Exception, Refused) as error:  # the step's own, or what it met because its tensors are fakes
+            if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
+                raise
+            return self._without_program(error, args, kwargs)
+        if self._must_be_seen():
+            self._in_vain = 0
+            self._shapes.clear()
+        return self._watched.run_first(program, initial, args, kwargs)
+
+    def _must_be_seen(self) -> bool:
+        """Whether a call has to have run in eager mode before calls like it are recorded. Where there are other processes, all of them have
+        to go the same way, and with fullgraph a step is refused before anything has happened."""
+        return not self._fullgraph and not parallel_modules.may_be_there()
+
+    def _run_watched(self, found: Situation | None, args: Any, kwargs: Any) -> Any:
+        """Run in eager mode, and note whether a program would have done the same."""
+        metrics.add("eager_steps")
+        is_first = not self._watched.has_seen_anything
+        with without_cached_casts():
+            result, reason = self._watched.observe(found, args, kwargs)
+        if reason and not is_first:
+            self._fail(reason)
+        return detached(result)
+
+    def _fail(self, reason: str) -> None:
+        """A call could not be a program's: the step rests if that happens again and again."""
+        self._failures += 1
+        if self._failures >= _MOST_FAILURES or self._in_vain >= _MOST_IN_VAIN:
+            if self._rest == _FIRST_REST:
+                self._tell("lazily" if parallel_modules.may_be_there() else "in eager mode", reason)
+            self._resting, self._rest = self._rest, 2 * self._rest
+            self._failures, self._in_vain = _MOST_FAILURES - 1, _MOST_IN_VAIN - _MOST_AFTER_REST
 
     def _without_program(self, error: BaseException, args: Any, kwargs: Any) -> Any:
         """The step could not be recorded, and nothing has happened. Raises: the error, with fullgraph."""
@@ -140,15 +192,11 @@ class CompiledStep(Generic[P, R]):
                 hint = "do that outside the step, or leave fullgraph out"
                 raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
             raise error
-        self._failures += 1
-        if self._failures < _MOST_FAILURES and not self._watched.begins_lazily(args, kwargs):
-            self._tell("in eager mode once", str(error))
-            return self._run_in_eager_mode(args, kwargs)
-        result = self._run_lazily(args, kwargs)
-        if self._failures >= _MOST_FAILURES:
-            self._lazy = str(error) or type(error).__name__
-            self._tell("lazily", self._lazy)
-        return result
+        self._fail(str(error) or type(error).__name__)
+        return self._run_without_program(args, kwargs)
+
+    def _run_without_program(self, args: Any, kwargs: Any) -> Any:
+        return self._run_lazily(args, kwargs) if self._watched.must_be_lazy(args, kwargs) else self._run_in_eager_mode(args, kwargs)
 
     def _tell(self, way: str, reason: str) -> None:
         _log.info("%s runs %s: %s", self, way, reason)
@@ -158,6 +206,11 @@ class CompiledStep(Generic[P, R]):
     def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
         """The same step, which has not been called. options: others than its own."""
         return CompiledStep(self._function, options or self._options, self._fullgraph)
+
+    @property
+    def eager_calls(self) -> int:
+        """How many calls run in eager mode before one is compiled, where calls are alike."""
+        return 2 if self._must_be_seen() else 0
 
     @property
     def function(self) -> Callable[P, R]:

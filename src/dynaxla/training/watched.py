@@ -26,13 +26,15 @@ from ..runtime.private import storage_id
 from . import parallel_modules
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
 from .contents import HOLDS_VALUES
+from .looks import HANDLERS as looks_handlers
+from .looks import Looks
 from .observation import observe
 from .parallel_modules import ParallelModules
 from .parts import Part
 from .recorder import Recorder, handlers
 from .recordings import Known, Recording, build, known_of, outputs_of
 from .scalars import Compared, Place, TracedFloat
-from .shadows import compiling, other_groups
+from .shadows import as_written, compiling, other_groups
 from .shared_memory import shared
 from .surroundings import ABSENT, Holder, Touched, Walk, global_state, walk
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
@@ -83,15 +85,20 @@ class Watched:
         # Whether the step may find something that Python can write to and a tensor lie in, as far as is known. To search at every call
         # would take as long as lists are that it can find.
         self.has_holders = True
+        # The situations in which a call has run in eager mode, and done nothing that a program would not do.
+        self._seen: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # What the last capture has recorded, if its program is for a first call alone.
         self._first: Recording | None = None
         # What the last recording has found of these.
         self._modules = ParallelModules()
 
-    def situation(self, args: Any, kwargs: Any) -> Situation:
-        """Raises: CaptureError for what cannot be watched."""
+    def prepare(self) -> None:
+        """Raises: CaptureError for modules whose collectives no recording can have."""
         self._modules.prepare()
         self._modules.refuse()
+
+    def situation(self, args: Any, kwargs: Any) -> Situation:
+        """Raises: CaptureError for what cannot be watched."""
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
         return Situation(around, given, self._key(around, given))
@@ -109,6 +116,30 @@ class Watched:
                 hint = "give the step the part that it needs as an argument"
                 raise CaptureError(f"a step looks at {large[0]}, an array too large to be compared at every call", hint=hint)
         return found
+
+    @property
+    def has_seen_anything(self) -> bool:
+        """Whether the function has run, so that it is known what it can look at."""
+        return self._touched is not None
+
+    def has_seen(self, found: Situation) -> bool:
+        """Whether a call in this situation has run in eager mode, and done nothing that a program would not do."""
+        return self._seen.get(found.key) is not None
+
+    def observe(self, found: Situation | None, args: Any, kwargs: Any) -> tuple[Any, str]:
+        """Run the function in eager mode, and watch it.
+
+        found: the situation, if it is known. Returns: its result; what it did that a program would not do, or "".
+        """
+        with as_written(), Looks() as looks:
+            result, observation = observe(self._function, args, kwargs, ignore=looks_handlers)
+        is_new = self._widen(observation.codes)
+        effect = next(iter(observation.effects), None)
+        settings = "it changes settings of torch" if observation.changes_settings else ""
+        reason = looks.first or (f"a step does what a program would not: {effect or settings}" if effect or settings else "")
+        if found is not None and not reason and not is_new:
+            self._seen.put(found.key, True)
+        return result, reason
 
     def run(self, found: Situation) -> tuple[bool, Any]:
         """Whether there is a program for the situation, and if so, what it gives."""
@@ -139,11 +170,14 @@ class Watched:
         raise CaptureError("each recording of a step runs other code")
 
     def _check_reached(self, around: Walk, given: Walk) -> None:
-        """Raises: CaptureError if code ran that is of no function that was found: it cannot be watched."""
+        """Raises: CaptureError if code ran that is of no function that was found: it cannot be watched. What has run is forgotten then: the
+        function may be another one by now."""
         if self._touched is not None:
             unreached = set(around.unreached(self._touched)) & set(given.unreached(self._touched))
             if unreached:
                 code = unreached.pop()
+                self._executed.clear()
+                self._touched = None
                 raise CaptureError(
                     f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
                 )
@@ -152,7 +186,7 @@ class Watched:
         """Those that the step can read."""
         return ParallelModules.among(self._objects(args, kwargs)) if parallel_modules.may_be_there() else ParallelModules()
 
-    def begins_lazily(self, args: Any, kwargs: Any) -> bool:
+    def must_be_lazy(self, args: Any, kwargs: Any) -> bool:
         """Whether a call that cannot be recorded is not eager mode's: another process may have recorded it, and collectives of eager mode
         are not always those of a program."""
         return parallel_modules.may_be_there() and not self.parallel_modules(args, kwargs).need_eager_first()
@@ -359,6 +393,7 @@ class Watched:
             self._touched = Touched.of(self._executed)
             self._reads_unseen = could_read_unseen(self._executed)
             self._programs = LeastRecentlyUsed(self._options.executables)
+            self._seen = LeastRecentlyUsed(self._options.executables)
             self._known = None
         return is_new
 

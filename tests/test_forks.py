@@ -93,7 +93,7 @@ def test_frozen_and_split_programs_and_steps_of_the_parent() -> None:
     out, _ = run_script("""
 sgd = torch.optim.SGD(net.parameters(), lr=0.0)
 
-@dynaxla.compile_step
+@dynaxla.compile_step(fullgraph=True)
 def step(x):
     loss = net(x).square().mean()
     loss.backward()

@@ -67,7 +67,7 @@ def _step() -> None:
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()

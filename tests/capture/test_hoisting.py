@@ -86,7 +86,7 @@ def test_step() -> None:
 
         return step
 
-    eager, compiled = make(model), dynaxla.compile_step(make(other), options=OPTIONS)
+    eager, compiled = make(model), dynaxla.compile_step(make(other), options=OPTIONS, fullgraph=True)
     batches = [torch.randn(5, 8) for _ in range(3)]
     torch.manual_seed(1)
     expected = [eager(batch).detach() for batch in batches]

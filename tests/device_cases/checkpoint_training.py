@@ -37,7 +37,7 @@ def trained(mesh: Mesh | None, specs: Any, steps: int) -> tuple[nn.Module, torch
         shard_module(model, mesh, specs)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step() -> torch.Tensor:
         optimizer.zero_grad()
         loss = nn.functional.mse_loss(model(x), y)

@@ -419,7 +419,7 @@ def check_steps() -> None:
             optimizer.step()
             return loss.detach()
 
-        compiled = dynaxla.compile_step(lambda x, there=there, own=optimizers[1]: step(there, own, x))
+        compiled = dynaxla.compile_step(lambda x, there=there, own=optimizers[1]: step(there, own, x), fullgraph=True)
         for count in range(4):
             x = torch.randn(4, 3, 8, 8)
             wanted, picture = step(host, optimizers[0], x), x.to("jax")
@@ -445,7 +445,7 @@ def check_steps_after_steps_in_eager_mode() -> None:
         optimizer.step()
         return loss.detach()
 
-    compiled = dynaxla.compile_step(lambda x: step(there, optimizers[1], x))
+    compiled = dynaxla.compile_step(lambda x: step(there, optimizers[1], x), fullgraph=True)
     for count in range(5):
         x = torch.randn(4, 3, 8, 8)
         wanted = step(host, optimizers[0], x)
@@ -467,7 +467,7 @@ def check_memory_of_a_step() -> None:
     model = torch.nn.Sequential(*[torch.nn.Linear(width, width) for _ in range(depth)]).to("jax")
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         optimizer.zero_grad()

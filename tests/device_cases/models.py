@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import sys
 import warnings
 from collections.abc import Callable
@@ -141,7 +142,7 @@ TRAINED: dict[str, tuple[Callable[[nn.Module], Any], Callable[[Any], Any], Calla
     "eager": (lambda model: model, lambda step: step, contextlib.nullcontext),
     "lazy": (lambda model: model, lambda step: step, dynaxla.lazy),
     "compiled": (lambda model: compile_anew(model, fallback="error"), lambda step: step, contextlib.nullcontext),
-    "compiled step": (lambda model: model, dynaxla.compile_step, contextlib.nullcontext),
+    "compiled step": (lambda model: model, functools.partial(dynaxla.compile_step, fullgraph=True), contextlib.nullcontext),
 }
 
 

@@ -123,7 +123,7 @@ def check_steps_in_lazy_mode() -> None:
             optimizer.zero_grad()
             return loss.detach()
 
-        call = dynaxla.compile_step(step) if compile_it else step
+        call = dynaxla.compile_step(step, fullgraph=True) if compile_it else step
         losses = []
         for x in data.to(place):
             with mode():
@@ -253,7 +253,7 @@ def check_readers_of_a_model_that_trains() -> None:
             optimizer.zero_grad()
             return loss
 
-        compiled, x = dynaxla.compile_step(step), torch.ones(1, 16, device="jax")
+        compiled, x = dynaxla.compile_step(step, fullgraph=True), torch.ones(1, 16, device="jax")
         compiled(x)
         over = threading.Event()
 
@@ -411,12 +411,14 @@ def check_writes_to_saved_tensors_are_noticed() -> None:
     def plain(function: Any) -> Any:
         return function
 
+    recorded = functools.partial(dynaxla.compile_step, fullgraph=True)
+
     def by(function: Callable[[torch.Tensor], Any], wrap: Callable[[Any], Any]) -> Any:
         return lambda weight: functools.partial(wrap(function), weight)
 
     writers: list[tuple[Any, Any, bool]] = [
         (functools.partial(step_of, wrap=plain, **settings), functools.partial(step_of, wrap=wrap, **settings), True)
-        for settings in ({"foreach": True}, {"foreach": False}, {"fused": True}) for wrap in (plain, dynaxla.compile_step)
+        for settings in ({"foreach": True}, {"foreach": False}, {"fused": True}) for wrap in (plain, recorded)
     ]  # fmt: skip
     writers += [(by(_double, plain), by(_double, wrap), True) for wrap in (plain, compile_anew)]
     writers += [(by(_double_data, plain), by(_double_data, wrap), wrap is compile_anew) for wrap in (plain, compile_anew)]
@@ -474,7 +476,7 @@ def check_dropout_in_compiled_steps() -> None:
     x = torch.randn(4, 6).to("jax")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = model(x).square().mean()
         loss.backward()

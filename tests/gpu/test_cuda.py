@@ -262,7 +262,7 @@ def test_a_failed_step_changes_no_parameter(kind: type[torch.optim.Optimizer]) -
     model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)).cuda()
     optimizer = kind(model.parameters(), lr=0.1)
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step(index: torch.Tensor) -> torch.Tensor:
         loss = model(index).square().mean()
         loss.backward()

@@ -71,11 +71,11 @@ def test_a_compiled_model(name: str) -> None:
 def test_a_compiled_step(name: str) -> None:
     nets = [network(), network()]
     mine, theirs = (OPTIMIZERS[name](net.parameters()) for net in nets)
-    assert_same_way(dynaxla.compile_step(step_of(nets[0], mine)), step_of(nets[1], theirs), nets)
+    assert_same_way(dynaxla.compile_step(step_of(nets[0], mine), fullgraph=True), step_of(nets[1], theirs), nets)
 
 
 def test_a_step_that_looks_at_its_loss() -> None:
-    """It runs lazily: several programs, with Python between them."""
+    """It runs in eager mode."""
     nets, seen = [network(), network()], ([], [])
 
     def watching(net: nn.Module, losses: list[float]) -> Callable[..., torch.Tensor]:
@@ -172,7 +172,7 @@ def test_a_state_that_is_loaded() -> None:
     """A checkpoint of eager mode's goes on in a compiled step, and the other way around."""
     net = network()
     optimizer = OPTIMIZERS["adamw"](net.parameters())
-    step = dynaxla.compile_step(step_of(net, optimizer))
+    step = dynaxla.compile_step(step_of(net, optimizer), fullgraph=True)
     (first, *rest) = batches()
     step(*first)
     other = network()

@@ -223,7 +223,7 @@ def _train(part: str, whole_step: bool) -> None:
     nets = [net, copy.deepcopy(net)]
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in nets]
     if whole_step:
-        mine = dynaxla.compile_step(_training_step(nets[0], optimizers[0], F.cross_entropy))
+        mine = dynaxla.compile_step(_training_step(nets[0], optimizers[0], F.cross_entropy), fullgraph=True)
     else:
         mine = _training_step(compiled(nets[0]), optimizers[0], F.cross_entropy)
     theirs = _training_step(nets[1], optimizers[1], F.cross_entropy)
@@ -300,7 +300,7 @@ def resnet18_step() -> None:
                 _training_step(each, optimizer, lambda out: out.float().square().mean())
                 for each, optimizer in zip(nets, optimizers, strict=True)
             ]
-            mine, theirs = dynaxla.compile_step(steps[0]), steps[1]
+            mine, theirs = dynaxla.compile_step(steps[0], fullgraph=True), steps[1]
             start = time.perf_counter()
             found["losses"] = [[float(mine(x)), float(theirs(x))] for _ in range(4)]
             found["first_4_steps_seconds"] = round(time.perf_counter() - start, 1)
@@ -460,7 +460,7 @@ def profile_step() -> None:
         (case,) = suites.choose("gpu", [name])
         args = placement.inputs(case, torch.Generator().manual_seed(1))
         training = placement.model(case)
-        step = dynaxla.compile_step(training.step)
+        step = dynaxla.compile_step(training.step, fullgraph=True)
         start = time.perf_counter()
         for _ in range(3):
             step(*args)

@@ -252,7 +252,7 @@ def test_a_compiled_step_has_it_in_its_program() -> None:
     twin = weight.detach().clone().requires_grad_()
     optimizers = [torch.optim.SGD([parameter], lr=0.1) for parameter in (weight, twin)]
 
-    @dynaxla.compile_step
+    @dynaxla.compile_step(fullgraph=True)
     def step(x: torch.Tensor) -> torch.Tensor:
         loss = function(x @ weight).square().sum()
         loss.backward()
@@ -308,7 +308,7 @@ def test_derivatives_of_ones_own() -> None:
 def test_a_compiled_step_is_never_stale() -> None:
     state = {"scale": 2.0}
     function = to_torch(lambda x: x * state["scale"])
-    step = dynaxla.compile_step(lambda x: function(x) + 1)
+    step = dynaxla.compile_step(lambda x: function(x) + 1, fullgraph=True)
     x = torch.ones(3)
     for scale in (2.0, 2.0, 2.0, 5.0, 5.0):
         state["scale"] = scale

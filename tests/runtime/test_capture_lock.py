@@ -82,7 +82,7 @@ def train(number):
             return loss
         return step
 
-    compiled, plain = dynaxla.compile_step(make(model, optimizers[0])), make(eager, optimizers[1])
+    compiled, plain = dynaxla.compile_step(make(model, optimizers[0]), fullgraph=True), make(eager, optimizers[1])
     barrier.wait()
     for _ in range(3):
         torch.testing.assert_close(compiled(x), plain(x).detach(), rtol=1e-4, atol=1e-5)

@@ -258,7 +258,7 @@ def _steps(inputs: list[torch.Tensor], number: int) -> Job:
     xs = list(itertools.islice(itertools.cycle(inputs), _STEPS))
     expected = [(x, step(x), [parameter.detach().clone() for parameter in net.parameters()]) for x in xs]
     restart()
-    compiled = dynaxla.compile_step(step)
+    compiled = dynaxla.compile_step(step, fullgraph=True)
     left: Iterator[Any] = iter(expected)
 
     def job() -> None:

@@ -399,3 +399,27 @@ def test_calls_of_many_sizes() -> None:
         for size in range(1, 17):
             assert step(torch.full((size,), 2.0)).item() == 4 * size
     assert metrics.snapshot()["steps"] >= 32
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0] * 3 + 0 * ctx.saved_tensors[0]
+
+
+def test_autograd_functions_are_part_of_the_program() -> None:
+    weight = torch.ones(3, requires_grad=True)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = Doubled.apply(weight * x).sum()
+        (gradient,) = torch.autograd.grad(loss, weight)
+        return gradient
+
+    compiled = dynaxla.compile_step(step, fullgraph=True)
+    for value in (1.0, 2.0):
+        assert compiled(torch.full((3,), value)).tolist() == [3 * value] * 3

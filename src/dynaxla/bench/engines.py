@@ -100,7 +100,7 @@ def _separate(model: nn.Module, _: Inputs) -> Call:
 
 def _compiled_step(model: nn.Module, _: Inputs) -> Call:
     mine = copy.deepcopy(_as_training(model, "dynaxla_step"))
-    step = compile_step(mine.step)
+    step = compile_step(mine.step, fullgraph=True)  # compiled at its first call, which is measured
 
     def call(*inputs: torch.Tensor) -> Any:
         with torch.enable_grad():

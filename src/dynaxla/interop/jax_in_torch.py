@@ -52,6 +52,7 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
     return found
 
 
+@guards.answers_for_itself
 class JaxInTorch:
     """What a function of `to_torch` does. Attributes: __wrapped__ (the JAX function)."""
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType
+from typing import Any, TypeVar
 
 import torch
 from torch._dynamo import source as _source
@@ -11,6 +15,10 @@ from torch._dynamo.guards import GuardBuilder, GuardManagerType, install_guard
 from torch._guards import TracingContext
 
 from .private import Fast
+
+# A function without arguments: a module's name, and the names by which it is found there.
+Question = tuple[str, tuple[str, ...]]
+T = TypeVar("T")
 
 
 class ArgumentCheck:
@@ -57,10 +65,50 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 CAN_ASK = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
+# Classes whose instances, when they are called, ask for a guard on all that they read.
+answering: dict[type, CodeType] = {}
+
+
+def answers_for_itself(kind: type[T]) -> type[T]:
+    """A decorator of such a class."""
+    answering[kind] = kind.__call__.__code__
+    return kind
+
+
+class _Asked(threading.local):
+    """In this thread. Attributes: questions (that captures other than TorchDynamo's depend on, as far as they are known; None outside)."""
+
+    questions: set[Question] | None = None
+
+
+_asked = _Asked()
+
+
+@contextlib.contextmanager
+def questions() -> Iterator[set[Question]]:
+    """What is asked of `guard_answer` inside, in this thread."""
+    before, _asked.questions = _asked.questions, set()
+    try:
+        yield _asked.questions
+    finally:
+        _asked.questions = before
+
+
+def answer(question: Question) -> Any:
+    """What the function gives now that is found in a module by these names."""
+    module, attributes = question
+    found: Any = sys.modules[module]
+    for name in attributes:
+        found = getattr(found, name)
+    return found()
+
+
 def guard_answer(module: str, attributes: Sequence[str]) -> None:
     """Let TorchDynamo compile anew what it captures now when a function without arguments, found in a module by these names, gives
-    something else. Outside of its captures nothing happens. Only where CAN_ASK."""
-    if TracingContext.try_get() is not None:
+    something else; inside of `questions` whoever asks for them does that. Outside of captures nothing happens. Only where CAN_ASK."""
+    if _asked.questions is not None:
+        _asked.questions.add((module, tuple(attributes)))
+    elif TracingContext.try_get() is not None:
         found: Any = _source.ImportSource(module)
         for name in attributes:
             found = _source.AttrSource(found, name)

@@ -33,6 +33,7 @@ import numpy as np
 import torch
 
 from ..runtime import private
+from ..runtime.guards import answering
 from .trust import is_own, is_trusted_class, is_trusted_function, is_trusted_module, module_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
@@ -238,7 +239,7 @@ def is_known_by_identity(value: Any) -> bool:
     if isinstance(value, types.FunctionType):
         # A decorator of torch's gives a function of torch's, which calls what it was given.
         return not value.__closure__ and "__wrapped__" not in value.__dict__ and is_trusted_function(value)
-    if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value).__name__ in _COMPILED_FUNCTIONS:
+    if isinstance(value, _BY_IDENTITY) or is_own(value) or type(value) in answering or type(value).__name__ in _COMPILED_FUNCTIONS:
         return True
     if (made := private.made_into_op(value)) is not None:
         return isinstance(made, types.FunctionType) and is_trusted_function(made)

@@ -192,6 +192,8 @@ def acts(function: Any, within_torch: bool) -> str:
     if isinstance(owner, type):
         if name in _CLASS_METHODS or name.startswith("__"):
             return ""
+        if name == "apply" and issubclass(owner, torch.autograd.Function):
+            return ""  # its forward and backward pass show themselves
         if module_of(owner).startswith("torch") and _torch_computes(name):
             return ""
         return f"{module_of(owner)}.{owner.__qualname__}.{name}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,8 +20,9 @@ from ..engine.held_back import HeldBack, first_program
 from ..errors import CaptureError
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
-from ..runtime import capture_lock
+from ..runtime import capture_lock, guards
 from ..runtime.cache import LeastRecentlyUsed
+from ..runtime.guards import Question
 from ..runtime.private import storage_id
 from . import parallel_modules
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
@@ -87,6 +88,8 @@ class Watched:
         self.has_holders = True
         # The situations in which a call has run in eager mode, and done nothing that a program would not do.
         self._seen: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
+        # What the function has asked besides, such as what a JAX function in it reads.
+        self._questions: set[Question] = set()
         # What the last capture has recorded, if its program is for a first call alone.
         self._first: Recording | None = None
         # What the last recording has found of these.
@@ -131,9 +134,9 @@ class Watched:
 
         found: the situation, if it is known. Returns: its result; what it did that a program would not do, or "".
         """
-        with as_written(), Looks() as looks:
-            result, observation = observe(self._function, args, kwargs, ignore=looks_handlers)
-        is_new = self._widen(observation.codes)
+        with as_written(), guards.questions() as questions, Looks() as looks:
+            result, observation = observe(self._function, args, kwargs, ignore=(*looks_handlers, *guards.answering.values()))
+        is_new = self._widen(observation.codes, questions)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
         reason = looks.first or (f"a step does what a program would not: {effect or settings}" if effect or settings else "")
@@ -275,7 +278,8 @@ class Watched:
             number = known.number
         else:
             number = self._number_of(around, self._inputs(around), self._arrays(around))
-        return number, _hashable(_frozen(given.facts(arrays=self._arrays(given)))), global_state()
+        answers = tuple(map(guards.answer, sorted(self._questions)))
+        return number, _hashable(_frozen(given.facts(arrays=self._arrays(given)))), global_state(), answers
 
     # What follows happens once per combination.
 
@@ -373,17 +377,19 @@ class Watched:
     def _observed(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function. Raises: Refused before it does what a program would not repeat; _Wider if it has run code that no earlier
         recording has run."""
-        result, observation = observe(self._function, args, kwargs, refuse=True, ignore=handlers())
+        with guards.questions() as questions:
+            result, observation = observe(self._function, args, kwargs, refuse=True, ignore=(*handlers(), *guards.answering.values()))
         if not observation.is_pure:
             raise CaptureError(f"a step does what a program would not: {next(iter(observation.effects), 'it changes settings of torch')}")
         refuse_comparing_classes(observation.codes)
-        if self._widen(observation.codes):
+        if self._widen(observation.codes, questions):
             raise _Wider
         return result
 
-    def _widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]]) -> bool:
-        """Note what has run. Returns: whether any of it is new; then what was known of the surroundings may be too little."""
-        is_new = self._touched is None
+    def _widen(self, codes: Mapping[types.CodeType, Sequence[dict[str, Any]]], questions: Set[Question]) -> bool:
+        """Note what has run and was asked. Returns: whether any of it is new; then what was known of the surroundings may be too little."""
+        is_new = self._touched is None or not questions <= self._questions
+        self._questions |= questions
         for code, places in codes.items():
             known = self._executed.setdefault(code, [])
             added = [place for place in places if all(place is not other for other in known)]

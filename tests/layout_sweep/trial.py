@@ -66,8 +66,14 @@ def quickly_compiled() -> Iterator[None]:
 def differences(cases: Sequence[LayoutCase], backend: str = "dynaxla") -> dict[str, str]:
     """By case that differs from eager mode: how. Cases are compiled together, and those that differ, or fail, alone."""
     found: dict[str, str] = {}
-    _divide([(case, samples) for case in cases if (samples := case.samples())], backend, found)
+    _divide([(case, samples) for case in cases if (samples := _drawn(case))], backend, found)
     return found
+
+
+def _drawn(case: LayoutCase) -> Samples:
+    """The same operands for every backend, whatever was drawn before: which of equal elements is a median's is nobody's promise."""
+    torch.manual_seed(0)
+    return case.samples()
 
 
 def _divide(group: list[tuple[LayoutCase, Samples]], backend: str, found: dict[str, str]) -> None:

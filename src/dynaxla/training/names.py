@@ -195,6 +195,10 @@ class Touched:
         return self.names is None or name in self.names or not isinstance(name, str) or _is_special(name)
 
 
+# What torch's C++ reads of a `torch.autograd.Function`.
+_BY_AUTOGRAD = frozenset(("forward", "backward", "setup_context", "vmap", "jvp"))
+
+
 def _is_special(name: str) -> bool:
-    """What Python reads by itself."""
-    return name.startswith("__") and name.endswith("__")
+    """What Python, or autograd, reads by itself."""
+    return (name.startswith("__") and name.endswith("__")) or name in _BY_AUTOGRAD

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from . import PROGRAMS, Compile, plain, program
+from .program import PROGRAMS, Compile, plain, program
 
 
 def inputs(n=6):

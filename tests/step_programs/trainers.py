@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from . import Compile, plain, program
+from .program import Compile, plain, program
 
 
 def mlp(*s, act=nn.Tanh):

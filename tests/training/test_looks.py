@@ -77,8 +77,19 @@ def test_seen_in_eager_mode(name: str) -> None:
     assert "test_looks.py" in looks.first
 
 
+def test_an_optimizer_of_ones_own_looks() -> None:
+    class Own(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            self.param_groups[0]["params"][0].sum().item()
+            return super().step(closure)
+
+    with Looks() as looks:
+        Own([torch.ones(3)], lr=0.1).step()
+    assert "test_looks.py" in looks.first
+
+
 def test_not_seen() -> None:
-    """What computes is no look, nor is what an optimizer asks for its step count."""
+    """Computing takes no look; an optimizer of torch's takes one at its step count, which a recording keeps in a tensor."""
     parameter = torch.nn.Parameter(torch.ones(3))
     optimizer: Any = torch.optim.Adam([parameter])
     with Looks() as looks:

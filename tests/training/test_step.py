@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, plain, two
 
 import dynaxla
-from dynaxla.errors import OptionError
+from dynaxla.errors import CaptureError, OptionError
 from dynaxla.observe import metrics
 from dynaxla.training.surroundings import walk
 
@@ -340,6 +340,19 @@ def triangle(size: int) -> torch.Tensor:
     return torch.ones(size, size).tril()
 
 
+def test_a_first_call_that_fails_as_recordings_do_has_run_once() -> None:
+    calls = []
+
+    @dynaxla.compile_step
+    def step(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        raise CaptureError("of a step inside of this one")
+
+    with pytest.raises(CaptureError, match="inside"):
+        step(torch.ones(3))
+    assert calls == [3]
+
+
 def test_what_a_step_caches_is_no_fake_tensor() -> None:
     step = dynaxla.compile_step(lambda x: triangle(len(x)) @ x)
     for size in (3, 3, 3, 5, 5, 5, 3):
@@ -356,7 +369,7 @@ def test_a_step_that_gives_tensors_to_threads() -> None:
             torch.testing.assert_close(step(x), 4 * value + x)
 
 
-def test_packed_sequences_and_a_look() -> None:
+def test_lengths_that_only_cpp_reads() -> None:
     """C++ reads the lengths, and no dispatcher sees that."""
     torch.manual_seed(0)
     net = nn.GRU(3, 4, batch_first=True)

@@ -167,8 +167,8 @@ def _versions() -> str:
 
 @dataclass(frozen=True)
 class _Subject:
-    """What is explained. Attributes: name; function (of the user's); compiled (gives what is to be called); eager_calls (which come before
-    anything is compiled)."""
+    """What is explained. Attributes: name; function (of the user's); compiled (gives what is to be called); eager_calls (how many calls
+    run in eager mode before one is compiled)."""
 
     name: str
     function: Any

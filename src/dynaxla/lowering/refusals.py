@@ -77,9 +77,8 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not _can_be_asked(op, tensors, args):
         return ""
-    if not all(
-        tensor.is_cpu or tensor.device.type == "jax" for tensor in tensors
-    ):  # kernels take other dtypes, but refuse the same numbers
+    if not all(tensor.is_cpu or tensor.device.type == "jax" for tensor in tensors):
+        # Other devices' kernels take other dtypes than the CPU's, which is asked, but refuse the same numbers.
         numbers, name = torch.utils._pytree.tree_leaves((args, kwargs)), op._schema.name.removeprefix("aten::")
         is_asked = is_doubtful(name, numbers, {tensor.dtype for tensor in tensors})
         return refusal_of_numbers(op, args, kwargs) if is_asked else ""

@@ -65,7 +65,7 @@ def _facts(tensor: torch.Tensor) -> tuple[Any, ...]:
 CAN_ASK = all(hasattr(_source, name) for name in ("AttrSource", "CallFunctionNoArgsSource", "ImportSource"))
 
 
-# Classes whose instances, when they are called, ask for a guard on all that they read.
+# Classes whose instances call `guard_answer` for all that they read when they are called; and the code of these calls.
 answering: dict[type, CodeType] = {}
 
 
@@ -76,7 +76,7 @@ def answers_for_itself(kind: type[T]) -> type[T]:
 
 
 class _Asked(threading.local):
-    """In this thread. Attributes: questions (that captures other than TorchDynamo's depend on, as far as they are known; None outside)."""
+    """What `guard_answer` is called with in this thread. Attributes: questions (None outside of the function `questions`)."""
 
     questions: set[Question] | None = None
 
@@ -86,7 +86,7 @@ _asked = _Asked()
 
 @contextlib.contextmanager
 def questions() -> Iterator[set[Question]]:
-    """What is asked of `guard_answer` inside, in this thread."""
+    """Inside, in this thread: the functions that `guard_answer` is called with, on whose answers a capture depends."""
     before, _asked.questions = _asked.questions, set()
     try:
         yield _asked.questions
@@ -95,7 +95,7 @@ def questions() -> Iterator[set[Question]]:
 
 
 def answer(question: Question) -> Any:
-    """What the function gives now that is found in a module by these names."""
+    """What such a function gives now."""
     module, attributes = question
     found: Any = sys.modules[module]
     for name in attributes:
@@ -105,10 +105,10 @@ def answer(question: Question) -> Any:
 
 def guard_answer(module: str, attributes: Sequence[str]) -> None:
     """Let TorchDynamo compile anew what it captures now when a function without arguments, found in a module by these names, gives
-    something else; inside of `questions` whoever asks for them does that. Outside of captures nothing happens. Only where CAN_ASK."""
+    something else, and note it inside of `questions`. Elsewhere nothing happens. Only where CAN_ASK."""
     if _asked.questions is not None:
         _asked.questions.add((module, tuple(attributes)))
-    elif TracingContext.try_get() is not None:
+    if TracingContext.try_get() is not None:
         found: Any = _source.ImportSource(module)
         for name in attributes:
             found = _source.AttrSource(found, name)

@@ -21,12 +21,16 @@ def innermost() -> tuple[str, int, str] | None:
     """The file, line and function of the innermost frame that is not torch's, JAX's, dynaxla's or Python's; None if there is none."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        is_library = file.startswith(_LIBRARY) and not file.startswith(_INSTALLED, len(_LIBRARY))
-        if not is_library and not file.startswith(_OTHERS):
+        if is_users(file := frame.f_code.co_filename):
             return file, frame.f_lineno, frame.f_code.co_name
         frame = frame.f_back
     return None
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is none of torch's, JAX's, dynaxla's or Python's."""
+    is_library = file.startswith(_LIBRARY) and not file.startswith(_INSTALLED, len(_LIBRARY))
+    return not is_library and not file.startswith(_OTHERS)
 
 
 def line() -> str:

@@ -54,8 +54,8 @@ class Looks:
             mode.__exit__(*error)
 
     def note(self, name: str) -> None:
-        """A look, unless it is an optimizer's."""
-        if not self.first and not in_optimizer():
+        """A look, unless it is the own of one of torch's optimizers."""
+        if not self.first and not _is_optimizers_own():
             found = user_frames.innermost()
             where = "" if found is None else " at {}:{}, in {}".format(*found)
             self.first = f"a step needs the value of a tensor in Python ({name}){where}"
@@ -86,14 +86,24 @@ class _Ops(TorchDispatchMode):
 
 
 def asks_for_values(op: Any, args: Sequence[Any]) -> bool:
-    """Whether an op's sizes, or what it gives to Python, follow from its operands' values."""
+    """Whether the shape of an op's result, or a number that it gives to Python, depends on its operands' values."""
     if op in _INDEXING:
         return any(isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bool, torch.uint8) for leaf in tree_leaves(args[1]))
     return op in _READS_LENGTHS or not _VALUES_DECIDE.isdisjoint(op.tags)
 
 
+def _is_optimizers_own() -> bool:
+    """Whether code of torch.optim is what runs, with none of the user's within: no closure, hook or optimizer of theirs."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not user_frames.is_users(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def in_optimizer() -> bool:
-    """Whether one of torch's optimizers is at work."""
+    """Whether an optimizer's step runs, of torch's or the user's own: torch.optim wraps both."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OPTIMIZERS):
@@ -102,5 +112,5 @@ def in_optimizer() -> bool:
     return False
 
 
-# What runs inside of these is not the function's.
+# Code of this module whose calls are not calls of the watched function's.
 HANDLERS = (_Ops.__torch_dispatch__.__code__, Looks.note.__code__)

@@ -195,7 +195,7 @@ class Touched:
         return self.names is None or name in self.names or not isinstance(name, str) or _is_special(name)
 
 
-# What torch's C++ reads of a `torch.autograd.Function`.
+# Methods of a `torch.autograd.Function` that torch calls from C++.
 _BY_AUTOGRAD = frozenset(("forward", "backward", "setup_context", "vmap", "jvp"))
 
 

@@ -43,7 +43,7 @@ _MOST_IN_VAIN = 8
 _MOST_AFTER_REST = 2
 # How many calls in a row may do what a program would not before the step rests; the first call does not count.
 _MOST_FAILURES = 2
-# How many calls a step rests the first time; each time they are twice as many. A call that is watched takes as long as twenty others.
+# How many calls a step rests the first time; each later rest is twice as long. A call that is watched takes as long as twenty others.
 _FIRST_REST = 256
 
 
@@ -105,11 +105,11 @@ class CompiledStep(Generic[P, R]):
         self._fullgraph = fullgraph
         self._watched = Watched(function, options)
         self._traces = Traces(options)
-        # How many calls from now on are not watched, and how many will be the next time.
+        # How many of the next calls are not watched, and how many will not be after the next failure.
         self._resting, self._rest = 0, _FIRST_REST
-        # Calls since one has last run a program: those that did what no program does, and all.
+        # Calls since a program has last run: those that did what no program does, and those in situations not seen before.
         self._failures = self._in_vain = 0
-        # Of the tensors among arguments, in calls that ran no program.
+        # The shapes of the tensors among the arguments of calls that ran no program, for each such call.
         self._shapes: set[tuple[torch.Size, ...]] = set()
         self._lock = forks.lock()
 
@@ -127,10 +127,9 @@ class CompiledStep(Generic[P, R]):
                 return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
+        if self._must_be_seen() and not self._watched.has_seen_anything:
+            return self._function(*args, **kwargs) if by_torch.is_needed(_tensors(args, kwargs)) else self._run_watched(None, args, kwargs)
         try:
-            self._watched.prepare()
-            if self._must_be_seen() and not self._watched.has_seen_anything:
-                return self._run_watched(None, args, kwargs)
             found = self._watched.situation(args, kwargs)
         except CaptureError as error:
             return self._without_program(error, args, kwargs)
@@ -138,7 +137,7 @@ class CompiledStep(Generic[P, R]):
         if done:
             self._in_vain, self._failures, self._rest = 0, 0, _FIRST_REST
             return result
-        tensors = [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
+        tensors = _tensors(args, kwargs)
         if by_torch.is_needed(tensors):
             return self._function(*args, **kwargs)
         if self._in_vain >= _MOST_IN_VAIN and not self._fullgraph:
@@ -147,8 +146,10 @@ class CompiledStep(Generic[P, R]):
             self._in_vain += 1
         elif not self._watched.has_seen(found):
             shapes = tuple(tensor.shape for tensor in tensors)
-            self._in_vain += shapes in self._shapes or len(self._shapes) >= self._options.executables
-            self._shapes.add(shapes)
+            if shapes in self._shapes or len(self._shapes) >= self._options.executables:
+                self._in_vain += 1
+            else:
+                self._shapes.add(shapes)
             return self._run_watched(found, args, kwargs)
         try:
             program, initial = self._watched.capture(args, kwargs)
@@ -243,6 +244,10 @@ class CompiledStep(Generic[P, R]):
 
     def __repr__(self) -> str:
         return f"<compiled step {getattr(self._function, '__qualname__', self._function)}>"
+
+
+def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [item for item in tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor)]
 
 
 class _Inside(threading.local):

@@ -95,13 +95,10 @@ class Watched:
         # What the last recording has found of these.
         self._modules = ParallelModules()
 
-    def prepare(self) -> None:
-        """Raises: CaptureError for modules whose collectives no recording can have."""
-        self._modules.prepare()
-        self._modules.refuse()
-
     def situation(self, args: Any, kwargs: Any) -> Situation:
         """Raises: CaptureError for what cannot be watched."""
+        self._modules.prepare()
+        self._modules.refuse()
         around = self._around()
         given = self._walk({"args": args, "kwargs": kwargs}, around)
         return Situation(around, given, self._key(around, given))

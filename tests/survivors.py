@@ -28,7 +28,7 @@ CASES: dict[str, tuple[str, str, int]] = {
     "a recorded step, data parallel": ("data_parallel", "recorded", 1),
     "a compiled model": ("tensor_parallel", "model", 1),
     "a compiled model, in its backward pass": ("tensor_parallel", "model", 3),
-    "a lazy step": ("tensor_parallel", "step", 3),
+    "a step in eager mode": ("tensor_parallel", "step", 3),
 }
 # What the survivor says of itself.
 STATUS = 7

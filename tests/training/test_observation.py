@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import datetime
+import gc
 import io
 import logging
 import math
@@ -60,7 +61,8 @@ def starts_a_thread() -> None:
 
 def warns() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+        warnings.simplefilter("always")  # else a warning that has been shown is not shown again
+        warnings.showwarning = lambda *args, **_: print(args)
         warnings.warn("look", stacklevel=1)
 
 
@@ -311,3 +313,28 @@ def test_without_a_free_tool_nothing_is_run() -> None:
         for tool in taken:
             sys.monitoring.free_tool_id(tool)
     assert not ran
+
+
+def test_finalizers_that_a_collection_runs_are_not_the_functions() -> None:
+    class Speaks:
+        def __del__(self) -> None:
+            print("gone", file=sys.stderr)
+
+    def leave() -> None:
+        speaks = Speaks()
+        speaks.itself = speaks  # type: ignore[attr-defined]
+
+    def allocate() -> int:
+        return len([[] for _ in range(10_000)])
+
+    before = gc.get_threshold()
+    gc.collect()
+    leave()
+    gc.set_threshold(50)
+    try:
+        _, observation = observe(allocate, (), {})
+    finally:
+        gc.set_threshold(*before)
+    assert observation.is_pure
+    assert not [code for code in observation.codes if code.co_name == "__del__"]
+    assert not [callback for callback in gc.callbacks if "_collection_" in str(callback)], "none is left behind"

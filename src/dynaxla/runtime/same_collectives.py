@@ -15,7 +15,8 @@ What nobody asks about is not compared: programs that have all run before, and c
 from __future__ import annotations
 
 import contextlib
-import datetime
+import dataclasses
+import functools
 import itertools
 import json
 import threading
@@ -28,13 +29,15 @@ from typing import Any
 
 import torch
 
+from .. import forks
 from ..errors import CollectiveFailed, CollectiveMismatch
 from ..observe import metrics
 from . import private
+from .cache import LeastRecentlyUsed
 
-# Seconds: how long a collective takes before its process looks whether another one asks; the longest pause between such looks; how long one
-# whose collective has failed listens for the others.
-_SOON, _LATE, _LAST = 0.1, 2.0, 1.0
+# Seconds: how long a collective takes before its process looks whether another one asks; how long one whose collective has failed listens
+# for the others.
+_SOON, _LAST = 0.1, 1.0
 # How many of the last collectives of a group a process can still tell of: those that it need not wait in, as the source of a broadcast.
 _MOST_RECENT = 256
 # How many collectives an exception names, one of which has failed.
@@ -108,11 +111,11 @@ class Agreement:
         channel.begin(collective)
         work = start(group)
         try:
-            pause = _SOON
-            while not _has_arrived(work, pause if looks and channel.others else None):
-                pause = min(2 * pause, _LATE)
-                with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
-                    channel.answer(self._from(index + 1, collective.group))
+            # gloo's reduce_scatter takes no timeout: a thread answers, not this one between two waits.
+            with contextlib.ExitStack() as waiting:
+                if looks and channel.others:
+                    waiting.enter_context(_watch.during(functools.partial(_answer, channel, self._from(index + 1, collective.group))))
+                work.wait()
         except RuntimeError as error:
             raise channel.failed([collective], error, self._from(index + 1, collective.group)) from error
         except BaseException:  # Ctrl-C
@@ -144,7 +147,9 @@ class Agreement:
 
         def look() -> None:
             nonlocal end
-            self._answer(channels)
+            for channel in channels.values():
+                if channel.others:
+                    _answer(channel, [])
             seconds = max(map(private.timeout_of, groups.values()))
             if waiting.seconds() > seconds:
                 end = f"it has not ended within {seconds:g} s, the group's timeout"
@@ -160,12 +165,6 @@ class Agreement:
             cut()
             raise self._failed(channels, RuntimeError(end) if end else error) from error
 
-    def _answer(self, channels: dict[str, _Channel]) -> None:
-        for channel in channels.values():
-            if channel.others:
-                with contextlib.suppress(RuntimeError):
-                    channel.answer([])
-
     def _failed(self, channels: dict[str, _Channel], error: Exception) -> Exception:
         found = [channel.failed(self._from(0, name), error) for name, channel in channels.items()]
         return next((item for item in found if isinstance(item, CollectiveMismatch)), found[0])
@@ -177,22 +176,35 @@ class Agreement:
         return [item for item in self.collectives[index:] if item.group == group]
 
 
-def _has_arrived(work: Any, seconds: float | None) -> bool:
-    """Wait for a collective, for so long at most. Raises: RuntimeError if it has failed."""
-    if seconds is None:
-        work.wait()
-        return True
-    try:
-        work.wait(datetime.timedelta(seconds=seconds))
-    except RuntimeError:
-        if not work.is_completed():
-            return False
-        work.wait()  # whether it has failed, or arrived in this moment
-    return True
+def call_alone(collective: Collective, start: Callable[[Any], Any], looks: bool) -> None:
+    """Call a collective in eager mode, and wait for it, so that another process may have it in a program.
+
+    start, looks: as for `Agreement.run`. Raises: CollectiveMismatch; CollectiveFailed; what `start` raises.
+    """
+    channel = _channel_of(private.process_group(collective.group))
+    if not looks:
+        channel.post_next(collective)
+    key = dataclasses.replace(collective, where="")
+    agreement = channel.alone.get(key)
+    if agreement is None:
+        agreement = Agreement()
+        agreement.add(collective)
+        channel.alone.put(key, agreement)
+    agreement.run(0, start, looks)
+
+
+def _answer(channel: _Channel, coming: Sequence[Collective]) -> None:
+    with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
+        channel.answer(coming)
 
 
 class _Channel:
-    """What this process knows of a group. Attributes: others (the places in the group of the other processes, if they can be asked)."""
+    """The state of this process in a group.
+
+    Attributes:
+        others: the places in the group of the other processes, if they can be asked.
+        alone: the collectives that have been called in eager mode, each as a program of one collective.
+    """
 
     def __init__(self, group: Any) -> None:
         """It must not hold the group."""
@@ -208,6 +220,7 @@ class _Channel:
         self._answered: set[int] = set()
         self._looks = 0
         self._difference: CollectiveMismatch | None = None
+        self.alone: LeastRecentlyUsed[Agreement] = LeastRecentlyUsed(_MOST_RECENT)
 
     @property
     def differs(self) -> bool:
@@ -218,6 +231,17 @@ class _Channel:
         """The next collective starts."""
         self._count += 1
         self._recent.append(collective)
+
+    def post_next(self, collective: Collective) -> None:
+        """Post the next collective without being asked: on a GPU the host does not wait for it, and could not answer later.
+
+        Raises: RuntimeError of the store.
+        """
+        if not self.others:
+            return
+        self._post(self._count, [collective])
+        self._store.delete_key(f"dynaxla/{self._round}/{self._count - _MOST_RECENT}/{self._me}")
+        self._answered.discard(self._count - _MOST_RECENT)
 
     def agree(self, coming: Sequence[Collective], is_first: bool, seconds: float) -> None:
         """Wait until all others have said that they call the collectives that come now.
@@ -424,10 +448,12 @@ class _Watch:
         self._under_way: dict[int, Callable[[], None]] = {}
         self._wake = threading.Event()
         self._thread: threading.Thread | None = None
+        # Held during a look: what is inside has not ended then.
+        self._lock = forks.lock()
 
     @contextlib.contextmanager
     def during(self, look: Callable[[], None]) -> Iterator[None]:
-        """look: is called while what is inside takes long."""
+        """look: is called, in another thread, while what is inside takes long."""
         number = next(self._numbers)
         self._under_way[number] = look
         if self._thread is None or not self._thread.is_alive():
@@ -438,7 +464,8 @@ class _Watch:
         try:
             yield
         finally:
-            self._under_way.pop(number, None)
+            with self._lock:
+                self._under_way.pop(number, None)
 
     def _run(self) -> None:
         seen: dict[int, int] = {}
@@ -450,7 +477,9 @@ class _Watch:
             seen = {number: seen.get(number, 0) + 1 for number in now}
             for number, look in now.items():
                 if seen[number] > 1 and (seen[number] & (seen[number] - 1) == 0 or seen[number] % _RARELY == 0):
-                    look()
+                    with self._lock:
+                        if number in self._under_way:
+                            look()
             if idle > _RARELY:
                 self._wake.clear()
                 if not self._under_way:

@@ -15,15 +15,20 @@ from torch.utils._pytree import tree_leaves
 
 from ..runtime import user_frames
 from ..torch_ops import aten
-from .exposure import EXPOSES, methods
-from .kinds import unwraps
+from .dispatch import has_own_dispatch
+
+
+def _methods(*names: str) -> frozenset[Any]:
+    """The methods of torch.Tensor with these names that the installed torch has."""
+    return frozenset(getattr(torch.Tensor, name) for name in names if hasattr(torch.Tensor, name))
+
 
 # Ways by which Python asks for a tensor's values, or for memory that a fake one has not.
-LOOKS = (
-    EXPOSES - methods("__deepcopy__", "is_shared")
-    | methods("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__")
-    | {torch.is_nonzero}
-)
+LOOKS = _methods(
+    *("item", "is_nonzero", "__bool__", "__int__", "__float__", "__complex__", "__index__", "__contains__", "tolist", "numpy", "__array__"),
+    *("data_ptr", "const_data_ptr", "mutable_data_ptr", "__dlpack__", "untyped_storage", "storage", "_typed_storage", "pin_memory"),
+    *("__reduce_ex__", "__repr__", "__format__", "share_memory_", "apply_", "map_", "map2_", "__setstate__"),
+) | {torch.is_nonzero, torch.Tensor.__cuda_array_interface__.__get__}
 # They make one tensor of another, as no op does.
 REPLACES = frozenset((torch.Tensor.data.__set__,))
 _OPTIMIZERS = os.path.dirname(torch.optim.__file__) + os.sep
@@ -78,7 +83,7 @@ class _Ops(TorchDispatchMode):
         self._looks = looks
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if any(map(unwraps, types)):
+        if any(map(has_own_dispatch, types)):
             return NotImplemented  # its class says what ops it comes to, and these come here
         if not self._looks.first and asks_for_values(op, args):
             self._looks.note(str(op))

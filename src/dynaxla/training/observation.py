@@ -98,11 +98,12 @@ def observe(
 class _Observer:
     def __init__(self, refuse: bool, ignore: Collection[types.CodeType]) -> None:
         self._refuse = refuse
-        # What runs when Python collects garbage may run anywhere.
-        collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
         # torch asks for a logger, and its level, at the first op on DTensors. What is logged asks for the level inside of `logging`.
         self._loggers = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
-        self._ignored = frozenset(map(id, [*ignore, *collecting]))
+        self._ignored = frozenset(map(id, ignore))
+        # True while Python collects garbage in this thread, which runs finalizers of objects that are not the function's.
+        self._collects = False
+        self._thread = get_ident()
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
         self._within: dict[int, bool] = {}
@@ -115,8 +116,24 @@ class _Observer:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function under observation. The profiler that was set before is called too, and set again afterwards."""
-        with _showing_methods(self._method_call):
-            return self._run(function, args, kwargs)
+        gc.callbacks.insert(0, self._collection_starts)
+        gc.callbacks.append(self._collection_ends)
+        try:
+            with _showing_methods(self._method_call):
+                return self._run(function, args, kwargs)
+        finally:
+            gc.callbacks.remove(self._collection_starts)
+            gc.callbacks.remove(self._collection_ends)
+
+    def _collection_starts(self, phase: str, _: Any) -> None:
+        """The first callback of gc."""
+        if phase == "start" and get_ident() == self._thread:
+            self._collects = True
+
+    def _collection_ends(self, phase: str, _: Any) -> None:
+        """The last callback of gc."""
+        if phase == "stop" and get_ident() == self._thread:
+            self._collects = False
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._earlier = sys.getprofile()
@@ -146,6 +163,8 @@ class _Observer:
     def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if callable(self._earlier):
             self._earlier(frame, event, argument)
+        if self._collects:
+            return
         if event == "c_call":
             if not self._aside:
                 self._c_call(frame, argument)

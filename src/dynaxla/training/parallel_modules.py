@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -24,12 +23,15 @@ def may_be_there() -> bool:
 
 @dataclass(frozen=True)
 class ParallelModules:
-    """Attributes: averaged (DistributedDataParallel); sharded (those that `fully_shard` was called with); has_wrappers (whether there is a
-    FullyShardedDataParallel)."""
+    """Modules that a step can reach.
+
+    Attributes:
+        averaged: the DistributedDataParallel modules.
+        sharded: the modules that `fully_shard` was called with.
+    """
 
     averaged: Sequence[DistributedDataParallel] = ()
     sharded: Sequence[torch.nn.Module] = ()
-    has_wrappers: bool = False
 
     @classmethod
     def among(cls, objects: Iterable[Any]) -> ParallelModules:
@@ -37,39 +39,28 @@ class ParallelModules:
         if not may_be_there():
             return cls()
         objects = list(objects)
-        fsdp = sys.modules.get("torch.distributed.fsdp")
-        has_wrappers = fsdp is not None and any(isinstance(item, fsdp.FullyShardedDataParallel) for item in objects)
-        return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects), has_wrappers)
+        return cls(data_parallel.found_in(objects), fully_sharded.found_in(objects))
 
     def prepare(self) -> None:
         """Parameters of sharded modules lie as they do between two steps, whatever has run before."""
         fully_sharded.prepare(self.sharded)
 
-    def need_eager_first(self) -> bool:
-        """Whether modules free and fill the memory of their parameters, for which a first call in eager mode prepares them: torch's FSDP,
-        and FSDP2 where its own hooks gather."""
-        return self.has_wrappers or bool(self.why_not_gathered())
-
-    def why_not_averaged(self) -> str:
-        """Why a step that does not run in eager mode would not average gradients as these modules do; "" if it does."""
-        reason = next(filter(None, map(data_parallel.why_not, self.averaged)), "")
-        return f"a DistributedDataParallel with {reason}" if reason else ""
-
-    def why_not_gathered(self) -> str:
-        """Why a step has to leave the gathering of parameters to torch's own hooks; "" if it does not."""
+    def why_not(self) -> str:
+        """The reason why no program can call the collectives of these modules, which stay torch's own then; "" if one can."""
+        if reason := next(filter(None, map(data_parallel.why_not, self.averaged)), ""):
+            return f"a DistributedDataParallel with {reason}"
         reason = fully_sharded.why_not(self.sharded)
         return f"a module of fully_shard with {reason}" if reason else ""
 
     def refuse(self) -> None:
         """Raises: CaptureError for a module whose collectives no recording can have."""
-        if reason := self.why_not_averaged() or self.why_not_gathered():
+        if reason := self.why_not():
             raise CaptureError(f"a step has {reason}", hint="leave it out, or leave fullgraph out")
 
     @contextlib.contextmanager
     def in_a_step(self) -> Iterator[None]:
-        """Inside, they use functional collectives, which a step notes, where they can."""
-        gathered = () if self.why_not_gathered() else self.sharded
-        with data_parallel.averaging(self.averaged), fully_sharded.gathering(gathered):
+        """Inside, they use functional collectives. They have been prepared, and a program can call their collectives."""
+        with data_parallel.averaging(self.averaged), fully_sharded.gathering(self.sharded):
             yield
 
 

@@ -47,6 +47,7 @@ _MODULES: dict[str, frozenset[str]] = {
     "_json": frozenset(),
     "_opcode": frozenset(),
     "_copy": frozenset(),
+    "_warnings": frozenset(),  # a warning that is shown writes, which shows itself
 }
 # torch makes functions of text when some of its own are first used.
 _MAKE_CODE = frozenset(("exec", "eval", "__import__"))
@@ -186,7 +187,7 @@ def acts(function: Any, within_torch: bool) -> str:
     if owner is None or isinstance(owner, types.ModuleType) or is_record(owner):
         module = getattr(function, "__module__", None) or getattr(owner, "__name__", "")
         module = str(module)
-        if (within_torch and _asks_group(module, name)) or _computes(module, name, within_torch):
+        if _asks_group(module, name, within_torch) or _computes(module, name, within_torch):
             return ""
         return f"{module}.{name}"
     if isinstance(owner, type):
@@ -206,7 +207,7 @@ def acts(function: Any, within_torch: bool) -> str:
         return ""
     if isinstance(owner, torch.Generator):
         return shown
-    if within_torch and _asks_group(module, name):
+    if _asks_group(module, name, within_torch):
         return ""
     if module.startswith(("torch", "functorch")) and not hasattr(kind, "write_record") and "distributed" not in module:
         return "" if _torch_computes(name) else shown
@@ -226,11 +227,15 @@ def constructs(kind: type) -> str:
     return "" if computes or issubclass(kind, BaseException) else f"{module}.{kind.__qualname__}()"
 
 
-def _asks_group(module: str, name: str) -> bool:
-    """Whether it is about where tensors lie, asks a group of processes what it is, or calls a collective that a recording can note."""
-    return module == private.PLACEMENTS or (
-        module == private.PROCESSES and (name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name"))
-    )
+def _asks_group(module: str, name: str, within_torch: bool) -> bool:
+    """True if a function asks where tensors lie, asks about a group of processes, or calls a collective that a recording can note.
+
+    Users call the wait for a collective themselves, other functions through torch's own Python code.
+    """
+    if module == private.PROCESSES:
+        asks = name in _ASKS_GROUP or name in _COLLECTIVES or name.startswith("_get_") or name.endswith("_name")
+        return name == "wait" or (within_torch and asks)
+    return within_torch and module == private.PLACEMENTS
 
 
 def _computes(module: str, name: str, within_torch: bool) -> bool:

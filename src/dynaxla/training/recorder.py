@@ -33,9 +33,9 @@ from ..runtime import private, user_frames
 from ..runtime.private import storage_id
 from ..torch_ops import aten
 from . import arrays, parallel_modules, scalars, writing_collectives
+from .dispatch import has_own_dispatch
 from .draws import Draws, depends_on_values, draws, is_same, kept_generators
 from .fused_steps import Fused, fused_step
-from .kinds import unwraps
 from .local_shards import local_lists
 from .looks import LOOKS, REPLACES, in_optimizer
 from .scalars import Numbers, TracedFloat
@@ -427,7 +427,7 @@ class _Dispatch(TorchDispatchMode):
         self._recorder = recorder
 
     def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        if any(unwraps(kind) and not issubclass(kind, FakeTensor) for kind in types):
+        if any(has_own_dispatch(kind) and not issubclass(kind, FakeTensor) for kind in types):
             local = local_lists(args, kwargs or {}) if fused_step(op) is not None else None
             if local is None:
                 return NotImplemented  # its class says what ops it comes to, and these come here

@@ -22,7 +22,7 @@ from ..errors import CaptureError
 from ..lowering.asynchronous import is_collective
 from ..runtime.private import storage_id
 from .contents import NO_CONTENT, content
-from .kinds import unwraps
+from .dispatch import has_own_dispatch
 from .recorder import Recorder
 from .scalars import Place, TracedFloat
 from .surroundings import ABSENT, PLAIN, Walk
@@ -101,7 +101,7 @@ class Recording:
         path = self._given.path_of(value)
         if path is not None:
             return Known(path)
-        if isinstance(value, torch.Tensor) and unwraps(type(value)) and not isinstance(value, FakeTensor):
+        if isinstance(value, torch.Tensor) and has_own_dispatch(type(value)) and not isinstance(value, FakeTensor):
             return self._wrapper(value, where)
         if isinstance(value, torch.Tensor):
             if id(value) not in self._indices:

@@ -5,9 +5,8 @@ watched: only if it has done nothing that a program would not do (print, count, 
 compiled. So nothing comes of fake tensors that eager mode has not shown to be right. The first call is one of its own: it shows what the
 step can look at. A step that goes on doing what no program can rests: it runs in eager mode as it is, for twice as many calls each time.
 
-Where there are other processes, all have to go the same way, whatever each of them finds: a call is recorded at once, and where that fails
-the step runs lazily (lazy.py), with the collectives that a program has. With `fullgraph` a call is recorded at once, too: it is refused
-before anything has happened.
+With `fullgraph` a call is recorded at once: it is refused before anything has happened. Where there are other processes, each goes its own
+way: in eager mode a step calls the same collectives as in a program (eager_collectives.py).
 """
 
 from __future__ import annotations
@@ -19,18 +18,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import torch
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from .. import forks
 from ..config import Options
 from ..errors import CaptureError, DynaxlaError, OptionError
 from ..observe import events, metrics
 from ..runtime import by_torch
-from . import lazy, parallel_modules
-from .likenesses import detached
 from .observation import Refused
 from .torch_state import without_cached_casts
-from .traces import Traces
 from .watched import Situation, Watched
 
 P = ParamSpec("P")
@@ -70,13 +66,13 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     again. What lies outside Python (files) is not watched.
 
     A step whose Python has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs in
-    eager mode, which a line of the log says. One process of several runs such a step lazily instead: its tensors are computed by as many
-    programs as it looks at values, plus one. `dynaxla.observe.metrics` counts both ("eager_steps", "parts").
+    eager mode, which a line of the log says. `dynaxla.observe.metrics` counts these calls ("eager_steps"). One process of several may do so
+    while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in both.
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
 
     Raises: OptionError. Raises, when called: what the function raises; CaptureError, with fullgraph; ExecutionError. A program that fails
-    has written nothing (unless torch's own update in place after it fails, for want of memory); what parts before it did stays done.
+    has written nothing (unless torch's own update in place after it fails, for want of memory).
     """
     if function is None:
         return functools.partial(compile_step, fullgraph=fullgraph, options=options)
@@ -104,7 +100,6 @@ class CompiledStep(Generic[P, R]):
         self._options = options
         self._fullgraph = fullgraph
         self._watched = Watched(function, options)
-        self._traces = Traces(options)
         # How many of the next calls are not watched, and how many will not be after the next failure.
         self._resting, self._rest = 0, _FIRST_REST
         # Calls since a program has last run: those that did what no program does, and those in situations not seen before.
@@ -122,12 +117,12 @@ class CompiledStep(Generic[P, R]):
         with _inside:
             if self._resting > 0:
                 self._resting -= 1
-                return self._run_without_program(args, kwargs)
+                return self._run_in_eager_mode(args, kwargs)
             with self._lock:
                 return self._call(args, kwargs)
 
     def _call(self, args: Any, kwargs: Any) -> Any:
-        if self._must_be_seen() and not self._watched.has_seen_anything:
+        if not self._fullgraph and not self._watched.has_seen_anything:
             return self._function(*args, **kwargs) if by_torch.is_needed(_tensors(args, kwargs)) else self._run_watched(None, args, kwargs)
         try:
             found = self._watched.situation(args, kwargs)
@@ -142,9 +137,7 @@ class CompiledStep(Generic[P, R]):
             return self._function(*args, **kwargs)
         if self._in_vain >= _MOST_IN_VAIN and not self._fullgraph:
             return self._without_program(CaptureError("its surroundings or arguments are others at each call"), args, kwargs)
-        if not self._must_be_seen():
-            self._in_vain += 1
-        elif not self._watched.has_seen(found):
+        if not self._fullgraph and not self._watched.has_seen(found):
             shapes = tuple(tensor.shape for tensor in tensors)
             if shapes in self._shapes or len(self._shapes) >= self._options.executables:
                 self._in_vain += 1
@@ -157,32 +150,29 @@ class CompiledStep(Generic[P, R]):
             if isinstance(error, DynaxlaError) and not isinstance(error, CaptureError):
                 raise
             return self._without_program(error, args, kwargs)
-        if self._must_be_seen():
-            self._in_vain = 0
-            self._shapes.clear()
+        self._in_vain = 0
+        self._shapes.clear()
         return self._watched.run_first(program, initial, args, kwargs)
-
-    def _must_be_seen(self) -> bool:
-        """Whether a call has to have run in eager mode before calls like it are recorded. Where there are other processes, all of them have
-        to go the same way, and with fullgraph a step is refused before anything has happened."""
-        return not self._fullgraph and not parallel_modules.may_be_there()
 
     def _run_watched(self, found: Situation | None, args: Any, kwargs: Any) -> Any:
         """Run in eager mode, and note whether a program would have done the same."""
         metrics.add("eager_steps")
         is_first = not self._watched.has_seen_anything
         with without_cached_casts():
-            result, reason = self._watched.observe(found, args, kwargs)
+            result, reason, is_new = self._watched.observe(found, args, kwargs)
+        if is_new and not is_first:  # the calls before are to be seen once more
+            self._in_vain += 1
+            self._shapes.clear()
         if reason and not is_first:
             self._fail(reason)
-        return detached(result)
+        return _detached(result)
 
     def _fail(self, reason: str) -> None:
         """A call could not be a program's: the step rests if that happens again and again."""
         self._failures += 1
         if self._failures >= _MOST_FAILURES or self._in_vain >= _MOST_IN_VAIN:
             if self._rest == _FIRST_REST:
-                self._tell("lazily" if parallel_modules.may_be_there() else "in eager mode", reason)
+                self._tell(reason)
             self._resting, self._rest = self._rest, 2 * self._rest
             self._failures, self._in_vain = _MOST_FAILURES - 1, _MOST_IN_VAIN - _MOST_AFTER_REST
 
@@ -194,15 +184,12 @@ class CompiledStep(Generic[P, R]):
                 raise CaptureError(f"a step does what a program would not: {error}", where=error.effect.where, hint=hint) from None
             raise error
         self._fail(str(error) or type(error).__name__)
-        return self._run_without_program(args, kwargs)
+        return self._run_in_eager_mode(args, kwargs)
 
-    def _run_without_program(self, args: Any, kwargs: Any) -> Any:
-        return self._run_lazily(args, kwargs) if self._watched.must_be_lazy(args, kwargs) else self._run_in_eager_mode(args, kwargs)
-
-    def _tell(self, way: str, reason: str) -> None:
-        _log.info("%s runs %s: %s", self, way, reason)
+    def _tell(self, reason: str) -> None:
+        _log.info("%s runs in eager mode: %s", self, reason)
         if events.is_heard():
-            events.tell(events.WentOn(getattr(self._function, "__qualname__", repr(self._function)), way, reason))
+            events.tell(events.WentOn(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 
     def anew(self, options: Options | None = None) -> CompiledStep[P, R]:
         """The same step, which has not been called. options: others than its own."""
@@ -211,7 +198,7 @@ class CompiledStep(Generic[P, R]):
     @property
     def eager_calls(self) -> int:
         """How many calls run in eager mode before one is compiled, where calls are alike."""
-        return 2 if self._must_be_seen() else 0
+        return 0 if self._fullgraph else 2
 
     @property
     def function(self) -> Callable[P, R]:
@@ -225,25 +212,15 @@ class CompiledStep(Generic[P, R]):
     def _run_in_eager_mode(self, args: Any, kwargs: Any) -> Any:
         metrics.add("eager_steps")
         with without_cached_casts():
-            return detached(self._function(*args, **kwargs))
-
-    def _run_lazily(self, args: Any, kwargs: Any) -> Any:
-        modules = self._watched.parallel_modules(args, kwargs)
-        modules.prepare()
-        if reason := modules.why_not_averaged():
-            self._tell("in eager mode", f"it has {reason}")
-            return self._run_in_eager_mode(args, kwargs)
-        exposed = self._watched.exposed(args, kwargs)
-        before = len(exposed)
-        try:
-            with modules.in_a_step():
-                return lazy.run(self._traces, self._function, args, kwargs, exposed)
-        finally:
-            if len(exposed) > before:  # the step has got at memory, and may have kept what reaches it
-                self._watched.has_holders = True
+            return _detached(self._watched.run_eagerly(args, kwargs))
 
     def __repr__(self) -> str:
         return f"<compiled step {getattr(self._function, '__qualname__', self._function)}>"
+
+
+def _detached(result: Any) -> Any:
+    """The result of a step, whose tensors keep nothing that autograd has saved."""
+    return tree_map_only(torch.Tensor, lambda tensor: tensor if tensor.is_leaf else tensor.detach(), result)
 
 
 def _tensors(args: Any, kwargs: Any) -> list[torch.Tensor]:

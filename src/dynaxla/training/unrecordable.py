@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..errors import CaptureError
 from .names import codes, names_of
 from .recorder import Recorder
 from .shared_memory import shared
 from .surroundings import Walk, storage_of
-from .traces import extent, geometry
 from .trust import is_trusted_namespace
 from .updates import written
 
@@ -43,11 +43,17 @@ def refuse_overlapping(recorder: Recorder) -> None:
     found: dict[int, list[tuple[tuple[int, int], str]]] = {}
     for path, fake in fakes.items():
         if storage_of(fake) in changed:
-            found.setdefault(storage_of(fake), []).append((extent(geometry(fake)), path))
+            found.setdefault(storage_of(fake), []).append((_extent(fake), path))
     for places in found.values():
         for (before, one), (after, other) in itertools.pairwise(sorted(places)):
             if after[0] < before[1]:
                 raise CaptureError(f"a step writes to memory in which {one} and {other} overlap", hint="clone one of them")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The range of a storage's bytes from a tensor's first element to its last: start, end."""
+    span = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
+    return tensor.storage_offset() * tensor.itemsize, (tensor.storage_offset() + span) * tensor.itemsize
 
 
 def refuse_shared_memory(recorder: Recorder, around: Walk, given: Walk) -> None:

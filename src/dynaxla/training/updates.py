@@ -17,8 +17,8 @@ from torch.fx.node import map_arg
 
 from ..runtime import devices
 from ..torch_ops import aten
+from .dispatch import written_arguments
 from .fused_steps import Fused
-from .kinds import written_arguments
 from .scalars import is_number
 from .surroundings import storage_of
 

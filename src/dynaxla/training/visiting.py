@@ -18,8 +18,8 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 from .contents import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
+from .dispatch import has_own_dispatch
 from .holders import Attributes, ClassDict, Holder, Namespace, View, shown
-from .kinds import unwraps
 from .names import Touched, codes, names_of
 from .trust import is_installed_file, is_trusted_class, is_trusted_function, is_trusted_module, is_trusted_namespace, module_of
 
@@ -377,7 +377,7 @@ _BUILTIN = frozenset(
 
 def parts_of_tensor(tensor: torch.Tensor) -> list[str]:
     """The names of what a tensor that wraps others, as a DTensor does, is made of; [] for others."""
-    if not unwraps(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
+    if not has_own_dispatch(type(tensor)) or not hasattr(tensor, "__tensor_flatten__"):
         return []
     names, *_ = tensor.__tensor_flatten__()
     return [*(name for name in names if isinstance(getattr(tensor, name), torch.Tensor)), *("_spec",) * hasattr(tensor, "_spec")]

@@ -6,37 +6,37 @@ where the two give the same program, as they do for most optimizers once their s
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
 from ..config import Options
 from ..engine.held_back import HeldBack, first_program
 from ..errors import CaptureError
 from ..lowering.asynchronous import is_collective
 from ..observe import metrics
-from ..runtime import capture_lock, guards
+from ..runtime import capture_lock, guards, private
 from ..runtime.cache import LeastRecentlyUsed
 from ..runtime.guards import Question
-from ..runtime.private import storage_id
 from . import parallel_modules
 from .arrays import StandIns, ValuesRead, could_read_unseen, inputs_of
-from .contents import HOLDS_VALUES
+from .eager_collectives import HANDLERS as collectives_handlers
+from .eager_collectives import as_in_programs
 from .looks import HANDLERS as looks_handlers
 from .looks import Looks
 from .observation import observe
 from .parallel_modules import ParallelModules
-from .parts import Part
+from .recorded_graph import RecordedGraph
 from .recorder import Recorder, handlers
 from .recordings import Known, Recording, build, known_of, outputs_of
 from .scalars import Compared, Place, TracedFloat
 from .shadows import as_written, compiling, other_groups
-from .shared_memory import shared
 from .surroundings import ABSENT, Holder, Touched, Walk, global_state, walk
 from .unrecordable import refuse_comparing_classes, refuse_overlapping, refuse_shared_memory, refuse_sources
 from .untouched import Untouched
@@ -83,9 +83,6 @@ class Watched:
         # The paths of arrays whose values Python has read; and whether it may read others without being noticed.
         self._read: set[str] = set()
         self._reads_unseen = False
-        # Whether the step may find something that Python can write to and a tensor lie in, as far as is known. To search at every call
-        # would take as long as lists are that it can find.
-        self.has_holders = True
         # The situations in which a call has run in eager mode, and done nothing that a program would not do.
         self._seen: LeastRecentlyUsed[bool] = LeastRecentlyUsed(options.executables)
         # What the function has asked besides, such as what a JAX function in it reads.
@@ -126,20 +123,40 @@ class Watched:
         """Whether a call in this situation has run in eager mode, and done nothing that a program would not do."""
         return self._seen.get(found.key) is not None
 
-    def observe(self, found: Situation | None, args: Any, kwargs: Any) -> tuple[Any, str]:
+    def observe(self, found: Situation | None, args: Any, kwargs: Any) -> tuple[Any, str, bool]:
         """Run the function in eager mode, and watch it.
 
-        found: the situation, if it is known. Returns: its result; what it did that a program would not do, or "".
+        Args:
+            found: the situation, if it is known.
+
+        Returns:
+            The function's result; the first thing that it did and a program would not do, or ""; True if it ran code, or asked a
+            question, that no earlier call has: then all situations have to be seen once more.
         """
-        with as_written(), guards.questions() as questions, Looks() as looks:
-            result, observation = observe(self._function, args, kwargs, ignore=(*looks_handlers, *guards.answering.values()))
+        ignored = (*looks_handlers, *collectives_handlers, *parallel_modules.HANDLERS, *private.codes_of_placement())
+        with as_written(), self._in_eager_mode(args, kwargs), guards.questions() as questions, Looks() as looks:
+            result, observation = observe(self._function, args, kwargs, ignore=(*ignored, *guards.answering.values()))
         is_new = self._widen(observation.codes, questions)
         effect = next(iter(observation.effects), None)
         settings = "it changes settings of torch" if observation.changes_settings else ""
         reason = looks.first or (f"a step does what a program would not: {effect or settings}" if effect or settings else "")
         if found is not None and not reason and not is_new:
             self._seen.put(found.key, True)
-        return result, reason
+        return result, reason, is_new
+
+    def run_eagerly(self, args: Any, kwargs: Any) -> Any:
+        """Run the function in eager mode as it is."""
+        with self._in_eager_mode(args, kwargs):
+            return self._function(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _in_eager_mode(self, args: Any, kwargs: Any) -> Iterator[None]:
+        """What is around the function in eager mode: where there are other processes, the collectives that their programs call."""
+        if parallel_modules.may_be_there():
+            with as_in_programs(self._parallel_modules(args, kwargs)):
+                yield
+        else:
+            yield
 
     def run(self, found: Situation) -> tuple[bool, Any]:
         """Whether there is a program for the situation, and if so, what it gives."""
@@ -153,7 +170,7 @@ class Watched:
         Raises: CaptureError; scalars.Compared; what the function raises. All is as it was before then.
         """
         with capture_lock.one_at_a_time(), metrics.timed("capture"):
-            self.parallel_modules(args, kwargs).prepare()
+            self._parallel_modules(args, kwargs).prepare()
             for _ in range(_MOST_ATTEMPTS):
                 self._known = None  # learning rates may have changed since
                 around = self._around()
@@ -182,25 +199,11 @@ class Watched:
                     f"a step runs {code.co_qualname}, which cannot be found from it", where=f"{code.co_filename}:{code.co_firstlineno}"
                 )
 
-    def parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
-        """Those that the step can read."""
-        return ParallelModules.among(self._objects(args, kwargs)) if parallel_modules.may_be_there() else ParallelModules()
-
-    def must_be_lazy(self, args: Any, kwargs: Any) -> bool:
-        """Whether a call that cannot be recorded is not eager mode's: another process may have recorded it, and collectives of eager mode
-        are not always those of a program."""
-        return parallel_modules.may_be_there() and not self.parallel_modules(args, kwargs).need_eager_first()
-
-    def _objects(self, args: Any, kwargs: Any) -> Iterable[Any]:
-        return walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched).objects.values()
-
-    def exposed(self, args: Any, kwargs: Any) -> dict[int, torch.Tensor]:
-        """The tensors whose memory the step's Python can read and write without torch, by their storages' ids."""
-        if not self.has_holders and not any(isinstance(item, HOLDS_VALUES) for item in tree_leaves((args, kwargs))):
-            return {}
-        found = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched)
-        self.has_holders = bool(found.values)
-        return {storage_id(found.tensors[path]): found.tensors[path] for _, path in shared(found.holders_of_values, found.tensors)}
+    def _parallel_modules(self, args: Any, kwargs: Any) -> ParallelModules:
+        """The modules of torch.distributed that the function can reach."""
+        if not parallel_modules.may_be_there():
+            return ParallelModules()
+        return ParallelModules.among(walk({"step": self._function, "args": args, "kwargs": kwargs}, None, self._touched).objects.values())
 
     def run_first(self, program: _Program, initial: Mapping[Place, Any], args: Any, kwargs: Any) -> Any:
         """Run what `capture` has given."""
@@ -510,38 +513,38 @@ class _Program:
         self._inputs: list[str | TracedFloat] = [paths.get(node) or recorder.numbers[node] for node in placeholders]
         outputs = [recorder.node(output) for output in recording.outputs]
         refuse_overlapping(recorder)
-        self._part = Part(recorder.graph, placeholders, outputs, recorder.constants)
+        self._graph = RecordedGraph(recorder.graph, placeholders, outputs, recorder.constants)
         # Another process may end at any time.
         self._may_be_left = any(map(is_collective, recorder.graph.nodes))
         self._new_gradients = [path for (path, key), template in self._changes.items() if key == "grad" and outputs_of(template)]
         templates = [*self._result, *self._changes.values()]
         self._used = {
-            *(item for position in self._part.read if isinstance(item := self._inputs[position], str)),
+            *(item for position in self._graph.read if isinstance(item := self._inputs[position], str)),
             *(path for template in templates for path in known_of(template)),
         }
 
     def compile(self, options: Options, around: Walk, given: Walk) -> None:
         """Have XLA compile it for the values of a call."""
-        self._part.compile(options, self._values(around, given))
+        self._graph.compile(options, self._values(around, given))
 
     def describe(self, around: Walk, given: Walk) -> None:
         """Note what its inputs are like, for `share`."""
-        self._part.describe(self._values(around, given))
+        self._graph.describe(self._values(around, given))
 
     def share(self, other: _Program) -> bool:
         """Run the other's program of XLA if it is the same. Returns: whether it is."""
-        return self._part.share(other._part)
+        return self._graph.share(other._graph)
 
     def _values(self, around: Walk, given: Walk) -> list[Any]:
         values: list[Any] = [None] * len(self._inputs)
-        for position in self._part.read:
+        for position in self._graph.read:
             item = self._inputs[position]
             values[position] = item.compute(around.number_at) if isinstance(item, TracedFloat) else given.input_at(item)
         return values
 
     def held_back(self, around: Walk, given: Walk) -> HeldBack | None:
         """What a call would run."""
-        return first_program(lambda: self._part.run(self._values(around, given)))
+        return first_program(lambda: self._graph.run(self._values(around, given)))
 
     def run(self, around: Walk, given: Walk) -> Any:
         """Call it, and put what it gives where the step would have put it. Returns: the step's result."""
@@ -549,7 +552,7 @@ class _Program:
         before = around.gradients_at(self._new_gradients) if self._may_be_left else {}
         released = around.release_gradients(self._new_gradients, self._used)
         try:
-            outputs = self._part.run(values)
+            outputs = self._graph.run(values)
         except BaseException:
             _put(around, given, before)
             raise

@@ -23,8 +23,8 @@ from ..buffers.addresses import Places, places
 from ..runtime.guards import ArgumentCheck, DictCheck
 from ..runtime.layout import ORDINARY
 from .contents import Values, values_of
+from .dispatch import has_own_dispatch
 from .holders import Attributes, ClassDict, Holder, Namespace
-from .kinds import unwraps
 from .scalars import Place
 
 if TYPE_CHECKING:
@@ -302,4 +302,4 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 def _is_wrapper(tensor: torch.Tensor) -> bool:
     """Whether it has a shape and strides, as DTensors do, and its memory is that of tensors that it wraps."""
-    return unwraps(type(tensor)) and tensor.layout == torch.strided
+    return has_own_dispatch(type(tensor)) and tensor.layout == torch.strided

@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from jax import Array
 
-from ...runtime import private
+from ...runtime import private, user_frames
 from ...runtime.layout import row_major
-from ...runtime.same_collectives import Collective
-from .. import asynchronous, by_xla
+from ...runtime.same_collectives import Collective, call_alone
+from .. import asynchronous, by_xla, dtypes
 from ..context import Context
 from ..fallback import PLATFORMS, call_back
 from ..graphs import user_line
@@ -118,14 +118,38 @@ def _collective(*args: Any, ctx: Context) -> Any:
     return results if isinstance(ctx.output, (tuple, list)) else results[0]
 
 
+def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Call a collective in eager mode as a program calls it, and wait for it.
+
+    op, args, kwargs: a call of one of `asynchronous.COLLECTIVES`. Returns: its result, in which `wait_tensor` finds nothing to wait for.
+    Raises: CollectiveMismatch; CollectiveFailed.
+    """
+    values = [*args, *(kwargs[argument.name] for argument in op._schema.arguments[len(args) :] if argument.name in kwargs)]
+    operands, *settings, name = values
+    inputs = list(operands) if isinstance(operands, (list, tuple)) else [operands]
+    metas = [tensor.detach().to("meta") for tensor in inputs]
+    shapes = op(metas if isinstance(operands, (list, tuple)) else metas[0], *settings, name)
+    several = isinstance(shapes, (list, tuple))
+    outputs = [torch.empty(shape.shape, dtype=shape.dtype, device=inputs[0].device) for shape in (shapes if several else [shapes])]
+    inputs = [tensor.resolve_conj().resolve_neg().contiguous() for tensor in inputs]
+    start = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op)
+    tensors = [dtypes.describe(tensor.dtype, tuple(tensor.shape)) for tensor in inputs]
+    described = _description(op, tensors, settings, str(name), user_frames.line())
+    call_alone(described, lambda group: start(group, outputs, inputs, *settings), outputs[0].is_cpu)
+    return outputs if several else outputs[0]
+
+
 def _described(ctx: Context, settings: Sequence[Any], name: str) -> Collective:
-    op: Any = ctx.node.target
-    operands, kind = ctx.input(0), op._opname
-    tensors = tuple(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
-    if kind == "all_to_all_single":
+    operands = ctx.input(0)
+    tensors = list(map(str, operands if isinstance(operands, (tuple, list)) else [operands]))
+    return _description(ctx.node.target, tensors, settings, name, user_line(ctx.node))
+
+
+def _description(op: Any, tensors: Sequence[str], settings: Sequence[Any], name: str, where: str) -> Collective:
+    if op._opname == "all_to_all_single":
         received, sent = map(tuple, settings)
-        return Collective(name, kind, (), tensors, (sent, received), user_line(ctx.node))
-    return Collective(name, kind, tuple(map(str, settings)), tensors, (), user_line(ctx.node))
+        return Collective(name, op._opname, (), tuple(tensors), (sent, received), where)
+    return Collective(name, op._opname, tuple(map(str, settings)), tuple(tensors), (), where)
 
 
 for _name in asynchronous.COLLECTIVES:

@@ -16,22 +16,17 @@ from .surroundings import meta, storage_of
 from .updates import take_updates
 
 
-class Part:
+class RecordedGraph:
     """A graph of ATen ops that may write to its inputs.
 
-    graph: without an output node; it is changed. placeholders: its inputs, tensors and traced numbers (see `scalars.mark_number`).
-    outputs: the nodes whose values it gives. constants: tensors that the graph knows by name. slots: what the outputs are for.
+    Args:
+        graph: has no output node; it is changed.
+        placeholders: the graph's inputs, tensors and traced numbers (see `scalars.mark_number`).
+        outputs: the nodes whose values a run returns.
+        constants: the tensors that the graph refers to by name.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        placeholders: Sequence[Node],
-        outputs: Sequence[Node],
-        constants: Mapping[str, torch.Tensor],
-        slots: Sequence[int] = (),
-    ) -> None:
-        self.slots = list(slots)
+    def __init__(self, graph: Graph, placeholders: Sequence[Node], outputs: Sequence[Node], constants: Mapping[str, torch.Tensor]) -> None:
         self._outputs = list(outputs)
         self._updates = take_updates(graph, self._outputs)
         made = {update.node for update in self._updates}
@@ -61,18 +56,14 @@ class Part:
         with torch.no_grad():
             self._compiled = compile_graph(self._module, examples, options)
 
-    def interpret(self) -> None:
-        """Let torch run the graph, op by op."""
-        self._compiled = self._module
-
     def describe(self, values: Sequence[Any]) -> None:
         """Note what the program's inputs are like, for `share`."""
         examples = self._tensors(values)
         storages = {storage_of(tensor): index for index, tensor in reversed(list(enumerate(examples)))}
         self._layouts = [(meta(tensor), storages[storage_of(tensor)], tensor.storage_offset()) for tensor in examples]
 
-    def share(self, other: Part) -> bool:
-        """Run the other's program of XLA if it is the same: two parts may differ in their updates alone."""
+    def share(self, other: RecordedGraph) -> bool:
+        """Run the other's program of XLA if it is the same: two graphs may differ in their updates alone."""
         mine, theirs = dict(self._module.named_buffers()), dict(other._module.named_buffers())
         same = (
             self._module.code == other._module.code

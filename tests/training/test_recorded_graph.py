@@ -1,4 +1,4 @@
-"""A part runs a graph that may write to its inputs; torch does an update that nothing reads, and two parts may share a program."""
+"""Runs of a graph that writes to its inputs: torch does updates that nothing reads, and two graphs may share a program."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch.fx import Graph, Node
 from dynaxla.config import Options
 from dynaxla.observe import metrics
 from dynaxla.runtime import late_checks
-from dynaxla.training.parts import Part
+from dynaxla.training.recorded_graph import RecordedGraph
 from dynaxla.training.scalars import mark_number, rule
 
 aten = torch.ops.aten
 
 
-def part_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) -> Part:
+def graph_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) -> RecordedGraph:
     """A graph by hand. build: gets the graph and its inputs, and gives the outputs."""
     graph = Graph()
     placeholders = [graph.placeholder(f"x{index}") for index in range(len(values))]
@@ -31,7 +31,7 @@ def part_of(build: Callable[..., list[Node]], *values: torch.Tensor | float) -> 
     for node in graph.nodes:
         if node.op == "call_function":
             node.meta["val"] = placeholders[0].meta["val"]
-    return Part(graph, placeholders, outputs, {}, range(len(outputs)))
+    return RecordedGraph(graph, placeholders, outputs, {})
 
 
 def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
@@ -40,26 +40,22 @@ def doubled(graph: Graph, x: Node, unread: Node, number: Node) -> list[Node]:
     return [product, product]
 
 
-@pytest.mark.parametrize("way", ["compiled", "interpreted"])
-def test_a_graph_that_writes(way: str) -> None:
+def test_a_graph_that_writes() -> None:
     x, unread = torch.ones(3), torch.ones(4)
-    part = part_of(doubled, x, unread, 2.0)
-    assert part.read == [0, 2]
-    if way == "compiled":
-        part.compile(Options(), [x, unread, 2.0])
-    else:
-        part.interpret()
+    graph = graph_of(doubled, x, unread, 2.0)
+    assert graph.read == [0, 2]
+    graph.compile(Options(), [x, unread, 2.0])
     for number in (2.0, 5.0):
         before = x.clone()
-        one, two = part.run([x, None, number])
+        one, two = graph.run([x, None, number])
         assert one.tolist() == two.tolist() == (before * number).tolist()
         assert torch.equal(x, before + 1)
 
 
-def test_parts_of_one_program() -> None:
+def test_graphs_of_one_program() -> None:
     x = torch.ones(3)
-    parts = [part_of(lambda graph, x, y: [graph.call_function(aten.mul.Tensor, (x, y))], x, x.clone()) for _ in range(3)]
-    first, same, aliased = parts
+    graphs = [graph_of(lambda graph, x, y: [graph.call_function(aten.mul.Tensor, (x, y))], x, x.clone()) for _ in range(3)]
+    first, same, aliased = graphs
     first.compile(Options(), [x, x.clone()])
     first.run([x, x.clone()])
     before = metrics.snapshot().get("compile", 0)
@@ -68,14 +64,14 @@ def test_parts_of_one_program() -> None:
     assert same.run([x, x * 3])[0].tolist() == [3, 3, 3]
     aliased.describe([x, x])
     assert not aliased.share(first), "two inputs in one memory are another program"
-    other = part_of(lambda graph, x, y: [graph.call_function(aten.add.Tensor, (x, y))], x, x.clone())
+    other = graph_of(lambda graph, x, y: [graph.call_function(aten.add.Tensor, (x, y))], x, x.clone())
     other.describe([x, x.clone()])
     assert not other.share(first)
     assert metrics.snapshot().get("compile", 0) == before
 
 
 def test_constants_are_compared() -> None:
-    def with_constant(value: float) -> Part:
+    def with_constant(value: float) -> RecordedGraph:
         graph = Graph()
         x = graph.placeholder("x")
         with FakeTensorMode() as mode:
@@ -83,12 +79,12 @@ def test_constants_are_compared() -> None:
         constant = graph.get_attr("constant")
         product = graph.call_function(aten.mul.Tensor, (x, constant))
         constant.meta["val"] = product.meta["val"] = x.meta["val"]
-        return Part(graph, [x], [product], {"constant": torch.full((2,), value)})
+        return RecordedGraph(graph, [x], [product], {"constant": torch.full((2,), value)})
 
     one, same, other = with_constant(1.0), with_constant(1.0), with_constant(2.0)
-    for part in (one, same, other):
-        part.describe([torch.ones(2)])
-    one.interpret()
+    for graph in (one, same, other):
+        graph.describe([torch.ones(2)])
+    one.compile(Options(), [torch.ones(2)])
     assert same.share(one)
     assert not other.share(one)
 
@@ -102,10 +98,10 @@ def written_in_place(graph: Graph, x: Node, gradient: Node, count: Node) -> list
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_done_in_place_after_a_failure_that_the_device_knows(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     x, gradient, count = torch.ones(3), torch.tensor([float("nan"), 1.0, 2.0]), torch.tensor(5)
-    part = part_of(written_in_place, x, gradient, count)
+    graph = graph_of(written_in_place, x, gradient, count)
     monkeypatch.setattr(late_checks, "any_failed", lambda _: torch.tensor(float(fails)))
-    part.compile(Options(), [x, gradient, count])
-    assert part.run([x, gradient, count])[0].tolist() == [2, 2, 2]
+    graph.compile(Options(), [x, gradient, count])
+    assert graph.run([x, gradient, count])[0].tolist() == [2, 2, 2]
     torch.testing.assert_close(gradient, torch.tensor([float("nan"), 1.0, 2.0]) if fails else torch.zeros(3), equal_nan=True)
     assert count.item() == (5 if fails else 6)
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dynaxla
-from lazy_cases.world import Step, World, case, loss_of, plain, train, world
+from effect_cases.world import Step, World, case, loss_of, plain, train, world
 
 
 @case

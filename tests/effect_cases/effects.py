@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from torch.optim import swa_utils
 from torch.utils.checkpoint import checkpoint
 
-from lazy_cases.world import Step, World, case, loss_of, plain, train, world
+from effect_cases.world import Step, World, case, loss_of, plain, train, world
 
 
 @case

@@ -1,0 +1,39 @@
+"""Facts about ops and tensor classes that their schemas and classes do not state directly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..lowering.asynchronous import COLLECTIVES, NAMESPACES, WAIT
+from ..torch_ops import aten
+
+# In training, these batch norms write to their running statistics, which their schemas do not state.
+_WRITE_STATISTICS = {
+    aten.native_batch_norm.default, aten.cudnn_batch_norm.default, aten.miopen_batch_norm.default, aten.batch_norm_update_stats.default,
+    aten.batch_norm_gather_stats.default, aten.batch_norm_gather_stats_with_counts.default,
+}  # fmt: skip
+
+
+def written_arguments(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments that a call of an op writes to, by name; tensors, or nodes that stand for them."""
+    arguments = op._schema.arguments
+    if op in _WRITE_STATISTICS:
+        given = {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+        return {name: given.get(name) for name in ("running_mean", "running_var")} if given.get("training", True) else {}
+    if op.namespace in NAMESPACES and op._schema.name not in (*COLLECTIVES, WAIT):  # schemas of collectives do not state their writes
+        return {argument.name: args[position] for position, argument in enumerate(arguments) if position < len(args)} | dict(kwargs)
+    if not op._schema.is_mutable:
+        return {}
+    return {
+        argument.name: args[position] if position < len(args) else kwargs.get(argument.name)
+        for position, argument in enumerate(arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    }
+
+
+def has_own_dispatch(kind: type) -> bool:
+    """True if a tensor class defines `__torch_dispatch__`, as DTensor does: its ops arrive as ops on the tensors that it holds."""
+    return getattr(kind, "__torch_dispatch__", None) is not torch.Tensor.__torch_dispatch__

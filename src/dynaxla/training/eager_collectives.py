@@ -1,0 +1,54 @@
+"""Collectives of a step that runs in eager mode, called exactly as a compiled step calls them.
+
+Where several processes train together, one of them may run a step in eager mode while another replays its program: it prints, or has
+a batch of another size. Their collectives have to match in kind, order and contents. So in eager mode, too, modules of
+torch.distributed use the functional collectives of a program (parallel_modules.py), and each of them goes through the comparison with
+the other processes (runtime/same_collectives.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ..lowering.asynchronous import COLLECTIVES
+from ..lowering.ops import collectives
+from . import writing_collectives
+from .dispatch import has_own_dispatch
+from .parallel_modules import ParallelModules
+
+
+@contextlib.contextmanager
+def as_in_programs(modules: ParallelModules) -> Iterator[None]:
+    """Inside, in this thread, modules and `torch.distributed` call the collectives that a program of the step calls.
+
+    Modules whose collectives no program can have (`ParallelModules.why_not`) stay torch's own, on all processes alike.
+    """
+    if modules.why_not():
+        yield
+        return
+    modules.prepare()
+    with torch.autograd.set_multithreading_enabled(False), modules.in_a_step(), _Collectives():
+        yield
+
+
+class _Collectives(TorchDispatchMode):
+    def __torch_dispatch__(self, op: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        if any(map(has_own_dispatch, types)):
+            return NotImplemented  # its class runs the op on the tensors that it holds, and these come here
+        if op.namespace == "c10d":
+            with self:
+                found = writing_collectives.note(op, args)
+            if found is not NotImplemented:
+                return found
+        if isinstance(op, torch._ops.OpOverload) and op._schema.name in COLLECTIVES:
+            return collectives.call(op, args, kwargs or {})
+        return op(*args, **(kwargs or {}))
+
+
+# Code that is not the step's own: an observation ignores what runs inside of it.
+HANDLERS = (_Collectives.__torch_dispatch__.__code__,)

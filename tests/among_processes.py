@@ -324,7 +324,7 @@ def results_are_ordinary_tensors(rank: int) -> None:
 
 @slow
 def as_one_process(rank: int) -> None:
-    """Losses and parameters of a model, a lazy step and a recorded one are one process's, within 1e-6."""
+    """Losses and parameters of a model, a step in eager mode and a recorded one are one process's, within 1e-6."""
     parallelisms.OPTIONS = XLA
     for name, (_, processes) in parallelisms.WAYS.items():
         for mode in ("model", "step", "recorded"):

@@ -44,7 +44,7 @@ ELSEWHERE = {
     "test_collectives.py": "lowering/ops/collectives training/writing_collectives",
     "test_among_processes.py": "lowering/by_xla runtime/connections runtime/networks runtime/private_processes",
     "test_partitioning.py": "capture/global_view engine/partitioned lowering/ops/process_values runtime/process_meshes",
-    "training/test_data_parallel.py": "training/local_shards training/parallel_modules",
+    "training/test_data_parallel.py": "training/eager_collectives training/local_shards training/parallel_modules",
     "training/test_fully_sharded.py": "runtime/private_fsdp",
     "runtime/test_self_tests.py": "runtime/private_self_tests lowering/cpu/onednn_support",
     # Several devices are a process's from its start.

@@ -37,7 +37,7 @@ assert losses[-1] < losses[0]
     "training": """
 assert losses[-1] < losses[0]
 assert len(seen) == 4 and seen[-1] < seen[0]
-assert dynaxla.metrics.snapshot()["parts"] > dynaxla.metrics.snapshot()["lazy_steps"] > 0
+assert dynaxla.metrics.snapshot()["eager_steps"] >= 4
 """,
     "generation": """
 assert found.shape == (2, 17)

@@ -15,7 +15,7 @@ from dynaxla.runtime import private_fsdp
 PAGE = Path(__file__).parents[1] / "docs" / "private-names.md"
 
 # The number of rows. It may only become smaller.
-MOST = 141
+MOST = 139
 
 # Names without a public way that nothing looks for before their first use: where one is missing, that use fails as Python has it.
 # A name may only leave this list.

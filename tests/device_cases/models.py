@@ -212,6 +212,19 @@ def generates(family: str, settings: dict[str, Any], ways: list[dict[str, Any]])
 WAYS: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"cache_implementation": "static"}, {"use_cache": False, "repetition_penalty": 1.2}]
 
 
+def check_ops_below_a_dispatch_mode() -> None:
+    """Ops that are traced by functionalization, which a mode around the call switches off in its thread (a segmentation fault)."""
+
+    def loss(device: str) -> torch.Tensor:
+        x, y = torch.arange(6.0, device=device), torch.ones(6, device=device, requires_grad=True)
+        return torch.nn.functional.huber_loss(x * y, x + 1) + torch.nn.functional.mse_loss(x * y, x + 1)
+
+    with _Narrow() as mode:
+        mine = loss("jax")
+    assert mode.found
+    torch.testing.assert_close(mine.cpu(), loss("cpu"))
+
+
 def check_a_vision_model() -> None:
     timm("test_efficientnet")
 

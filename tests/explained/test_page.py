@@ -80,7 +80,7 @@ def example(name: str = "model") -> Explanation:
         name=name, captured=(Captured(0, line, False, Break(line, f"{name} breaks", "why", (name,), 2), (graph,)),),
         breaks=(Break(line, f"{name} breaks", "why", (name,), 2),), recompilations=(Recompilation(line, "tensor 'x' size mismatch"),),
         phases={"TorchDynamo": 1.0, "XLA's compiler": 3.0}, seconds=4.5, later_seconds=2e-3, xla_seconds=1e-3,
-        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1, ways=(f"{name} runs lazily: it prints",), notes=(name,),
+        costs=(Cost(line, 9e-4, 0.9, ("oneDNN matmul",)),), unplaced=0.1, ways=(f"{name} runs in eager mode: it prints",), notes=(name,),
         versions="dynaxla 0.1.0", error=name,
     )  # fmt: skip
     return replace(found, advice=advise(found))

@@ -46,7 +46,7 @@ def trained(make: Callable[[Any], Any], way: str, cache: bool, looks: bool) -> t
 
 
 @pytest.mark.sample(usual=3)
-@pytest.mark.parametrize("looks", [False, True], ids=["recorded", "lazily"])
+@pytest.mark.parametrize("looks", [False, True], ids=["recorded", "looks"])
 @pytest.mark.parametrize("cache", [False, True], ids=["no cache", "cache"])
 @pytest.mark.parametrize("way", ["outside", "inside", "both"])
 def test_a_step_and_its_model_between_steps(way: str, cache: bool, looks: bool) -> None:

@@ -27,7 +27,7 @@ def run(rank, *settings):
 world, rendezvous, results, *names = sys.argv[1:]
 start_processes(run, (int(world), rendezvous, results, names), int(world), start_method="fork")
 """
-# One program for a step, recorded and lazy, and forward and backward programs.
+# One program for a step, recorded and in eager mode, and forward and backward programs.
 QUICK = [
     *("tensor_parallel/recorded/adamw", "parametrized_fsdp/recorded/sgd", "data_parallel/recorded/sgd"),
     *("tensor_parallel/model/sgd", "fsdp/model/adamw", *(() if IS_OLDEST else ("fsdp/recorded/adamw",))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import logging
 import math
@@ -283,9 +284,14 @@ def _taken_apart(node: Node, table: Mapping[Any, Any]) -> tuple[GraphModule, lis
         found = op(*args, **kwargs)
         return list(found) if isinstance(found, (list, tuple)) else [found]
 
+    def trace() -> GraphModule:
+        with torch.no_grad():
+            return make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
+
     try:
-        with _disable_current_modes(), torch.no_grad():
-            module = make_fx(torch.func.functionalize(run, remove="mutations"), table, _allow_non_fake_inputs=True)(*operands)
+        # Below a dispatch mode of the user's, torch's dispatcher leaves out functionalization in this thread, but not in another one.
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            module = thread.submit(trace).result()
     except Exception as error:  # torch's own kernel says what is wrong, if anything is
         raise ByTorch(f"it cannot be taken apart ({type(error).__name__})") from error
     results = module.graph.output_node().args[0]

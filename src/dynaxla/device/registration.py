@@ -93,7 +93,7 @@ def enable_device() -> None:
         name = private.spare_device_name()
         if name != "privateuseone":
             raise RuntimeError(f'torch has one spare device, and another library has named it "{name}": the device "jax" needs it')
-        if not private.SWAPS_MEMORY:
+        if not private.HAS_EMPTY_STORAGES:
             raise UnsupportedVersion(f"torch {torch.__version__} cannot make storages without memory, which the device jax needs")
         places.devices()
         registry.fill()  # now, and not while an op runs

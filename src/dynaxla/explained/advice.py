@@ -179,7 +179,7 @@ def _first_call(found: Explanation) -> Iterator[Advice]:
 
 def _steps(found: Explanation) -> Iterator[Advice]:
     for way in found.ways:
-        if "lazily" in way or "eager" in way:
+        if "eager" in way:
             what = "Take what no program can do out of the step (prints, .item(), files), so that it is recorded as one program"
             yield Advice(what, f"{way}.")
 

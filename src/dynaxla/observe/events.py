@@ -93,7 +93,7 @@ class Ran(NamedTuple):
 
 
 class WentOn(NamedTuple):
-    """A step goes another way than as one program. Attributes: step; way ("eager", "lazily"); reason."""
+    """A step goes another way than as one program. Attributes: step; way ("in eager mode"); reason."""
 
     step: str
     way: str

@@ -314,22 +314,15 @@ current_raw_stream: Callable[[int], int] = _find("torch._C._cuda_getCurrentRawSt
 storage_id: Callable[[torch.Tensor], int] = _find("torch._C._storage_id") or (lambda tensor: tensor.untyped_storage()._cdata)
 # Whether tensors on one storage share elements: the positions of those that do. None where torch does not say.
 overlapping: Callable[..., list[int]] | None = _find("torch._C._dynamo.guards.compute_overlapping_tensors")
-# Whether a storage can be made without memory, and given another one's later.
-SWAPS_MEMORY = bool(Fast.storage_at and _find("torch.UntypedStorage._swap_data_ptr_"))
+# True if a storage can be made without memory.
+HAS_EMPTY_STORAGES = bool(Fast.storage_at)
 # Has whoever asks for a tensor's address get an exception, until its storage gets other memory. It does nothing where torch cannot.
 refuse_address: Callable[[torch.Tensor], None] = _find("torch._C._set_throw_on_mutable_data_ptr") or (lambda _: None)
-# A storage by a weak reference's `cdata`; None if it is gone.
-storage_of_reference: Callable[[int], torch.UntypedStorage | None] = _needed("torch.UntypedStorage._new_with_weak_ptr")
 
 
 def storage_without_memory(device: torch.device, nbytes: int) -> torch.UntypedStorage:
-    """Only where SWAPS_MEMORY."""
+    """Only where HAS_EMPTY_STORAGES."""
     return _storage_at(0, device, nbytes)
-
-
-def swap_memory(one: torch.UntypedStorage, other: torch.UntypedStorage) -> None:
-    """Exchange the memory of two storages. Only where SWAPS_MEMORY."""
-    one._swap_data_ptr_(other)
 
 
 # A device of Python's own.

@@ -1,11 +1,9 @@
 """Training: a whole step (forward, backward, optimizer) as XLA programs.
 
 step.py          `compile_step`: which way a call goes
-watched.py       recorded: a program runs, and no Python, while nothing that the step could look at has changed
-lazy.py          lazily: Python runs at every call, and its ops are compared with recorded ones (traces.py, prediction.py)
-parts.py         a recorded graph to run: a program, and the updates that torch does after it (updates.py, fused_steps.py)
-
-Of the recorded way:
+watched.py       the programs of a step: one runs, and no Python, while nothing that the step could look at has changed
+looks.py         eager mode, watched: the values that Python asks tensors for; eager_collectives.py: collectives of a program in eager mode
+recorded_graph.py  a recorded graph to run: a program, and the updates that torch does after it (updates.py, fused_steps.py)
 recorder.py      runs the function once on fake tensors and writes down every ATen op below autograd; recordings.py: what that gave
 observation.py   what the function does besides computing (purity.py), and which code runs (names.py)
 readings.py      whether what a function reads has changed since it was captured

@@ -28,10 +28,10 @@ def as_in_programs(modules: ParallelModules) -> Iterator[None]:
 
     Modules whose collectives no program can have (`ParallelModules.why_not`) stay torch's own, on all processes alike.
     """
+    modules.prepare()
     if modules.why_not():
         yield
         return
-    modules.prepare()
     with torch.autograd.set_multithreading_enabled(False), modules.in_a_step(), _Collectives():
         yield
 

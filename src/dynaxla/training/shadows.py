@@ -1,4 +1,4 @@
-"""What a step sees while it is recorded or runs lazily, and other threads do not see.
+"""The optimizers' settings that a step finds while it is recorded, and other threads do not find.
 
 During a recording learning rates are traced numbers, step counts stay in tensors, and fused steps are asked for. These settings are not
 written into the optimizer, which a thread that logs learning rates may be reading: the recording thread alone gets other groups.

@@ -20,6 +20,7 @@ from ..engine.executable import Executable, Ran
 from ..errors import ArgumentError
 from ..runtime import meshes
 from ..runtime.replica_groups import KINDS, groups_in
+from ..training.step import CompiledStep
 from .pictures import draw
 from .printed import table, text_of
 
@@ -107,8 +108,9 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
 
     Raises: ArgumentError if the call runs no program on a mesh.
     """
+    call = function.call_as_program if isinstance(function, CompiledStep) else function
     with executable.watched() as ran, contextlib.nullcontext() if run else meshes.planning():
-        function(*args, **kwargs)
+        call(*args, **kwargs)
     on_mesh = [program for program in ran if program.program is not None and program.program.mesh is not None]
     if not on_mesh:
         raise ArgumentError(

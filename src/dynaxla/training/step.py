@@ -119,10 +119,16 @@ class CompiledStep(Generic[P, R]):
                 self._resting -= 1
                 return self._run_in_eager_mode(args, kwargs)
             with self._lock:
-                return self._call(args, kwargs)
+                return self._call(args, kwargs, self._fullgraph)
 
-    def _call(self, args: Any, kwargs: Any) -> Any:
-        if not self._fullgraph and not self._watched.has_seen_anything:
+    def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """A call that is recorded at once, as with `fullgraph`, for a report of its program. Where that fails it runs in eager mode."""
+        with _inside, self._lock:
+            return self._call(args, kwargs, at_once=True)
+
+    def _call(self, args: Any, kwargs: Any, at_once: bool) -> Any:
+        """at_once: record a call that has no program without having run one like it in eager mode."""
+        if not at_once and not self._watched.has_seen_anything:
             return self._function(*args, **kwargs) if by_torch.is_needed(_tensors(args, kwargs)) else self._run_watched(None, args, kwargs)
         try:
             found = self._watched.situation(args, kwargs)
@@ -135,9 +141,9 @@ class CompiledStep(Generic[P, R]):
         tensors = _tensors(args, kwargs)
         if by_torch.is_needed(tensors):
             return self._function(*args, **kwargs)
-        if self._in_vain >= _MOST_IN_VAIN and not self._fullgraph:
+        if self._in_vain >= _MOST_IN_VAIN and not at_once:
             return self._without_program(CaptureError("its surroundings or arguments are others at each call"), args, kwargs)
-        if not self._fullgraph and not self._watched.has_seen(found):
+        if not at_once and not self._watched.has_seen(found):
             shapes = tuple(tensor.shape for tensor in tensors)
             if shapes in self._shapes or len(self._shapes) >= self._options.executables:
                 self._in_vain += 1

@@ -17,6 +17,7 @@ from training_steps import OPTIMIZERS, Net, Step, assert_same, batches, graphs, 
 import dynaxla
 from dynaxla.errors import CaptureError, OptionError
 from dynaxla.observe import metrics
+from dynaxla.training import watched
 from dynaxla.training.surroundings import walk
 
 pytestmark = pytest.mark.quick
@@ -402,6 +403,22 @@ def test_a_step_is_watched_again_after_a_rest() -> None:
         assert compiled(torch.ones(2), call < 6).tolist() == [call] * 2
     assert looks == 5
     assert metrics.snapshot()["steps"] >= 5
+
+
+def test_a_step_that_reaches_too_much(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(watched, "_MOST_VALUES", 1000)
+    data = [float(number) for number in range(2000)]
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * data[3]
+
+    compiled = dynaxla.compile_step(step)
+    metrics.reset()
+    assert [compiled(torch.ones(1)).item() for _ in range(5)] == [3.0] * 5
+    assert metrics.snapshot()["eager_steps"] == 5
+    assert [record.levelname for record in caplog.records if "runs in eager mode: a step can reach more" in record.message] == ["WARNING"]
+    with pytest.raises(dynaxla.CaptureError, match=r"can reach more than 1000 values.*data"):
+        dynaxla.compile_step(step, fullgraph=True)(torch.ones(1))
 
 
 def test_calls_of_many_sizes() -> None:

@@ -34,7 +34,7 @@ import torch
 
 from ..runtime import private
 from ..runtime.guards import answering
-from .trust import is_own, is_trusted_class, is_trusted_function, is_trusted_module, module_of
+from .trust import is_own, is_trusted_class, is_trusted_function, module_of
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format, enum.Enum, range)
 NO_CONTENT: Any = type("NoContent", (), {"__repr__": lambda _: "no content"})()
@@ -385,12 +385,3 @@ _BASES: tuple[Any, ...] = (int, float, complex, str, bytes)
 def plain_part(value: Any) -> dict[str, Any]:
     """What an instance of a class of one's own that is a number or a string is as such, by the name of that."""
     return {base.__name__: base(*base.__getnewargs__(value)) for base in _BASES if isinstance(value, base)}
-
-
-def is_trusted(value: Any) -> bool:
-    """Whether a module, class or function is of trusted code."""
-    if isinstance(value, types.ModuleType):
-        return is_trusted_module(value)
-    if isinstance(value, type):
-        return is_trusted_class(value)
-    return is_known_by_identity(value)

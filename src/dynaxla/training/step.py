@@ -66,7 +66,7 @@ def compile_step(function: Any = None, *, fullgraph: bool = False, options: Mapp
     again. What lies outside Python (files) is not watched.
 
     A step whose Python has effects or looks at values (prints, counters, `if loss > 3`, `losses.append(loss.item())`, schedulers) runs in
-    eager mode, which a line of the log says. `dynaxla.observe.metrics` counts these calls ("eager_steps"). One process of several may do so
+    eager mode, of which the log warns once. `dynaxla.observe.metrics` counts these calls ("eager_steps"). One process of several may do so
     while others replay the program: DistributedDataParallel and `fully_shard` call the same collectives in both.
 
     Parameters, buffers, gradients and optimizer state are read and written in place.
@@ -193,7 +193,7 @@ class CompiledStep(Generic[P, R]):
         return self._run_in_eager_mode(args, kwargs)
 
     def _tell(self, reason: str) -> None:
-        _log.info("%s runs in eager mode: %s", self, reason)
+        _log.warning("%s runs in eager mode: %s", self, reason)
         if events.is_heard():
             events.tell(events.WentOn(getattr(self._function, "__qualname__", repr(self._function)), "in eager mode", reason))
 

@@ -308,18 +308,22 @@ def meta(tensor: torch.Tensor) -> tuple[Any, ...]:
     return type(tensor), tensor.shape, strides, tensor.dtype, tensor.device, tensor.requires_grad, tensor.is_leaf
 
 
-def walk(roots: Mapping[str, Any], base: Walk | None = None, touched: Touched | None = None) -> Walk:
-    """Everything that can be reached from named roots, and not from `base`.
+def walk(roots: Mapping[str, Any], base: Walk | None = None, touched: Touched | None = None, most: int | None = None) -> Walk:
+    """Returns everything that can be reached from named roots, and not from `base`.
 
-    touched: what a run of the function has executed. Then only what that code can name counts, and what it can have looked at but cannot
-    be compared is in `incomparable`; else that holds all that cannot be compared.
+    Args:
+        touched: the code that a run of the function has executed. Then only values that this code can name count, and `incomparable` holds
+            those of them that the code can have looked at but that cannot be compared; else it holds all that cannot be compared.
+        most: the number of values to visit; None: as many as there are.
+
+    Raises: CaptureError for more than `most` values.
     """
     found = Walk(base, roots)
-    visitor = Visitor(found, touched)
+    visitor = Visitor(found, touched, most)
     visitor.run(roots)
     if visitor.reads_by_name and touched is not None and touched.names is not None:
         if base is None:
-            return walk(roots, None, replace(touched, names=None))
+            return walk(roots, None, replace(touched, names=None), most)
         found.incomparable["args"] = "attrgetter"  # what it reads may be in the base, which was walked without it
     found.metas = found.metas_now()
     found.sharing = found.sharing_now()

@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from ..errors import CaptureError
 from .contents import HOLDS_VALUES, NO_CONTENT, content, hides_state, is_known_by_identity, parts_of, plain_part, values_of
 from .dispatch import has_own_dispatch
 from .holders import Attributes, ClassDict, Holder, Namespace, View, shown
@@ -58,14 +59,21 @@ _NONE: Names = frozenset()
 
 
 class Visitor:
-    """Fills a walk. touched: what counts (None: everything that can be reached).
+    """Fills a walk.
 
-    Attributes: reads_by_name (whether it has found what reads attributes that no code names).
+    Args:
+        touched: the names that the function's code reads; None: everything that can be reached counts.
+        most: the number of values to visit; None: as many as there are.
+
+    Attributes:
+        reads_by_name: True if it has met something that reads attributes which no code names.
     """
 
-    def __init__(self, found: Walk, touched: Touched | None) -> None:
+    def __init__(self, found: Walk, touched: Touched | None, most: int | None = None) -> None:
         self._found = found
         self._touched = touched
+        self._most = most
+        self._count = 0
         self.reads_by_name = False
         self._waiting: deque[tuple[str, Any, Names]] = deque()
         self._names = found.names
@@ -79,7 +87,7 @@ class Visitor:
         self._kept: list[Any] = []
 
     def run(self, roots: Mapping[str, Any]) -> None:
-        """Visit everything that the roots, by name, reach."""
+        """Visit everything that the roots, by name, reach. Raises: CaptureError for more than `most` values."""
         self._waiting.extend((name, value, _NONE) for name, value in roots.items())
         if self._found.base is None:
             self._waiting.extend((f"torch.{name}", value, _NONE) for name, value in _HOOKS.items())
@@ -113,6 +121,10 @@ class Visitor:
     def _drain(self) -> None:
         while self._waiting:
             path, value, names = self._waiting.popleft()
+            self._count += 1
+            if self._most is not None and self._count > self._most:
+                hint = "give the step what it needs of that as an argument"
+                raise CaptureError(f"a step can reach more than {self._most} values, the last of them at {path}", hint=hint)
             self._visit(path, value, names)
 
     def _visit(self, path: str, value: Any, names: Names) -> None:

@@ -130,3 +130,16 @@ def test_a_key_that_no_path_leads_to_is_not_replayed() -> None:
         assert len(found) == turn
         assert [value.tolist() for value in found.values()] == [[2.0 * each + 1] * 2 for each in range(1, turn + 1)]
         assert y.tolist() == [2.0 * turn] * 2
+
+
+def test_an_argument_that_moves_to_another_place() -> None:
+    """Its path is one among the arguments, not in the surroundings (a KeyError)."""
+
+    def step(items: list[Any], x: torch.Tensor) -> torch.Tensor:
+        items[1], items[0] = items[0], x * 2
+        return x + 1
+
+    compiled, items = dynaxla.compile_step(step, fullgraph=True), [torch.zeros(2), None]
+    for turn in range(1, 4):
+        compiled(items, torch.full((2,), float(turn)))
+        assert [item.tolist() for item in items if item is not None] == [[2.0 * turn] * 2, [2.0 * turn - 2] * 2]

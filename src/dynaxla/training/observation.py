@@ -100,10 +100,12 @@ class _Observer:
         self._refuse = refuse
         # torch asks for a logger, and its level, at the first op on DTensors. What is logged asks for the level inside of `logging`.
         self._loggers = frozenset(map(id, [logging.getLogger.__code__, logging.Logger.isEnabledFor.__code__]))
-        self._ignored = frozenset(map(id, ignore))
-        # True while Python collects garbage in this thread, which runs finalizers of objects that are not the function's.
+        # Python collects garbage between calls of these, with "start" and with "stop", and runs finalizers of objects that may not be the
+        # function's. JAX has one; a callback of ours would be seen by other threads.
+        collecting = [callback.__code__ for callback in gc.callbacks if isinstance(callback, types.FunctionType)]
+        self._collecting = frozenset(map(id, collecting))
         self._collects = False
-        self._thread = get_ident()
+        self._ignored = frozenset(map(id, [*ignore, *collecting]))
         self._codes: dict[int, tuple[types.CodeType, dict[int, dict[str, Any]]]] = {}
         self._effects: dict[Effect, None] = {}
         self._within: dict[int, bool] = {}
@@ -116,24 +118,8 @@ class _Observer:
 
     def run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Call a function under observation. The profiler that was set before is called too, and set again afterwards."""
-        gc.callbacks.insert(0, self._collection_starts)
-        gc.callbacks.append(self._collection_ends)
-        try:
-            with _showing_methods(self._method_call):
-                return self._run(function, args, kwargs)
-        finally:
-            gc.callbacks.remove(self._collection_starts)
-            gc.callbacks.remove(self._collection_ends)
-
-    def _collection_starts(self, phase: str, _: Any) -> None:
-        """The first callback of gc."""
-        if phase == "start" and get_ident() == self._thread:
-            self._collects = True
-
-    def _collection_ends(self, phase: str, _: Any) -> None:
-        """The last callback of gc."""
-        if phase == "stop" and get_ident() == self._thread:
-            self._collects = False
+        with _showing_methods(self._method_call):
+            return self._run(function, args, kwargs)
 
     def _run(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         self._earlier = sys.getprofile()
@@ -163,6 +149,8 @@ class _Observer:
     def _event(self, frame: types.FrameType, event: str, argument: Any) -> None:
         if callable(self._earlier):
             self._earlier(frame, event, argument)
+        if event == "call" and id(frame.f_code) in self._collecting:
+            self._collects = _is_start(frame)
         if self._collects:
             return
         if event == "c_call":
@@ -259,6 +247,12 @@ def _showing_methods(look: Callable[[types.FrameType, Any], None]) -> Iterator[N
         monitoring.set_events(tool, 0)
         monitoring.register_callback(tool, monitoring.events.CALL, None)
         monitoring.free_tool_id(tool)
+
+
+def _is_start(frame: types.FrameType) -> bool:
+    """True if a callback of gc is called before a collection. frame: its frame, which has nothing but its arguments yet."""
+    arguments = list(frame.f_locals.values())
+    return any(value == "start" or (isinstance(value, tuple) and value[:1] == ("start",)) for value in arguments)
 
 
 _OWN_GLOBALS = globals()

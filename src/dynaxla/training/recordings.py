@@ -130,14 +130,18 @@ class Recording:
         parts = [(name, self._template(part, f"{where}.{name}")) for name, part in held.items() if isinstance(part, torch.Tensor)]
         return Built(lambda made: kind.__tensor_unflatten__(kept | dict(made), context, size, stride), parts)
 
-    def initial_values(self, around: Walk) -> dict[Place, Any]:
-        """New state that the step makes of nothing but what is there already, as it is before the step changes it."""
+    def initial_values(self, around: Walk, given: Walk) -> dict[Place, Any]:
+        """Returns new state that the step makes of tensors around it alone, as it is before the step changes them.
+
+        Args:
+            around, given: the walks of the call's surroundings and of its arguments.
+        """
         made = self._evaluate([self.recorder.node(output) for output in self.outputs], around)
         found: dict[Place, Any] = {}
         for place, template in self.changes.items():
             values = {output: made.get(self.recorder.node(self.outputs[output.index])) for output in outputs_of(template)}
             if values and all(value is not None for value in values.values()):
-                found[place] = build(template, values.__getitem__, around)
+                found[place] = build(template, values.__getitem__, given)
         return found
 
     def _evaluate(self, outputs: Sequence[Node], around: Walk) -> dict[Node, torch.Tensor]:
@@ -168,15 +172,19 @@ class Recording:
         found = {node: known[node] for node in outputs if node in known}
         return {node: value.clone() if storage_id(value) in taken else value for node, value in found.items()}
 
-    def left(self, around: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
-        """What stands in the changed places after a step; new tensors not of `initial` have no values."""
+    def left(self, given: Walk, initial: Mapping[Place, Any]) -> dict[Place, Any]:
+        """Returns the contents of the changed places after a step; new tensors that are not in `initial` have no values.
+
+        Args:
+            given: the walk of the call's arguments, whose base is that of its surroundings.
+        """
 
         @functools.cache
         def empty(output: Output) -> torch.Tensor:
             fake = self.outputs[output.index]
             return torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype, device=fake.device)
 
-        return {place: initial[place] if place in initial else build(template, empty, around) for place, template in self.changes.items()}
+        return {place: initial[place] if place in initial else build(template, empty, given) for place, template in self.changes.items()}
 
     def is_like(self, other: Recording, initial: Mapping[Place, Any]) -> bool:
         """Whether the other's program is the same, with those of its inputs for this one's new state that are `initial`."""
@@ -290,14 +298,19 @@ def known_of(template: Any) -> list[str]:
     return []
 
 
-def build(template: Any, output: Callable[[Output], torch.Tensor], around: Walk) -> Any:
-    """What a template stands for. output: gives the tensor of one of the program's outputs."""
+def build(template: Any, output: Callable[[Output], torch.Tensor], given: Walk) -> Any:
+    """Returns the value of a template.
+
+    Args:
+        output: gives the tensor of one of the program's outputs.
+        given: the walk of the call's arguments, whose base is that of its surroundings.
+    """
     if isinstance(template, Output):
         return output(template)
     if isinstance(template, Known):
-        return around.object_at(template.path)
+        return given.object_at(template.path)
     if isinstance(template, Computed):
-        return template.number.compute(around.number_at)
+        return template.number.compute(given.number_at)
     if isinstance(template, Built):
-        return template.make([(build(key, output, around), build(item, output, around)) for key, item in template.items])
+        return template.make([(build(key, output, given), build(item, output, given)) for key, item in template.items])
     return template

@@ -235,7 +235,7 @@ class Watched:
             if self._first is None:
                 _put(around, given, initial)
             else:  # the first call has a program of its own
-                _put(around, given, self._first.left(around, initial))
+                _put(around, given, self._first.left(given, initial))
                 return self.held_back(args, kwargs, look)
             later = self._around()
             return program.held_back(later, self._walk({"args": args, "kwargs": kwargs}, later)), look(later)
@@ -295,9 +295,9 @@ class Watched:
         """The program for this state, and what must be put in place before it runs."""
         own, self._first = self._key(around, given), None
         first = self._record(around, given, args, kwargs)
-        initial = first.initial_values(around)
+        initial = first.initial_values(around, given)
         try:
-            _put(around, given, first.left(around, initial))  # in shapes, if not in numbers
+            _put(around, given, first.left(given, initial))  # in shapes, if not in numbers
             later = self._walk({"step": self._function})
             later_given = self._walk({"args": args, "kwargs": kwargs}, later)
             second = self._record(later, later_given, args, kwargs)
@@ -309,7 +309,7 @@ class Watched:
                 if not first.changes.keys() - second.changes.keys():
                     self._programs.put(own, program)
                     return program, {}
-                return program, {place: value for place, value in first.left(around, initial).items() if place not in second.changes}
+                return program, {place: value for place, value in first.left(given, initial).items() if place not in second.changes}
             following, following_key = _Program(second, later, later_given), self._key(later, later_given)
             following.describe(later, later_given)
         finally:
@@ -333,7 +333,7 @@ class Watched:
     def _check_settled(self, around: Walk, given: Walk, recording: Recording) -> None:
         """Raises: CaptureError if the step would find another state each time."""
         try:
-            _put(around, given, recording.left(around, {}))
+            _put(around, given, recording.left(given, {}))
             after = self._walk({"step": self._function})
             differing = _difference(*(found.facts(self._inputs(found), self._arrays(found)) for found in (around, after)))
         finally:

@@ -64,7 +64,8 @@ def test_a_recording_calls_no_collectives() -> None:
         return torch.ops._c10d_functional.wait_tensor(torch.ops._c10d_functional.all_reduce(X * 2, "sum", "nobody"))
 
     recording = recorded(lambda: None, total=total, own=lambda: X * 2)
-    found = recording.initial_values(walk({"x": X}))
+    around = walk({"x": X})
+    found = recording.initial_values(around, around)
     assert list(found) == [("state", "own")]
     torch.testing.assert_close(found["state", "own"], X * 2)
 
@@ -97,7 +98,8 @@ def test_new_state_is_made_beforehand() -> None:
         zeros=lambda: torch.zeros_like(X) + 1,
         drawn=lambda: torch.rand(3),
     )
-    found = recording.initial_values(walk({"x": X}))
+    around = walk({"x": X})
+    found = recording.initial_values(around, around)
     assert list(found) == [("state", "zeros")]
     assert found["state", "zeros"].tolist() == [1, 1, 1]
 

@@ -347,7 +347,7 @@ class Watched:
         """Run the function on fake tensors; everything that it changes is as before afterwards."""
         tensors = around.tensors | given.tensors
         # The recording may run code that earlier ones did not, and change what does not count for these.
-        everything = walk({"step": self._function, "args": args, "kwargs": kwargs}, most=_MOST_VALUES)
+        everything = walk({"step": self._function, "args": args, "kwargs": kwargs}, None, None, _MOST_VALUES)
         refuse_sources(everything)
         modules = self._modules = ParallelModules.among(everything.objects.values())
         modules.refuse()

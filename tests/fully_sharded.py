@@ -1,4 +1,4 @@
-"""What the processes of `test_fully_sharded.py` run: FSDP2 in steps, as programs and in eager mode, each compared with eager mode."""
+"""Cases of `test_fully_sharded.py`: FSDP2 in steps, as programs and in eager mode, each compared with the function itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that do with tensors what a program alone cannot, or what lazy ones easily get wrong: memory, graphs, numbers, views."""
+"""Steps that use tensors in ways which a program cannot repeat, or easily gets wrong: memory, graphs, numbers, views."""
 
 from __future__ import annotations
 

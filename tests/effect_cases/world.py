@@ -1,4 +1,4 @@
-"""What a lazy step has around it, and the cases by name: each is made twice, for eager mode and for compile_step."""
+"""The objects around a step, and the cases by name: each is made twice, for eager mode and for compile_step."""
 
 from __future__ import annotations
 

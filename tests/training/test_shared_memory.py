@@ -1,4 +1,4 @@
-"""Memory that a step's tensors share with what its Python reads and writes without torch: eager mode's order, recorded or lazy."""
+"""Memory that a step's tensors share with what its Python reads and writes without torch: eager mode's order, recorded or not."""
 
 from __future__ import annotations
 
@@ -61,15 +61,15 @@ USES: list[Callable[..., Any]] = [_written_before, _written_between, _read_after
 
 
 @pytest.mark.sample(usual=8)
-@pytest.mark.parametrize("lazy", [False, True], ids=["recorded if it can be", "lazy"])
+@pytest.mark.parametrize("looks", [False, True], ids=["recorded if it can be", "in eager mode"])
 @pytest.mark.parametrize("kind", ["numpy's", "torch's", "bytearray"])
 @pytest.mark.parametrize("use", USES)
-def test_in_eager_modes_order(use: Callable[..., Any], kind: str, lazy: bool) -> None:
+def test_in_eager_modes_order(use: Callable[..., Any], kind: str, looks: bool) -> None:
     def make() -> Callable[[torch.Tensor], Any]:
         array, tensor = _array_and_tensor(kind)
 
         def step(x: torch.Tensor) -> Any:
-            if lazy and float(x) > 100:
+            if looks and float(x) > 100:
                 print("large")
             return use(array, tensor, x), tensor.clone()
 

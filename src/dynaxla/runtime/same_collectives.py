@@ -4,12 +4,13 @@ ever, or add up what does not belong together.
 What is compared is the order of the collectives over each group, not programs: one process may have them in two programs (it has looked at
 a value in between), another in one. A process counts the collectives that its programs have called over a group. In a program's first run
 it posts in the group's store, under that count, which ones come next, and waits until every other process of the group has said the same.
-One whose program has run before posts nothing and compares nothing. But where its collective does not return within `_SOON`, it looks into
-the store, and answers if somebody asks.
+A process whose program has run before posts nothing and compares nothing. But where its collective does not return within `_SOON`, a thread
+looks into the store, and answers processes that ask. A collective of a step in eager mode is a program of its own here (`call_alone`); on a
+GPU, where the host does not wait for it, it is posted without being asked for.
 
-A program whose collectives are XLA's own compares them before it is compiled. While it waits in XLA, a thread answers for it.
+A program whose collectives are XLA's own compares them before it is compiled.
 
-What nobody asks about is not compared: programs that have all run before, and collectives outside of programs.
+Collectives of programs that have all run before, and collectives outside of programs and steps, are not compared.
 """
 
 from __future__ import annotations
@@ -233,14 +234,12 @@ class _Channel:
         self._recent.append(collective)
 
     def post_next(self, collective: Collective) -> None:
-        """Post the next collective without being asked: on a GPU the host does not wait for it, and could not answer later.
-
-        Raises: RuntimeError of the store.
-        """
+        """Post the next collective without being asked: on a GPU the host does not wait for it, and could not answer later."""
         if not self.others:
             return
-        self._post(self._count, [collective])
-        self._store.delete_key(f"dynaxla/{self._round}/{self._count - _MOST_RECENT}/{self._me}")
+        with contextlib.suppress(RuntimeError):  # the store may be gone before the group is
+            self._post(self._count, [collective])
+            self._store.delete_key(f"dynaxla/{self._round}/{self._count - _MOST_RECENT}/{self._me}")
         self._answered.discard(self._count - _MOST_RECENT)
 
     def agree(self, coming: Sequence[Collective], is_first: bool, seconds: float) -> None:

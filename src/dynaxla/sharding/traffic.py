@@ -101,7 +101,8 @@ class Report:
 
 def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
     """What the programs of one call move and keep: compiled graphs and steps, eager ops, and what lazy mode has recorded. The function is
-    called, with all that it does: a training step trains. What it records in lazy mode counts if it runs in the call.
+    called, with all that it does: a training step trains. What it records in lazy mode counts if it runs in the call. A step of
+    `compile_step` that has no program yet is recorded at once, as with `fullgraph`.
 
     run: with False programs are compiled, as quickly as that can be done, and do not run, also for a virtual mesh: what they write to stays
     as it was, and tensors that they make are zeros. All else in the function is done, also by eager mode.

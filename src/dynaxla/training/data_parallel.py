@@ -1,6 +1,6 @@
 """DistributedDataParallel inside a step: its gradients are averaged by a collective that the step notes like any other op.
 
-torch's own reducer is C++ that copies gradients between their memory and its buckets, which a step that waits does not have yet. Inside a
+torch's own reducer is C++ that copies gradients between their memory and its buckets, which a recording cannot note. Inside a
 step the module is called as it is, and at the end of each backward pass all gradients go through one functional all-reduce, in the order of
 the parameters, on every process.
 """

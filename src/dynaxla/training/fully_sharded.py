@@ -1,6 +1,6 @@
 """FSDP2 (`fully_shard`) inside a step: parameters are gathered, and their gradients reduced, by collectives that the step notes.
 
-torch's own hooks free and fill the memory of whole parameters, which neither a recording nor a step that waits can follow. Inside a step
+torch's own hooks free and fill the memory of whole parameters, which a recording cannot note. Inside a step
 they are set aside. A module of a group that is called finds whole parameters, gathered by one collective for each dtype. If the group is
 freed after its forward pass, autograd keeps nothing of them: the backward pass gathers them again. The gradients of a group are reduced by
 one collective, as soon as all of them are there.

@@ -122,7 +122,10 @@ class CompiledStep(Generic[P, R]):
                 return self._call(args, kwargs, self._fullgraph)
 
     def call_as_program(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """A call that is recorded at once, as with `fullgraph`, for a report of its program. Where that fails it runs in eager mode."""
+        """Call the step, and record it at once if it has no program, as with `fullgraph`; if that fails, run it in eager mode.
+
+        Reports of programs call it so.
+        """
         with _inside, self._lock:
             return self._call(args, kwargs, at_once=True)
 

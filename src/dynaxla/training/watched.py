@@ -154,7 +154,7 @@ class Watched:
 
     @contextlib.contextmanager
     def _in_eager_mode(self, args: Any, kwargs: Any) -> Iterator[None]:
-        """What is around the function in eager mode: where there are other processes, the collectives that their programs call."""
+        """Inside, the function runs in eager mode; where there are other processes, with the collectives that their programs call."""
         if parallel_modules.may_be_there():
             with as_in_programs(self._parallel_modules(args, kwargs)):
                 yield

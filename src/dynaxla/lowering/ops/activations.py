@@ -22,7 +22,7 @@ def _apply(function: Callable[..., Array], *operands: Any) -> Array:
 
 
 def _bounded(x: Array, low: Any, high: Any) -> Array:
-    """x between two numbers; nan stays nan."""
+    """x clamped to [low, high]; nan stays nan."""
     return at_most(at_least(x, low), high)
 
 
@@ -43,7 +43,10 @@ lower_table({aten.relu.default: lambda x: lax.max(x, number(0, x.dtype))}, promo
 
 @lowers(aten.relu.default, platforms=["cpu"], promote=Promotion.NO_OPMATH)
 def relu(x: Array) -> Array:
-    """0 where x is below it: -0.0 stays as it is. (On a GPU cuDNN's fusions look for a maximum.)"""
+    """max(x, 0); in float32 and float64 -0.0 stays -0.0, as in ATen.
+
+    Other platforms use the `lax.max` above: cuDNN's fusions match a maximum.
+    """
     return at_least(x, 0)
 
 
@@ -118,7 +121,7 @@ lower_table({aten.sigmoid.default: lax.logistic, aten.tanh.default: lax.tanh}, p
 
 @lowers(aten._prelu_kernel_backward.default)
 def prelu_kernel_backward(grad: Array, x: Array, weight: Array) -> tuple[Array, Array]:
-    """The gradients of x and, not yet summed to its shape, of weight.
+    """The gradients of x and of weight. The latter is not yet summed to the shape of weight.
 
     Shape:  both: that of x.
     """
@@ -143,7 +146,7 @@ def _tanh_argument(x: Array) -> Array:
 
 @lowers(aten.gelu.default)
 def gelu(x: Array, *, approximate: str = "none") -> Array:
-    """x times the normal distribution function of x, or with `approximate` "tanh" its approximation."""
+    """x times the standard normal's cumulative distribution function at x; with `approximate="tanh"`, the approximation by tanh."""
 
     def exact(x: Array) -> Array:
         return lax.mul(_times(x, 0.5), _plus(lax.erf(_times(x, _SQRT_HALF)), 1))
@@ -173,7 +176,7 @@ def gelu_backward(grad: Array, x: Array, *, approximate: str = "none") -> Array:
 
 @lowers(aten.hardtanh.default)
 def hardtanh(x: Array, low: Any = -1, high: Any = 1) -> Array:
-    """x between low and high; nan stays nan."""
+    """x clamped to [low, high]; nan stays nan."""
     return _bounded(x, held_bound(low, x.dtype), held_bound(high, x.dtype))
 
 
@@ -187,13 +190,13 @@ def hardtanh_backward(grad: Array, x: Array, low: Any, high: Any) -> Array:
 
 @lowers(aten.threshold.default)
 def threshold(x: Array, limit: Any, value: Any) -> Array:
-    """x where it is above the limit or nan, else `value`."""
+    """x where x > limit or x is nan, else `value`."""
     return lax.select(lax.le(x, number(limit, x.dtype)), full_like(x, value), x)
 
 
 @lowers(aten.threshold_backward.default)
 def threshold_backward(grad: Array, x: Array, limit: Any) -> Array:
-    """grad where x > limit, also where x is nan."""
+    """grad where x > limit or x is nan, else 0."""
 
     def function(grad: Array, x: Array) -> Array:
         return _zeros_where(lax.le(x, number(limit, x.dtype)), grad)
@@ -208,17 +211,17 @@ def leaky_relu(x: Array, negative_slope: float = 0.01) -> Array:
 
 @lowers(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Array, x: Array, negative_slope: float, self_is_result: bool) -> Array:
-    """grad, times the slope where x is not positive. x may be the result instead: its sign is the same."""
+    """grad where x > 0, else grad * negative_slope. x is leaky_relu's input or its result, which has the same sign."""
     return _apply(lambda grad, x: lax.select(lax.gt(x, number(0, x.dtype)), grad, _times(grad, negative_slope)), grad, x)
 
 
 @lowers(aten.elu.default)
 def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Array:
-    """scale * x, and below 0 scale * alpha * (exp(input_scale * x) - 1)."""
+    """scale * alpha * (exp(input_scale * x) - 1) where x < 0, else scale * x."""
 
     def function(x: Array) -> Array:
         negative = _times(lax.expm1(_times(x, input_scale)), alpha * scale)
-        # expm1 of a large x is infinite, but not selected
+        # expm1 of a large x is infinite, but it is not selected.
         return lax.select(lax.lt(x, number(0, x.dtype)), negative, _times(x, scale))
 
     return _apply(function, x)
@@ -226,7 +229,7 @@ def elu(x: Array, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
 
 @lowers(aten.elu_backward.default)
 def elu_backward(grad: Array, alpha: float, scale: float, input_scale: float, is_result: bool, x: Array) -> Array:
-    """x: what elu got, or with is_result what it gave."""
+    """The gradient of elu's input. x is elu's result if `is_result`, else its input."""
 
     def function(grad: Array, x: Array) -> Array:
         if is_result:
@@ -261,7 +264,7 @@ def softplus_backward(grad: Array, x: Array, beta: float, limit: float) -> Array
 
 @lowers(aten.glu.default)
 def glu(x: Array, dim: int = -1) -> Array:
-    """The first half of x along a dimension, times the sigmoid of the second.
+    """The first half of x along `dim`, times the sigmoid of the second half.
 
     Shape:  x (..., 2 n, ...) gives (..., n, ...).
     """
@@ -271,7 +274,7 @@ def glu(x: Array, dim: int = -1) -> Array:
 
 @lowers(aten.glu_backward.default)
 def glu_backward(grad: Array, x: Array, dim: int) -> Array:
-    """The gradient of what glu got.
+    """The gradient of glu's input.
 
     Shape:  grad (..., n, ...), x (..., 2 n, ...) give (..., 2 n, ...).
     """
@@ -288,9 +291,9 @@ def glu_backward(grad: Array, x: Array, dim: int) -> Array:
 
 @lowers(aten.log_sigmoid_forward.default)
 def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
-    """log(1 / (1 + exp(-x))), and the buffer that eager's gradient would read: exp(-|x|), empty on a GPU.
+    """log(1 / (1 + exp(-x))), and the buffer for eager mode's backward: exp(-|x|) on the CPU, empty on a GPU.
 
-    Shape:  that of x; that of x, or [0].
+    Shape:  that of x; the buffer has that of x, or [0].
     Dtype:  both: that of x.
     """
 
@@ -305,7 +308,7 @@ def log_sigmoid_forward(x: Array, ctx: Context) -> tuple[Array, Array]:
 
 @lowers(aten.log_sigmoid_backward.default)
 def log_sigmoid_backward(grad: Array, x: Array, buffer: Array) -> Array:
-    """The gradient of x, computed from x: the buffer is not read."""
+    """The gradient of x, computed from x alone; the buffer is not read."""
     return _apply(lambda grad, x: lax.mul(grad, lax.logistic(lax.neg(x))), grad, x)
 
 
@@ -326,7 +329,7 @@ def hardshrink_backward(grad: Array, x: Array, lambd: float) -> Array:
 
 @lowers(aten.softshrink.default)
 def softshrink(x: Array, lambd: float = 0.5) -> Array:
-    """x moved towards 0 by lambd, and 0 within [-lambd, lambd], with the sign of x; nan stays nan."""
+    """x moved towards 0 by lambd; within [-lambd, lambd], a zero with the sign of x. nan stays nan."""
 
     def function(x: Array) -> Array:
         below = lax.lt(x, number(-lambd, x.dtype))

@@ -1,7 +1,7 @@
-"""Scaled dot product attention, forward and backward: one computation under the names of PyTorch's several kernels.
+"""Scaled dot product attention, forward and backward: the ops of PyTorch's several kernels, all lowered to one computation.
 
-All of them return the logarithm of the softmax's denominators, and the backward computes the weights again from it. A row in which
-every position is masked gives zeros, as the kernels do. How it is computed: attention_forms.py.
+Every forward also returns the log-sum-exp of each row of scores, from which the backward computes the weights again. A row in which
+every position is masked gives zeros, as in PyTorch's kernels. The implementations are in attention_forms.py.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def flash_attention_for_cpu(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, Array]:
-    """Attention, and the logarithm of each row's sum of exponentials.
+    """Attention, and the log-sum-exp of each row of scores.
 
-    Shape:  that of the query, with value's last dimension; (batch, heads, rows).
-    Dtype:  that of the query; the accumulator's, but before torch 2.13 float32 for float64, too, as torch's fake tensors have it.
+    Shape:  that of the query, with value's last dimension; log-sum-exp: (batch, heads, rows).
+    Dtype:  that of the query; log-sum-exp: the accumulator's. Before torch 2.13 it is float32 for float64, too, as in torch's fake tensors.
     Raises: UnsupportedOp for dropout, which this kernel does not have.
     """
     _refuse_dropout(dropout_p, ctx)
@@ -73,22 +73,24 @@ def flash_attention_for_cpu_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, Array, Array]:
-    """Gradients of query, key and value, each of its operand's shape and dtype."""
+    """Gradients of query, key and value, each with its operand's shape and dtype."""
     _refuse_dropout(dropout_p, ctx)
     attention = Attention(query, key, value, attn_mask, is_causal, scale, ctx)
-    if logsumexp.dtype != dtypes.accumulator(query.dtype):  # it has lost digits on its way; see the forward
+    if logsumexp.dtype != dtypes.accumulator(query.dtype):  # the forward rounded it to float32
         _, logsumexp = attend(attention)
     return gradients(attention, grad, out, logsumexp)[:3]
 
 
 # --- CUDA
 #
-# These kernels return the state of their random generator, for the backward. Here it holds the bits of a JAX key.
+# These kernels return the state of their random generator for the backward. Here that state holds the bits of a JAX PRNG key.
 
 
 def _forward_with_state(attention: Attention, dropout_p: float) -> tuple[Any, ...]:
-    """The forward's results as the kernel lists them: the generator's state stands in the first integer tensor after the log-sum-exp,
-    padding and what we have no use for is zero."""
+    """Returns the forward's results in the order of the op's schema.
+
+    The first integer tensor after the log-sum-exp holds the PRNG key. Padding, and tensors that no lowering reads, are zero.
+    """
     ctx = attention.ctx
     key = ctx.key() if dropout_p > 0 else None
     out, logsumexp = attend(attention, dropout_p, key)
@@ -150,10 +152,10 @@ def efficient_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """Attention, the logarithm of each row's sum of exponentials, and the random generator's state for the gradient.
+    """Attention, the log-sum-exp of each row of scores, and the random generator's state for the backward.
 
-    Shape:  that of the query, with value's last dimension; (batch, heads, rows), filled up with zeros or empty as PyTorch's kernel has it.
-    Dtype:  that of the query; the second is float32.
+    Shape:  that of the query, with value's last dimension; log-sum-exp: (batch, heads, rows), zero-padded or empty as in PyTorch's kernel.
+    Dtype:  that of the query; log-sum-exp: float32.
     """
     return _forward_with_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
@@ -172,8 +174,8 @@ def cudnn_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """As `efficient_attention`, with cuDNN's list of results: the logarithms are (batch, heads, rows, 1), and what only cuDNN's own
-    gradient needs is zero.
+    """Same as `efficient_attention`, with the results of cuDNN's op: the log-sum-exp is (batch, heads, rows, 1), and results that only
+    cuDNN's own backward reads are zero.
     """
     return _forward_with_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
@@ -191,7 +193,7 @@ def overrideable_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """As `efficient_attention`, with this op's list of results."""
+    """Same as `efficient_attention`, with this op's list of results."""
     return _forward_with_state(Attention(query, key, value, attn_bias, is_causal, scale, ctx), dropout_p)
 
 
@@ -207,7 +209,7 @@ def flash_attention(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Any, ...]:
-    """As `efficient_attention`, without a mask and with this op's list of results.
+    """Same as `efficient_attention`, without a mask and with this op's list of results.
 
     Raises: UnsupportedOp for a causal mask with different numbers of queries and keys.
     """
@@ -233,7 +235,7 @@ def efficient_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
-    """Gradients of query, key, value and, if grad_input_mask asks for it, attn_bias; each of its operand's shape and dtype."""
+    """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
     attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
     state = _unpack_key(philox_seed, dropout_p)
     *grads, grad_scores = gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, state, grad_input_mask[3])
@@ -269,7 +271,7 @@ def cudnn_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of query, key and value, each of its operand's shape and dtype."""
+    """Gradients of query, key and value, each with its operand's shape and dtype."""
     attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
     return gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]
 
@@ -296,7 +298,7 @@ def overrideable_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
-    """Gradients of query, key, value and, if grad_input_mask asks for it, attn_bias; each of its operand's shape and dtype."""
+    """Gradients of query, key, value and, if `grad_input_mask[3]`, attn_bias; each with its operand's shape and dtype."""
     attention = Attention(query, key, value, attn_bias, is_causal, scale, ctx)
     state = _unpack_key(philox_seed, dropout_p)
     *grads, grad_scores = gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, state, grad_input_mask[3])
@@ -323,7 +325,7 @@ def flash_attention_backward(
     scale: float | None = None,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of query, key and value, each of its operand's shape and dtype."""
+    """Gradients of query, key and value, each with its operand's shape and dtype."""
     _check_causal(query, key, is_causal, ctx)
     attention = Attention(query, key, value, None, is_causal, scale, ctx)
     return gradients(attention, grad, out, _rows_of(logsumexp, attention), dropout_p, _unpack_key(philox_seed, dropout_p))[:3]

@@ -1,5 +1,5 @@
-"""The ways to compute scaled dot product attention and its gradients: with the scores in memory, all of them or those of some rows at
-a time, or by kernels of torch's or cuDNN's, which keep none."""
+"""Implementations of scaled dot product attention and its gradients: with the scores in memory (all of them, or those of a block of rows
+at a time), or by kernels of torch or cuDNN, which do not store the scores."""
 
 from __future__ import annotations
 
@@ -27,12 +27,18 @@ Gradients = tuple[Array, Array, Array, Array | None]
 
 @dataclass(frozen=True)
 class Problem:
-    """An attention or its gradient, apart from its operands' values.
+    """The shapes, dtypes and settings of an attention or its gradient, by which a form is chosen.
 
-    Attributes: query, key, value, mask (None without one; batch and heads of size 1 where it is one for all); is_causal; scale;
-    has_dropout; wants_mask_gradient; platform.
+    It has no `operands`, so the tuner does not measure it: some forms exist to save memory, and the tuner would measure time alone.
 
-    It has no `operands`: some forms save memory, and the tuner would measure time alone.
+    Attributes:
+        query, key, value: shape, dtype and memory order of each operand.
+        mask: shape and dtype; None without a mask. Batch and heads have size 1 where the mask is the same for all of them.
+        is_causal: True if row i sees only the columns up to i.
+        scale: factor of the scores.
+        has_dropout: True if weights are dropped.
+        wants_mask_gradient: True if the gradient of the mask is needed.
+        platform: JAX's name of the platform.
     """
 
     query: Operand
@@ -47,13 +53,18 @@ class Problem:
 
     @property
     def fused(self) -> fused_attention.Settings:
-        """For cuDNN. The key says how all lie in memory: it is what costs most to copy where a cache holds it."""
+        """Settings of cuDNN's kernels. The key's layout decides that of all operands: a key in a KV cache is the most expensive to copy."""
         return fused_attention.Settings(self.scale, self.is_causal, self.key.order == fused_attention.HEADS_INSIDE)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Which rows of a larger attention an attention's rows are. Attributes: first (a number); rows (how many the larger one has)."""
+    """The position of a block of rows in a larger attention.
+
+    Attributes:
+        first: index of the block's first row, an integer of rank 0.
+        rows: number of rows of the larger attention.
+    """
 
     first: Array
     rows: int
@@ -61,12 +72,20 @@ class Place:
 
 @dataclass(frozen=True)
 class Attention:
-    """One attention.
+    """An attention with its operands.
 
-    Attributes: query (batch, heads, rows, size); key (batch, key heads, columns, size); value (batch, key heads, columns, value size);
-    mask, added to the scores or, if bool, true where a score counts; is_causal; scale (None: 1 / sqrt(size)); ctx; place (None
-    of a whole one).
-    With fewer key heads than heads, each serves as many neighbouring heads: their rows are taken together, as rows of one head.
+    With fewer key heads than heads (grouped-query attention), each key head serves a group of neighbouring heads of the query, whose rows
+    are treated as rows of one head.
+
+    Attributes:
+        query: (batch, heads, rows, size).
+        key: (batch, key heads, columns, size).
+        value: (batch, key heads, columns, value size).
+        mask: added to the scores; if bool, true where a score counts.
+        is_causal: True if row i sees only the columns up to i.
+        scale: factor of the scores; None: 1 / sqrt(size).
+        ctx: context of the node that is being lowered.
+        place: position of these rows in a larger attention; None if this is a whole attention.
     """
 
     query: Array
@@ -79,13 +98,13 @@ class Attention:
     place: Place | None = None
 
     def problem(self, has_dropout: bool, *, wants_mask_gradient: bool = False) -> Problem:
-        """What decides how it is computed."""
+        """Returns the description by which a form is chosen."""
         query, key, value = (Operand(x.shape, x.dtype, eager_order(self.ctx, x)) for x in (self.query, self.key, self.value))
         mask = None if self.mask is None else Operand(self._distinct_sizes(2), self.mask.dtype)
         return Problem(query, key, value, mask, self.is_causal, self.factor, has_dropout, wants_mask_gradient, self.ctx.platform)
 
     def _distinct_sizes(self, count: int) -> tuple[int, ...]:
-        """The mask's shape, with size 1 for those of its first dimensions, as many as `count`, along which it is one in eager's memory."""
+        """The mask's shape, with size 1 for each of the first `count` dimensions that is expanded (stride 0) in eager mode."""
         assert self.mask is not None
         spec = eager_spec(self.ctx, self.mask)
         if spec is None:
@@ -94,12 +113,13 @@ class Attention:
         return tuple(1 if dim < count and stride == 0 else size for dim, (size, stride) in strides)
 
     def distinct_mask(self, count: int) -> Array | None:
-        """The mask without what is repeated along its first dimensions: batch and heads, if count is 2; with 4 all of it."""
+        """The mask, cut to size 1 along each of its first `count` dimensions that is expanded in eager mode. count: 2 (batch and heads) or
+        4 (all dimensions)."""
         return None if self.mask is None else lax.slice(self.mask, (0,) * self.mask.ndim, self._distinct_sizes(count))
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """(batch, heads, rows), in which every score has its place."""
+        """(batch, heads, rows): the shape of an array with one element per row of scores."""
         return self.query.shape[:3]
 
     @property
@@ -107,13 +127,17 @@ class Attention:
         return 1 / math.sqrt(self.query.shape[3]) if self.scale is None else self.scale
 
     def by_key_head(self, x: Array) -> Array:
-        """(batch, heads, rows, n) as (batch, key heads, rows of all its heads, n)."""
+        """x, reshaped from (batch, heads, rows, n) to (batch, key heads, rows of all heads of a key head, n)."""
         batch, heads, rows, size = x.shape
         key_heads = self.key.shape[1]
         return x if heads == key_heads else lax.reshape(x, (batch, key_heads, heads // key_heads * rows, size))
 
     def times(self, x: Array, y: Array, over: tuple[int, int], order: Order = None) -> Array:
-        """The product of x and y for each batch and head. Half types are added in float32. order: how the result is wanted in memory.
+        """The product of x and y for each batch and head. Half types are added in float32.
+
+        Args:
+            over: the dimension of x and the dimension of y that are summed over.
+            order: preferred memory order of the result's dimensions.
 
         Shape:  x (batch, heads, ...) and y (batch, key heads, ...).
         Dtype:  the accumulator's.
@@ -148,7 +172,7 @@ class Attention:
         return scores
 
     def dropped(self, x: Array, key: Array | None, probability: float) -> Array:
-        """The weights after dropout. The same key drops the same ones."""
+        """x after dropout; x itself without a key. The same key drops the same elements."""
         if key is None:
             return x
         if self.place is None:
@@ -159,7 +183,7 @@ class Attention:
         return lax.select(mask, lax.mul(x, lax.full_like(x, factor)), lax.full_like(x, 0))
 
     def block(self, first: Array, count: int) -> Attention:
-        """Some of its rows. Its mask must have been taken by `distinct_mask`."""
+        """The attention of `count` rows, from `first` on. The mask must be one that `distinct_mask(4)` returned."""
         mask = self.mask
         if mask is not None and mask.shape[2] > 1:
             mask = lax.dynamic_slice_in_dim(mask, first, count, 2)
@@ -168,7 +192,7 @@ class Attention:
 
 
 def _spread(x: Array, shape: Sequence[int]) -> Array:
-    """A value per row, repeated along the columns."""
+    """x, which has one element per row, broadcast along the columns."""
     return lax.broadcast_in_dim(x, shape, (0, 1, 2))
 
 
@@ -179,7 +203,7 @@ ATTENTION_GRADIENT: Forms[Problem] = Forms("attention_gradient")
 
 
 def attend(attention: Attention, dropout_p: float = 0.0, key: Array | None = None) -> tuple[Array, Array]:
-    """The attended values, in the query's dtype, and the logarithm of each row's sum of exponentials. key: says what is dropped."""
+    """The attended values, in the query's dtype, and the log-sum-exp of each row of scores. key: PRNG key of dropout, or None."""
     problem = attention.problem(key is not None)
     out, logsumexp = attention.ctx.choose(ATTENTION, problem).run(problem, attention, dropout_p, key)
     return out, logsumexp
@@ -194,9 +218,9 @@ def gradients(
     key: Array | None = None,
     wants_mask_gradient: bool = False,
 ) -> Gradients:
-    """Gradients of query, key and value in their dtypes; and, if it is wanted, that of the scores in the accumulator's.
+    """Gradients of query, key and value in their dtypes and, if `wants_mask_gradient`, that of the scores in the accumulator's dtype.
 
-    out, logsumexp, dropout_p, key: the forward's.
+    out, logsumexp, dropout_p, key: those of the forward.
     """
     problem = attention.problem(key is not None, wants_mask_gradient=wants_mask_gradient)
     found: Gradients = attention.ctx.choose(ATTENTION_GRADIENT, problem).run(problem, attention, grad, out, logsumexp, dropout_p, key)
@@ -204,8 +228,8 @@ def gradients(
 
 
 def _fits_cudnn(problem: Problem) -> bool:
-    """Whether cuDNN computes this as the other form does. Dropout is out of reach: its seed is a constant of the program, and XLA counts
-    its offset for each program alone, so the gradient's could not drop the same."""
+    """True if cuDNN computes this with the same result as the other forms. Dropout is excluded: its seed is a constant of the program, and
+    XLA counts its offset for each program separately, so the backward could not drop the same weights."""
     query, key, value, mask = problem.query, problem.key, problem.value, problem.mask
     return (
         fused_attention.is_known()
@@ -224,8 +248,8 @@ def _fits_cudnn(problem: Problem) -> bool:
 
 
 def _fits_as_bias(mask: Operand, query: Operand, key: Operand) -> bool:
-    """Whether a mask can be cuDNN's bias: one number for each score, in the query's dtype. With odd sizes cuDNN has no gradient. That a
-    bias may have one row for all it does not say, nor does JAX give it such a one."""
+    """True if a mask can be cuDNN's bias: one number for each score, in the query's dtype. For odd sizes cuDNN has no gradient. A bias with
+    one row for all rows is excluded: cuDNN does not document it, and JAX never passes one."""
     rows, columns = query.shape[2], key.shape[2]
     return (
         (dtypes.is_bool(mask.dtype) or mask.dtype == query.dtype)
@@ -237,7 +261,7 @@ def _fits_as_bias(mask: Operand, query: Operand, key: Operand) -> bool:
 
 
 def _suits_cudnn(problem: Problem) -> bool:
-    """A single query's scores are no more than the keys."""
+    """True for more than one row. The scores of a single row take no more memory than the keys."""
     return problem.query.shape[2] > 1
 
 
@@ -247,9 +271,9 @@ def _by_cudnn(problem: Problem, attention: Attention, dropout_p: float, key: Arr
     return fused_attention.forward(*operands, problem.fused)
 
 
-# A form that keeps few scores is slower, and worth it where all of them take more bytes.
+# Bytes of all scores above which the form "blocks", which is slower but keeps few scores, is worth it.
 _MANY_BYTES = 64 << 20
-# The scores of a block, unless it had fewer rows then than a matrix product needs to be fast.
+# Bytes of the scores of a block. A block has no fewer than _FEWEST_ROWS rows, which a matrix product needs to be fast.
 _BLOCK_BYTES = 16 << 20
 _FEWEST_ROWS = 16
 
@@ -260,25 +284,29 @@ def _fits_blocks(problem: Problem) -> bool:
 
 
 def _suits_blocks(problem: Problem) -> bool:
-    """What remains for it is what cuDNN cannot do for its dropout."""
+    """True for a large attention with dropout, which the form "cudnn" excludes."""
     rows = problem.query.shape[2]
     return problem.has_dropout and rows * _row_bytes(problem) > _MANY_BYTES and rows > _FEWEST_ROWS
 
 
 def _row_bytes(problem: Problem) -> int:
-    """Of the scores of one row of all heads."""
+    """Bytes of the scores of one row, over all batches and heads."""
     return math.prod(problem.query.shape[:2]) * problem.key.shape[2] * dtypes.accumulator(problem.query.dtype).itemsize
 
 
 def _block_rows(problem: Problem) -> int:
-    """How many rows a block has: a power of two, if not all."""
+    """Number of rows in a block: a power of two, or all rows."""
     fitting = max(_BLOCK_BYTES // _row_bytes(problem), _FEWEST_ROWS)
     return min(1 << fitting.bit_length() - 1, problem.query.shape[2])
 
 
 def _in_blocks(problem: Problem, step: Callable[[Results, Array, int], Results], results: Results) -> Results:
-    """What becomes of the results when `step` has gone over all blocks: it takes the results so far, a block's first row, and how many
-    rows it has."""
+    """Applies `step` to all blocks of rows, one after the other, and returns the final results.
+
+    Args:
+        step: takes the results so far, the index of a block's first row, and the block's number of rows; returns the new results.
+        results: the initial results.
+    """
     rows, count = problem.query.shape[2], _block_rows(problem)
     whole = rows // count * count
     results, _ = lax.scan(lambda found, first: (step(found, first, count), None), results, np.arange(0, whole, count, dtype=np.int32))
@@ -299,9 +327,9 @@ def _by_blocks(problem: Problem, attention: Attention, dropout_p: float, key: Ar
     return out, logsumexp
 
 
-# From so many bytes on, a processor's caches do not hold the scores between the passes over them.
+# Bytes of all scores from which on a processor's caches do not hold them between two passes.
 _UNCACHED_BYTES = 8 << 20
-# For fewer columns torch's kernels take smaller products than are fast.
+# With fewer columns torch's kernels compute matrix products that are too small to be fast.
 _MANY_COLUMNS = 160
 
 
@@ -320,8 +348,8 @@ def _fits_torch(problem: Problem) -> bool:
 
 
 def _suits_torch(problem: Problem) -> bool:
-    """With AVX2 the forward took 0.53 to 0.97 of the time of the form below, the gradient 0.7 to 1.1. For half types its gradient takes up
-    to seven times as long there."""
+    """True for a large attention in float32. With AVX2, torch's forward took 0.53 to 0.97 of the time of the form "xla", its gradient 0.7
+    to 1.1. For half types its gradient took up to seven times as long."""
     many = problem.query.shape[2] * _row_bytes(problem) >= _UNCACHED_BYTES and problem.key.shape[2] >= _MANY_COLUMNS
     return many and problem.query.dtype == np.float32
 
@@ -343,7 +371,7 @@ def _by_xla(problem: Problem, attention: Attention, dropout_p: float, key: Array
     total = lax.select(nothing, lax.full_like(total, 1), total)
     weights = attention.dropped(weights, key, dropout_p)
     out = attention.times(convert(weights, attention.value.dtype), attention.value, (3, 2), attention.ctx.output[0].order)
-    # The division waits until after the product: it has fewer numbers to divide there.
+    # The division comes after the product, where there are fewer elements to divide.
     out = lax.div(out, _spread(total, out.shape))
     return convert(out, attention.query.dtype), lax.add(lax.log(total), largest)
 
@@ -371,7 +399,7 @@ def _gradients_by_blocks(
         return queries, *(lax.add(whole, part) for whole, part in zip(results[1:], sums, strict=True))
 
     dtype = dtypes.accumulator(attention.query.dtype)
-    # XLA would fill the memory of all layers of a network at once, before the first of them, if it knew this zero.
+    # The barrier hides that this is zero. Otherwise XLA would fill the accumulators of all layers at once, before the first layer runs.
     zero, _ = lax.optimization_barrier((lax.full((), 0, dtype), shared))
     start = [lax.broadcast(convert(zero, x.dtype if x is attention.query else dtype), x.shape) for x in operands]
     grad_query, grad_key, grad_value = _in_blocks(problem, step, tuple(start))
@@ -399,7 +427,7 @@ def _gradients_by_xla(
 
 
 def _shared(grad: Array, out: Array) -> Array:
-    """The sum over a row of weight times gradient: that of output times gradient, which needs no pass over the scores."""
+    """The sum over each row of the weights times their gradients. It equals the sum of out * grad, which needs no pass over the scores."""
     dtype = dtypes.accumulator(out.dtype)
     return reduce_sum(lax.mul(convert(out, dtype), convert(grad, dtype)), (3,))
 
@@ -407,7 +435,7 @@ def _shared(grad: Array, out: Array) -> Array:
 def _wide_gradients(
     attention: Attention, grad: Array, shared: Array, logsumexp: Array, dropout_p: float, key: Array | None
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of query, key, value and scores, in the accumulator's dtype. shared: as `_shared` has it."""
+    """Gradients of query, key, value and scores, in the accumulator's dtype. shared: the result of `_shared`."""
     query, keys, value = attention.query, attention.key, attention.value
     scores = attention.scores()
     dtype = scores.dtype

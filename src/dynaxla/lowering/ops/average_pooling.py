@@ -19,20 +19,20 @@ Sizes = Sequence[int]
 
 
 def _divisors(dims: Sequence[PoolWindows], count_include_pad: bool, divisor_override: int | None) -> np.ndarray:
-    """The number by which each window's sum is divided: how many places the window covers, with or without padding."""
+    """The divisor of each window's sum: the number of positions that the window covers, with or without padding."""
     if divisor_override is not None:
         return np.full([dim.out for dim in dims], divisor_override)
     counts = np.ones([1] * len(dims), np.int64)
     for place, dim in enumerate(dims):
         low, high = (-dim.padding, dim.size + dim.padding) if count_include_pad else (0, dim.size)
-        # With ceil_mode the last window may reach beyond the padding: what lies there is never counted.
+        # With ceil_mode the last window may reach beyond the padding; positions there never count.
         covered = np.minimum(dim.starts + dim.kernel, high) - np.maximum(dim.starts, low)
         counts = counts * np.expand_dims(covered, [other for other in range(len(dims)) if other != place])
     return counts
 
 
 def _divide(x: Array, divisors: np.ndarray) -> Array:
-    """x over the divisors of its last dimensions; integers lose their fraction."""
+    """x divided by the divisors of its last dimensions; integer quotients are truncated."""
     if (divisors == divisors.flat[0]).all():
         return lax.div(x, lax.full_like(x, divisors.flat[0]))
     return lax.div(x, lax.broadcast_in_dim(divisors.astype(x.dtype), x.shape, range(x.ndim - divisors.ndim, x.ndim)))
@@ -54,7 +54,7 @@ def avg_pool(
     *,
     ctx: Context,
 ) -> Array:
-    """The mean of each window. Half types are added in float32; integers lose the fraction of their mean.
+    """The mean of each window. Half types are added in float32; means of integers are truncated.
 
     Shape:  x (..., *space) gives (..., *windows), the last two or three dimensions.
     Dtype:  that of x.
@@ -80,7 +80,7 @@ def avg_pool_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """Each place gets its share from every window that covers it.
+    """The gradient of x: each element gets its share from every window that covers it.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -96,7 +96,7 @@ def avg_pool_backward(
 
 
 def _spread_windows(x: Array, dim: PoolWindows) -> Array:
-    """Along one dimension, from windows to places: the sum of all windows that cover a place."""
+    """For each position of the input along one dimension, the sum of the values of all windows that cover it."""
     if dim.kernel == dim.stride and dim.padding == 0:
         shape = (*x.shape[: dim.dim + 1], dim.kernel, *x.shape[dim.dim + 1 :])
         repeated = lax.broadcast_in_dim(x, shape, [other for other in range(x.ndim + 1) if other != dim.dim + 1])
@@ -112,7 +112,7 @@ def _spread_windows(x: Array, dim: PoolWindows) -> Array:
 
 @lowers(aten._adaptive_avg_pool2d.default, aten._adaptive_avg_pool3d.default)
 def adaptive_avg_pool(x: Array, output_size: Sizes) -> Array:
-    """The mean of each of so many windows. Half types are added in float32.
+    """The mean of each of `output_size` windows, which together cover the input. Half types are added in float32.
 
     Shape:  x (..., *space) gives (..., *output_size).
     Dtype:  that of x.
@@ -140,7 +140,7 @@ def _adaptive_mean(x: Array, dim: int, places: int) -> Array:
 
 @lowers(aten._adaptive_avg_pool2d_backward.default, aten._adaptive_avg_pool3d_backward.default)
 def adaptive_avg_pool_backward(grad: Array, x: Array, *, ctx: Context) -> Array:
-    """Each place gets its share from every window that covers it.
+    """The gradient of x: each element gets its share from every window that covers it.
 
     Shape:  that of x.
     Dtype:  that of x.

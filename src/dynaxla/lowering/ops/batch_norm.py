@@ -20,7 +20,10 @@ Three = tuple[Array | None, Array | None, Array | None]
 
 
 def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps: float, ctx: Context) -> tuple[Array, Array, Array, Array]:
-    """x normalized by its own statistics, in the accumulator's dtype; mean, biased variance and 1 / standard deviation per channel."""
+    """x normalized by its own statistics, and the mean, biased variance and 1 / standard deviation of each channel.
+
+    Dtype:  all: the accumulator's.
+    """
     wide = convert(x, dtypes.accumulator(x.dtype))
     mean, variance, centered = moments_over(wide, but_channels(x), ctx.sum)
     inverse = reciprocal_root(variance, eps)
@@ -31,7 +34,7 @@ def _normalize_by_batch(x: Array, weight: Array | None, bias: Array | None, eps:
 def _normalize_by_running(
     x: Array, weight: Array | None, bias: Array | None, running_mean: Array, running_var: Array, eps: float, ctx: Context
 ) -> Array:
-    """x normalized by given statistics, in the accumulator's dtype."""
+    """x normalized by the running statistics, in the accumulator's dtype."""
     dtype = dtypes.accumulator(x.dtype)
     factor = reciprocal_root(convert(running_var, dtype), eps)
     if weight is not None:
@@ -39,7 +42,7 @@ def _normalize_by_running(
     if ctx.eager.centers_first:
         centered = lax.sub(convert(x, dtype), along(convert(running_mean, dtype), x.shape, (1,)))
         return affine(centered, factor, bias, (1,))
-    # As ATen does, everything per channel goes into one factor and one shift: a channel's work is one multiplication and one addition.
+    # As in ATen, all values of a channel are folded into one factor and one shift: an element takes one multiplication and one addition.
     shift = lax.neg(lax.mul(convert(running_mean, dtype), factor))
     if bias is not None:
         shift = lax.add(convert(bias, dtype), shift)
@@ -54,7 +57,7 @@ def _blend(running: Array, statistic: Array, momentum: float) -> Array:
 
 
 def _saved(ctx: Context, index: int, statistic: Array | None) -> Array:
-    """A saved statistic in the dtype that ATen saves it in; without one, the empty tensor that ATen gives instead."""
+    """A saved statistic in the dtype in which ATen saves it; for None, the empty tensor that ATen returns instead."""
     spec = ctx.output[index]
     return lax.full(spec.shape, 0, spec.jax_dtype) if statistic is None else convert(statistic, spec.jax_dtype)
 
@@ -70,9 +73,9 @@ def _batch_norm(
     eps: float,
     ctx: Context,
 ) -> tuple[Array, Array, Array, Array | None, Array | None]:
-    """The normalized x, saved mean and 1 / standard deviation, and the new running statistics."""
+    """The normalized x, the saved mean and 1 / standard deviation, and the new running mean and variance."""
     _require_vectors(running_mean, running_var)
-    # ATen's forward kernels read as many numbers as there are channels, in whatever shape they come.
+    # ATen's forward kernels read one element per channel, whatever the shape of weight and bias.
     weight, bias = (None if item is None else lax.reshape(item, (item.size,)) for item in (weight, bias))
     if not training:
         assert running_mean is not None
@@ -84,17 +87,14 @@ def _batch_norm(
     if running_mean is not None:
         running_mean = _blend(running_mean, mean, momentum)
     if running_var is not None:
-        # The running variance is the unbiased one; of a single value that is 0 / 0.
+        # The running variance is the unbiased one, which is 0 / 0 for a single value.
         unbiased = lax.mul(variance, lax.full_like(variance, count / (count - 1) if count != 1 else math.nan))
         running_var = _blend(running_var, unbiased, momentum)
     return convert(out, x.dtype), _saved(ctx, 1, mean), _saved(ctx, 2, inverse), running_mean, running_var
 
 
 def _require_vectors(*parameters: Array | None) -> None:
-    """Refuse channels in another shape than a vector, as ATen's kernels do.
-
-    Raises: UnsupportedOp.
-    """
+    """Raises UnsupportedOp for a parameter that is not a vector: ATen's kernels refuse it."""
     if any(item is not None and item.ndim != 1 for item in parameters):
         raise UnsupportedOp("of batch norm, running statistics (and the weight, in the backward pass) have to be vectors")
 
@@ -114,8 +114,8 @@ def batch_norm_functional(
 ) -> tuple[Array | None, ...]:
     """Batch norm: the result, the saved mean and 1 / standard deviation, and the new running mean and variance.
 
-    Shape:  that of x (batch, channel, *space); statistics (channel), and the saved ones empty without `training`.
-    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    Shape:  that of x (batch, channel, *space); statistics: (channel). Without `training` the saved ones are empty.
+    Dtype:  that of x; statistics: as in PyTorch.
     """
     *results, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
     return *results, _saved(ctx, 3, new_mean), _saved(ctx, 4, new_var)
@@ -127,8 +127,8 @@ def batch_norm_no_stats(
 ) -> tuple[Array, Array, Array]:
     """Batch norm by x's own statistics: the result, mean and 1 / standard deviation.
 
-    Shape:  that of x (batch, channel, *space); statistics (channel).
-    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    Shape:  that of x (batch, channel, *space); statistics: (channel).
+    Dtype:  that of x; statistics: as in PyTorch.
     """
     return _batch_norm(x, weight, bias, None, None, True, momentum, eps, ctx)[:3]
 
@@ -145,7 +145,7 @@ def batch_norm_no_training(
     *,
     ctx: Context,
 ) -> tuple[Array, Array, Array]:
-    """Batch norm by running statistics: the result, and two empty vectors where others save statistics.
+    """Batch norm by running statistics: the result, and two empty vectors in place of the saved statistics.
 
     Shape:  that of x.
     """
@@ -166,8 +166,8 @@ def batch_norm_with_update(
 ) -> tuple[Array | None, ...]:
     """Batch norm by x's own statistics: the result, mean, 1 / standard deviation, an empty reserve, and the new running mean and variance.
 
-    Shape:  that of x (batch, channel, *space); statistics (channel).
-    Dtype:  that of x; that in which PyTorch keeps each statistic.
+    Shape:  that of x (batch, channel, *space); statistics: (channel).
+    Dtype:  that of x; statistics: as in PyTorch.
     """
     out, mean, inverse, new_mean, new_var = _batch_norm(x, weight, bias, running_mean, running_var, True, momentum, eps, ctx)
     return out, mean, inverse, _saved(ctx, 3, None), _saved(ctx, 4, new_mean), _saved(ctx, 5, new_var)
@@ -185,10 +185,10 @@ def batch_norm_no_update(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Batch norm by running statistics, or without such by x's own: the result, the saved mean and 1 / standard deviation, and an empty
+    """Batch norm by running statistics or, without them, by x's own: the result, the saved mean and 1 / standard deviation, and an empty
     reserve.
 
-    Shape:  that of x (batch, channel, *space); the saved ones are (channel), and empty with running statistics.
+    Shape:  that of x (batch, channel, *space); saved statistics: (channel), or empty with running statistics.
     """
     training = running_mean is None or running_var is None
     out, mean, inverse, *_ = _batch_norm(x, weight, bias, running_mean, running_var, training, momentum, eps, ctx)
@@ -210,9 +210,9 @@ def native_batch_norm_backward(
     *,
     ctx: Context,
 ) -> Three:
-    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+    """Gradients of input, weight and bias; None for each that output_mask leaves out.
 
-    Shape:  that of x, and (channel) twice.
+    Shape:  that of x, (channel) and (channel).
     """
     _require_vectors(weight, running_mean, running_var)
     dtype = dtypes.accumulator(x.dtype)
@@ -234,7 +234,7 @@ def native_batch_norm_backward(
         factor = inverse if weight is None else lax.mul(inverse, convert(weight, dtype))
         if train:
             count = lax.full_like(inverse, math.prod(x.shape[dim] for dim in dims))
-            # The parts of grad that move the mean and the variance do not reach the input.
+            # The components of grad that would change the mean and the variance do not reach the input.
             slope = lax.div(lax.mul(grad_weight, inverse), count)
             wide = lax.sub(wide, along(lax.div(grad_bias, count), x.shape, (1,)))
             wide = lax.sub(wide, lax.mul(centered, along(slope, x.shape, (1,))))
@@ -263,5 +263,5 @@ def batch_norm_backward(
     *,
     ctx: Context,
 ) -> Three:
-    """As `native_batch_norm_backward`; the reserve, which cuDNN alone could read, is not needed."""
+    """Same as `native_batch_norm_backward`. The reserve, which only cuDNN reads, is not used."""
     return native_batch_norm_backward(grad, x, weight, running_mean, running_var, save_mean, save_var, update, eps, output_mask, ctx=ctx)

@@ -1,12 +1,12 @@
-"""Bessel functions of all kinds, of orders 0 and 1, and Airy's.
+"""Bessel functions of orders 0 and 1 (J, Y, I, K and spherical j0), and Airy's function Ai.
 
 Source: S. L. Moshier, Cephes Mathematical Library (j0.c, j1.c, i0.c, i1.c, k0.c, k1.c, airy.c): rational functions and Chebyshev series on
-intervals, asymptotic expansions beyond. ATen evaluates the same (native/Math.h), so that both round alike. Coefficients stand with the
-highest order first.
+intervals, asymptotic expansions beyond. ATen evaluates the same formulas (native/Math.h), so both round alike. Coefficients are listed
+with the highest order first.
 
-I is JAX's own. JAX's bessel_jn cannot be J: in float32 it is nan for x from -3 to 0, in float64 it is off by 1e-9 at x = 9, and at 1e4 it
-is wrong in every digit. JAX has no Y, no K and no Airy function. Torch's own kernels (see fallback.py) cannot fuse with the functions
-around them, and a TPU cannot call them.
+I comes from JAX. JAX's bessel_jn is not accurate enough for J: in float32 it is nan for x from -3 to 0, in float64 it is off by 1e-9 at
+x = 9, and at 1e4 it is wrong in every digit. JAX has no Y, no K and no Airy function. Torch's own kernels (see fallback.py) cannot be fused
+with neighbouring ops, and a TPU cannot call them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..registry import lower_table
 
 Series = Sequence[float]
 
-# J and Y beyond 5: amplitude and phase as rational functions of 25 / x**2, per order.
+# J and Y for |x| > 5, by order: amplitude and phase as rational functions of 25 / x**2.
 _PP = (
     (
         7.96936729297347051624e-4,
@@ -107,7 +107,7 @@ _QQ = (
         3.36093607810698293419e2,
     ),
 )
-# J up to 5: a rational function of x**2 times the factors of its first two roots (their squares are given).
+# J for |x| <= 5, by order: a rational function of x**2, times x**2 - r for the squares r of the first two roots (_J_ROOTS).
 _J_TOP = (
     (-4.79443220978201773821e9, 1.95617491946556577543e12, -2.49248344360967716204e14, 9.70862251047306323952e15),
     (-8.99971225705559398224e8, 4.52228297998194034323e11, -7.27494245221818276015e13, 3.68295732863852883286e15),
@@ -135,7 +135,7 @@ _J_BOTTOM = (
     ),
 )
 _J_ROOTS = ((5.78318596294678452118e0, 3.04712623436620863991e1), (1.46819706421238932572e1, 4.92184563216946036703e1))
-# Y up to 5: a rational function of x**2, besides J and a logarithm.
+# Y for x <= 5, by order: a rational function of x**2, to which a multiple of J times a logarithm is added.
 _Y_TOP = (
     (
         1.55924367855235737965e4,
@@ -177,7 +177,7 @@ _Y_BOTTOM = (
         3.97270608116560655612e18,
     ),
 )
-# K up to 2 (a Chebyshev series in x**2 - 2, besides I and a logarithm) and beyond (one in 8 / x - 2).
+# K by order. For x <= 2: a Chebyshev series in x**2 - 2, combined with I times a logarithm. For x > 2: a Chebyshev series in 8 / x - 2.
 _K_NEAR = (
     (
         1.37446543561352307156e-16,
@@ -261,7 +261,7 @@ _K_FAR = (
         2.72062619048444266945e0,
     ),
 )
-# Airy's Ai from 2.09 up, in 1 / zeta.
+# Airy's Ai for x >= 2.09, in 1 / zeta.
 _AIRY_TOP = (
     3.46538101525629032477e-1,
     1.20075952739645805542e1,
@@ -282,7 +282,7 @@ _AIRY_BOTTOM = (
     1.40959135607834029598e1,
     1.00000000000000000470e0,
 )
-# Below -2.09, in 1 / zeta**2: the factors of the sine and of the cosine.
+# Airy's Ai for x < -2.09, in 1 / zeta**2: the factors of the sine and of the cosine.
 _AIRY_SINE_TOP = (
     -1.31696323418331795333e-1,
     -6.26456544431912369773e-1,
@@ -337,7 +337,7 @@ def _number(x: Array, value: float) -> Any:
 
 
 def polynomial(x: Array, coefficients: Series) -> Array:
-    """By Horner's rule."""
+    """The value of a polynomial at x, by Horner's rule. coefficients: highest order first."""
     total = full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         total = lax.add(lax.mul(total, x), _number(x, coefficient))
@@ -345,7 +345,7 @@ def polynomial(x: Array, coefficients: Series) -> Array:
 
 
 def chebyshev_series(x: Array, coefficients: Series) -> Array:
-    """The sum of coefficients times Chebyshev polynomials at x / 2, the constant one halved. By Clenshaw's recurrence."""
+    """The sum of coefficients times Chebyshev polynomials at x / 2, by Clenshaw's recurrence. The constant term is halved."""
     before, last, total = full_like(x, 0), full_like(x, 0), full_like(x, coefficients[0])
     for coefficient in coefficients[1:]:
         before, last = last, total
@@ -374,7 +374,7 @@ def _choose(condition: Array, value: float, otherwise: Array) -> Array:
 
 
 def _waves(order: int, x: Array) -> tuple[Array, Array, Array, Array, Array]:
-    """J and Y beyond 5: P, Q, cosine and sine of the angle, and the amplitude."""
+    """The parts of J and Y for x > 5: P, Q, the cosine and sine of the angle, and the amplitude."""
     square = lax.mul(_inverse(x, 5), _inverse(x, 5)) if order else _inverse(lax.mul(x, x), 25)
     angle = _plus(x, -math.pi * (0.75 if order else 0.25))
     first = _ratio(square, _PP[order], _PQ[order])
@@ -410,7 +410,7 @@ def bessel_y(order: int, x: Array) -> Array:
     return _choose(lax.eq(x, _number(x, 0)), -math.inf, _choose(lax.lt(x, _number(x, 0)), math.nan, out))
 
 
-# By order; nan at the infinities, as in ATen.
+# The modified Bessel functions of the first kind, by order. They are nan at the infinities, as in ATen.
 _MODIFIED_BESSEL_I = (jax.scipy.special.i0, jax.scipy.special.i1)
 
 
@@ -435,7 +435,7 @@ def _spherical_bessel_j0(x: Array) -> Array:
     return _choose(lax.eq(lax.abs(x), _number(x, math.inf)), 0, out)
 
 
-# Maclaurin's series of Ai in x**3: of the part with value 1 at 0, and of the one with slope 1 there.
+# Maclaurin series of Ai in x**3: one for the part with value 1 at 0, one for the part with slope 1 there.
 _AIRY_AT_ZERO, _AIRY_SLOPE_AT_ZERO = 0.355028053887817239260, 0.258819403792806798405
 _AIRY_VALUE_SERIES, _AIRY_SLOPE_SERIES = (
     [1 / math.prod((3 * k - 1 + shift) * (3 * k + shift) for k in range(1, terms + 1)) for terms in range(13, -1, -1)] for shift in (0, 1)
@@ -445,7 +445,7 @@ _AIRY_VALUE_SERIES, _AIRY_SLOPE_SERIES = (
 def _airy_ai(x: Array) -> Array:
     """Airy's function Ai; nan at the infinities, as in ATen."""
     root = lax.sqrt(lax.abs(x))
-    # In this order, which decides the rounding, and with it the angle far from zero.
+    # The order of these operations decides the rounding of zeta, and with it the angle far from zero.
     zeta = lax.div(lax.mul(_times(lax.abs(x), 2), root), full_like(x, 3))
     inverse = _inverse(zeta)
     square = lax.mul(inverse, inverse)

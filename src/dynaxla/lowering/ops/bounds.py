@@ -1,4 +1,5 @@
-"""Values that eager mode refuses, such as indices out of range: a compiled call raises the same exception, and mutates nothing."""
+"""Run-time checks for values that eager mode refuses, such as indices out of range: a compiled call raises the same exception, and mutates
+nothing. A check is left out where the graph shows that the values are in range (`interval`)."""
 
 from __future__ import annotations
 
@@ -16,15 +17,17 @@ from ..context import Context
 from ..dimensions import surely, wrap
 from ..promotion import number
 
-Interval = tuple[int, int]  # the lowest and the highest value
+Interval = tuple[int, int]  # the lowest and the highest value, both included
 
 
 def require_index(
     ctx: Context, index: Array, size: int, error: type[Exception], message: str, source: Any = None, *, from_end: bool = False
 ) -> None:
-    """The program's call raises unless every index is one of a dimension of `size`. With from_end, negative indices count from its end.
+    """Makes the compiled call raise unless every index is within a dimension of `size`.
 
-    source: the node or number in the graph that gives the index. Nothing is checked if its range is known to be inside.
+    Args:
+        source: the node or number in the graph that `index` comes from. If its interval is known to be in range, no check is added.
+        from_end: True if negative indices count from the end.
     """
     low, high = -size if from_end else 0, size - 1
     known = interval(ctx, source)
@@ -40,18 +43,18 @@ def require_index(
 
 
 def refuse_unless(ctx: Context, holds: bool, error: type[Exception], message: str) -> None:
-    """The program's call raises unless a condition holds that is known during tracing, but that eager mode checks when it runs."""
+    """Makes the compiled call raise unless `holds`, a condition that is known during tracing but that eager mode checks at run time."""
     if not holds:
         ctx.require(lax.full((), False), error, message)
 
 
 def argument(ctx: Context, position: int) -> Any:
-    """The current node's positional argument as it stands in the graph; None if it is not there."""
+    """The current node's positional argument at `position`, as in the graph; None if the node has fewer arguments."""
     return ctx.node.args[position] if position < len(ctx.node.args) else None
 
 
 def interval(ctx: Context, source: Any) -> Interval | None:
-    """The lowest and the highest of the whole numbers that a node's elements can be, as far as the graph tells; None if it does not."""
+    """The lowest and the highest value that elements of `source`, a node or an integer, can have; None if the graph does not show it."""
     if isinstance(source, int):
         return source, source
     if not isinstance(source, Node):
@@ -81,7 +84,7 @@ def _of_range(ctx: Context, node: Node) -> Interval | None:
 
 
 def _of_place(ctx: Context, node: Node) -> Interval | None:
-    """The interval of indices of a dimension, or of the flattened tensor if none is given."""
+    """The interval of the indices that ops such as argmax return: along `dim`, or into the flattened tensor if `dim` is None."""
     shape = ctx.spec_of(node.args[0]).shape
     assert isinstance(node.target, torch._ops.OpOverload)
     schema = node.target._schema.arguments
@@ -99,7 +102,7 @@ def _of_item(ctx: Context, node: Node) -> Interval | None:
 
 
 def _with_number(combine: Callable[[int, int], int]) -> Callable[[Context, Node], Interval | None]:
-    """A rule for an op on a tensor and a number."""
+    """The rule for a binary op whose second operand is a single number."""
 
     def rule(ctx: Context, node: Node) -> Interval | None:
         first, second = interval(ctx, node.args[0]), interval(ctx, node.args[1])
@@ -122,7 +125,7 @@ def _of_clamp(ctx: Context, node: Node) -> Interval | None:
 
 
 _WITH_PLACES = (aten.sort.default, aten.sort.stable, aten.topk.default, aten.max.dim, aten.min.dim, aten.median.dim, aten.kthvalue.default)
-# Ops whose elements are elements of their first argument.
+# Ops whose result holds only elements of their first argument.
 _MOVES = (
     aten.view.default,
     aten._unsafe_view.default,

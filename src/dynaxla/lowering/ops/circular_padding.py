@@ -1,5 +1,5 @@
-"""Circular padding: a tensor between its own last and its own first places. No op says so; it is seen where the tensor and slices of it are
-put together along one dimension after another, as `capture/whole.py` does for `F.pad`, and people do by hand.
+"""Circular padding. No ATen op expresses it, so it is recognized as a pattern: a tensor concatenated with slices of its own ends, along one
+dimension after another. `capture/whole.py` writes `F.pad` in this way, and users write it by hand.
 """
 
 from __future__ import annotations
@@ -21,13 +21,20 @@ from ..dimensions import wrap
 from ..dtypes import DType
 from ..forms import Forms
 
-# Of the result, above which copies by torch, each of one piece, take half of the time of XLA's concatenations.
+# Bytes of the result from which on copies by torch, one for each piece, take half the time of XLA's concatenations.
 _WORTHWHILE = 1 << 19
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is padded. Attributes: shape, dtype; sides (by dimension, how many places are set before it, and how many behind); platform."""
+    """The shape, dtype and padding of a circular padding.
+
+    Attributes:
+        shape: of the tensor before padding.
+        dtype: of the tensor.
+        sides: for each dimension, the number of elements that are added before and after.
+        platform: JAX's name of the platform.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
@@ -44,7 +51,7 @@ class Problem:
 
 
 def _suits(problem: Problem) -> bool:
-    """XLA copies whole rows as fast."""
+    """True for a large result whose last dimension is padded. Without padding there XLA copies whole rows, and is as fast."""
     return any(problem.sides[-1]) and math.prod(problem.out) * problem.dtype.itemsize >= _WORTHWHILE
 
 
@@ -61,7 +68,7 @@ def _by_torch(problem: Problem, x: Array, join: Join) -> Array:
         inside.copy_(operands[0])
         for dim in reversed(range(len(problem.shape))):
             size, (before, behind) = problem.shape[dim], problem.sides[dim]
-            part = results[0]  # what is written already, and its surroundings along this dimension
+            part = results[0]  # the part already written, with its padding along `dim`
             for other in range(dim):
                 part = part.narrow(other, problem.sides[other][0], problem.shape[other])
             part.narrow(dim, 0, before).copy_(part.narrow(dim, size, before))
@@ -76,7 +83,10 @@ def _by_xla(problem: Problem, x: Array, join: Join) -> Array:
 
 
 def padded(ctx: Context, join: Join) -> Array:
-    """The current node's value: an `aten.cat`, which `join` computes, whatever it is made of."""
+    """The value of the current node, an `aten.cat`: by a form of CIRCULAR if it is circular padding, else by `join`.
+
+    join: computes any concatenation.
+    """
     found: dict[int, tuple[int, int]] = {}
     node = ctx.node
     while (ends := _ends(node, ctx)) is not None and ends[1] not in found:
@@ -90,11 +100,12 @@ def padded(ctx: Context, join: Join) -> Array:
 
 
 def _ends(node: Node, ctx: Context) -> tuple[Node, int, tuple[int, int]] | None:
-    """What the node puts between its own ends, along which dimension, and how many places before and behind it; None if it does not."""
+    """If the node concatenates a source with slices of the source's own ends: the source, the dimension, and the numbers of elements before
+    and after the source. Else None."""
     if node.target is not aten.cat.default:
         return None
     pieces: Any = node.args[0]
-    for index in range(max(len(pieces) - 2, 0), min(len(pieces), 2)):  # the source's: with one piece before and one behind it at most
+    for index in range(max(len(pieces) - 2, 0), min(len(pieces), 2)):  # of the source, with at most one piece before and one after it
         ends = {place - index: _slice(piece, ctx) for place, piece in enumerate(pieces) if place != index}
         found = [end for end in ends.values() if end is not None and end[0] is pieces[index]]
         if not found or len(found) < len(ends):
@@ -109,7 +120,7 @@ def _ends(node: Node, ctx: Context) -> tuple[Node, int, tuple[int, int]] | None:
 
 
 def _slice(node: Node, ctx: Context) -> tuple[Any, int, range] | None:
-    """Of what the node is a slice, along which dimension, and its places; None if it is none."""
+    """If the node is a slice: the sliced node, the dimension, and the indices along it. Else None."""
     if node.target is not aten.slice.Tensor:
         return None
     given: list[Any] = [ctx.spec_of(argument) for argument in node.args]

@@ -1,10 +1,10 @@
-"""Collectives of `torch.distributed` inside a program: it calls torch's own, on its own buffers, with the user's process groups. Or they
-are XLA's own, as far as it has them, where that is wanted (`by_xla.py`).
+"""Lowerings of the collectives of `torch.distributed`. The compiled program calls torch's own collectives, on its own buffers, with the
+user's process groups. Where XLA's own collectives are requested, and XLA has the op, the program uses those instead (`by_xla.py`).
 
-All of a program's collectives have one order, that of the graph: each takes the turn that the one before has handed on, since XLA knows no
-order among them, and two processes that call collectives in different orders wait for each other for ever. Before a program's first run
-its processes compare which ones they call (`runtime/same_collectives.py`). One returns when its result has arrived, so that waiting for it
-(`wait_tensor`) is nothing.
+The collectives of a program run in the order of the graph: each has as an operand an array that the previous one returns (`Context.turn`).
+XLA knows no order among them, and two processes that call collectives in different orders wait for each other forever. Before a program's
+first run its processes compare the collectives that they are about to call (`runtime/same_collectives.py`). A collective returns when its
+result has arrived, so `wait_tensor` does nothing.
 
 Source: torch.distributed._functional_collectives; its ops are the functional forms of the collectives in torch.distributed.
 """
@@ -29,7 +29,7 @@ from ..graphs import user_line
 from ..registry import lowers
 
 Tensors = Sequence[torch.Tensor]
-# What starts a collective that writes its outputs: gets the group, outputs, inputs, and what the op has besides; gives the work.
+# Starts a collective that writes its outputs. Takes the group, outputs, inputs and the op's other arguments; returns the work handle.
 Start = Callable[..., Any]
 
 
@@ -73,7 +73,7 @@ def _all_to_all(group: Any, outputs: Tensors, inputs: Tensors, received: Sequenc
 
 
 def _by_itself(op: Any, group: Any, outputs: Tensors, inputs: Tensors, *settings: Any) -> Any:
-    """An op that makes a tensor of its own, and whose work cannot be had."""
+    """Runs an op that allocates its own result and has no work handle to return. Returns the handle of finished work."""
     outputs[0].copy_(torch.ops._c10d_functional.wait_tensor(op(inputs[0], *settings, group.group_name)))
     return private.done_work()
 
@@ -96,7 +96,7 @@ _STARTS: dict[str, Start] = {
 
 
 def _collective(*args: Any, ctx: Context) -> Any:
-    """The result of the current node's collective, when it has arrived."""
+    """Lowers the current node's collective: by XLA if requested and possible, else by a callback into torch that waits for the result."""
     op: Any = ctx.node.target
     operands, *settings, name = args
     start, agreement = _STARTS.get(op._schema.name) or functools.partial(_by_itself, op), ctx.agreement
@@ -119,9 +119,13 @@ def _collective(*args: Any, ctx: Context) -> Any:
 
 
 def call(op: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Call a collective in eager mode as a program calls it, and wait for it.
+    """Calls a collective in eager mode in the way a compiled program calls it, and waits for it.
 
-    op, args, kwargs: a call of one of `asynchronous.COLLECTIVES`. Returns: its result, in which `wait_tensor` finds nothing to wait for.
+    Args:
+        op: one of `asynchronous.COLLECTIVES`.
+        args, kwargs: its arguments.
+
+    Returns: the op's result, for which `wait_tensor` does not have to wait.
     Raises: CollectiveMismatch; CollectiveFailed.
     """
     values = [*args, *(kwargs[argument.name] for argument in op._schema.arguments[len(args) :] if argument.name in kwargs)]
@@ -158,5 +162,5 @@ for _name in asynchronous.COLLECTIVES:
 
 @lowers("_c10d_functional::wait_tensor", platforms=PLATFORMS)
 def wait_tensor(x: Array) -> Array:
-    """What a program's own collective gave: it has arrived."""
+    """x itself: the result of a collective in the same program has already arrived."""
     return x

@@ -1,4 +1,4 @@
-"""Comparisons, truth values, and choosing between elements: maximum, clamp, where."""
+"""Comparisons, logical ops, and ops that select elements: maximum, clamp, where."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Function = Callable[..., Array]
 
 
 def signbit(x: Array) -> Array:
-    """Whether the sign is negative: of -0.0 and of negative nans too."""
+    """True where x is negative, including -0.0 and negative nans."""
     if dtypes.is_float(x.dtype):
         x = lax.bitcast_convert_type(x, np.dtype(f"int{x.dtype.itemsize * 8}"))
     elif dtypes.is_bool(x.dtype):
@@ -31,7 +31,7 @@ def signbit(x: Array) -> Array:
 
 
 def is_infinite(x: Array) -> Array:
-    """Whether an element, or a part of a complex one, is infinite."""
+    """True where an element, or either part of a complex element, is infinite."""
     if dtypes.is_complex(x.dtype):
         return lax.bitwise_or(is_infinite(lax.real(x)), is_infinite(lax.imag(x)))
     return lax.eq(lax.abs(x), number(np.inf, x.dtype)) if dtypes.is_float(x.dtype) else lax.full(x.shape, False)
@@ -42,7 +42,7 @@ def is_nan(x: Array) -> Array:
 
 
 def is_finite(x: Array) -> Array:
-    """Whether an element, with both parts of a complex one, is finite."""
+    """True where an element, or both parts of a complex element, are finite."""
     if dtypes.is_complex(x.dtype):
         return lax.bitwise_and(lax.is_finite(lax.real(x)), lax.is_finite(lax.imag(x)))
     return lax.is_finite(x) if dtypes.is_float(x.dtype) else lax.full(x.shape, True)
@@ -53,12 +53,12 @@ def equals_infinity(x: Array, infinity: float) -> Array:
 
 
 def _logical(function: Function) -> Function:
-    """A function of truth values; every operand is converted on its own."""
+    """`function` of truth values: each operand is converted to bool on its own, without promotion."""
     return lambda *operands: function(*broadcast([convert(operand, np.dtype(np.bool_)) for operand in operands]))
 
 
 def _maximum(x: Array, y: Array) -> Array:
-    """The larger; nan where either is."""
+    """The larger element; nan where either is nan."""
     return lax.bitwise_or(x, y) if dtypes.is_bool(x.dtype) else lax.max(x, y)
 
 
@@ -67,26 +67,28 @@ def _minimum(x: Array, y: Array) -> Array:
 
 
 def _keeps_zeros(dtype: DType) -> bool:
-    """True where bounds are selections. Maxima of half types need fewer roundings (see cpu/halves.py)."""
+    """True for dtypes that are clamped at zero by a select, which keeps the sign of zeros. For half types a maximum needs fewer roundings
+    (see cpu/halves.py)."""
     return dtypes.is_float(dtype) and dtype.itemsize > 2
 
 
 def at_least(x: Array, low: Any) -> Array:
-    """low, a number, where x < low. With a bound of zero a zero keeps its own sign, as in ATen; XLA takes 0.0 for larger than -0.0."""
+    """max(x, low) for a number `low`. With low = 0, zeros keep their sign (see `_keeps_zeros`), as in ATen; XLA's maximum of 0.0 and -0.0
+    is 0.0."""
     if _keeps_zeros(x.dtype) and not is_open(low) and low == 0:
         return lax.select(lax.lt(x, number(low, x.dtype)), full_like(x, low), x)
     return _maximum(x, expand(convert(low, x.dtype), x.shape))
 
 
 def at_most(x: Array, high: Any) -> Array:
-    """high, a number, where x > high. With a bound of zero a zero keeps its own sign."""
+    """min(x, high) for a number `high`. With high = 0, zeros keep their sign, as in `at_least`."""
     if _keeps_zeros(x.dtype) and not is_open(high) and high == 0:
         return lax.select(lax.gt(x, number(high, x.dtype)), full_like(x, high), x)
     return _minimum(x, expand(convert(high, x.dtype), x.shape))
 
 
 def _skip_nan(function: Function) -> Function:
-    """The other operand where one is nan."""
+    """`function`, but where one operand is nan, the other operand."""
 
     def skipping(x: Array, y: Array) -> Array:
         if not dtypes.is_float(x.dtype):
@@ -98,16 +100,16 @@ def _skip_nan(function: Function) -> Function:
 
 @functools.cache
 def _saturates_bounds() -> bool:
-    """True for a torch whose clamp takes the nearest number that the dtype can hold for a bound that it cannot hold.
+    """True if the installed torch's clamp saturates a bound that the dtype cannot hold.
 
-    torch 2.15 does; with earlier ones -1 is 255 for uint8, and most other such bounds raise.
+    torch 2.15 does; in earlier versions -1 becomes 255 for uint8, and most other such bounds raise.
     """
     with private.without_modes():
         return torch.zeros(1, dtype=torch.uint8).clamp(min=-1).item() == 0
 
 
 def held_bound(value: Any, dtype: DType) -> Any:
-    """A bound of clamp or hardtanh as the dtype can hold it."""
+    """A bound of clamp or hardtanh; for integer dtypes saturated to the dtype's range, if torch does so."""
     if type(value) is not int or not dtypes.is_integer(dtype) or not _saturates_bounds():
         return value
     limits = np.iinfo(dtype)
@@ -116,7 +118,7 @@ def held_bound(value: Any, dtype: DType) -> Any:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
-    """low where x < low, then high where that > high; nan where any of the three is.
+    """min(max(x, low), high); nan where any of the three is nan.
 
     Shape:  the three broadcast.
     Dtype:  promoted from all three.
@@ -135,7 +137,7 @@ def clamp(x: Array, low: Any = None, high: Any = None) -> Array:
 
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(x: Array, low: Any) -> Array:
-    """x, but low where x < low.
+    """max(x, low); nan where either is nan.
 
     Shape:  both broadcast.
     Dtype:  promoted from both.
@@ -145,7 +147,7 @@ def clamp_min(x: Array, low: Any) -> Array:
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(x: Array, high: Any) -> Array:
-    """x, but high where x > high.
+    """min(x, high); nan where either is nan.
 
     Shape:  both broadcast.
     Dtype:  promoted from both.
@@ -166,10 +168,10 @@ def where(condition: Array, x: Any, y: Any) -> Array:
 
 @lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
 def masked_fill(x: Array, mask: Array, value: Any) -> Array:
-    """x with one value where the mask is True.
+    """`value` where the mask is True, else x.
 
     Shape:  x and mask, broadcast.
-    Dtype:  that of x, whatever value is.
+    Dtype:  that of x, whatever the dtype of `value`.
     """
     x, mask = broadcast([x, mask])
     return lax.select(mask, expand(convert(value, x.dtype), x.shape), x)
@@ -177,7 +179,7 @@ def masked_fill(x: Array, mask: Array, value: Any) -> Array:
 
 @lowers(aten.nan_to_num.default)
 def nan_to_num(x: Array, nan: float | None = None, posinf: float | None = None, neginf: float | None = None) -> Array:
-    """x with numbers instead of nan and infinities: by default 0 and the dtype's limits.
+    """x with nan and infinities replaced by numbers: by default 0 and the dtype's limits.
 
     Shape:  that of x.
     Dtype:  that of x.

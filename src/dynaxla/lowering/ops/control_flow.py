@@ -1,7 +1,8 @@
-"""Branches and loops as XLA's own: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and regions that are compiled once.
+"""Control flow, lowered to XLA's own branches and loops: `torch.cond`, `while_loop`, `scan`, `map`, `associative_scan`, and
+`invoke_subgraph` for regions that are compiled once.
 
-Their bodies are graphs. What such a graph verifies while it runs (`Context.require`) leaves the branch or loop as the index of what
-failed first; its random numbers come from a key that differs from iteration to iteration.
+The bodies are graphs. A branch or loop returns the index of the first run-time check (`Context.require`) that failed in its body. Random
+numbers in a loop come from a key that differs in each iteration.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ higher_order = torch.ops.higher_order
 class Subgraph:
     """A graph that a control-flow op calls.
 
-    Attributes: run (from its inputs and a context of its own to its outputs); draws_random.
+    Attributes:
+        run: takes the graph's inputs and a context of its own; returns the graph's outputs.
+        draws_random: True if the graph draws random numbers.
     """
 
     run: Callable[[Sequence[Any], Context], list[Any]]
@@ -34,7 +37,7 @@ class Subgraph:
 
 
 def _inline(graph: Subgraph, operands: Sequence[Any], ctx: Context) -> list[Any]:
-    """The graph's outputs, computed where the control-flow op stands."""
+    """Returns the graph's outputs, traced in place of the control-flow op."""
     inner = ctx.nested(ctx.key() if graph.draws_random else None)
     outputs = graph.run(operands, inner)
     ctx.checks += inner.checks
@@ -48,12 +51,12 @@ def _carried_arrays(values: Sequence[Any], what: str) -> tuple[Array, ...]:
 
 
 def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: Sequence[Any] = (), *, ctx: Context) -> list[Any]:
-    """One of two graphs, as the predicate says: both are in the program, but one runs.
+    """The outputs of one of two graphs, selected by the predicate. Both graphs are compiled into the program; only one runs.
 
-    A predicate that is a number is known during tracing: only its graph becomes part of the program then.
+    A predicate that is a Python number is known during tracing; then only the selected graph is compiled.
 
-    Shape:  the predicate has one element; both graphs give the same shapes and dtypes.
-    Raises: UnsupportedOp if a result is a tensor, or another number, in one branch only.
+    Shape:  the predicate has one element; both graphs return the same shapes and dtypes.
+    Raises: UnsupportedOp if a result is a tensor in one branch only, or a different number in each branch.
     """
     if not isinstance(predicate, Array):
         return _inline(true_graph if predicate else false_graph, operands, ctx)
@@ -85,10 +88,10 @@ def cond(predicate: Any, true_graph: Subgraph, false_graph: Subgraph, operands: 
 def while_loop(
     cond_graph: Subgraph, body_graph: Subgraph, carried: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context
 ) -> tuple[Array, ...]:
-    """The carried values after the last iteration. A check that fails ends the loop.
+    """The carried values after the last iteration. A failed check ends the loop.
 
-    Shape:  the carried values keep theirs.
-    Raises: UnsupportedOp for a carried value that is no tensor.
+    Shape:  the carried values keep their shapes.
+    Raises: UnsupportedOp for a carried value that is not a tensor.
     """
     start = _carried_arrays(carried, "a value carried through while_loop")
     key = ctx.key() if cond_graph.draws_random or body_graph.draws_random else None
@@ -117,10 +120,10 @@ def while_loop(
 
 
 def scan(graph: Subgraph, init: Sequence[Any], xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """The carried values after the last iteration, then what each iteration gave besides them, stacked.
+    """The carried values after the last iteration, then the other results of all iterations, stacked.
 
-    Shape:  the carried values keep theirs; the others have the number of iterations in front, as `xs` have.
-    Raises: UnsupportedOp for a carried value or a result that is no tensor.
+    Shape:  the carried values keep their shapes; the stacked results have the number of iterations as first dimension, as `xs` have.
+    Raises: UnsupportedOp for a carried value or a result that is not a tensor.
     """
     start = _carried_arrays(init, "a value carried through scan")
     key = ctx.key() if graph.draws_random else None
@@ -148,10 +151,10 @@ def map_(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, 
 
 
 def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[Any] = (), *, ctx: Context) -> list[Array]:
-    """Running combinations along the first dimension. The graph combines single slices; here it combines many at once.
+    """The associative scan of `xs` along the first dimension. The graph combines two slices; `jax.vmap` combines many at once.
 
     Shape:  those of `xs`.
-    Raises: UnsupportedOp for a graph that draws random numbers, or checks its values.
+    Raises: UnsupportedOp for a graph that draws random numbers or has run-time checks.
     """
     if graph.draws_random:
         raise UnsupportedOp("associative_scan with random numbers")
@@ -167,7 +170,7 @@ def associative_scan(graph: Subgraph, xs: Sequence[Any], additional: Sequence[An
 
 
 def invoke_subgraph(graph: Subgraph, identifier: str | None, *operands: Any, ctx: Context) -> list[Any]:
-    """The outputs of a graph that several places call."""
+    """The outputs of a graph that several nodes may call; it is inlined at each."""
     return _inline(graph, operands, ctx)
 
 

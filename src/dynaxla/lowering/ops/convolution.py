@@ -28,13 +28,21 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution, apart from its operands' values.
+    """The shapes, dtype and settings of a convolution, by which a form is chosen.
 
-    Attributes: x, weight, out (shapes; weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`); stride; margins (zeros at
-    both
-    ends of each spatial dimension; negative ones crop x); spread (the distance of x's values from each other, with zeros in between);
-    dilation (the distance of the weight's); groups; mirrored (whether the weight comes reversed, as for the gradient of a convolution's
-    input); dtype (of x and weight; the result has it, or its accumulator's); precision; platform.
+    Attributes:
+        x: shape of the input, (batch, in, *space).
+        weight: shape of the weight, (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`.
+        out: shape of the result, (batch, out, *windows).
+        stride: distance between windows.
+        margins: padding with zeros at both ends of each spatial dimension; negative values crop x.
+        spread: distance between x's elements, with zeros in between (XLA's lhs_dilation).
+        dilation: distance between the weight's elements (XLA's rhs_dilation).
+        groups: number of groups.
+        mirrored: True if the weight is already reversed in space, as for the gradient of a convolution's input.
+        dtype: of x and weight. The result has this dtype, or the accumulator's.
+        precision: of the products, as for `lax.conv_general_dilated`.
+        platform: JAX's name of the platform.
     """
 
     x: tuple[int, ...]
@@ -56,7 +64,7 @@ class Convolution:
 
     @property
     def products(self) -> int:
-        """How many numbers are multiplied."""
+        """Number of multiplications."""
         inputs = self.weight[0 if self.swapped else 1]
         return math.prod(self.out) * inputs * math.prod(self.weight[2:])
 
@@ -78,11 +86,11 @@ class Convolution:
 
 CONVOLUTION: Forms[Convolution] = Forms("convolution")
 
-# Below so many products, what a call of oneDNN costs (15 microseconds) is more than what it saves.
+# With fewer products, a call of oneDNN costs more (15 microseconds) than it saves.
 _FEW_PRODUCTS = 250_000
 
 
-# Kernels with more places are left to oneDNN.
+# Depthwise convolutions with more kernel elements are left to oneDNN.
 _MOST_TAPS = 32
 
 
@@ -91,7 +99,7 @@ def _fits_onednn(problem: Convolution) -> bool:
 
 
 def _fits_patches(problem: Convolution) -> bool:
-    """Whether the windows lie side by side without gaps, as windows of one place do."""
+    """True if the windows tile x without gaps or overlap, as windows of one element do."""
     return (
         _fits_onednn(problem)
         and problem.groups == 1
@@ -105,37 +113,37 @@ def _fits_patches(problem: Convolution) -> bool:
 
 @CONVOLUTION.form("patches", platforms=["cpu"], fits=_fits_patches, suits=lambda problem: problem.products >= _FEW_PRODUCTS)
 def _by_patches(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """The product of two matrices: a row for each window, and the weight."""
+    """One matrix product: a matrix with a row for each window, times the weight."""
     kernel = problem.weight[2:]
     if math.prod(kernel) == 1:
         rows, swapped = channels_last(x), problem.swapped
     else:
-        # (batch, in, *(place, inside)) -> (batch, *places, in, *inside), the weight's own order.
+        # (batch, in, *(window, inside)) -> (batch, *windows, in, *inside): a row's elements are then in the weight's order.
         split = (size for pair in zip(problem.out[2:], kernel, strict=True) for size in pair)
         rows = lax.reshape(x, (*x.shape[:2], *split))
         rows = lax.transpose(rows, (0, *range(2, rows.ndim, 2), 1, *range(3, rows.ndim, 2)))
         weight, swapped = lax.transpose(weight, (1, 0, *range(2, weight.ndim))) if problem.swapped else weight, False
     inputs, outputs = problem.x[1] * math.prod(kernel), problem.out[1]
-    # The rows keep their dimensions (batch, *places): what is fused with the product needs no reshape then, which would slow its loops.
+    # The rows keep their dimensions (batch, *windows): ops fused with the product then need no reshape, which would slow their loops.
     rows = lax.reshape(rows, (problem.out[0], *problem.out[2:], inputs))
     weight = lax.reshape(weight, (*(1 for _ in kernel), *((inputs, outputs) if swapped else (outputs, inputs))))
     return channels_first(onednn.matmul(rows, weight, False, not swapped, x.dtype, bias))
 
 
 def _fits_taps(problem: Convolution) -> bool:
-    """Whether each channel has a kernel of its own, with one dimension."""
+    """True for a one-dimensional depthwise convolution: each channel has its own kernel."""
     return len(problem.x) == 3 and problem.weight[:2] == (problem.groups, 1) and problem.x[1] == problem.groups
 
 
 @CONVOLUTION.form("taps", platforms=["cpu"], fits=_fits_taps, suits=lambda problem: problem.weight[2] <= _MOST_TAPS)
 def _by_taps(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """Each place of the kernel times what it meets: elementwise work, which XLA fuses with what stands around it, in any order of the
-    dimensions. oneDNN takes ten times as long, torch five."""
+    """The sum, over the kernel's elements, of each element times a slice of x: elementwise work, which XLA fuses with neighbouring ops in
+    any layout. oneDNN takes ten times as long, torch five times."""
     wide = dtypes.accumulator(problem.dtype)
     (margins,), (step,) = problem.margins, problem.spread
     x = lax.pad(convert(x, wide), number(0, wide), [(0, 0, 0), (0, 0, 0), (*margins, step - 1)])
     reach = (problem.out[2] - 1) * problem.stride[0] + 1
-    # A place's factors side by side, for where channels are.
+    # (kernel, channels): the factors of one kernel element are contiguous.
     factors = in_memory(lax.transpose(lax.reshape(convert(weight, wide), (problem.groups, problem.weight[2])), (1, 0)))
 
     def tap(place: int) -> Array:
@@ -149,7 +157,7 @@ def _by_taps(problem: Convolution, x: Array, weight: Array, bias: Array | None =
 
 
 def _output_padding(problem: Convolution) -> list[int]:
-    """The output padding of the transposed convolution, in torch's terms, that computes a convolution of spread values."""
+    """The `output_padding` of torch's transposed convolution that computes this convolution of a dilated x (`spread`)."""
     sizes = zip(problem.x[2:], problem.out[2:], problem.spread, _padding(problem), _reach(problem), strict=True)
     return [out - ((size - 1) * step - 2 * pad + reach + 1) for size, out, step, pad, reach in sizes]
 
@@ -159,12 +167,12 @@ def _padding(problem: Convolution) -> list[int]:
 
 
 def _reach(problem: Convolution) -> list[int]:
-    """The distance between a kernel's first and last place."""
+    """The distance between a kernel's first and last element along each spatial dimension."""
     return [(size - 1) * step for size, step in zip(problem.weight[2:], problem.dilation, strict=True)]
 
 
 def _fits_torch(problem: Convolution) -> bool:
-    """Whether this is the gradient of the input of a convolution that torch computes."""
+    """True if this is the gradient of the input of a convolution that torch can compute."""
     if not 3 <= len(problem.x) <= 5 or not problem.mirrored:
         return False
     return (
@@ -181,7 +189,7 @@ def _suits_torch(problem: Convolution) -> bool:
 
 @CONVOLUTION.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """torch's own gradient of an input. The other forms multiply the zeros between the values, and need the weight reversed first."""
+    """torch's own gradient of a convolution's input. Other forms multiply the zeros between x's elements, and need a reversed weight."""
     space = tuple(range(2, x.ndim))
     if not problem.swapped:
         # (groups * out, in, *kernel) to (groups * in, out, *kernel)
@@ -193,11 +201,11 @@ def _by_torch(problem: Convolution, x: Array, weight: Array, bias: Array | None 
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, kernel = operands
-        into = results[0].movedim(-1, 1)  # stands for the input, of which torch needs the shape and the order in memory
+        into = results[0].movedim(-1, 1)  # passed as the input, of which torch reads only the shape and the strides
         into.copy_(aten.convolution_backward(rows.movedim(-1, 1), into, kernel, None, *settings, [True, False, False])[0])
 
     shape = (problem.out[0], *problem.out[2:], problem.out[1])
-    # XLA takes both turns of the weight out again.
+    # The weight was reversed for this problem; XLA removes both reversals.
     (out,) = torch_kernels.call(write, [channels_last(x), lax.rev(weight, space)], [(shape, problem.dtype)])
     out = channels_first(out)
     return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))
@@ -225,13 +233,14 @@ def _is_half(problem: Convolution) -> bool:
 
 @CONVOLUTION.form("cudnn", platforms=["cuda"], fits=_is_half)
 def _by_cudnn(problem: Convolution, x: Array, weight: Array, bias: Array | None = None) -> Array:
-    """cuDNN adds half types in float32, and rounds once. For a float32 result XLA would have it multiply float32 operands."""
+    """The convolution with a result of the half type: cuDNN adds in float32, and rounds once. For a float32 result XLA would make cuDNN
+    multiply float32 operands."""
     return _by_xla(problem, x, weight, bias, problem.dtype)
 
 
 @CONVOLUTION.form("xla")
 def _by_xla(problem: Convolution, x: Array, weight: Array, bias: Array | None = None, dtype: DType | None = None) -> Array:
-    """dtype: the result's; left out, x's accumulator's."""
+    """XLA's own convolution. dtype: of the result; by default that of x's accumulator."""
     out = lax.conv_general_dilated(
         x,
         weight,
@@ -261,21 +270,21 @@ def convolution(
     *,
     ctx: Context,
 ) -> Array:
-    """The sum of each window's elements times the weight, or the transpose of that, plus the bias. Half types are added in float32.
+    """The convolution, or transposed convolution, of x with the weight, plus the bias. Half types are added in float32.
 
-    Shape:  x (batch, in, *space), weight (out, in / groups, *kernel), bias (out); transposed: weight (in, out / groups, *kernel). They give
-            (batch, out, *places).
+    Shape:  x (batch, in, *space), weight (out, in / groups, *kernel), or (in, out / groups, *kernel) if transposed, and bias (out) give
+            (batch, out, *windows).
     Dtype:  that of x.
     """
     stride, padding, dilation, output_padding = _per_dim(x, stride, padding, dilation, output_padding)
-    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. Small ones are asked for: see refusals.py.
+    # Source: ATen native/Convolution.cpp, check_shape_forward and check_output_padding. For small tensors refusals.py asks torch's kernel.
     if min(*stride, *dilation) <= 0 or min(*padding, *output_padding) < 0:
         raise UnsupportedOp(f"torch's kernel refuses a convolution with stride {stride}, dilation {dilation}, padding {padding}")
     if transposed and any(more >= max(steps) for more, *steps in zip(output_padding, stride, dilation, strict=True)):
         raise UnsupportedOp(f"torch's kernel refuses output padding {output_padding} with stride {stride}, dilation {dilation}")
     shape = ctx.output.shape
     if transposed:
-        # The gradient of the convolution that goes the other way, with respect to its input.
+        # A transposed convolution is the gradient of a plain convolution with respect to its input.
         out = _input_gradient(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
     else:
         out = convolve(x, weight, bias, shape, stride, padding, dilation, groups, ctx)
@@ -298,7 +307,7 @@ def convolution_backward(
     *,
     ctx: Context,
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+    """Gradients of input, weight and bias; None for each that output_mask leaves out.
 
     Shape:  those of x and the weight; (out) for the bias.
     Dtype:  those of x and the weight; of grad for the bias.
@@ -321,13 +330,16 @@ def convolution_backward(
 
 
 def _per_dim(x: Array, *settings: Sizes) -> list[list[int]]:
-    """Settings given once for all spatial dimensions, repeated for each."""
+    """Each setting as a list with one value per spatial dimension; a single value is repeated."""
     count = x.ndim - 2
     return [list(values) * count if len(values) == 1 else list(values) for values in settings]
 
 
 def _dimension_numbers(lhs: tuple[int, int], rhs: tuple[int, int], out: tuple[int, int], rank: int) -> lax.ConvDimensionNumbers:
-    """Where (batch, feature), (output, input) features and (batch, feature) lie; space comes last in all three."""
+    """XLA's dimension numbers; spatial dimensions come last in all three arrays.
+
+    lhs, out: positions of (batch, feature). rhs: positions of the (output, input) features.
+    """
     space = tuple(range(2, rank))
     return lax.ConvDimensionNumbers(lhs + space, rhs + space, out + space)
 
@@ -339,7 +351,7 @@ _SWAPPED = (1, 0)
 def convolve(
     x: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """The plain convolution, in x's dtype or the accumulator's."""
+    """The plain (not transposed) convolution, in x's dtype or the accumulator's. shape: of the result."""
     space = range(2, x.ndim)
     margins, reached = [], []
     for dim, step, pad, spread in zip(space, stride, padding, dilation, strict=True):
@@ -347,18 +359,18 @@ def convolve(
         reached.append((x.shape[dim] + 2 * pad - spread * (weight.shape[dim] - 1) - 1) // step + 1)
     natural = (*shape[:2], *reached)
     out = _correlate(x, weight, bias, natural, ctx, groups, stride=stride, margins=margins, dilation=dilation)
-    # The gradient of a transposed convolution: an output padding beyond the stride gives more places than its input has.
+    # In the gradient of a transposed convolution, an output padding beyond the stride gives more elements than its input has.
     return out if out.shape == tuple(shape) else lax.slice(out, [0] * out.ndim, shape)
 
 
 def _input_gradient(
     grad: Array, weight: Array, bias: Array | None, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """The gradient of an input of `shape`: grad spread out by the stride, convolved with the reversed weight."""
+    """The gradient of a convolution's input of `shape`: grad, dilated by the stride, convolved with the reversed weight."""
     space = range(2, grad.ndim)
     mirrored = lax.rev(weight, tuple(dim for dim in space if weight.shape[dim] > 1))
     if groups > 1:
-        # (groups * out, in, ...) -> (groups * in, out, ...): XLA splits the first of the output features, so both carry the group.
+        # (groups * out, in, ...) -> (groups * in, out, ...): XLA splits the output features, the first dimension, into groups.
         out, into = weight.shape[0] // groups, weight.shape[1]
         mirrored = lax.reshape(mirrored, (groups, out, *weight.shape[1:]))
         mirrored = lax.transpose(mirrored, (0, 2, 1, *range(3, grad.ndim + 1)))
@@ -385,7 +397,7 @@ def _correlate(
     dilation: Sizes,
     mirrored: bool = False,
 ) -> Array:
-    """The sum of products over windows, by the form that is best for it; see `Convolution`."""
+    """The sum of products over windows, by the form chosen for it. The arguments are those of `Convolution`; shape is its `out`."""
     if 0 in x.shape or 0 in weight.shape or 0 in shape:
         out = lax.full(shape, 0, dtypes.accumulator(x.dtype))
         return out if bias is None else lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (1,)))

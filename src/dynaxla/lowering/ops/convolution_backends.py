@@ -1,4 +1,4 @@
-"""Convolutions under the names of particular kernels, which are in a graph only where a program calls those kernels itself."""
+"""Convolution ops that are named after particular kernels. A graph has them only if the user's program calls them directly."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def convolution_with_settings(
     *,
     ctx: Context,
 ) -> Array:
-    """As `convolution`; the last four arguments choose between kernels of torch's, and change nothing here."""
+    """Same as `convolution`. The last four arguments choose among torch's kernels, and have no effect here."""
     return convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups, ctx=ctx)
 
 
 @lowers(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
 def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
-    """As `convolution` with one group. `kernel`: the last sizes of the weight."""
+    """Same as `convolution` with one group. kernel: the spatial sizes of the weight."""
     return convolution(x, weight, bias, stride, padding, [1], False, [0], 1, ctx=ctx)
 
 
@@ -49,7 +49,7 @@ def slow_conv(x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride
 def slow_conv_backward(
     grad: Array, x: Array, weight: Array, kernel: Sizes, stride: Sizes, padding: Sizes, output_mask: Sequence[bool], *, ctx: Context
 ) -> tuple[Array | None, Array | None, Array | None]:
-    """As `convolution_backward` with one group."""
+    """Same as `convolution_backward` with one group."""
     return convolution_backward(grad, x, weight, None, stride, padding, [1], False, [0], 1, output_mask, ctx=ctx)
 
 
@@ -62,7 +62,7 @@ def _require_batch(x: Array, weight: Array) -> None:
 def slow_conv_dilated(
     x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, dilation: Sizes, *, ctx: Context
 ) -> Array:
-    """As `convolution` with one group."""
+    """Same as `convolution` with one group."""
     _require_batch(x, weight)
     return convolution(x, weight, bias, stride, padding, dilation, False, [0], 1, ctx=ctx)
 
@@ -80,7 +80,7 @@ def slow_conv_transpose(
     *,
     ctx: Context,
 ) -> Array:
-    """As `convolution` with one group, transposed."""
+    """Same as a transposed `convolution` with one group."""
     _require_batch(x, weight)
     return convolution(x, weight, bias, stride, padding, dilation, True, output_padding, 1, ctx=ctx)
 
@@ -89,7 +89,7 @@ def slow_conv_transpose(
 def conv_depthwise(
     x: Array, weight: Array, kernel: Sizes, bias: Array | None, stride: Sizes, padding: Sizes, dilation: Sizes, *, ctx: Context
 ) -> Array:
-    """As `convolution` with one group for each channel of x."""
+    """Same as `convolution` with one group for each channel of x."""
     _require_batch(x, weight)
     return convolution(x, weight, bias, stride, padding, dilation, False, [0], x.shape[1], ctx=ctx)
 
@@ -121,7 +121,7 @@ def conv_tbc(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context
 
 @lowers(aten.conv_tbc.default, platforms=["cuda"])
 def conv_tbc_by_forms(x: Array, weight: Array, bias: Array, pad: int = 0, *, ctx: Context) -> Array:
-    """As `conv_tbc`, by the forms of `convolution`. cuDNN has its own order of dimensions, to which XLA has to transpose in any case."""
+    """Same as `conv_tbc`, by the forms of `convolution`. XLA has to transpose to cuDNN's order of dimensions in any case."""
     time, batch, channels = ctx.output.shape
     x, weight = lax.transpose(x, (1, 2, 0)), lax.transpose(weight, (2, 1, 0))
     out = convolve(x, weight, bias, (batch, channels, time), [1], [pad], [1], 1, ctx)

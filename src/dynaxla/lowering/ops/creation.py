@@ -1,6 +1,6 @@
-"""Tensors from nothing, copies, casts, and views as another dtype.
+"""Creation of tensors, copies, casts, complex numbers, and views as another dtype.
 
-Most of these ops take their shape and dtype from PyTorch's own metadata of the result (`ctx.output`), which knows every default.
+Most of these lowerings take shape and dtype from PyTorch's own metadata of the result (`ctx.output`), in which every default is resolved.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def _filled(value: Any, ctx: Context) -> Array:
 
 @lowers(aten.full.default)
 def full(size: Any, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """An array that holds one number.
+    """A tensor of shape `size`, filled with one number.
 
-    Dtype:  `dtype` if given, else as the number has it: bool, int64, or the default float or complex.
+    Dtype:  `dtype` if given, else that of the number: bool, int64, or the default float or complex.
     """
     return _filled(value, ctx)
 
 
 @lowers(aten.full_like.default)
 def full_like_tensor(x: Array, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """One number in the shape of x.
+    """A tensor of x's shape, filled with one number.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -45,7 +45,7 @@ def full_like_tensor(x: Array, value: Any, *, dtype: DType | None = None, ctx: C
 
 @lowers(aten.new_full.default)
 def new_full(x: Array, size: Any, value: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """One number in a given shape.
+    """A tensor of shape `size`, filled with one number.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -64,7 +64,7 @@ def scalar_tensor(value: Any, *, dtype: DType | None = None, ctx: Context) -> Ar
 
 @lowers(aten.zeros.default, aten._efficientzerotensor.default, aten.empty.memory_format)
 def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros; also for `empty`, so that a program gives the same results at every call.
+    """Zeros; also for `empty`, so that every call of a program returns the same results.
 
     Dtype:  `dtype` if given, else the default float.
     """
@@ -73,7 +73,7 @@ def zeros(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.empty_strided.default, aten.empty_permuted.default)
 def empty_strided(size: Any, layout: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros. Strides and orders of dimensions are eager's; an array has none.
+    """Zeros. Strides and orders of dimensions exist in eager mode only; a JAX array has none.
 
     Dtype:  `dtype` if given, else the default float.
     """
@@ -91,7 +91,7 @@ def zeros_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.new_zeros.default, aten.new_empty.default)
 def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros in a given shape.
+    """Zeros in a given shape; also for `new_empty`.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -100,7 +100,7 @@ def new_zeros(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) 
 
 @lowers(aten.new_empty_strided.default)
 def new_empty_strided(x: Array, size: Any, stride: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Zeros. Strides are eager's; an array has none.
+    """Zeros. Strides exist in eager mode only; a JAX array has none.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -138,7 +138,7 @@ def new_ones(x: Array, size: Any, *, dtype: DType | None = None, ctx: Context) -
 
 
 def _sequence_dtype(dtype: DType) -> DType:
-    """ATen counts in int64 or float64, and in float32 for half types."""
+    """The dtype in which ATen counts: float64, float32 for half types, int64 for dtypes that are not floats."""
     if not dtypes.is_float(dtype):
         return np.dtype(np.int64)
     return dtypes.accumulator(dtype) if dtype.itemsize < 4 else np.dtype(np.float64)
@@ -146,7 +146,7 @@ def _sequence_dtype(dtype: DType) -> DType:
 
 @lowers(aten.arange.start_step)
 def arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """start, start + step, and so on up to end, which is left out.
+    """start, start + step, and so on, up to but not including end.
 
     Shape:  [ceil((end - start) / step)].
     Dtype:  `dtype` if given; int64 if all three are integers, else the default float.
@@ -165,19 +165,19 @@ def arange(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, c
 
 @lowers(aten.arange.start)
 def arange_start(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """As `arange`, with step 1."""
+    """Same as `arange`, with step 1."""
     return arange(start, end, ctx=ctx)
 
 
 @lowers(aten.arange.default)
 def arange_to(end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """As `arange`, from 0 with step 1."""
+    """Same as `arange`, from 0 with step 1."""
     return arange(0, end, ctx=ctx)
 
 
 @lowers(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
 def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """`steps` numbers from start to end, both included, evenly apart. They are counted from the nearer end, so that both ends are exact.
+    """`steps` evenly spaced numbers from start to end, both included. Each is computed from the nearer end, so both ends are exact.
 
     Shape:  [steps].
     Dtype:  `dtype` if given, else the default float, or complex for complex ends.
@@ -188,7 +188,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
     if steps < 2:
         return lax.broadcast(start, (steps,))
     if dtypes.is_integer(dtype):
-        # The step is a float32 for all but int64; each value is truncated.
+        # The step is a float32 for all integer dtypes but int64; each value is truncated.
         counter = np.dtype(np.float64 if dtype.itemsize == 8 else np.float32)
     elif dtypes.is_complex(dtype):
         counter = dtype
@@ -207,7 +207,7 @@ def linspace(start: Any, end: Any, steps: int, *, dtype: DType | None = None, ct
 
 @lowers(aten.eye.m)
 def eye(rows: int, columns: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """A matrix with ones on its diagonal, else zeros.
+    """A matrix with ones on its diagonal and zeros elsewhere.
 
     Shape:  (rows, columns).
     Dtype:  `dtype` if given, else the default float.
@@ -218,7 +218,7 @@ def eye(rows: int, columns: int, *, dtype: DType | None = None, ctx: Context) ->
 
 @lowers(aten.eye.default)
 def eye_square(size: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """As `eye`, with as many columns as rows."""
+    """Same as `eye`, with as many columns as rows."""
     return eye(size, size, ctx=ctx)
 
 
@@ -227,7 +227,7 @@ def eye_square(size: int, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten._to_copy.default)
 def to_copy(x: Array, *, dtype: DType | None = None) -> Array:
-    """x in another dtype; one without an imaginary part, or without fractions, drops them.
+    """x cast to another dtype. A cast to a real dtype drops the imaginary part, a cast to an integer dtype the fraction.
 
     Dtype:  `dtype` if given, else that of x.
     """
@@ -236,7 +236,7 @@ def to_copy(x: Array, *, dtype: DType | None = None) -> Array:
 
 @lowers(aten.fill.Scalar, aten.fill.Tensor)
 def fill(x: Array, value: Any) -> Array:
-    """One value in the shape of x.
+    """A tensor of x's shape, filled with one value.
 
     Dtype:  that of x.
     """
@@ -272,7 +272,7 @@ def conjugate(x: Array) -> Array:
 
 @lowers(aten._conj.default)
 def lazy_conjugate(x: Any, *, ctx: Context) -> Array:
-    """The conjugate. In the gradient of a tensor times a number, x is that number: its result is a tensor of shape []."""
+    """The conjugate. In the gradient of a tensor times a Python number, x is that number; the result is then a tensor of shape []."""
     return conjugate(x if isinstance(x, Array) else lax.full((), number(x, ctx.output.jax_dtype)))
 
 
@@ -300,10 +300,10 @@ def polar(magnitude: Array, angle: Array) -> Array:
 
 @lowers(aten.view_as_real.default, aten.view_as_real_copy.default)
 def view_as_real(x: Array) -> Array:
-    """Real and imaginary parts, side by side.
+    """Real and imaginary parts, stacked in a new last dimension.
 
-    Shape:  that of x, and a last dimension of 2.
-    Dtype:  the real one of x.
+    Shape:  that of x, followed by 2.
+    Dtype:  the real dtype of x.
     """
     shape = (*x.shape, 1)
     return lax.concatenate([lax.reshape(lax.real(x), shape), lax.reshape(lax.imag(x), shape)], x.ndim)
@@ -314,7 +314,7 @@ def view_as_complex(x: Array) -> Array:
     """Complex numbers from pairs of parts.
 
     Shape:  x without its last dimension, which is 2.
-    Dtype:  the complex one of x.
+    Dtype:  the complex dtype of x.
     """
     shape = x.shape[:-1]
     real, imaginary = (lax.reshape(lax.slice_in_dim(x, part, part + 1, axis=x.ndim - 1), shape) for part in (0, 1))
@@ -332,7 +332,7 @@ def view_dtype(x: Array, dtype: DType) -> Array:
     if dtypes.is_complex(x.dtype):
         if x.dtype == dtype:
             return x
-        # Pairs of the real dtype, which joins the last dimension.
+        # Pairs of the real dtype; the dimension of pairs is merged into the last one.
         x = view_as_real(x)
         x = lax.reshape(x, (*x.shape[:-2], 2 * x.shape[-2]) if x.ndim > 1 else (2,))
     if dtypes.is_bool(x.dtype):

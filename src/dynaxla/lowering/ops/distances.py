@@ -18,7 +18,7 @@ from .scattering import write_slices
 
 
 def _pairs(x: Array, other: Array) -> Array:
-    """[..., P, M] and [..., R, M] to the differences [..., P, R, M]."""
+    """The differences [..., P, R, M] of all rows of x [..., P, M] and other [..., R, M]."""
     batch = broadcast_shapes([x.shape[:-2], other.shape[:-2]])
     shape = (*batch, x.shape[-2], other.shape[-2], x.shape[-1])
     rank, first, second = len(shape), x.ndim - 2, other.ndim - 2
@@ -34,7 +34,7 @@ def _spread(x: Array, shape: tuple[int, ...], dims: range) -> Array:
 
 
 def _slope(difference: Array, distance: Array, p: float) -> Array:
-    """The derivative of the p-norm of each last dimension; zero where the distance is."""
+    """The derivative of the p-norm over the last dimension; zero where the distance is zero."""
     zero = lax.full_like(difference, 0)
     distance = lax.broadcast_in_dim(distance, difference.shape, range(difference.ndim - 1))
     if p == 0:
@@ -57,9 +57,9 @@ def _slope(difference: Array, distance: Array, p: float) -> Array:
 
 @lowers(aten._cdist_forward.default)
 def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Context) -> Array:
-    """The p-norm of the difference of every row of x and every row of the other, without the rounding of the way through a matmul.
+    """The p-norm of the difference of every row of x and every row of other. No matmul is used, whatever compute_mode: it would round more.
 
-    Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R), the batches broadcast.
+    Shape:  x (*batch, P, M) and other (*batch, R, M) give (*batch, P, R), with broadcast batches.
     Dtype:  that of x.
     """
     return linalg_vector_norm(_pairs(x, other), p, [-1], ctx=ctx)
@@ -69,8 +69,8 @@ def cdist(x: Array, other: Array, p: float, compute_mode: int | None, *, ctx: Co
 def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Array) -> Array:
     """The gradient of x.
 
-    Shape:  (*batch, P, M), the batches of x and the other broadcast. Without any pair it is that of x, as of PyTorch's kernel, and all
-            zeros.
+    Shape:  (*batch, P, M), with the broadcast batches of x and other. If there are no pairs, it is that of x, as in PyTorch's kernel, and
+            all elements are zero.
     Dtype:  that of x.
     """
     difference = _pairs(x, other)
@@ -82,7 +82,7 @@ def cdist_backward(grad: Array, x: Array, other: Array, p: float, distance: Arra
 
 @lowers(aten._pdist_forward.default)
 def pdist(x: Array, p: float = 2, *, ctx: Context) -> Array:
-    """The p-norm of the difference of every two rows, the first before the second.
+    """The p-norm of the difference of rows i and j of x, for all i < j.
 
     Shape:  x (N, M) gives (N * (N - 1) / 2).
     Dtype:  that of x.

@@ -35,20 +35,22 @@ def div(x: Any, y: Any, ctx: Context) -> Array:
 
 
 def _is_broadcast(x: Any, y: Any) -> bool:
-    """Whether elements of x share an element of y, and that is not known to be a power of two."""
+    """True if several elements of x share a divisor that is not known to be a power of two."""
     if isinstance(y, Array):
         return isinstance(x, Array) and y.shape != broadcast_shapes([x.shape, y.shape])
     return is_open(y) or is_symbolic(y) or isinstance(y, complex) or math.frexp(abs(y))[0] != 0.5
 
 
 def exact_division(ctx: Context) -> Function:
-    # XLA multiplies by the reciprocal of a broadcast divisor, so that 49 / 7 may be a bit off 7 and change what floor() makes of it. The
-    # barrier keeps it from that, and XLA:CPU fuses through it.
+    # XLA replaces division by a broadcast divisor with multiplication by its reciprocal: 49 / 7 may then differ from 7 in the last bit,
+    # which can change its floor. The barrier prevents that, and XLA:CPU fuses through it.
     return (lambda x, y: lax.div(x, lax.optimization_barrier(y))) if ctx.eager.divides_exactly else lax.div
 
 
 def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array:
     """Division rounded down, as Python's //, also for infinities and signed zeros.
+
+    divide: the division of floats. kept: rounds each intermediate result.
 
     Source: c10/util/generic_math.h, div_floor_floating and div_floor_integer
     """
@@ -70,7 +72,7 @@ def _floor_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> Array
 
 
 def _differs_in_sign(remainder: Array, divisor: Array) -> Array:
-    """Whether a remainder is not zero and lies on the other side of zero than the divisor."""
+    """True where a remainder is not zero and its sign differs from the divisor's."""
     zero = number(0, remainder.dtype)
     return lax.bitwise_and(lax.ne(remainder, zero), lax.ne(lax.lt(remainder, zero), lax.lt(divisor, zero)))
 
@@ -83,14 +85,14 @@ def _truncating_divide(x: Array, y: Array, divide: Function, kept: Rounding) -> 
 def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Array:
     """Division rounded towards zero ("trunc") or down ("floor"); true division if the mode is None.
 
-    Dtype:  promoted from both; as of `div` if the mode is None.
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    Dtype:  promoted from both; as for `div` if the mode is None.
+    Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
     if rounding_mode is None:
         return div(x, y, ctx)
     _refuse_zero(ctx, x, y)
     rounding = _floor_divide if rounding_mode == "floor" else _truncating_divide
-    # Of two tensors of a half type, ATen rounds every intermediate result to it; a number as divisor is used in float32 throughout.
+    # For two tensors of a half type, ATen rounds every intermediate result to that type. If y is a number, it uses float32 throughout.
     common = result_type((x, y))
     narrow = dtypes.is_float(common) and common.itemsize < 4 and isinstance(y, Array) and y.ndim > 0
     kept: Rounding = (lambda value: rounded(value, common)) if narrow else (lambda value: value)
@@ -101,7 +103,7 @@ def div_mode(x: Any, y: Any, *, rounding_mode: str | None, ctx: Context) -> Arra
 def floor_divide(x: Any, y: Any, ctx: Context) -> Array:
     """Division rounded down.
 
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
     return div_mode(x, y, rounding_mode="floor", ctx=ctx)
 
@@ -121,9 +123,9 @@ def _refuse_zero(ctx: Context, x: Any, y: Any) -> None:
 
 @lowers(aten.remainder.Tensor, aten.remainder.Scalar, aten.remainder.Scalar_Tensor)
 def remainder(x: Any, y: Any, ctx: Context) -> Array:
-    """The remainder with the divisor's sign, as Python's %. ATen rounds a number as divisor to the half type.
+    """The remainder with the divisor's sign, as Python's %. For half types, ATen rounds a divisor that is a number to that type.
 
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
     _refuse_zero(ctx, x, y)
     return elementwise(_remainder, (x, y), Promotion.NO_OPMATH)
@@ -133,7 +135,7 @@ def remainder(x: Any, y: Any, ctx: Context) -> Array:
 def fmod(x: Any, y: Any, ctx: Context) -> Array:
     """The remainder with the dividend's sign, as C's %.
 
-    Raises: on the CPU, RuntimeError when the program runs, where an integer is divided by zero.
+    Raises: on the CPU, RuntimeError at run time if an integer is divided by zero.
     """
     _refuse_zero(ctx, x, y)
     return elementwise(lax.rem, (x, y), Promotion.NO_OPMATH)

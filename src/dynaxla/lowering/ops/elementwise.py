@@ -1,4 +1,4 @@
-"""Elementwise arithmetic, powers, bits, rounding and the functions of calculus. Rarer functions are in special.py."""
+"""Elementwise arithmetic, powers, bitwise ops, rounding, exponentials, logarithms and trigonometry. Rarer functions are in special.py."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _scaled(x: Array, factor: Any) -> Array:
 
 
 def plus_zero(x: Array) -> Array:
-    """x + 0.0, which makes 0.0 of -0.0: XLA would leave out the addition of a constant zero."""
+    """x + 0.0, which turns -0.0 into 0.0. XLA would remove the addition of a constant zero."""
     if dtypes.is_complex(x.dtype):
         return lax.complex(plus_zero(lax.real(x)), plus_zero(lax.imag(x)))
     if not dtypes.is_float(x.dtype):
@@ -57,17 +57,17 @@ def plus_zero(x: Array) -> Array:
 
 
 def _is_zero(value: Any, sign: int = 1) -> bool:
-    """True for a number that is compiled in and is zero, of this sign."""
+    """True for a zero of this sign that is a constant of the compiled program: neither open nor symbolic."""
     is_number = isinstance(value, (int, float)) and not is_open(value) and not is_symbolic(value)
     return is_number and value == 0 and math.copysign(1, value) == sign
 
 
-# Ops that make a tensor of one number, and where among the arguments they have it.
+# Ops that fill a tensor with one number, and the position of that number among their arguments.
 _FILLED = {aten.full.default: 1, aten.full_like.default: 1, aten.new_full.default: 2, aten.scalar_tensor.default: 0}
 
 
 def _is_tensor_of_zeros(node: Any) -> bool:
-    """True for a node that XLA sees as a constant zero: a filled tensor or a constant of the graph, viewed or cast."""
+    """True for a node that XLA sees as constant zeros: a filled tensor or a constant of the graph, possibly viewed or cast."""
     while isinstance(node, Node) and node.op == "call_function":
         op: Any = node.target
         if op in _FILLED:
@@ -87,7 +87,7 @@ def _is_tensor_of_zeros(node: Any) -> bool:
 
 
 _CASTS = frozenset([aten._to_copy.default, aten.clone.default, aten.lift_fresh_copy.default])
-# A larger constant whose elements are all zero is not looked for.
+# Constants with more elements are not inspected.
 _FEW = 1000
 
 
@@ -101,7 +101,7 @@ def add_tensor(x: Any, y: Any, *, alpha: Any = 1, ctx: Context) -> Array:
 
 
 def add(x: Any, y: Any, *, alpha: Any = 1, zeros: tuple[bool, bool] = (False, False)) -> Array:
-    """x + alpha * y. zeros: which of the two are tensors of constant zeros."""
+    """x + alpha * y. zeros: for x and for y, True if it is a tensor of constant zeros."""
     is_positive = not is_open(alpha) and alpha >= 0 if isinstance(alpha, (int, float)) else False
     if is_positive and (zeros[1] or _is_zero(y)):
         return elementwise(lambda a, b: plus_zero(a), (x, y), Promotion.DEFAULT)
@@ -151,7 +151,7 @@ def addr(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1) -> Arra
     """beta * x + alpha * the outer product of two vectors.
 
     Shape:  y (n), z (m) give (n, m), to which x is broadcast.
-    Source: ATen native/cpu/LinearAlgebraKernel.cpp, addr_kernel: with beta = 0, not even x's NaNs are read.
+    Source: ATen native/cpu/LinearAlgebraKernel.cpp, addr_kernel: with beta = 0, x is not read, so that its NaNs do not propagate.
     """
 
     def rows(x: Array, y: Array, z: Array) -> Array:
@@ -195,7 +195,10 @@ def lerp(start: Array, end: Array, weight: Any) -> Array:
 
 
 def _integer_power(base: Array, exponent: Array) -> Array:
-    """base ** exponent by squaring, wrapping around. Source: ATen native/Pow.h, powi: negative exponents give 0 unless base is 1 or -1."""
+    """base ** exponent by squaring; overflow wraps around. Negative exponents give 0 unless base is 1 or -1.
+
+    Source: ATen native/Pow.h, powi
+    """
     zero, one = number(0, base.dtype), number(1, base.dtype)
 
     def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
@@ -222,7 +225,7 @@ def _power(base: Array, exponent: Array) -> Array:
     return _integer_power(base, exponent) if dtypes.is_integer(base.dtype) else lax.pow(base, exponent)
 
 
-# Exponents that ATen, too, computes by multiplications and roots: (-inf) ** 0.5 is nan, not inf.
+# Exponents for which ATen, too, multiplies or takes roots: (-inf) ** 0.5 is nan, not inf.
 # Source: ATen native/cpu/PowKernel.cpp, pow_tensor_optimized_scalar_kernel
 _POWERS: dict[float, Function] = {
     1: lambda x: x,
@@ -239,7 +242,7 @@ _POWERS: dict[float, Function] = {
 def pow_tensor_scalar(base: Array, exponent: Any) -> Array:
     """base ** exponent.
 
-    Dtype:  promoted from both; a float exponent makes the default float of integers.
+    Dtype:  promoted from both; an integer base with a float exponent gives the default float.
     """
     common = result_type((base, exponent))
     if exponent == 0:
@@ -259,12 +262,12 @@ def pow_tensor(base: Any, exponent: Array) -> Array:
 
 @functools.cache
 def _ldexp_is_exact() -> bool:
-    """Whether this torch moves the exponent (from 2.13 on), instead of multiplying by a power, which may overflow."""
+    """True if the installed torch's ldexp changes the exponent (2.13 and later) instead of multiplying by a power, which may overflow."""
     return bool(torch.ldexp(torch.tensor([2.0**-100]), torch.tensor([200])).isfinite())
 
 
 def _move_exponent(x: Array, exponent: Array) -> Array:
-    """x (float32 or float64) times 2 ** exponent (of x's shape), in steps, so that no factor overflows. The exponent becomes C's int."""
+    """x * 2 ** exponent, in steps, so that no factor overflows. x: float32 or float64. exponent: of x's shape; cast to int32, C's int."""
     kind = np.finfo(x.dtype)
     limit = np.int32(2 * (kind.maxexp + kind.nmant))
     left = lax.clamp(-limit, convert(exponent, np.dtype(np.int32)), limit)
@@ -291,7 +294,7 @@ def ldexp(x: Array, exponent: Array) -> Array:
 
 @lowers(aten.float_power.Tensor_Tensor, aten.float_power.Tensor_Scalar, aten.float_power.Scalar)
 def float_power(base: Any, exponent: Any) -> Array:
-    """A power computed in float64, or complex128.
+    """base ** exponent, computed in float64 or complex128.
 
     Dtype:  float64, or complex128 if base or exponent is complex.
     """
@@ -304,7 +307,7 @@ def _reciprocal(x: Array) -> Array:
 
 
 def _shift_right(x: Array, bits: Array) -> Array:
-    """A shift that fills with the sign from the left: only signs are left if it is negative or wider than the dtype."""
+    """An arithmetic right shift; logical for unsigned dtypes. A shift that is negative or wider than the dtype leaves only sign bits."""
     return (lax.shift_right_logical if np.issubdtype(x.dtype, np.unsignedinteger) else lax.shift_right_arithmetic)(x, bits)
 
 
@@ -316,7 +319,7 @@ def _absolute(x: Array) -> Array:
 
 
 def sign(x: Array) -> Array:
-    """-1, 0 or 1; of a complex number, its direction. The sign of nan is 0, and so is that of -0.0."""
+    """-1, 0 or 1; x / |x| for complex x. The sign of nan is 0, and that of -0.0 is 0.0."""
     if dtypes.is_bool(x.dtype):
         return x
     if dtypes.is_complex(x.dtype):
@@ -331,13 +334,13 @@ def _round_half_to_even(x: Array) -> Array:
 
 
 def _floats_only(function: Function) -> Function:
-    """The function for floats; integers stay as they are."""
+    """`function` for floats; integers are returned as they are."""
     return lambda x: function(x) if dtypes.is_float(x.dtype) else x
 
 
 @lowers(aten.round.decimals)
 def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
-    """x rounded to so many decimals; to tens, hundreds and so on for negative ones.
+    """x rounded to `decimals` decimal places; to tens, hundreds and so on if `decimals` is negative.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -355,18 +358,18 @@ def round_decimals(x: Array, *, decimals: int, ctx: Context) -> Array:
     return elementwise(function, (x,), Promotion.DEFAULT)
 
 
-# Functions of calculus
+# Exponentials, logarithms and angles
 
 
 def _exp2(x: Array) -> Array:
     if dtypes.is_complex(x.dtype):
         return lax.exp(_scaled(x, math.log(2)))
-    # XLA's exp2 is exp(x log 2), whose whole powers are not exact.
+    # XLA computes exp2 as exp(x log 2), which is not exact for whole x.
     return lax.pow(full_like(x, 2), x)
 
 
 def _log2(x: Array) -> Array:
-    """The binary logarithm. It is exact for powers of two, as their exponents are taken from their bits."""
+    """The binary logarithm. It is exact for powers of two: the exponent is read from the bits of x."""
     if dtypes.is_complex(x.dtype):
         return _scaled(lax.log(x), 1 / math.log(2))
     mantissa, exponent = jnp.frexp(x)
@@ -386,13 +389,13 @@ def _log10(x: Array) -> Array:
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:
-    """log(exp(x) + exp(y)) without overflow on the way.
+    """log(exp(x) + exp(y)) without overflow of intermediate results.
 
     Source: for complex numbers, ATen native/cpu/LogAddExp.h, _log_add_exp_helper
     """
     if not dtypes.is_complex(x.dtype):
         return jnp.logaddexp(x, y)
-    # jnp.logaddexp brings the imaginary part of complex numbers between -pi and pi, ATen does not.
+    # jnp.logaddexp wraps the imaginary part of complex numbers to [-pi, pi]; ATen does not.
     swapped = lax.lt(lax.real(x), lax.real(y))
     larger, smaller = lax.select(swapped, y, x), lax.select(swapped, x, y)
     real = lax.real(smaller)
@@ -406,7 +409,7 @@ def angle(x: Array) -> Array:
     """The angle of complex numbers; 0 or pi for real ones, nan for nan.
 
     Shape:  that of x.
-    Dtype:  that of x; the real one for complex x, the default float for bool and integers.
+    Dtype:  that of x; the real dtype for complex x, the default float for bool and integers.
     """
 
     def function(x: Array) -> Array:
@@ -424,7 +427,7 @@ def mul(x: Any, y: Any) -> Array:
     return elementwise(_multiply, (x, y), Promotion.DEFAULT, wide_second=True)
 
 
-# Exact in every dtype, so that half types need no float32.
+# These ops are exact in every dtype, so half types need no float32.
 lower_table(
     {
         aten.neg.default: lax.neg,

@@ -1,4 +1,4 @@
-"""Embedding tables: rows by index, bags of rows, and the gradients of both."""
+"""Embedding tables: lookup of rows, bags of rows, and the gradients of both."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def embedding(
 ) -> Array:
     """The rows of a table at these indices.
 
-    Shape:  that of the indices, and the width of the table as a last dimension.
+    Shape:  that of the indices, followed by the width of the table.
     Dtype:  that of the weight.
     """
     require_index(ctx, indices, weight.shape[0], IndexError, _OUT_OF_RANGE, argument(ctx, 1))
@@ -42,7 +42,10 @@ def embedding(
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(2, 3, 4))
 def _rows(rows: Array, indices: Array, count: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
-    """The rows of a table of so many, with torch's gradient for whoever differentiates the function with JAX."""
+    """`rows`, unchanged, with a JVP rule that gives torch's gradient where the lowered function is differentiated with JAX.
+
+    rows: the rows at `indices` of a table with `count` rows.
+    """
     return rows
 
 
@@ -60,29 +63,29 @@ def _tangents(count: int, padding_idx: int, scale_grad_by_freq: bool, primals: A
 
 
 def _columns(values: Array, like: Array) -> Array:
-    """One value per row, for every column."""
+    """`values`, one per row, broadcast along the columns of `like`."""
     return lax.broadcast_in_dim(values, like.shape, [0])
 
 
 def _uses(indices: Array, count: int, dtype: dtypes.DType) -> Array:
-    """How often each row of the table is used."""
+    """Number of uses of each row of a table with `count` rows."""
     return write_slices(lax.full((count,), 0, dtype), 0, indices, lax.full(indices.shape, 1, dtype), "sum")
 
 
 def _add_rows(rows: Array, indices: Array, count: int, padding_idx: int, scale_grad_by_freq: bool, out: dtypes.DType) -> Array:
-    """A table's gradient from the gradients of the rows taken from it."""
+    """The gradient of a table, from the gradients of the rows taken from it. out: dtype of the result."""
     if scale_grad_by_freq:
         rows = lax.div(rows, _columns(take_along(_uses(indices, count, rows.dtype), 0, indices), rows))
     if padding_idx >= 0:
-        # A row past the end is dropped.
+        # write_slices drops indices past the end.
         indices = lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(indices, count), indices)
     return convert(write_slices(lax.full((count, rows.shape[1]), 0, rows.dtype), 0, indices, rows, "sum"), out)
 
 
 @lowers(aten.embedding_dense_backward.default)
 def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padding_idx: int, scale_grad_by_freq: bool) -> Array:
-    """The table's gradient: each row is the sum of the gradients of its uses; half types are added in float32. With `scale_grad_by_freq`,
-    over the number of its uses; zero for `padding_idx`.
+    """The table's gradient. Each row is the sum of the gradients of its uses; half types are added in float32. With `scale_grad_by_freq`
+    the sum is divided by the number of uses. The row at `padding_idx` is zero.
 
     Shape:  (num_weights, width).
     Dtype:  that of grad.
@@ -94,7 +97,7 @@ def embedding_dense_backward(grad: Array, indices: Array, num_weights: int, padd
 
 @lowers(aten.embedding_renorm.default)
 def embedding_renorm(weight: Array, indices: Array, max_norm: float, norm_type: float, *, ctx: Context) -> Array:
-    """The table, with the rows that `indices` use scaled down to `max_norm` where they are longer.
+    """The table, in which the rows at `indices` are scaled down to `max_norm` if their norm is larger.
 
     Shape:  that of the weight.
     """
@@ -124,11 +127,11 @@ def embedding_bag(
 ) -> tuple[Array, ...]:
     """The sum, mean or maximum of the rows of each bag; zeros for an empty bag. Rows at `padding_idx` do not count.
 
-    The other results serve the gradient: the bag of each index, the sizes of the bags, the rows that are the maxima. Where PyTorch
-    leaves one of them unset for a mode, it holds zeros.
+    The other results are for the backward: the bag of each index, the size of each bag, and the indices of the rows that hold the maxima.
+    A result that PyTorch leaves unset in a mode holds zeros.
 
-    Shape:  (bags, width); the others as PyTorch has them. With `include_last_offset` the last of the offsets begins no bag.
-    Dtype:  that of the weight; of the others: int32 if indices and offsets are, else int64.
+    Shape:  (bags, width); others: as in PyTorch. With `include_last_offset` the last offset does not begin a bag.
+    Dtype:  that of the weight; others: int32 if indices and offsets are int32, else int64.
     """
     bags, width = offsets.shape[0] - include_last_offset, weight.shape[1]
     valid = f"input takes a value which is not in the valid range [0, {weight.shape[0]})"
@@ -136,7 +139,7 @@ def embedding_bag(
     _require_offsets(ctx, offsets, indices.size)
     work = dtypes.accumulator(weight.dtype)
     bag = _bag_of_each(indices, lax.slice(offsets, [0], [bags]))
-    # A row past the end is dropped.
+    # write_slices drops indices past the end.
     target = bag if padding_idx < 0 else lax.select(lax.eq(indices, lax.full_like(indices, padding_idx)), lax.full_like(bag, bags), bag)
     rows = convert(take_along(weight, 0, indices), work)
     if per_sample_weights is not None:
@@ -146,7 +149,7 @@ def embedding_bag(
     largest = lax.full((bags, width), 0, indices.dtype)
     if mode == MAX:
         result = write_slices(lax.full((bags, width), -np.inf, work), 0, target, rows, "amax")
-        # The first position in the bag that has the maximum; NaN is one.
+        # The first position in the bag that holds the maximum; a NaN counts as the maximum.
         met = take_along(result, 0, target)
         hits = lax.bitwise_or(lax.eq(rows, met), lax.ne(rows, rows))
         last = lax.full(rows.shape, indices.size, np.dtype(np.int64))
@@ -173,14 +176,14 @@ def _require_offsets(ctx: Context, offsets: Array, count: int) -> None:
 
 
 def _bag_of_each(indices: Array, offsets: Array) -> Array:
-    """The bag of each index, from the bags' first positions."""
+    """The bag of each index. offsets: the position among the indices at which each bag begins."""
     positions = lax.broadcasted_iota("int64", indices.shape, 0)
     after = searchsorted(convert(offsets, positions.dtype), positions, right=True)
     return lax.sub(after, lax.full_like(after, 1))
 
 
 def _fit(value: Array, shape: tuple[int, ...], dtype: dtypes.DType) -> Array:
-    """`value` cut or filled up with zeros to a shape; zeros if the rank differs."""
+    """`value`, cropped or zero-padded to `shape`; all zeros if its rank differs."""
     if len(shape) != value.ndim:
         return lax.full(shape, 0, dtype)
     return lax.pad(convert(value, dtype), lax.full((), 0, dtype), [(0, new - old, 0) for new, old in zip(shape, value.shape, strict=True)])
@@ -224,7 +227,7 @@ def embedding_bag_dense_backward(
 def embedding_bag_per_sample_weights_backward(
     grad: Array, weight: Array, indices: Array, offsets: Array, offset2bag: Array, mode: int, padding_idx: int = -1
 ) -> Array:
-    """The gradient of the weight that each index has in its bag: its row times what flowed to the bag, summed; 0 for `padding_idx`.
+    """The gradient of `per_sample_weights`: for each index, its row times the gradient of its bag, summed; 0 for `padding_idx`.
 
     Shape:  that of the indices.
     Dtype:  that of grad.

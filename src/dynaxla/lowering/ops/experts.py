@@ -1,4 +1,4 @@
-"""Matrix products of mixture-of-experts layers: each group of rows with a matrix of its own."""
+"""Matrix products of mixture-of-experts layers: each group of rows is multiplied by its own matrix."""
 
 from __future__ import annotations
 
@@ -10,19 +10,23 @@ from ..registry import lowers
 
 
 def group_sizes(ends: Array) -> Array:
-    """Rows in each group. ends: int[groups], where each group ends; the first begins at row 0."""
+    """Number of rows in each group. ends: int[groups], the row at which each group ends (exclusive); the first group begins at row 0."""
     return jnp.diff(ends, prepend=jnp.zeros(1, ends.dtype)).astype(jnp.int32)
 
 
 def grouped_matmul(x: Array, weights: Array, ends: Array, precision: lax.Precision) -> Array:
-    """[rows, n]: rows ends[g-1]:ends[g] of x [rows, k] times weights[g] of [groups, k, n]. Rows after the last group are zero."""
+    """Rows ends[g-1]:ends[g] of x times weights[g], for each group g. Rows after the last group are zero.
+
+    Shape:  x [rows, k] and weights [groups, k, n] give [rows, n].
+    Dtype:  that of x.
+    """
     return lax.ragged_dot(x, weights, group_sizes(ends), precision=precision, preferred_element_type=x.dtype)
 
 
-# The two ops of the transformers library; they exist once it has been imported.
+# Two ops of the transformers library, which exist once it has been imported.
 @lowers("transformers::grouped_mm_fallback")
 def grouped_mm(x: Array, weights: Array, ends: Array, *, ctx: Context) -> Array:
-    """Each group of rows of x times a matrix of its own, as `grouped_matmul`."""
+    """Each group of rows of x times its own matrix, as in `grouped_matmul`."""
     return grouped_matmul(x, weights, ends, ctx.settings.matmul_precision)
 
 

@@ -20,7 +20,7 @@ _AT_ONCE = 3
 
 
 def _transform(x: Array, dims: Sequence[int], lengths: Sequence[int], kind: str) -> Array:
-    """XLA's transform over these dimensions, of these lengths on the real or inner side."""
+    """XLA's transform of `kind` over `dims`. lengths: their sizes; for RFFT and IRFFT those of the real array."""
     order = [dim for dim in range(x.ndim) if dim not in dims] + list(dims)
     return lax.transpose(lax.fft(lax.transpose(x, order), kind, tuple(lengths)), np.argsort(order))
 
@@ -30,19 +30,19 @@ def _times(x: Array, factor: float) -> Array:
 
 
 def _scaled(x: Array, normalization: int, elements: int) -> Array:
-    """The result of a transform with ATen's fft_norm_mode: 0 leaves sums as they are, 1 divides by the root of the number of elements, 2 by
-    the number.
+    """x, the sums of a transform, normalized by ATen's fft_norm_mode: 0 leaves them as they are, 1 divides them by the square root of
+    `elements`, 2 by `elements`.
     """
     return _times(x, {0: 1.0, 1: 1 / math.sqrt(elements), 2: 1 / elements}[normalization])
 
 
 def _sums(x: Array, dims: Sequence[int], forward: bool) -> Array:
-    """The complex transform without any factor."""
+    """The complex transform without normalization."""
     for first in range(0, len(dims), _AT_ONCE):
         some = dims[first : first + _AT_ONCE]
         lengths = [x.shape[dim] for dim in some]
         x = _transform(x, some, lengths, "FFT" if forward else "IFFT")
-        # XLA's inverse is a mean.
+        # XLA's inverse divides by the number of elements.
         x = x if forward else _times(x, math.prod(lengths))
     return x
 
@@ -53,7 +53,7 @@ def _count(x: Array, dims: Sequence[int]) -> int:
 
 @lowers(aten._fft_c2c.default)
 def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> Array:
-    """The discrete Fourier transform of complex numbers over some dimensions, or with `forward` False its inverse.
+    """The discrete Fourier transform of complex numbers over some dimensions; its inverse if `forward` is False.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -68,8 +68,8 @@ def fft_c2c(x: Array, dim: Sequence[int], normalization: int, forward: bool) -> 
 def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool, *, ctx: Context) -> Array:
     """The discrete Fourier transform of real numbers over some dimensions.
 
-    Shape:  with `onesided`, the last of `dim` keeps size // 2 + 1 elements; the others are conjugates of these.
-    Dtype:  the complex one of x.
+    Shape:  that of x; with `onesided`, the last of `dim` keeps size // 2 + 1 elements: the omitted ones are conjugates of these.
+    Dtype:  the complex dtype of x.
     """
     if x.size == 0:
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
@@ -86,8 +86,8 @@ def fft_r2c(x: Array, dim: Sequence[int], normalization: int, onesided: bool, *,
 def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int, *, ctx: Context) -> Array:
     """The inverse of the onesided transform of real numbers.
 
-    Shape:  the last of `dim` has last_dim_size // 2 + 1 elements, and gets `last_dim_size`.
-    Dtype:  the real one of x.
+    Shape:  that of x, but the last of `dim` grows from last_dim_size // 2 + 1 to `last_dim_size` elements.
+    Dtype:  the real dtype of x.
     """
     if x.size == 0:
         return lax.full(ctx.output.shape, 0, ctx.output.jax_dtype)
@@ -95,6 +95,6 @@ def fft_c2r(x: Array, dim: Sequence[int], normalization: int, last_dim_size: int
     last = dims[-1]
     if x.shape[last] != last_dim_size // 2 + 1:
         raise UnsupportedOp(f"_fft_c2r from {x.shape[last]} to {last_dim_size} elements")
-    # XLA's inverse is a mean.
+    # XLA's inverse divides by the number of elements.
     out = _times(_transform(_sums(x, dims[:-1], forward=False), [last], [last_dim_size], "IRFFT"), last_dim_size)
     return _scaled(out, normalization, _count(out, dims))

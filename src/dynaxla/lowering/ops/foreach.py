@@ -1,5 +1,5 @@
-"""Ops on lists of tensors (`torch._foreach_*`, which optimizers use): each does what an op of this package does, to one element of its
-lists after the other. Numbers and tensors beside the lists are shared."""
+"""Ops on lists of tensors (`torch._foreach_*`, which optimizers use). Each applies the lowering of an op for single tensors to the elements
+of its lists, one after the other. Numbers and tensors outside the lists are the same for all elements."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from .reductions import linalg_vector_norm, sum_
 
 @lowers(aten._foreach_norm.Scalar)
 def foreach_norm(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None = None, *, ctx: Context) -> list[Array]:
-    """The norm of each tensor, as `linalg_vector_norm` of all its elements.
+    """The norm of each tensor: `linalg_vector_norm` over all its elements.
 
     Shape:  each [].
-    Dtype:  the real dtype of `dtype`, if given, else of each tensor.
+    Dtype:  the real dtype of `dtype` if given, else of each tensor.
     """
     return [linalg_vector_norm(x, ord, dtype=dtype, ctx=ctx) for x in tensors]
 
@@ -48,7 +48,7 @@ def foreach_powsum(tensors: Sequence[Array], ord: Any = 2, dtype: DType | None =
     return [_power_sum(x, ord, dtype, ctx) for x in tensors]
 
 
-# For each name of an overload, which of the op for single tensors computes it: the first of these that there is.
+# For each overload name of a list op, overload names of the op for single tensors. The first that has a lowering is used.
 _SINGLE_OVERLOADS = {
     "default": ("default",),
     "List": ("Tensor", "Tensor_Tensor", "default"),
@@ -70,7 +70,7 @@ def _overloads() -> Iterator[OpOverload]:
 
 
 def _single(op: OpOverload) -> OpOverload | None:
-    """The op that does to single tensors what `op` does to lists, if that has a lowering."""
+    """The overload for single tensors that corresponds to the list op `op`, if one has a lowering."""
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::_foreach_"), None)
     for overload in _SINGLE_OVERLOADS.get(op._overloadname, ()):
         found = getattr(packet, overload, None)

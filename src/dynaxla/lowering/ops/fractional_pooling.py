@@ -1,4 +1,4 @@
-"""Max pooling over windows of one size whose places are random: fractional_max_pool, forward and backward."""
+"""fractional_max_pool, forward and backward: max pooling over windows of one size at random positions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _INT64 = np.dtype(np.int64)
 
 
 def _starts(sample: Array, size: int, out: int, kernel: int, dtype: DType) -> Array:
-    """The first places of the windows along one dimension, (planes, out), from a number in [0, 1) for each plane.
+    """The start of each window along one dimension, (planes, out). sample: a number in [0, 1) for each plane.
 
     Source: ATen native/FractionalMaxPool2d.cpp, fractional_max_pool2d_generate_intervals
     """
@@ -40,7 +40,7 @@ def _starts(sample: Array, size: int, out: int, kernel: int, dtype: DType) -> Ar
 
 
 def _read(x: Array, dim: int, places: Array) -> Array:
-    """x (planes, ...) at places (planes, count) of one dimension."""
+    """The elements of x (planes, ...) at `places` (planes, count) along `dim`."""
     numbers = lax.GatherDimensionNumbers(
         offset_dims=tuple(range(1, dim)) + tuple(range(dim + 1, x.ndim)),
         collapsed_slice_dims=(dim,),
@@ -55,9 +55,9 @@ def _read(x: Array, dim: int, places: Array) -> Array:
 
 @lowers(aten.fractional_max_pool2d.default, aten.fractional_max_pool3d.default)
 def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Array, *, ctx: Context) -> tuple[Array, Array]:
-    """The largest element of windows at random places, and its flat position; of equal values the first, of NaNs the last.
+    """The largest element of each window, and its flat position: of equal values the first, of NaNs the last.
 
-    samples: (batch, planes, dimensions), the widths' first in 2d; of a longer batch than x's only the first are used.
+    samples: random numbers (batch, planes, dimensions); in 2d the number for the width comes first. A batch longer than x's is cut off.
 
     Shape:  both: x (..., *space) gives (..., *output_size).
     Dtype:  that of x, and int64.
@@ -82,7 +82,7 @@ def fractional_max_pool(x: Array, kernel: Sizes, output_size: Sizes, samples: Ar
 
 @lowers(aten.fractional_max_pool2d_backward.default, aten.fractional_max_pool3d_backward.default)
 def fractional_max_pool_backward(grad: Array, x: Array, kernel: Sizes, output_size: Sizes, indices: Array) -> Array:
-    """Each output's gradient goes to the place where its maximum was.
+    """The gradient of x: each output's gradient goes to the position of its maximum.
 
     Shape:  that of x.
     Dtype:  that of x.

@@ -1,4 +1,4 @@
-"""Kernels that do the work of several ops at once."""
+"""ATen ops that fuse several simpler ops."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def add_relu_scalar(x: Array, y: Any, alpha: Any = 1) -> Array:
 
 @lowers(aten._addmm_activation.default)
 def addmm_activation(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False, ctx: Context) -> Array:
-    """relu, or GELU, of addmm. (On a GPU, cuBLAS's GELU is the one by tanh.)
+    """relu of addmm; with `use_gelu`, GELU, which on a GPU is the approximation by tanh, as in cuBLAS.
 
     Dtype:  that of y.
     """
@@ -56,7 +56,7 @@ def masked_scale(x: Array, mask: Array, scale: float) -> Array:
 
 @lowers(aten._transform_bias_rescale_qkv.default)
 def transform_bias_rescale_qkv(qkv: Array, qkv_bias: Array, num_heads: int) -> tuple[Array, ...]:
-    """qkv plus its bias, taken apart into query, key and value; the query over sqrt(size).
+    """qkv plus its bias, split into query, key and value; the query is divided by sqrt(size).
 
     Shape:  qkv (batch, rows, 3 * heads * size) gives (batch, heads, rows, size) three times.
     Dtype:  all: that of qkv.
@@ -76,14 +76,14 @@ _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
 
 
 def _mask_dims(mask_type: int | None, rank: int) -> Sequence[int]:
-    """Which dimensions of the scores those of the mask are."""
+    """The dimensions of the scores that correspond to the dimensions of the mask."""
     some: dict[int | None, Sequence[int]] = {_PER_ROW_AND_COLUMN: (rank - 2, rank - 1), _PER_BATCH_AND_COLUMN: (0, rank - 1)}
     return some.get(mask_type, range(rank))
 
 
 @lowers(aten._masked_softmax.default)
 def masked_softmax(x: Array, mask: Array, dim: int | None = None, mask_type: int | None = None) -> Array:
-    """Softmax over what the mask leaves: 0 where it is True, NaN if that is everywhere along `dim`.
+    """Softmax over the elements where the mask is False; 0 where it is True, and NaN where it is True everywhere along `dim`.
 
     Shape:  that of x; mask (rows, columns) for mask_type 0, (batch, columns) for 1, else that of x.
     Dtype:  that of x.
@@ -112,7 +112,7 @@ def masked_softmax_backward(grad: Array, output: Array, mask: Array, dim: int | 
     return convert(lax.select(mask, zero, lax.mul(out, lax.sub(wide, total))), grad.dtype)
 
 
-# The derivatives of GLU in forward mode
+# Forward-mode derivatives of GLU
 
 
 def _halves(x: Array, dim: int) -> tuple[Array, Array, Array]:
@@ -123,9 +123,9 @@ def _halves(x: Array, dim: int) -> tuple[Array, Array, Array]:
 
 @lowers(aten.glu_jvp.default)
 def glu_jvp(out: Array, x: Array, dx: Array, dim: int) -> Array:
-    """How GLU's result changes when x changes by dx.
+    """The tangent of GLU's result, for the tangent dx of x.
 
-    Shape:  that of out: x with half of it along `dim`.
+    Shape:  that of out, which is half of x along `dim`.
     Dtype:  that of x.
     """
     dim %= x.ndim
@@ -138,7 +138,9 @@ def glu_jvp(out: Array, x: Array, dx: Array, dim: int) -> Array:
 
 @lowers(aten.glu_backward_jvp.default)
 def glu_backward_jvp(grad_x: Array, grad_glu: Array, x: Array, dgrad_glu: Array, dx: Array, dim: int) -> Array:
-    """How the gradient of x, [g s(b), g a s(b) (1 - s(b))] for x = [a, b], changes when g changes by dgrad_glu and x by dx.
+    """The tangent of x's gradient, for the tangents dgrad_glu of g = grad_glu and dx of x.
+
+    For x = [a, b] and the sigmoid s, the gradient is [g s(b), g a s(b) (1 - s(b))].
 
     Shape:  that of x.
     Dtype:  that of grad_x.

@@ -1,6 +1,6 @@
-"""Fused steps of optimizers whose learning rate is a tensor, as ops of their own.
+"""Custom ops for fused optimizer steps (`fused=True`) whose learning rate is a tensor, and their lowerings.
 
-torch's own ops for this cannot be traced, and their parts make long graphs.
+torch's own ops for this cannot be traced, and decompositions of them make long graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def _results(op: Callable[..., Any], lists: Sequence[Tensors], written: int, **settings: Any) -> list[torch.Tensor]:
-    """The tensors of the lists that torch's step writes, after a step on copies of them."""
+    """Runs torch's in-place step `op` on copies. Returns the tensors of the first `written` lists after the step, as one list."""
     copies = [[tensor.clone() for tensor in tensors] for tensors in lists[:written]]
     op(*copies, *map(list, lists[written:]), **settings)
     return [tensor for tensors in copies for tensor in tensors]
@@ -53,7 +53,7 @@ def fused_adam(
     decoupled: bool,
     **settings: Any,
 ) -> list[torch.Tensor]:
-    """The new parameters, unscaled gradients, and states, one list after the other. decoupled: whether the weight decay is AdamW's."""
+    """The new parameters, unscaled gradients, and states, as one list. decoupled: True for AdamW's weight decay."""
     lists = params, grads, exp_avgs, exp_avg_sqs, max_exp_avg_sqs, state_steps
     step = torch._fused_adamw_ if decoupled else torch._fused_adam_
     return _results(step, lists, 5, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
@@ -88,7 +88,7 @@ def fused_sgd(
     found_inf: torch.Tensor | None,
     **settings: Any,
 ) -> list[torch.Tensor]:
-    """The new parameters, unscaled gradients, and momentum buffers, one list after the other."""
+    """The new parameters, unscaled gradients, and momentum buffers, as one list."""
     lists = params, grads, momentum_buffer_list
     return _results(torch._fused_sgd_, lists, 3, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
 
@@ -108,7 +108,7 @@ def _lower(
     *arguments: Any,
     **settings: Any,
 ) -> list[Array]:
-    """As `optimizers.fused_sgd`, with the lists of results one after the other."""
+    """The results of a lowering such as `optimizers.fused_sgd`, with its lists joined into one."""
     *lists, lr, grad_scale, found_inf = arguments
     results = lowering(*lists, lr=lr, grad_scale=grad_scale, found_inf=found_inf, **settings)
     return [array for arrays in results for array in arrays]

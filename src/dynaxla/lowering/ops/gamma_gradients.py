@@ -1,8 +1,8 @@
-"""How samples of the gamma and Dirichlet distributions move with the distributions' parameters: `rsample` of Gamma, Beta, Dirichlet,
-Chi2, StudentT. These are ATen's approximations, not exact derivatives, computed in float64 as ATen's CPU kernels do.
+"""Derivatives of samples of the gamma and Dirichlet distributions by the distributions' parameters, for `rsample` of Gamma, Beta,
+Dirichlet, Chi2 and StudentT. These are ATen's approximations, not exact derivatives, computed in float64 as in ATen's CPU kernels.
 
-jax.lax.random_gamma_grad computes the exact derivative. It differs from ATen's approximation by more than 1e-3 in a fifth of the tested
-points, and by 15% for the sample 300 of a concentration of 0.001. For the Dirichlet distribution JAX has no such function.
+jax.lax.random_gamma_grad computes the exact derivative. It differs from ATen's approximation by more than 1e-3 at a fifth of the tested
+points, and by 15% for the sample 300 with concentration 0.001. For the Dirichlet distribution JAX has no such function.
 
 Source: ATen native/Distributions.h
 """
@@ -28,7 +28,7 @@ def _zero_if_nan(x: Array) -> Array:
 
 
 def _polynomial(coefficients: list[float] | np.ndarray, x: Array) -> Array:
-    """Lowest power first."""
+    """The value of a polynomial at x. coefficients: lowest power first."""
     total = full_like(x, coefficients[-1])
     for coefficient in reversed(coefficients[:-1]):
         total = total * x + coefficient
@@ -36,7 +36,7 @@ def _polynomial(coefficients: list[float] | np.ndarray, x: Array) -> Array:
 
 
 def _gamma_small(alpha: Array, x: Array) -> Array:
-    """Taylor expansion of the distribution function around x = 0."""
+    """The gamma gradient for small x: Taylor expansion of the distribution function around x = 0."""
     factor, denominator = full_like(x, 1), alpha
     series, series_squared = 1 / denominator, 1 / (denominator * denominator)
     for order in range(1, 6):
@@ -51,7 +51,7 @@ def _gamma_small(alpha: Array, x: Array) -> Array:
 
 
 def _gamma_large(alpha: Array, x: Array) -> Array:
-    """Rice's saddle point expansion for large alpha, with its own form around x = alpha."""
+    """The gamma gradient for large alpha: Rice's saddle point expansion, with a separate formula near x = alpha."""
     first = 1 + 24 * alpha * (1 + 12 * alpha)
     second = 1440 * (alpha * alpha) + 6 * x * (53 - 120 * x) - 65 * x * x / alpha + alpha * (107 + 3600 * x)
     middle = first * second / (1244160 * (alpha * alpha) * (alpha * alpha))
@@ -65,7 +65,7 @@ def _gamma_large(alpha: Array, x: Array) -> Array:
     return _where(lax.bitwise_and(lax.le(0.9 * alpha, x), lax.le(x, 1.1 * alpha)), middle, outside)
 
 
-# In powers of log(x / alpha), then of log(alpha): the numerator's four columns, and the denominator's.
+# Rows: powers of log(x / alpha). Columns: powers of log(alpha), four of the numerator, then four of the denominator.
 _GAMMA_RATIONAL = np.array(
     [
         [0.16009398, -0.094634809, 0.025146376, -0.0030648343, 1, 0.32668115, 0.10406089, 0.0014179084],
@@ -76,7 +76,7 @@ _GAMMA_RATIONAL = np.array(
 
 
 def _gamma_middle(alpha: Array, x: Array) -> Array:
-    """A rational function of log(x / alpha) and log(alpha)."""
+    """The gamma gradient elsewhere: a rational function of log(x / alpha) and log(alpha)."""
     u, v = lax.log(x / alpha), lax.log(alpha)
     columns = [_polynomial(column, u) for column in _GAMMA_RATIONAL.T]
 
@@ -96,13 +96,13 @@ def standard_gamma_grad(concentration: Array, sample: Array) -> Array:
     shape = np.broadcast_shapes(concentration.shape, sample.shape)
     alpha, x = (expand(convert(value, _FLOAT64), shape) for value in (concentration, sample))
     out = _where(lax.gt(alpha, full_like(alpha, 8)), _gamma_large(alpha, x), _gamma_middle(alpha, x))
-    # ATen's 0.8 is a float32.
+    # ATen's threshold of 0.8 is a float32.
     out = _where(lax.lt(x, full_like(x, float(np.float32(0.8)))), _gamma_small(alpha, x), out)
     return convert(out, sample.dtype)
 
 
 def _beta_alpha_small(x: Array, alpha: Array, beta: Array) -> Array:
-    """By alpha, x close to 0."""
+    """The beta distribution's derivative by alpha, for x close to 0."""
     factor = lax.digamma(alpha) - lax.digamma(alpha + beta) - lax.log(x)
     product = full_like(x, 1)
     series = product / alpha * (factor + 1 / alpha)
@@ -114,7 +114,7 @@ def _beta_alpha_small(x: Array, alpha: Array, beta: Array) -> Array:
 
 
 def _beta_beta_small(x: Array, alpha: Array, beta: Array) -> Array:
-    """By beta, x close to 0."""
+    """The beta distribution's derivative by beta, for x close to 0."""
     factor = lax.digamma(alpha + beta) - lax.digamma(beta)
     product, betas, slopes = full_like(x, 1), full_like(x, 1), full_like(x, 0)
     series = factor / alpha
@@ -127,7 +127,8 @@ def _beta_beta_small(x: Array, alpha: Array, beta: Array) -> Array:
 
 
 def _beta_alpha_middle(x: Array, alpha: Array, beta: Array) -> Array:
-    """By alpha, alpha and beta large: Rice's saddle point expansion, with its own form around the mean."""
+    """The beta distribution's derivative by alpha, for large alpha and beta: Rice's saddle point expansion, with a separate formula near
+    the mean."""
     total = alpha + beta
     mean = alpha / total
     deviation = lax.sqrt(alpha * beta / (total + 1)) / total
@@ -155,7 +156,7 @@ def _beta_alpha_middle(x: Array, alpha: Array, beta: Array) -> Array:
     return _where(near, around, outside)
 
 
-# Numerator and denominator, in powers of log(x), of log(alpha / x), and of log(total x / alpha).
+# Dimensions: numerator and denominator; powers of log(x); powers of log(alpha / x); powers of log(total x / alpha).
 _BETA_RATIONAL = np.array(
     [
         [
@@ -197,7 +198,7 @@ _BETA_RATIONAL = np.array(
 
 
 def _beta_alpha_rational(x: Array, alpha: Array, total: Array) -> Array:
-    """By alpha: a rational correction to an analytic approximation."""
+    """The beta distribution's derivative by alpha elsewhere: a rational correction to an analytic approximation."""
     u = lax.log(x)
     a = lax.log(alpha) - u
     b = lax.log(total) - a

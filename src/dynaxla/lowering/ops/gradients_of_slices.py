@@ -1,7 +1,7 @@
-"""Sums of what the gradients of a tensor's slices are to the tensor: zeros, but for the slice.
+"""Sums of the gradients of a tensor's slices, each of which is zero outside its slice.
 
-A model that reads a tensor in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) gets its gradient as such a sum. Where the
-slices have no place in common, these are the slices' gradients one after the other: nothing is added, and no zeros are written.
+The gradient of a tensor that a model reads in slices (`x[..., :d]` and `x[..., d:]`, or `x[t]` for each t) is such a sum. Where the slices
+do not overlap, their gradients are put next to each other instead: nothing is added, and slices that cover the tensor need no zeros.
 """
 
 from __future__ import annotations
@@ -24,7 +24,14 @@ ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 
 @dataclass(frozen=True)
 class _Piece:
-    """A slice's gradient. Attributes: dim, start, count (of the slice: the dimension, its first place, how many); grad (the node)."""
+    """The gradient of a slice.
+
+    Attributes:
+        dim: the sliced dimension.
+        start: index of the slice's first element.
+        count: number of elements along `dim`.
+        grad: the node that computes the gradient.
+    """
 
     dim: int
     start: int
@@ -33,7 +40,8 @@ class _Piece:
 
 
 def sum_of_slices(ctx: Context) -> Array | None:
-    """The current node's value, a sum of two tensors, if it is such a sum, and not a part of a longer one."""
+    """The value of the current node, a sum of two tensors, if it is a sum of gradients of disjoint slices. None if it is not, or if it is
+    part of a longer such sum."""
     node: Node = ctx.node
     if not _is_of_pieces(node) or _is_part(node):
         return None
@@ -59,7 +67,7 @@ def sum_of_slices(ctx: Context) -> Array | None:
         grads.append(expand(grad, [*shape[:dim], piece.count, *shape[dim + 1 :]]))
     if len({grad.shape for grad in grads}) == 1 and sum(piece.count for piece in found) == shape[dim]:
         return joined(grads, dim)
-    # XLA:CPU writes each piece to its place in one array, and vectorizes that.
+    # XLA:CPU writes each piece in place into one array, and vectorizes the writes.
     out = lax.full(shape, 0, ctx.output.jax_dtype)
     for piece, grad in zip(found, grads, strict=True):
         out = lax.dynamic_update_slice(out, grad, [piece.start if index == dim else 0 for index in range(len(shape))])
@@ -67,7 +75,7 @@ def sum_of_slices(ctx: Context) -> Array | None:
 
 
 def _is_of_pieces(node: Node) -> bool:
-    """Whether it adds gradients of slices, or such sums, as far as their ops tell."""
+    """True if the node adds gradients of slices, or sums of them, judging by its arguments' ops alone."""
     is_sum = node.target is aten.add.Tensor and len(node.args) == 2 and not node.kwargs
     return is_sum and all(isinstance(arg, Node) and (arg.target in _OPS or arg.target is aten.add.Tensor) for arg in node.args)
 
@@ -76,12 +84,12 @@ _OPS = (aten.slice_backward.default, aten.select_backward.default, aten.cat.defa
 
 
 def _is_part(node: Node) -> bool:
-    """Whether nothing but a longer sum reads it."""
+    """True if the node's only user is a longer sum of gradients of slices."""
     return len(node.users) == 1 and _is_of_pieces(next(iter(node.users)))
 
 
 def _leaves(node: Node) -> Iterator[Node]:
-    """What the sum adds."""
+    """The terms of the sum."""
     waiting = [node]
     while waiting:
         found = waiting.pop()
@@ -92,13 +100,13 @@ def _leaves(node: Node) -> Iterator[Node]:
 
 
 def _pieces(node: Node, shape: tuple[int, ...], ctx: Context) -> list[_Piece] | None:
-    """The pieces of which a node's value is made, with zeros; None of one that is of anything else."""
+    """The gradients of slices that a node's value consists of, apart from zeros; None if it has other parts."""
     args: Any = node.args
     if node.target is aten.cat.default:
         dim, start, found = wrap(args[1] if len(args) > 1 else 0, len(shape)), 0, []
         for part in args[0]:
             size = ctx.spec(part).shape
-            if len(size) != len(shape):  # of shape [0], which may stand among others
+            if len(size) != len(shape):  # a tensor of shape [0], which cat accepts among others
                 return None
             if part.target not in ZEROS:
                 found.append(_Piece(dim, start, size[dim], part))

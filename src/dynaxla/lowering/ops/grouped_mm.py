@@ -1,4 +1,4 @@
-"""Products of groups of rows with a matrix for each group, as mixtures of experts compute them."""
+"""`aten._grouped_mm`: products of groups of rows with one matrix per group, as in mixtures of experts."""
 
 from __future__ import annotations
 
@@ -23,8 +23,11 @@ _INT32 = np.dtype(np.int32)
 
 
 def _blocks(rows: int, ends: Array) -> tuple[int, Array, Array, Array]:
-    """Rows in blocks of one size, none of which reaches from one group into the next: that size; and for each block its group, first
-    row, and number of rows (0 for blocks that are left over, which begin behind the last row)."""
+    """Splits rows into blocks of one size, none of which extends into the next group.
+
+    Returns the block size and, for each block, its group, its first row, and its number of rows. Surplus blocks begin after the last row
+    and have no rows.
+    """
     groups = ends.shape[0]
     size = min(128, max(16, 1 << (-(-rows // groups) - 1).bit_length()))
     count = min(rows, rows // size + groups)
@@ -47,7 +50,7 @@ def _padded(x: Array, dim: int, size: int) -> Array:
 
 
 def _each_rows_group(x: Array, weights: Array, ends: Array, ctx: Context) -> Array:
-    """Row i of x (rows, k) times that matrix of weights (groups, k, n) in whose group i is; 0 behind the last group."""
+    """Each row of x (rows, k) times the matrix of its group in weights (groups, k, n); 0 for rows after the last group."""
     rows, inner = x.shape
     size, *blocks = _blocks(rows, ends)
     x = _padded(x, 0, size)
@@ -56,7 +59,7 @@ def _each_rows_group(x: Array, weights: Array, ends: Array, ctx: Context) -> Arr
         group, first, _ = block
         piece = lax.dynamic_slice(x, (first, np.int32(0)), (size, inner))
         product = contract(piece, lax.dynamic_index_in_dim(weights, group, keepdims=False), ((1,), (0,)), ctx)
-        # What a block writes behind its group's end is overwritten by the blocks that follow.
+        # Rows that a block writes past its group's end are overwritten by the following blocks.
         return lax.dynamic_update_slice(out, convert(product, out.dtype), (first, np.int32(0))), None
 
     out = lax.full((rows + size, weights.shape[2]), 0, x.dtype)
@@ -66,7 +69,7 @@ def _each_rows_group(x: Array, weights: Array, ends: Array, ctx: Context) -> Arr
 
 
 def _each_groups_product(x: Array, y: Array, ends: Array, ctx: Context) -> Array:
-    """For each group of columns of x (m, columns) and the same rows of y (columns, n), their product: (groups, m, n)."""
+    """For each group, the product of its columns of x (m, columns) and its rows of y (columns, n): (groups, m, n)."""
     columns = x.shape[1]
     size, *blocks = _blocks(columns, ends)
     x, y = _padded(x, 1, size), _padded(y, 0, size)
@@ -89,11 +92,14 @@ def _each_groups_product(x: Array, y: Array, ends: Array, ctx: Context) -> Array
 def grouped_mm(
     x: Array, y: Array, offs: Array | None = None, bias: Array | None = None, out_dtype: DType | None = None, *, ctx: Context
 ) -> Array:
-    """Products of matrices in groups. offs: where each group ends, along the rows of x, the columns of y, or the dimension that is summed
-    over.
+    """Matrix products in groups.
 
-    Shape:  x (rows, k) and y (groups, k, n): (rows, n). x (groups, m, k) and y (k, columns): (m, columns). x (m, k) and y (k, n), k in
-            groups: (groups, m, n). x (groups, m, k) and y (groups, k, n), without offs: (groups, m, n).
+    offs: the end (exclusive) of each group along the rows of x, the columns of y, or the dimension that is summed over.
+
+    Shape:  x (rows, k) and y (groups, k, n) give (rows, n).
+            x (groups, m, k) and y (k, columns) give (m, columns).
+            x (m, k) and y (k, n), with k in groups, give (groups, m, n).
+            x (groups, m, k) and y (groups, k, n), without offs, give (groups, m, n).
     Dtype:  `out_dtype` if given, else that of x.
     Raises: UnsupportedOp with a bias, or without offs where groups need it.
     """

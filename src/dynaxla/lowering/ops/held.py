@@ -1,4 +1,5 @@
-"""What must not be seen if a check of the program fails, where nobody waits for the checks: on a GPU."""
+"""The op `dynaxla::held`, which keeps an old value if one of the program's checks has failed. It is for GPUs, where a call does not wait
+for the results of the checks."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _library.define("held(Tensor new, Tensor old) -> Tensor")
 
 @torch.library.impl("dynaxla::held", "CompositeExplicitAutograd", lib=_library)
 def _held_by_torch(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    return new.clone()  # torch's kernels raise where they check
+    return new.clone()  # torch's kernels raise when a check fails
 
 
 held = torch.ops.dynaxla.held.default
@@ -23,7 +24,7 @@ held = torch.ops.dynaxla.held.default
 
 @lowers(held)
 def _held(new: Array, old: Array, ctx: Context) -> Array:
-    """`new` if all checks hold that stand before this node in the graph, else `old`.
+    """`new` if all checks of earlier nodes of the graph hold, else `old`.
 
     Shape:  that of both.
     Dtype:  that of both.

@@ -1,4 +1,4 @@
-"""How many numbers, or points, fall into each of a row, or grid, of bins."""
+"""Histograms: counts of numbers in a row of bins, or of points in a grid of bins."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _INT64 = np.dtype(np.int64)
 
 
 def _outer_edges(x: Array, given: Sequence[float] | None, ctx: Context) -> list[tuple[Array, Array]]:
-    """The first and last edge in each dimension, in float64: those given, else the extrema of x (count, dimensions)."""
+    """The first and last edge in each dimension, in float64: the given ones, else the extrema of x (count, dimensions).
+
+    Makes the compiled call raise for a range that is not finite or is reversed. An empty range is extended by 0.5 on both sides.
+    """
     if given is not None:
         ends = [(lax.full((), low, np.float64), lax.full((), high, np.float64)) for low, high in zip(given[::2], given[1::2], strict=True)]
     elif x.size == 0:
@@ -37,13 +40,13 @@ def _outer_edges(x: Array, given: Sequence[float] | None, ctx: Context) -> list[
 
 
 def _widened(low: Array, high: Array, margin: float) -> tuple[Array, Array]:
-    """An empty range extended on both sides."""
+    """The range from low to high; if it is empty, extended by `margin` on both sides."""
     extra = lax.select(lax.eq(low, high), full_like(low, margin), full_like(low, 0))
     return lax.sub(low, extra), lax.add(high, extra)
 
 
 def _even_edges(low: Array, high: Array, bins: int, dtype: dtypes.DType) -> Array:
-    """bins + 1 numbers from low to high, evenly apart, counted from the nearer end.
+    """bins + 1 evenly spaced numbers from low to high, each computed from the nearer end.
 
     Source: ATen native/cpu/RangeFactoriesKernel.cpp, linspace_kernel
     """
@@ -61,20 +64,29 @@ def _inside(x: Array, low: Array, high: Array) -> Array:
 
 
 def _collect(places: Array, inside: Array, bins: Sequence[int], weight: Array | None, dtype: dtypes.DType) -> Array:
-    """The sum of the weights of the points in each bin. places: of each point in the row-major array of bins."""
+    """The sum of the weights of the points in each bin.
+
+    Args:
+        places: the index of each point's bin in the flattened, row-major array of bins.
+        inside: True for points that count.
+        bins: shape of the array of bins.
+        weight: of each point; None: 1 for all.
+        dtype: of the result.
+    """
     count = math.prod(bins)
     work = dtypes.accumulator(dtype)
     weights = lax.full(places.shape, 1, work) if weight is None else convert(lax.reshape(weight, places.shape), work)
-    # A place past the end is dropped.
+    # write_slices drops indices past the end.
     places = lax.select(inside, places, full_like(places, count))
     total = write_slices(lax.full((count,), 0, work), 0, places, weights, "sum")
     return convert(lax.reshape(total, tuple(bins)), dtype)
 
 
 def _histogram(x: Array, edges: Sequence[Array], weight: Array | None, density: bool) -> Array:
-    """x: (points, dimensions). Each bin contains its left edge; the last one its right edge too. Points outside do not count.
+    """The histogram of the points x (points, dimensions). Points outside the edges do not count.
 
-    With density, divided by the sum of all and by the volume of the bin.
+    Each bin contains its left edge, the last one also its right edge. With `density`, a bin is divided by the sum of all bins and by its
+    volume.
     """
     shape = [edge.size - 1 for edge in edges]
     places, inside = lax.full((x.shape[0],), 0, _INT64), lax.full((x.shape[0],), True)
@@ -102,7 +114,7 @@ def _points(x: Array) -> Array:
 def histogramdd_bin_edges(
     x: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
 ) -> list[Array]:
-    """The edges of evenly spaced bins in each dimension: between those of `range`, or the extrema of x.
+    """The edges of evenly spaced bins in each dimension: between the bounds in `range`, or else between the extrema of x.
 
     Shape:  [bins + 1] for each dimension; x (..., dimensions).
     Dtype:  that of x.
@@ -115,8 +127,8 @@ def histogramdd_bin_edges(
 def histogramdd_from_bin_cts(
     x: Array, bins: Sequence[int], *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
 ) -> Array:
-    """How many points, or the sum of their weights, fall into each of evenly spaced bins; with `density`, over their sum and the bin's
-    volume.
+    """The number of points, or the sum of their weights, in each of evenly spaced bins; with `density`, divided by the sum of all bins and
+    by the bin's volume.
 
     Shape:  `bins`; x (..., dimensions), weight as x without its last dimension.
     Dtype:  that of x.
@@ -126,7 +138,7 @@ def histogramdd_from_bin_cts(
 
 @lowers(aten._histogramdd_from_bin_tensors.default)
 def histogramdd_from_bin_tensors(x: Array, bins: Sequence[Array], *, weight: Array | None = None, density: bool = False) -> Array:
-    """As `histogramdd_from_bin_cts`, `bins` being the edges in each dimension.
+    """Same as `histogramdd_from_bin_cts`, where `bins` are the edges in each dimension.
 
     Shape:  one less than the number of edges, in each dimension.
     Dtype:  that of x.
@@ -138,7 +150,7 @@ def histogramdd_from_bin_tensors(x: Array, bins: Sequence[Array], *, weight: Arr
 def histogram(
     x: Array, bins: int = 100, *, range: Sequence[float] | None = None, weight: Array | None = None, density: bool = False, ctx: Context
 ) -> tuple[Array, Array]:
-    """How many elements, or the sum of their weights, fall into each of evenly spaced bins, and the bins' edges.
+    """The number of elements, or the sum of their weights, in each of evenly spaced bins, and the bins' edges.
 
     Shape:  [bins] and [bins + 1].
     Dtype:  both: that of x.
@@ -150,7 +162,7 @@ def histogram(
 
 @lowers(aten.histogram.bins_tensor)
 def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, density: bool = False) -> tuple[Array, Array]:
-    """As `histogram`, `bins` being the edges.
+    """Same as `histogram`, where `bins` are the edges.
 
     Shape:  one less than the number of edges; and the edges.
     Dtype:  that of x; the edges as they are.
@@ -160,12 +172,13 @@ def histogram_of_edges(x: Array, bins: Array, *, weight: Array | None = None, de
 
 @lowers(aten.histc.default)
 def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Context) -> Array:
-    """How many elements fall into each of `bins` equal intervals from min to max (of x, if both are equal). Others do not count.
+    """The number of elements in each of `bins` equal intervals from min to max, or between the extrema of x if min == max. Elements outside
+    do not count.
 
     Shape:  [bins].
     Dtype:  that of x.
-    Source: ATen native/cpu/HistogramKernel.cpp: the bin comes from a division that is rounded, not from the edges. Of integers, which
-            torch's kernel for CPUs refuses: native/cuda/SummaryOps.cu.
+    Source: ATen native/cpu/HistogramKernel.cpp: the bin is computed by a division, which is rounded, not from the edges. For integers,
+            which torch's CPU kernel refuses: native/cuda/SummaryOps.cu.
     """
     if np.issubdtype(x.dtype, np.integer):
         return _integer_histc(x, bins, int(min), int(max), ctx)
@@ -188,7 +201,7 @@ def histc(x: Array, bins: int = 100, min: float = 0, max: float = 0, *, ctx: Con
 
 
 def _integer_histc(x: Array, bins: int, min: int, max: int, ctx: Context) -> Array:
-    """`histc` in int64, with a division that rounds down."""
+    """`histc` of integers, in int64, with a division that rounds down."""
     flat = convert(lax.reshape(x, (x.size,)), _INT64)
     low, high = (lax.full((), end, _INT64) for end in (min, max))
     if min == max and x.size:

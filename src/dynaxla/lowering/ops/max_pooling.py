@@ -123,7 +123,10 @@ class MaxPool:
 
 
 class MaxPoolGradient(MaxPool):
-    """The gradient of a max pooling with indices, as a problem for forms. The operands are the result's gradient, the pooled array, and the positions."""
+    """The gradient of a max pooling with indices, as a problem for forms.
+
+    The operands are the result's gradient, the pooled array, and the positions.
+    """
 
     @property
     def operands(self) -> tuple[Operand, ...]:

@@ -1,8 +1,8 @@
-"""Reading and masking by index: gathers, masks, triangles. Writing by index is in scattering.py, embeddings in embedding.py.
+"""Lowerings of ops that read or mask by index: gathers, masks, triangles. Scatters are in scattering.py, embeddings in embedding.py.
 
-Indices out of range make the call raise, as in eager mode (bounds.py). Inside the program reads are clamped to the nearest element and
-writes are dropped, so that no memory outside of the tensor is touched. Only the ops that PyTorch names "unsafe", whose indices its own
-decompositions compute, are not checked.
+An index out of range makes the call raise, as in eager mode (see bounds.py). Inside the program, an out-of-range read is clamped to the
+nearest element and an out-of-range write is dropped, so no memory outside the tensor is touched. The only unchecked ops are the ones that
+PyTorch names "unsafe": their indices come from PyTorch's own decompositions.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from .scans import running_sum
 
 
 def from_front(index: Array, size: int) -> Array:
-    """Indices with the negative ones counted from the end."""
+    """Returns the indices, with `size` added to the negative ones.
+
+    Raises: UnsupportedOp for a mask (bool or uint8): the result's size would depend on data.
+    """
     if dtypes.is_bool(index.dtype) or index.dtype == np.uint8:
         raise UnsupportedOp(
             "a mask among the indices: the result's size depends on data", hint="use torch.where, masked_fill, or integer indices"
@@ -39,10 +42,13 @@ def from_front(index: Array, size: int) -> Array:
 
 @dataclass(frozen=True)
 class Picks:
-    """Index tensors at some dimensions of a tensor, as XLA's gather and scatter want them.
+    """Index tensors for some dimensions of a tensor, in the format of XLA's gather and scatter.
 
-    Attributes: dims (indexed dimensions); coordinates (one row of len(dims) numbers per element of the broadcast indices); shape (of the
-    broadcast indices); at (where these dimensions come to stand in the result).
+    Attributes:
+        dims: The indexed dimensions.
+        coordinates: The indices, of shape (*shape, len(dims)).
+        shape: The shape of the index tensors after broadcasting.
+        at: The position in the result of the first dimension of `shape`.
     """
 
     dims: tuple[int, ...]
@@ -52,7 +58,10 @@ class Picks:
 
     @staticmethod
     def of(x: Array, indices: Sequence[Array | None]) -> Picks:
-        """The dimensions of the indices replace the indexed ones if those are neighbours, and go to the front otherwise."""
+        """Builds the picks of x[indices].
+
+        If the indexed dimensions are adjacent, the dimensions of the broadcast indices take their place; otherwise they go to the front.
+        """
         dims = tuple(dim for dim, index in enumerate(indices) if index is not None)
         given = broadcast([from_front(index, x.shape[dim]) for dim, index in enumerate(indices) if index is not None])
         common = np.dtype(np.int64) if any(index.dtype != given[0].dtype for index in given) else given[0].dtype
@@ -63,7 +72,7 @@ class Picks:
         return Picks(dims, coordinates, given[0].shape, dims[0] if together else 0)
 
     def window_dims(self, rank: int) -> tuple[int, ...]:
-        """Where the dimensions that are not indexed stand in the result."""
+        """The positions in the result of the dimensions that are not indexed. rank: the number of dimensions of the indexed tensor."""
         total = rank - len(self.dims) + len(self.shape)
         return tuple(dim for dim in range(total) if not self.at <= dim < self.at + len(self.shape))
 
@@ -73,7 +82,7 @@ class Picks:
 
 
 def require_indices(ctx: Context, x: Array, indices: Sequence[Array | None], picks: Picks) -> None:
-    """Eager mode does not look at the indices if nothing is read or written."""
+    """Makes the call raise IndexError for an index out of range. Like eager mode, checks nothing if nothing is read or written."""
     if 0 in picks.result_shape(x):
         return
     for dim, (given, source) in enumerate(zip(indices, argument(ctx, 1), strict=True)):
@@ -84,9 +93,9 @@ def require_indices(ctx: Context, x: Array, indices: Sequence[Array | None], pic
 
 @lowers(aten.index.Tensor)
 def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
-    """x[indices]; None keeps a dimension whole.
+    """x[indices], where None stands for a whole dimension.
 
-    Shape:  that of the indices, broadcast, instead of the dimensions that they index; in front of all others if those are not neighbours.
+    Shape:  that of x, with the shape of the broadcast indices in place of the indexed dimensions if these are adjacent, else in front.
     Dtype:  that of x.
     Raises: UnsupportedOp for masks: the result's size would depend on data.
     """
@@ -97,7 +106,7 @@ def index(x: Array, indices: Sequence[Array | None], ctx: Context) -> Array:
 
 @lowers(aten._unsafe_index.Tensor)
 def unsafe_index(x: Array, indices: Sequence[Array | None]) -> Array:
-    """As `index`, but indices are not checked: one out of range reads the nearest element."""
+    """Like `index`, but without a check: an index out of range reads the nearest element."""
     return _read(x, Picks.of(x, indices))
 
 
@@ -110,7 +119,7 @@ def _read(x: Array, picks: Picks) -> Array:
 
 
 def take_along(x: Array, dim: int, indices: Array) -> Array:
-    """Slices of x at non-negative indices of one dimension, which the dimensions of `indices` replace."""
+    """Returns the slices of x at non-negative indices along `dim`. The dimensions of `indices` replace `dim` in the result."""
     shape = (*x.shape[:dim], *indices.shape, *x.shape[dim + 1 :])
     if 0 in shape or x.size == 0:
         return lax.full(shape, 0, x.dtype)
@@ -125,21 +134,21 @@ def take_along(x: Array, dim: int, indices: Array) -> Array:
 
 @lowers(aten.index_select.default)
 def index_select(x: Array, dim: int, indices: Array, ctx: Context) -> Array:
-    """The slices of one dimension at these indices, a vector or a number.
+    """The slices of x along `dim` at the given indices, a vector or a rank-0 tensor.
 
-    Shape:  that of x, but for the number of indices at `dim`.
+    Shape:  that of x, with the number of indices as the size of `dim`.
     Dtype:  that of x.
     """
     indices, dim = lax.reshape(indices, (indices.size,)), wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
-    error = RuntimeError if dim == 1 else IndexError  # eager's choice
+    error = RuntimeError if dim == 1 else IndexError  # eager mode raises RuntimeError for dim 1 only
     require_index(ctx, indices, size, error, f"index out of range in self: dimension {dim} has size {size}", argument(ctx, 2))
     return take_along(x, dim, indices) if x.ndim else x
 
 
 @lowers(aten.gather.default)
 def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = False, ctx: Context) -> Array:
-    """As `gather`; an index out of range raises.
+    """Like `gather`, but an index out of range makes the call raise RuntimeError.
 
     Shape:  that of `indices`.
     Dtype:  that of x.
@@ -152,8 +161,11 @@ def checked_gather(x: Array, dim: int, indices: Array, *, sparse_grad: bool = Fa
 
 
 def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int, ...]:
-    """The dimensions but `dim` along which the graph itself repeats the current node's third argument, its indices, for all of x. Of an
-    input, strides say nothing: a JAX array has none."""
+    """Returns the dimensions along which the graph expands the indices, the current node's third argument, to the full size of x.
+
+    `dim` itself is left out. Only views inside the graph count: if the tensor under the views already has a stride of 0, as an expanded
+    graph input has, the result is empty, because a JAX array has no strides.
+    """
     source = argument(ctx, 2)
     while isinstance(source, Node) and is_view(source):
         source = source.args[0]
@@ -164,23 +176,28 @@ def expanded_dims(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[int
 
 
 def first_along(x: Array, dims: Sequence[int]) -> Array:
-    """The first slice of each of these dimensions, which are of size 1 then."""
+    """Returns x cut to its first slice along each of `dims`, which then have size 1."""
     return lax.slice(x, [0] * x.ndim, [1 if d in dims else size for d, size in enumerate(x.shape)])
 
 
 def require_elements(ctx: Context, x: Array, dim: int, indices: Array) -> None:
-    """The check of indices of gather and the scatters."""
+    """Makes the call raise RuntimeError for an index out of range of gather or a scatter."""
     dim = wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
     require_index(ctx, indices, size, RuntimeError, f"index is out of bounds for dimension {dim} with size {size}", argument(ctx, 2))
 
 
 def gather(x: Array, dim: int, indices: Array, wide: tuple[int, ...] = ()) -> Array:
-    """result[i][j] = x[indices[i][j]][j] for dim 0, and so on. `indices` may be smaller than x in the other dimensions. Along those of
-    `wide` they are of size 1, and hold for all of x.
+    """Returns the elements of x at non-negative indices along `dim`: result[i][j] = x[indices[i][j]][j] for dim 0, and so on.
 
-    Shape:  that of `indices`, along `wide` that of x.
+    Shape:  that of `indices`, but along `wide` that of x.
     Dtype:  that of x.
+
+    Args:
+        x: The tensor to read.
+        dim: The indexed dimension.
+        indices: May be smaller than x in dimensions other than `dim`.
+        wide: Dimensions along which `indices` has size 1 and each index applies to all of x.
     """
     if x.ndim == 0:
         return expand(x, indices.shape)
@@ -194,7 +211,7 @@ def gather(x: Array, dim: int, indices: Array, wide: tuple[int, ...] = ()) -> Ar
     kept = tuple(size if d == dim or d in wide else indices.shape[d] for d, size in enumerate(x.shape))
     if kept != x.shape:
         x = lax.slice(x, [0] * x.ndim, kept)
-    own = [d for d in range(x.ndim) if d not in wide]  # the dimensions of the indices
+    own = [d for d in range(x.ndim) if d not in wide]  # the dimensions along which indices differ
     others = tuple(d for d in own if d != dim)
     numbers = lax.GatherDimensionNumbers(
         offset_dims=wide,
@@ -210,7 +227,7 @@ def gather(x: Array, dim: int, indices: Array, wide: tuple[int, ...] = ()) -> Ar
 
 @lowers(aten.take.default)
 def take(x: Array, indices: Array, ctx: Context) -> Array:
-    """Elements of the flattened tensor.
+    """The elements of the flattened tensor at the given indices.
 
     Shape:  that of `indices`.
     Dtype:  that of x.
@@ -220,20 +237,25 @@ def take(x: Array, indices: Array, ctx: Context) -> Array:
 
 
 def require_flat(ctx: Context, x: Array, indices: Array) -> None:
-    """The check of indices of take and put."""
+    """Makes the call raise IndexError for an index out of range of take or put."""
     message = f"out of range: tried to access an index that a tensor of {x.size} elements does not have"
     require_index(ctx, indices, x.size, IndexError, message, argument(ctx, 1), from_end=True)
 
 
 def ordinals(mask: Array) -> Array:
-    """For each element of a mask, flattened, how many True ones come before it."""
+    """Returns, for each element of a mask, the number of True elements up to and including it in row-major order, minus 1.
+
+    At a True element this is the number of True elements before it.
+
+    Dtype:  int64.
+    """
     counted = running_sum(convert(lax.reshape(mask, (mask.size,)), np.dtype(np.int64)), 0)
     return lax.reshape(lax.sub(counted, lax.full_like(counted, 1)), mask.shape)
 
 
 @lowers(aten.masked_scatter.default)
 def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
-    """x, where the n-th True element of the mask gets the n-th element of the source.
+    """x, with the element at the n-th True of the mask replaced by the n-th element of the source.
 
     Shape:  x and mask, broadcast.
     Dtype:  that of x.
@@ -251,7 +273,7 @@ def masked_scatter(x: Array, mask: Array, source: Array, ctx: Context) -> Array:
 
 
 def clamped(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
-    """Indices moved into the dimensions that they index: one out of range becomes the nearest one that is not."""
+    """Returns the indices clamped to the range of the dimensions that they index, [-size, size - 1]."""
 
     def clamp(index: Array, size: int) -> Array:
         low, high = (lax.full((), value, index.dtype) for value in (-size, max(size - 1, 0)))
@@ -262,9 +284,9 @@ def clamped(x: Array, indices: Sequence[Array | None]) -> list[Array | None]:
 
 @lowers(aten._unsafe_masked_index.default)
 def unsafe_masked_index(x: Array, mask: Array, indices: Sequence[Array | None], fill: bool | int | float) -> Array:
-    """x[indices] where the mask is True, `fill` elsewhere. Indices under a False mask may be out of range.
+    """x[indices] where the mask is True, `fill` elsewhere. Indices where the mask is False may be out of range.
 
-    Shape:  as of `index`.
+    Shape:  as for `index`.
     Dtype:  that of x.
     """
     result = unsafe_index(x, clamped(x, indices))
@@ -302,7 +324,7 @@ def triu(x: Array, diagonal: int = 0) -> Array:
 
 @lowers(aten.tril_indices.default)
 def tril_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | None = None, ctx: Context) -> Array:
-    """The rows and the columns of a matrix's elements on and below a diagonal, in row-major order.
+    """The row and column indices of a matrix's elements on and below a diagonal, in row-major order.
 
     Shape:  (2, number of elements).
     Dtype:  `dtype` if given, else int64.
@@ -312,7 +334,7 @@ def tril_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | N
 
 @lowers(aten.triu_indices.default)
 def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | None = None, ctx: Context) -> Array:
-    """The rows and the columns of a matrix's elements on and above a diagonal, in row-major order.
+    """The row and column indices of a matrix's elements on and above a diagonal, in row-major order.
 
     Shape:  (2, number of elements).
     Dtype:  `dtype` if given, else int64.
@@ -322,11 +344,11 @@ def triu_indices(row: int, col: int, offset: int = 0, *, dtype: dtypes.DType | N
 
 @lowers(aten.repeat_interleave.Tensor)
 def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Context) -> Array:
-    """Each position as often as `repeats` says.
+    """Each position i of `repeats`, repeated repeats[i] times.
 
     Shape:  [output_size].
     Dtype:  that of `repeats`.
-    Raises: UnsupportedOp without an output size: it would depend on data.
+    Raises: UnsupportedOp without `output_size`: the result's size would depend on data.
     """
     if output_size is None:
         raise UnsupportedOp("repeat_interleave by a tensor: the result's size depends on data", hint="give output_size")
@@ -340,11 +362,11 @@ def repeat_interleave(repeats: Array, *, output_size: int | None = None, ctx: Co
 
 @lowers(aten.one_hot.default)
 def one_hot(x: Array, num_classes: int = -1, *, ctx: Context) -> Array:
-    """1 at the class that x gives, else 0.
+    """One-hot vectors: 1 at the class given by each element of x, else 0.
 
-    Shape:  that of x, and the classes as a last dimension.
+    Shape:  (*x.shape, num_classes).
     Dtype:  int64.
-    Raises: UnsupportedOp without a number of classes: the result's size would depend on data.
+    Raises: UnsupportedOp without `num_classes`: the result's size would depend on data.
     """
     if num_classes < 0:
         raise UnsupportedOp("one_hot without num_classes: the result's size depends on data", hint="give num_classes")

@@ -1,4 +1,4 @@
-"""Rows of different lengths, one behind the other, to and from a padded tensor."""
+"""Lowerings of conversions between a jagged tensor (rows of different lengths, concatenated) and a padded tensor."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from .sorting import searchsorted
 
 
 def _only(offsets: Sequence[Array]) -> tuple[Array, Array]:
-    """Where each row begins, and how long it is."""
+    """Returns the start and the length of each row.
+
+    Raises: UnsupportedOp for more than one ragged dimension.
+    """
     if len(offsets) != 1:
         raise UnsupportedOp("tensors with more than one ragged dimension")
     begins = lax.slice_in_dim(offsets[0], 0, offsets[0].shape[0] - 1)
@@ -25,9 +28,10 @@ def _only(offsets: Sequence[Array]) -> tuple[Array, Array]:
 
 @lowers(aten._jagged_to_padded_dense_forward.default)
 def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths: Sequence[int], padding_value: float = 0.0) -> Array:
-    """Rows of different lengths, padded to one length. What is longer than that is cut off.
+    """The rows of a jagged tensor, padded or cut off to one length.
 
-    Shape:  values (all rows, ...) give (rows, max_lengths[0], ...). offsets: where each row begins, and the end.
+    Shape:  values (elements of all rows, ...) and offsets[0] (rows + 1) give (rows, max_lengths[0], ...). The offsets are the start of
+            each row, followed by the end of the last.
     Dtype:  that of the values.
     Raises: UnsupportedOp for more than one ragged dimension.
     """
@@ -44,11 +48,11 @@ def jagged_to_padded_dense(values: Array, offsets: Sequence[Array], max_lengths:
 
 @lowers(aten._padded_dense_to_jagged_forward.default)
 def padded_dense_to_jagged(dense: Array, offsets: Sequence[Array], total_L: int | None = None, *, ctx: Context) -> Array:
-    """Rows without what pads them.
+    """The rows of a padded tensor without their padding, concatenated.
 
-    Shape:  dense (rows, longest, ...) gives (all rows, ...), `total_L` in all.
+    Shape:  dense (rows, longest, ...) gives (total_L, ...).
     Dtype:  that of dense.
-    Raises: UnsupportedOp for more than one ragged dimension.
+    Raises: UnsupportedOp for more than one ragged dimension; RuntimeError when the program runs, for a row longer than the padded ones.
     """
     begins, lengths = _only(offsets)
     longest = dense.shape[1]

@@ -1,6 +1,7 @@
-"""What the lowerings of linear algebra share, their errors, and the matrix exponential.
+"""Functions and errors shared by the lowerings of linear algebra, and the lowerings of the matrix exponential and the cross product.
 
-Matrices are the last two dimensions; all before are batches. Products are exact to the dtype, whatever precision dots have elsewhere.
+The last two dimensions are the matrices; all dimensions before them are batch dimensions. Matrix products have the full precision of the
+dtype, whatever precision dots have in other lowerings.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ def adjoint(x: Array) -> Array:
 
 
 def matmul(x: Array, y: Array) -> Array:
-    """The products of matrices. Both operands have the same batch dimensions."""
+    """Returns the products of matrices at the highest precision. Both operands must have the same batch dimensions."""
     batch = tuple(range(x.ndim - 2))
     return lax.dot_general(x, y, (((x.ndim - 1,), (y.ndim - 2,)), (batch, batch)), precision=lax.Precision.HIGHEST)
 
 
 def identity(size: int, dtype: DType, batch: Sequence[int] = ()) -> Array:
-    """Identity matrices, one for each element of the batch.
+    """Returns identity matrices, one for each element of the batch.
 
     Shape:  (*batch, size, size).
     """
@@ -49,7 +50,7 @@ def identity(size: int, dtype: DType, batch: Sequence[int] = ()) -> Array:
 
 
 def common_batch(*matrices: Array) -> list[Array]:
-    """Matrices of any shapes, with their batch dimensions broadcast against each other."""
+    """Returns the matrices with their batch dimensions broadcast against each other. The matrix shapes may differ."""
     batch = broadcast_shapes([matrix.shape[:-2] for matrix in matrices])
     return [expand(matrix, (*batch, *matrix.shape[-2:])) for matrix in matrices]
 
@@ -59,12 +60,15 @@ def diagonal(x: Array) -> Array:
 
 
 def pick_rows(x: Array, rows: Array) -> Array:
-    """The rows of each matrix in the order that its row numbers give."""
+    """Returns each matrix with its rows in the order given by `rows`.
+
+    Shape:  x (*batch, m, n) and rows (*batch, m) give (*batch, m, n).
+    """
     return gather(x, -2, expand(lax.expand_dims(rows, [rows.ndim]), x.shape))
 
 
 def first_true(hits: Array) -> Array:
-    """The place of a vector's first true element, counted from 1; 0 if there is none.
+    """Returns the position of the first True element of each vector, counted from 1; 0 if there is none.
 
     Shape:  hits (*batch, n) gives (*batch).
     Dtype:  int32.
@@ -76,10 +80,11 @@ def first_true(hits: Array) -> Array:
 
 
 def finite_only(x: Array) -> tuple[Array, Array]:
-    """The matrices, all zero where an element is not finite, since LAPACK's iterations may not end with these; and which matrices are
-    finite.
+    """Returns the matrices, with zeros for each matrix that has a non-finite element, and a mask of the finite matrices.
 
-    Shape:  x (*batch, m, n) gives that of x, and (*batch).
+    LAPACK's iterations may not terminate for non-finite elements.
+
+    Shape:  x (*batch, m, n) gives (*batch, m, n) and (*batch).
     Dtype:  that of x; bool.
     """
     finite = lax.reduce_and(is_finite(x), (x.ndim - 2, x.ndim - 1))
@@ -87,7 +92,7 @@ def finite_only(x: Array) -> tuple[Array, Array]:
 
 
 def nan_unless(good: Array, results: Array) -> Array:
-    """The results, NaN for those elements of the batch that are not good."""
+    """Returns the results, with NaN for the batch elements where `good` is False."""
     return lax.select(_per_batch(good, results.shape), results, full_like(results, math.nan))
 
 
@@ -96,13 +101,19 @@ def _per_batch(values: Array, shape: Sequence[int]) -> Array:
 
 
 def require_convergence(values: Array, ctx: Context, name: str) -> None:
-    """The program's call raises LinAlgError where an iteration failed. values: its results, NaN where it did."""
+    """Makes the call raise LinAlgError if an iteration did not converge.
+
+    Args:
+        values: The results, NaN where the iteration did not converge.
+        ctx: The context of the current node.
+        name: Eager mode's name of the op, for the message.
+    """
     kind = "singular values" if "svd" in name else "eigenvalues"
     message = f"The algorithm failed to converge because the input matrix is ill-conditioned or has too many repeated {kind}."
     ctx.require(lax.bitwise_not(is_nan(values)), LinAlgError, f"{name}: {message}")
 
 
-# By words in the caller's name, the first that it holds. Source: ATen native/BatchLinearAlgebra.cpp, _linalg_check_errors
+# Errors by a word in the caller's name; the first match counts. Source: ATen native/BatchLinearAlgebra.cpp, _linalg_check_errors
 _ERRORS: dict[str, tuple[type[Exception], str]] = {
     "inv": (LinAlgError, "A diagonal element is zero, the inversion could not be completed because the input matrix is singular."),
     "solve": (LinAlgError, "The solver failed because the input matrix is singular."),
@@ -118,18 +129,20 @@ _OTHER_ERROR = (RuntimeError, "The factorization failed.")
 
 @lowers(aten._linalg_check_errors.default)
 def linalg_check_errors(info: Array, api_name: str, *, is_matrix: bool, ctx: Context) -> None:
-    """The program's call raises what eager's `api_name` raises, if a matrix could not be factored. info: 0 for each matrix that could."""
+    """Makes the call raise the error of eager mode's `api_name` if a matrix could not be factored, that is, where `info` is not 0."""
     error, message = next((found for word, found in _ERRORS.items() if word in api_name), _OTHER_ERROR)
     ctx.require(lax.eq(info, full_like(info, 0)), error, f"{api_name}: {message}")
 
 
 @lowers(aten.linalg_matrix_exp.default)
 def linalg_matrix_exp(x: Array) -> Array:
-    """exp(x) = exp(x / 2**s) ** (2**s), and the first factor by Taylor's series. Each squaring doubles the relative error, so all is
-    done in double precision.
+    """The matrix exponential: exp(x) = exp(x / 2**s) ** (2**s), where exp(x / 2**s) is computed by a Taylor series.
 
-    Shape:  that of x; every matrix of a batch has its own s.
-    Dtype:  that of x. A matrix with an element that is not finite gives nan.
+    Each of the s squarings doubles the relative error, so the computation is in double precision. Each matrix of a batch has its own s. A
+    matrix with a non-finite element gives NaN.
+
+    Shape:  that of x.
+    Dtype:  that of x.
     """
     # jax.scipy.linalg.expm gives nan for norms above 7e5, also for [[0, 1e30], [0, 0]], and in float32 it is off by 20% for
     # [[0, 1000], [-1000, 0]], where ATen is off by 0.04%.
@@ -138,10 +151,10 @@ def linalg_matrix_exp(x: Array) -> Array:
     wide = x.astype(np.result_type(x.dtype, np.float64))
     norm = lax.reduce_max(lax.reduce_sum(lax.abs(wide), (x.ndim - 2,)), (x.ndim - 2,))
     finite = is_finite(norm)
-    # Up to the 20th power, what is left out is below the rounding error for a norm up to 1.
+    # For a norm up to 1, the terms after the 20th power are below the rounding error.
     _, exponent = jnp.frexp(norm)
     halvings = jnp.where(finite, jnp.maximum(exponent, 0), 0)
-    # In two steps, as 2**s may overflow.
+    # x is scaled in two steps, as 2**s may overflow.
     half = halvings // 2
     for part in (half, halvings - half):
         wide = wide * _per_batch(jnp.ldexp(jnp.ones_like(norm), -part), x.shape)
@@ -154,7 +167,7 @@ def linalg_matrix_exp(x: Array) -> Array:
 
 
 def _taylor(x: Array) -> Array:
-    """The powers up to the 20th, by Paterson and Stockmeyer: the fourth power is taken out of each four terms."""
+    """Returns the Taylor polynomial of exp(x) of degree 20, by Paterson and Stockmeyer: Horner's rule in the fourth power of x."""
     square = matmul(x, x)
     cube, fourth = matmul(square, x), matmul(square, square)
     total = lax.mul(fourth, full_like(x, 1 / math.factorial(20)))
@@ -170,7 +183,7 @@ def _taylor(x: Array) -> Array:
 def linalg_cross(x: Array, y: Array, *, dim: int = -1) -> Array:
     """The cross products of vectors along one dimension.
 
-    Shape:  both, broadcast against each other; `dim` has size 3.
+    Shape:  x and y, broadcast against each other; `dim` has size 3.
     Dtype:  that of x and y.
     """
     shape = broadcast_shapes([x.shape, y.shape])

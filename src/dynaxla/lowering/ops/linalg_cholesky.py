@@ -1,4 +1,4 @@
-"""Cholesky's factorization, and equations with triangular matrices."""
+"""Lowerings of the Cholesky factorization, and of linear systems with triangular matrices or Cholesky factors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ from .linalg import adjoint, common_batch, diagonal, first_true, identity, linal
 
 
 def _factor(x: Array) -> tuple[Array, Array]:
-    """The lower factor of each matrix, whose upper triangle is not read, and `info`: 0, or the order of the first leading minor that is
-    not positive. Such a matrix's factor is complete up to that column, and x itself after it."""
+    """Returns the lower factor of each matrix and `info`: 0, or the order of the first leading minor that is not positive.
+
+    The upper triangle of x is not read. If `info` is not 0, the factor is complete up to that column; the columns after it are those of x.
+    """
     if x.size == 0:
         return x, lax.full(x.shape[:-2], 0, np.dtype(np.int32))
     factor = lax.linalg.cholesky(x, symmetrize_input=False)
-    # It is all NaN where it could not be completed.
+    # XLA fills a factor with NaN if it could not complete it.
     failed = lax.reduce_or(is_nan(diagonal(factor)), (x.ndim - 2,))
     fine = lax.full(failed.shape, 0, np.dtype(np.int32))
 
@@ -34,7 +36,7 @@ def _factor(x: Array) -> tuple[Array, Array]:
 
 
 def _factor_by_columns(x: Array) -> tuple[Array, Array]:
-    """As `_factor`, one column after the other: slow, but it keeps the columns before the failure."""
+    """Like `_factor`, but one column after the other: slow, but keeps the columns before the failure."""
     size, last = x.shape[-1], x.ndim - 1
     places = lax.iota(np.int32, size)
 
@@ -58,10 +60,11 @@ def _factor_by_columns(x: Array) -> tuple[Array, Array]:
 
 @lowers(aten.linalg_cholesky_ex.default)
 def linalg_cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
-    """The lower (or upper) factor of each matrix, whose other triangle is not read; and 0, or the order of the first leading minor that is
-    not positive.
+    """The lower (or upper) Cholesky factor of each matrix, and `info`: 0, or the order of the first leading minor that is not positive.
 
-    Shape:  that of x (*batch, n, n); (*batch).
+    The other triangle of x is not read.
+
+    Shape:  x (*batch, n, n) gives (*batch, n, n) and (*batch).
     Dtype:  that of x; int32.
     Raises: with `check_errors`, LinAlgError when the program runs.
     """
@@ -73,7 +76,7 @@ def linalg_cholesky_ex(x: Array, *, upper: bool = False, check_errors: bool = Fa
 
 @lowers(aten.cholesky.default)
 def cholesky(x: Array, upper: bool = False, *, ctx: Context) -> Array:
-    """The lower (or upper) factor of each matrix.
+    """The lower (or upper) Cholesky factor of each matrix.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -87,7 +90,10 @@ def cholesky(x: Array, upper: bool = False, *, ctx: Context) -> Array:
 def solve_triangular(
     a: Array, b: Array, *, upper: bool, left: bool = True, transposed: bool = False, adjoint: bool = False, unitriangular: bool = False
 ) -> Array:
-    """The x for which a x = b (or x a = b), a being that triangle of it or its transpose or its adjoint."""
+    """Returns the solution x of t x = b, or with `left` False of x t = b.
+
+    t is the upper (or lower) triangle of a, with `transposed` its transpose, with `adjoint` its adjoint.
+    """
     return lax.linalg.triangular_solve(
         a, b, left_side=left, lower=not upper, transpose_a=transposed or adjoint, conjugate_a=adjoint, unit_diagonal=unitriangular
     )
@@ -95,7 +101,7 @@ def solve_triangular(
 
 @lowers(aten.linalg_solve_triangular.default)
 def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Array:
-    """The x for which a x = b (or with `left` False, x a = b), a being one triangle of it.
+    """The solution x of t x = b, or with `left` False of x t = b, where t is the upper or lower triangle of a.
 
     Shape:  that of b, the batch dimensions broadcast.
     """
@@ -105,9 +111,9 @@ def linalg_solve_triangular(a: Array, b: Array, *, upper: bool, left: bool = Tru
 
 @lowers(aten.triangular_solve.default)
 def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = False, unitriangular: bool = False) -> tuple[Array, Array]:
-    """The solution of a x = b, a being one triangle of it; and a with the batch dimensions that it has in common with b.
+    """The solution x of t x = b, where t is the upper or lower triangle of a; and a.
 
-    Shape:  those of b and a, the batch dimensions broadcast.
+    Shape:  those of b and a, with the batch dimensions broadcast against each other.
     """
     a, b = common_batch(a, b)
     return solve_triangular(a, b, upper=upper, transposed=transpose, unitriangular=unitriangular), a
@@ -115,7 +121,7 @@ def triangular_solve(b: Array, a: Array, upper: bool = True, transpose: bool = F
 
 @lowers(aten.cholesky_solve.default)
 def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
-    """The x for which a x = b, `factor` being a's.
+    """The solution x of a x = b, where `factor` is the Cholesky factor of a.
 
     Shape:  that of b, the batch dimensions broadcast.
     """
@@ -125,7 +131,7 @@ def cholesky_solve(b: Array, factor: Array, upper: bool = False) -> Array:
 
 @lowers(aten.cholesky_inverse.default)
 def cholesky_inverse(factor: Array, upper: bool = False, *, ctx: Context) -> Array:
-    """The inverse of the matrix that has this factor.
+    """The inverse of the matrix with the given Cholesky factor.
 
     Shape:  that of the factor.
     Raises: LinAlgError when the program runs, for a zero on the diagonal.

@@ -1,4 +1,4 @@
-"""Eigenvalues and singular values, and the pseudoinverse that is made of them."""
+"""Lowerings of eigenvalues, singular values, and the pseudoinverse, which is computed from them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,14 @@ from .linalg import LinAlgError, adjoint, common_batch, finite_only, matmul, nan
 
 @dataclass(frozen=True)
 class Eigenvalues:
-    """Of symmetric matrices, without vectors. Attributes: shape, dtype (the matrices'); lower (the triangle that is read); platform."""
+    """The eigenvalues of symmetric matrices without eigenvectors, as a problem for forms.
+
+    Attributes:
+        shape: The shape of the matrices, (*batch, n, n).
+        dtype: The dtype of the matrices.
+        lower: True if the lower triangle is read, False for the upper one.
+        platform: JAX's name of the platform.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
@@ -48,7 +55,7 @@ class Eigenvalues:
 EIGENVALUES: Forms[Eigenvalues] = Forms("eigenvalues")
 
 
-# XLA:CPU has LAPACK compute the vectors, too, which takes twice the time.
+# XLA:CPU calls a LAPACK routine that also computes the eigenvectors, which takes twice the time.
 @EIGENVALUES.form("torch", platforms=["cpu"], suits=lambda problem: math.prod(problem.shape) * problem.shape[-1] >= 1 << 16)
 def _by_torch(problem: Eigenvalues, x: Array) -> Array:
     def write(buffers: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
@@ -64,13 +71,14 @@ def _by_xla(problem: Eigenvalues, x: Array) -> Array:
 
 @lowers(aten._linalg_eigh.default)
 def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Context) -> tuple[Array, Array | None]:
-    """Eigenvalues, in ascending order, and eigenvectors of the matrix whose lower (or upper) triangle is that of x; the other is not read.
-    The vectors are None where the graph does not use them.
+    """The eigenvalues, in ascending order, and the eigenvectors of symmetric matrices, given by their lower (or upper) triangle.
 
-    Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the second is empty.
-    Dtype:  the real one of x, and that of x.
-    Raises: LinAlgError when the program runs, for NaNs, as LAPACK does not converge; with two rows or fewer it does, and the results are
-            NaN.
+    The other triangle is not read. The eigenvectors are None if the graph does not use them.
+
+    Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n); without `compute_v`, the eigenvectors are an empty vector.
+    Dtype:  the real dtype of x for the eigenvalues, that of x for the eigenvectors.
+    Raises: LinAlgError when the program runs, for NaNs in matrices of more than two rows, for which LAPACK does not converge. For smaller
+            matrices it converges and the results are NaN.
     """
     lower = UPLO.upper() == "L"
     x = tril(x) if lower else triu(x)
@@ -90,12 +98,14 @@ def linalg_eigh(x: Array, UPLO: str = "L", compute_v: bool = True, *, ctx: Conte
 
 @lowers(aten._linalg_svd.default)
 def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *, ctx: Context) -> tuple[Any, Array, Any]:
-    """U, the singular values in descending order, and Vh. U and Vh are None where the graph uses neither.
+    """The singular value decomposition: U, the singular values in descending order, and Vh.
 
-    Shape:  x (*batch, m, n) gives (*batch, m, k), (*batch, k) and (*batch, k, n), k being the smaller of both; with `full_matrices`, U and
-            Vh are square. Without `compute_uv`, they are empty vectors.
-    Dtype:  that of x; the singular values' is the real one.
-    Raises: LinAlgError when the program runs, for NaNs; infinities make NaNs.
+    U and Vh are None if the graph uses neither of them. A matrix with an infinity gives NaN.
+
+    Shape:  x (*batch, m, n) gives (*batch, m, k), (*batch, k) and (*batch, k, n), where k = min(m, n). With `full_matrices`, U and Vh are
+            square. Without `compute_uv`, they are empty vectors.
+    Dtype:  that of x; for the singular values, the real dtype of x.
+    Raises: LinAlgError when the program runs, for NaNs.
     """
     message = "linalg.svd: The algorithm failed to converge because the input matrix contained non-finite values."
     ctx.require(lax.bitwise_not(is_nan(x)), LinAlgError, message)
@@ -110,14 +120,14 @@ def linalg_svd(x: Array, full_matrices: bool = False, compute_uv: bool = True, *
     return u, nan_unless(finite, s), vh
 
 
-# XLA has it on the CPU alone.
+# XLA implements eig on the CPU only.
 @lowers(aten.linalg_eig.default, platforms=["cpu"])
 def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array | None]:
-    """Eigenvalues and right eigenvectors, which are None where the graph does not use them.
+    """The eigenvalues and the right eigenvectors. The eigenvectors are None if the graph does not use them.
 
     Shape:  x (*batch, n, n) gives (*batch, n) and (*batch, n, n).
-    Dtype:  both: the complex one of x.
-    Raises: RuntimeError when the program runs, for what is not finite; LinAlgError where LAPACK does not converge.
+    Dtype:  both: the complex dtype of x.
+    Raises: RuntimeError when the program runs, for elements that are not finite; LinAlgError if LAPACK does not converge.
     """
     x, finite = finite_only(x)
     ctx.require(finite, RuntimeError, "torch.linalg.eig: input tensor should not contain infs or NaNs.")
@@ -128,7 +138,7 @@ def linalg_eig(x: Array, *, ctx: Context) -> tuple[Array, Array | None]:
 
 @lowers(aten.linalg_pinv.atol_rtol_tensor)
 def linalg_pinv(x: Array, *, atol: Array | None = None, rtol: Array | None = None, hermitian: bool = False, ctx: Context) -> Array:
-    """The pseudoinverse. Singular values count as zero up to `atol` or up to `rtol` times the largest one, whichever is more.
+    """The pseudoinverse. Singular values up to max(atol, rtol * the largest singular value) count as zero.
 
     Shape:  x (*batch, m, n) gives (*batch, n, m).
     Dtype:  that of x.

@@ -1,7 +1,7 @@
-"""The LU factorization with row exchanges, and what is computed by it: solutions, inverses, determinants.
+"""Lowerings of the LU factorization with row exchanges, and of linear systems, inverses and determinants, which are computed from it.
 
-ATen's `pivots` say, counted from 1, with which row each row was exchanged in its turn. XLA's rows of a factorization are the whole
-permutation: x[rows] = L U.
+ATen's `pivots` hold, counted from 1, the row that each row in turn was exchanged with. XLA's `rows` hold the whole permutation:
+x[rows] = L U.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .linalg_cholesky import solve_triangular
 
 
 def _factor(x: Array) -> tuple[Array, Array, Array, Array]:
-    """L and U in one matrix, pivots, rows, and `info`: 0, or which element of U's diagonal is the first zero, counted from 1."""
+    """Returns L and U in one matrix, pivots, rows, and `info`: 0, or the position of the first zero on U's diagonal, counted from 1."""
     lu, pivots, rows = lax.linalg.lu(x)
     info = first_true(lax.eq(diagonal(lu), full_like(diagonal(lu), 0)))
     return lu, lax.add(pivots, full_like(pivots, 1)), rows, info
@@ -39,7 +39,7 @@ def _rows(pivots: Array, count: int) -> Array:
 
 
 def _permutation(rows: Array, dtype: dtypes.DType) -> Array:
-    """The matrix P with x = P L U."""
+    """Returns the matrix P with x = P L U."""
     columns = lax.expand_dims(rows, [rows.ndim - 1])
     shape = (*rows.shape, rows.shape[-1])
     return convert(lax.eq(lax.broadcasted_iota(np.int32, shape, rows.ndim - 1), expand(columns, shape)), dtype)
@@ -55,7 +55,10 @@ def _upper(lu: Array) -> Array:
 
 
 def _solve(lu: Array, rows: Array, b: Array, *, left: bool = True, adjoint_of: bool = False) -> Array:
-    """The y for which x y = b, or y x = b, x being the factored matrix or its adjoint; batch dimensions may differ."""
+    """Returns the solution y of x y = b, or with `left` False of y x = b. Batch dimensions are broadcast.
+
+    x is the factored matrix, or with `adjoint_of` its adjoint.
+    """
     if not left:
         return adjoint(_solve(lu, rows, adjoint(b), adjoint_of=not adjoint_of))
     lu, b = common_batch(lu, b)
@@ -75,10 +78,10 @@ def _require_pivot(pivot: bool) -> None:
 
 @lowers(aten.linalg_lu_factor_ex.default)
 def linalg_lu_factor_ex(x: Array, *, pivot: bool = True, check_errors: bool = False, ctx: Context) -> tuple[Array, Array, Array]:
-    """L and U in one matrix, pivots, and 0, or which element of U's diagonal is the first zero, counted from 1.
+    """L and U in one matrix, pivots, and `info`: 0, or the position of the first zero on U's diagonal, counted from 1.
 
-    Shape:  that of x (*batch, m, n), (*batch, min(m, n)) and (*batch).
-    Dtype:  that of x, and int32 twice.
+    Shape:  x (*batch, m, n) gives (*batch, m, n), (*batch, min(m, n)) and (*batch).
+    Dtype:  that of x, int32 and int32.
     Raises: UnsupportedOp without `pivot`; with `check_errors`, RuntimeError when the program runs.
     """
     _require_pivot(pivot)
@@ -92,7 +95,7 @@ def linalg_lu_factor_ex(x: Array, *, pivot: bool = True, check_errors: bool = Fa
 def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
     """P, L and U with x = P L U.
 
-    Shape:  x (*batch, m, n) gives (*batch, m, m), (*batch, m, k) and (*batch, k, n), k being the smaller of both.
+    Shape:  x (*batch, m, n) gives (*batch, m, m), (*batch, m, k) and (*batch, k, n), where k = min(m, n).
     Dtype:  all: that of x.
     Raises: UnsupportedOp without `pivot`.
     """
@@ -105,9 +108,9 @@ def linalg_lu(x: Array, *, pivot: bool = True) -> tuple[Array, Array, Array]:
 def lu_unpack(
     lu: Array, pivots: Array, unpack_data: bool = True, unpack_pivots: bool = True, *, ctx: Context
 ) -> tuple[Array, Array, Array]:
-    """P, L and U from a factorization. What is not asked for is an empty vector.
+    """P, L and U from a factorization. Without `unpack_data`, L and U are empty vectors; without `unpack_pivots`, P is.
 
-    Shape:  as of `linalg_lu`.
+    Shape:  as for `linalg_lu`.
     Dtype:  all: that of lu.
     """
     nothing = lax.full((0,), 0, lu.dtype)
@@ -118,7 +121,7 @@ def lu_unpack(
 
 @lowers(aten.linalg_lu_solve.default)
 def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, adjoint: bool = False) -> Array:
-    """The y for which x y = b, or with `left` False y x = b, x being the factored matrix or with `adjoint` its adjoint.
+    """The solution y of x y = b, or with `left` False of y x = b, where x is the factored matrix, or with `adjoint` its adjoint.
 
     Shape:  that of b, the batch dimensions broadcast.
     """
@@ -127,8 +130,9 @@ def linalg_lu_solve(lu: Array, pivots: Array, b: Array, *, left: bool = True, ad
 
 @functools.cache
 def _prefers_transpose(op: OpOverload) -> bool:
-    """Whether torch's kernel factors the transpose of a real contiguous matrix, which the formula of the gradient then expects. It depends
-    on the release of torch.
+    """True if torch's kernel of an op factors the transpose of a real contiguous matrix.
+
+    Torch's gradient formulas expect the same factorization as the kernel's. The answer depends on the release of torch.
     """
     with _disable_current_modes():
         x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], device="cpu")
@@ -137,7 +141,10 @@ def _prefers_transpose(op: OpOverload) -> bool:
 
 
 def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Array, bool]:
-    """As `_factor`, of the matrix that the current node's kernel factors; and whether that is the transpose of x, its first argument."""
+    """Factors the same matrix as torch's kernel of the current node. x: the node's first argument.
+
+    Returns the results of `_factor`, and True if the factored matrix is the transpose of x.
+    """
     spec = ctx.input(0)
     contiguous = torch.empty_strided(spec.shape, spec.stride, device="meta").is_contiguous()
     transposed = contiguous and not dtypes.is_complex(x.dtype) and _prefers_transpose(ctx.node.target)
@@ -148,10 +155,10 @@ def _factor_as_kernel(x: Array, ctx: Context) -> tuple[Array, Array, Array, Arra
 def linalg_solve_ex(
     x: Array, b: Array, *, left: bool = True, check_errors: bool = False, ctx: Context
 ) -> tuple[Array, Array, Array, Array]:
-    """The y for which x y = b, or with `left` False y x = b; the factorization, its pivots, and `info` as of `linalg_lu_factor_ex`.
+    """The solution y of x y = b, or with `left` False of y x = b; and LU, pivots and `info` as for `linalg_lu_factor_ex`.
 
-    Shape:  that of b, which may be a vector for each matrix; (*batch, n, n), (*batch, n) and (*batch).
-    Dtype:  that of x twice, and int32 twice.
+    Shape:  that of b, which may hold one vector for each matrix; (*batch, n, n), (*batch, n) and (*batch).
+    Dtype:  that of x, that of x, int32 and int32.
     Raises: with `check_errors`, LinAlgError when the program runs.
     """
     lu, pivots, rows, info, transposed = _factor_as_kernel(x, ctx)
@@ -167,9 +174,9 @@ def linalg_solve_ex(
 
 @lowers(aten.linalg_inv_ex.default)
 def linalg_inv_ex(x: Array, *, check_errors: bool = False, ctx: Context) -> tuple[Array, Array]:
-    """The inverse, and 0, or which element of U's diagonal is the first zero, counted from 1.
+    """The inverse, and `info`: 0, or the position of the first zero on U's diagonal, counted from 1.
 
-    Shape:  that of x (*batch, n, n); (*batch).
+    Shape:  x (*batch, n, n) gives (*batch, n, n) and (*batch).
     Dtype:  that of x; int32.
     Raises: with `check_errors`, LinAlgError when the program runs.
     """
@@ -180,7 +187,7 @@ def linalg_inv_ex(x: Array, *, check_errors: bool = False, ctx: Context) -> tupl
 
 
 def _parity(pivots: Array, dtype: dtypes.DType) -> Array:
-    """-1 for an odd number of exchanges, else 1."""
+    """Returns the sign of the permutation: -1 for an odd number of row exchanges, else 1."""
     places = lax.add(lax.broadcasted_iota(np.int32, pivots.shape, pivots.ndim - 1), full_like(pivots, 1))
     exchanges = lax.reduce_sum(convert(lax.ne(pivots, places), np.dtype(np.int32)), (pivots.ndim - 1,))
     odd = lax.rem(exchanges, full_like(exchanges, 2))
@@ -189,10 +196,10 @@ def _parity(pivots: Array, dtype: dtypes.DType) -> Array:
 
 @lowers(aten._linalg_det.default)
 def linalg_det(x: Array, *, ctx: Context) -> tuple[Array, Array, Array]:
-    """The determinant, the factorization, and its pivots.
+    """The determinant, LU, and pivots.
 
     Shape:  x (*batch, n, n) gives (*batch), (*batch, n, n) and (*batch, n).
-    Dtype:  that of x twice, and int32.
+    Dtype:  that of x, that of x, and int32.
     """
     lu, pivots, *_ = _factor_as_kernel(x, ctx)
     return lax.mul(lax.reduce_prod(diagonal(lu), (x.ndim - 2,)), _parity(pivots, x.dtype)), lu, pivots
@@ -200,10 +207,10 @@ def linalg_det(x: Array, *, ctx: Context) -> tuple[Array, Array, Array]:
 
 @lowers(aten._linalg_slogdet.default)
 def linalg_slogdet(x: Array, *, ctx: Context) -> tuple[Array, Array, Array, Array]:
-    """The determinant's sign, the logarithm of its absolute value, the factorization, and its pivots.
+    """The determinant's sign, the logarithm of its absolute value, LU, and pivots.
 
-    Shape:  x (*batch, n, n) gives (*batch) twice, (*batch, n, n) and (*batch, n).
-    Dtype:  that of x; the logarithm's is the real one; the pivots' is int32.
+    Shape:  x (*batch, n, n) gives (*batch), (*batch), (*batch, n, n) and (*batch, n).
+    Dtype:  that of x; for the logarithm, the real dtype of x; for the pivots, int32.
     """
     lu, pivots, *_ = _factor_as_kernel(x, ctx)
     on_diagonal = diagonal(lu)

@@ -1,4 +1,4 @@
-"""The QR factorization and products of Householder's reflections."""
+"""Lowerings of the QR factorization and of products of Householder reflections."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from . import linalg
 
 @lowers(aten.geqrf.default)
 def geqrf(x: Array) -> tuple[Array, Array]:
-    """R on and above the diagonal, the reflections' vectors below it, and their factors tau.
+    """The QR factorization in LAPACK's format: R and the Householder vectors in one matrix, and the factors tau of the reflections.
 
-    Shape:  that of x (*batch, m, n); (*batch, min(m, n)).
+    R is on and above the diagonal, the Householder vectors are below it.
+
+    Shape:  x (*batch, m, n) gives (*batch, m, n) and (*batch, min(m, n)).
     Dtype:  both: that of x.
     """
     reflections, tau = jnp.linalg.qr(x, mode="raw")
@@ -24,16 +26,16 @@ def geqrf(x: Array) -> tuple[Array, Array]:
 
 @lowers(aten.linalg_householder_product.default)
 def linalg_householder_product(reflections: Array, tau: Array) -> Array:
-    """The first columns of the product Q of the reflections.
+    """The first n columns of Q, the product of the reflections.
 
-    Shape:  that of `reflections` (*batch, m, n); tau (*batch, k) with k up to n.
+    Shape:  reflections (*batch, m, n) and tau (*batch, k), with k up to n, give (*batch, m, n).
     """
     return lax.linalg.householder_product(reflections, tau)
 
 
 @lowers(aten.ormqr.default)
 def ormqr(reflections: Array, tau: Array, x: Array, left: bool = True, transpose: bool = False) -> Array:
-    """Q x, or with `left` False x Q, Q being the square product of the reflections, or with `transpose` its adjoint.
+    """Q x, or with `left` False x Q, where Q is the square product of the reflections, or with `transpose` its adjoint.
 
     Shape:  that of x.
     """
@@ -42,9 +44,9 @@ def ormqr(reflections: Array, tau: Array, x: Array, left: bool = True, transpose
 
 @lowers(aten.linalg_qr.default)
 def linalg_qr(x: Array, mode: str = "reduced", *, ctx: Context) -> tuple[Array, Array]:
-    """Q, whose columns are orthonormal, and the upper triangle R, with x = Q R. In mode "r", Q is an empty vector.
+    """The QR factorization: Q with orthonormal columns and an upper triangular R, with x = Q R. In mode "r", Q is an empty vector.
 
-    Shape:  x (*batch, m, n) gives (*batch, m, k) and (*batch, k, n): k is m in mode "complete", else the smaller of both.
+    Shape:  x (*batch, m, n) gives (*batch, m, k) and (*batch, k, n), where k is m in mode "complete", else min(m, n).
     Dtype:  both: that of x.
     """
     q, r = lax.linalg.qr(x, full_matrices=mode == "complete")

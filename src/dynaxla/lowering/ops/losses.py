@@ -1,5 +1,7 @@
-"""Losses that look at their arguments' values: negative log-likelihood, forward and backward, and binary cross entropy. The others are
-decomposed into elementwise ops and reductions."""
+"""Lowerings of losses that check their arguments' values: negative log-likelihood, forward and backward, and binary cross entropy.
+
+Other losses are decomposed into elementwise ops and reductions.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ def _require_classes(ctx: Context, x: Array, target: Array, ignore_index: int) -
 
 
 def _weights(target: Array, weight: Array | None, ignore_index: int, like: Array) -> tuple[Array, Array]:
-    """Which targets count, and each one's weight (0 where it does not), in the dtype of `like`."""
+    """Returns a mask of the targets that are not `ignore_index`, and each target's weight (0 if ignored) in the dtype of `like`."""
     counts = lax.ne(target, lax.full_like(target, ignore_index))
     each = lax.full(target.shape, 1, like.dtype) if weight is None else _pick(convert(weight, like.dtype), target)
     return counts, lax.select(counts, each, lax.full_like(each, 0))
 
 
 def _pick(weight: Array, target: Array) -> Array:
-    """weight[target], NaN where there is no such class."""
+    """Returns weight[target], with NaN for a target out of range."""
     if weight.size == 0:
         return lax.full(target.shape, np.nan, weight.dtype)
     numbers = lax.GatherDimensionNumbers(offset_dims=(), collapsed_slice_dims=(0,), start_index_map=(0,))
@@ -45,7 +47,10 @@ def _pick(weight: Array, target: Array) -> Array:
 
 
 def _pick_class(x: Array, target: Array) -> Array:
-    """x at the target class of each place: x without its dimension of classes. NaN where there is no such class."""
+    """Returns the elements of x at the target classes, with NaN for a target out of range.
+
+    Shape:  that of x without the dimension of classes.
+    """
     if x.size == 0:
         return lax.full(target.shape, np.nan, x.dtype)
     dim = _classes_dim(x)
@@ -65,10 +70,10 @@ def _pick_class(x: Array, target: Array) -> Array:
 def nll_loss_forward(
     x: Array, target: Array, weight: Array | None, reduction: int, ignore_index: int, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """-x at the target class, times its weight; and the sum of weights (0 if nothing is reduced).
+    """The negative log-likelihood loss, -x[target] * weight[target], reduced; and the sum of the weights (0 without a reduction).
 
-    Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target lacks the classes. The loss is [], or with reduction
-            none that of the target; the sum is [].
+    Shape:  x (classes), (batch, classes) or (batch, classes, height, width); target: the same without the classes. The loss is [], or
+            that of the target without a reduction; the sum is [].
     Dtype:  both: that of x.
     """
     _require_classes(ctx, x, target, ignore_index)
@@ -99,7 +104,7 @@ def nll_loss_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """The gradient of x: the weight of each target, negative, at its class; zero everywhere else.
+    """The gradient of the negative log-likelihood loss: -weight[target] times grad at each target class, zero elsewhere.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -126,10 +131,9 @@ def nll_loss_backward(
 
 @lowers(aten.binary_cross_entropy.default)
 def binary_cross_entropy(x: Array, target: Array, weight: Array | None = None, reduction: int = _MEAN, *, ctx: Context) -> Array:
-    """-(target log(x) + (1 - target) log(1 - x)) times weight. Logarithms are not lower than -100, as in ATen, so that the loss stays
-    finite.
+    """-(target log(x) + (1 - target) log(1 - x)) times weight, reduced. As in ATen, logarithms are at least -100, so the loss is finite.
 
-    Shape:  [], or with reduction none that of x.
+    Shape:  [], or that of x without a reduction.
     Dtype:  that of x.
     Raises: RuntimeError when the program runs, for elements of x or target that are not between 0 and 1.
     """

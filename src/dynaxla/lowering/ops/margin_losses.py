@@ -1,4 +1,4 @@
-"""Margin losses over several classes, and their gradients. `multi_margin_loss` itself is decomposed."""
+"""Lowerings of multi-class margin losses and their gradients. `multi_margin_loss` itself is decomposed; only its gradient is here."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NONE, _MEAN = 0, 1
 
 
 def _batched(x: Array, rank: int) -> Array:
-    """x with a batch dimension in front, if it has none."""
+    """Returns x with leading dimensions of size 1 up to `rank` dimensions."""
     return x if x.ndim == rank else lax.reshape(x, (1,) * (rank - x.ndim) + x.shape)
 
 
 def _per_sample(grad: Array, batch: int, classes: int, reduction: int) -> Array:
-    """The gradient that reaches each term of each sample's loss.
+    """Returns the gradient of each term in the sum of each sample's loss.
 
     Shape:  (batch, 1).
     """
@@ -42,7 +42,7 @@ def _spread(x: Array, shape: tuple[int, ...]) -> Array:
 def multi_margin_loss_backward(
     grad: Array, x: Array, target: Array, p: Any, margin: Any, weight: Array | None = None, reduction: int = 1
 ) -> Array:
-    """The gradient of x in sum(max(0, margin - x[target] + x[other]) ** p) / classes, over the other classes.
+    """The gradient with respect to x of sum(max(0, margin - x[target] + x[other]) ** p) / classes, summed over the classes but the target.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -66,8 +66,12 @@ def multi_margin_loss_backward(
 
 
 def _distances(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
-    """1 - x[target] + x[class] for each sample, place in its list of targets, and class: (batch, classes, classes); which of these are
-    of a listed target; which of a target's own class; and x."""
+    """Returns the margin terms of the multi-label loss, two masks of them, and x in the accumulator's dtype.
+
+    The terms 1 - x[target] + x[class] have dimensions (sample, position in the sample's list of targets, class), which is
+    (batch, classes, classes). The first mask is True for positions before the end of the list (the first negative target); the second
+    where the class is the target itself. x is (batch, classes).
+    """
     rows = _batched(convert(x, dtypes.accumulator(x.dtype)), 2)
     targets = _batched(target, 2)
     shape = (*rows.shape, rows.shape[1])
@@ -81,12 +85,12 @@ def _distances(x: Array, target: Array) -> tuple[Array, Array, Array, Array]:
 
 @lowers(aten.multilabel_margin_loss_forward.default)
 def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int, *, ctx: Context) -> tuple[Array, Array]:
-    """sum(max(0, 1 - x[target] + x[other])) / classes, over the targets, which end with -1, and all classes that are no targets; and 1 for
-    each class that is a target.
+    """The multi-label margin loss, and 1 for each class that is a target, else 0.
 
-    (torch's decomposition of it counts what stands behind the -1, too.)
+    A sample's loss is sum(max(0, 1 - x[target] + x[other])) / classes, over all its targets and all classes that are no targets. The list
+    of targets ends at the first -1. (Torch's decomposition also counts the targets after the -1.)
 
-    Shape:  x (classes) or (batch, classes) gives [], or with reduction none x without the classes; and that of x.
+    Shape:  x (classes) or (batch, classes) gives [], or without a reduction x without the classes; and that of x.
     Dtype:  both: that of x.
     """
     spec = ctx.output[0]
@@ -108,7 +112,7 @@ def multilabel_margin_loss_forward(x: Array, target: Array, reduction: int, *, c
 
 @lowers(aten.multilabel_margin_loss_backward.default)
 def multilabel_margin_loss_backward(grad: Array, x: Array, target: Array, reduction: int, is_target: Array) -> Array:
-    """The gradient of x.
+    """The gradient of the multi-label margin loss with respect to x. is_target: the second result of the forward op.
 
     Shape:  that of x.
     Dtype:  that of x.

@@ -1,6 +1,7 @@
-"""What a program with rounded sizes needs of the true ones, which are one of its inputs: see capture/padded_rules.py.
+"""Ops, and their lowerings, that apply the true sizes in a program compiled for rounded sizes (see capture/padded_rules.py).
 
-`lengths` is a vector of true sizes (int64), and a place is an index of it. -1 stands for a size that is true already.
+The true sizes are an input of the program: `lengths`, an int64 vector. A `place` is an index into it; -1 stands for a size or position that
+needs no true size. Elements up to a true size are valid, those behind it are padding with arbitrary values.
 """
 
 from __future__ import annotations
@@ -49,10 +50,20 @@ put_into = torch.ops.dynaxla.put_into.default
 
 @lowers(masked)
 def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], places: Sequence[int], fill: bool | int | float) -> Array:
-    """x with `fill` wherever one of the coordinates of a position in `dim` is not less than its true size.
+    """Replaces the padding along `dim` by `fill`.
 
-    sizes: of these coordinates, the slowest first, with a place for each.
-    Shape, Dtype: those of x.
+    `dim` may be several dimensions in one: a position is padding if any of its coordinates in these is not less than its true size.
+
+    Shape:  that of x.
+    Dtype:  that of x.
+
+    Args:
+        x: The tensor with padding.
+        lengths: The true sizes.
+        dim: The dimension to mask.
+        sizes: The rounded sizes of the dimensions in `dim`, the slowest first.
+        places: The place of the true size of each of them, or -1.
+        fill: The value of masked elements.
     """
     counts = lax.full((x.shape[dim],), True)
     step = 1
@@ -67,15 +78,15 @@ def _masked(x: Array, lengths: Array, dim: int, sizes: Sequence[int], places: Se
 
 @lowers(part)
 def _part(x: Array, lengths: Array, dim: int, place: int, start: int = 0, *, ctx: Context) -> Array:
-    """As many elements as the result has, from the true position on that stands at `place`, or from `start`."""
+    """Returns a slice of x along `dim`, as long as the result, from position lengths[place], or from `start` if `place` is -1."""
     return lax.dynamic_slice_in_dim(x, lengths[place] if place >= 0 else start, cast(TensorSpec, ctx.output).shape[dim], dim)
 
 
 @lowers(cat_parts)
 def _cat_parts(tensors: Sequence[Array], lengths: Array, dim: int, places: Sequence[int]) -> Array:
-    """Tensors one behind the other, each where the true elements of those before it end.
+    """Concatenates tensors: each begins where the valid elements of the tensors before it end.
 
-    places: of these positions, for all but the first.
+    places: the places of these positions, for all tensors but the first.
     """
     first, *others = tensors
     total = sum(tensor.shape[dim] for tensor in tensors)
@@ -88,7 +99,7 @@ def _cat_parts(tensors: Sequence[Array], lengths: Array, dim: int, places: Seque
 
 @lowers(put)
 def _put(x: Array, lengths: Array, dim: int, place: int, ctx: Context) -> Array:
-    """Zeros, as many in `dim` as the result has, with x from the true position on that stands at `place`."""
+    """Returns zeros of the result's size along `dim`, with x written at position lengths[place]."""
     shape = (*x.shape[:dim], cast(TensorSpec, ctx.output).shape[dim], *x.shape[dim + 1 :])
     return lax.dynamic_update_slice_in_dim(lax.full(shape, number(0, x.dtype)), x, lengths[place], dim)
 
@@ -97,11 +108,20 @@ def _put(x: Array, lengths: Array, dim: int, place: int, ctx: Context) -> Array:
 def _within(
     index: Array, lengths: Array, dim: int, place: int, from_end: bool, is_index: bool, ignored: int | None = None, *, ctx: Context
 ) -> Array:
-    """Indices of a dimension of which only the true size counts; negative ones, if they may be, counted from its true end.
+    """Checks indices against the true size of dimension `dim` and makes negative ones non-negative.
 
-    ignored: an index that stays as it is.
+    Dtype:  int64.
+    Raises: IndexError if `is_index`, else RuntimeError, when the program runs, for an index out of range.
 
-    Raises: IndexError (of a dimension `is_index`) or RuntimeError, when the program runs, for one out of range.
+    Args:
+        index: The indices.
+        lengths: The true sizes.
+        dim: The indexed dimension, for the message.
+        place: The place of the dimension's true size.
+        from_end: True if negative indices are allowed; they count from the true end.
+        is_index: True for an op that raises IndexError in eager mode.
+        ignored: An index that is always allowed, such as a loss's `ignore_index`.
+        ctx: The context of the current node.
     """
     index = convert(index, np.dtype(np.int64))
     size = lax.broadcast(lengths[place], index.shape)
@@ -116,7 +136,7 @@ def _within(
 
 @lowers(length)
 def _length(lengths: Array, places: Sequence[int], times: int) -> Array:
-    """The product of true sizes and a number. int64[]."""
+    """Returns the product of `times` and the true sizes at `places`, an int64 scalar."""
     result = jnp.asarray(np.int64(times))
     for place in places:
         result = lax.mul(result, lengths[place])
@@ -125,15 +145,15 @@ def _length(lengths: Array, places: Sequence[int], times: int) -> Array:
 
 @lowers(together)
 def _together(tensors: Sequence[Array | None]) -> tuple[Array | None, ...]:
-    """Tensors as the results of one op."""
+    """Returns the tensors, as the results of one op."""
     return tuple(tensors)
 
 
 @lowers(turned)
 def _turned(x: Array, lengths: Array, dim: int, place: int, shift: int, backwards: bool) -> Array:
-    """x with its true positions in another order: each moves on by `shift`, around the true end, or they run backwards from there.
+    """Rolls the valid elements of x along `dim` by `shift`, around the true end, or with `backwards` reverses them.
 
-    Shape:  that of x; what stands behind the true end is any element.
+    Shape:  that of x; the padding is filled with arbitrary elements.
     """
     size, positions = lengths[place], lax.iota(np.int64, x.shape[dim])
     source = lax.sub(lax.sub(size, np.int64(1)), positions) if backwards else lax.sub(positions, np.int64(shift))
@@ -142,13 +162,23 @@ def _turned(x: Array, lengths: Array, dim: int, place: int, shift: int, backward
 
 @lowers(last_repeated)
 def _last_repeated(x: Array, lengths: Array, dim: int, place: int) -> Array:
-    """x with its last true element at all positions behind that one. Shape: that of x."""
+    """Replaces the padding along `dim` by copies of the last valid element.
+
+    Shape:  that of x.
+    """
     last = lax.sub(lengths[place], np.int64(1))
     return jnp.take(x, lax.min(lax.iota(np.int64, x.shape[dim]), last), axis=dim, mode="clip")
 
 
 def _sources(count: int, size: Array, before: int, mirrors: bool) -> Array:
-    """Which of `size` elements stand at `count` positions, of which `before` are in front of the first one: int64[count]."""
+    """Returns, for each of `count` positions of a padded dimension, the index of the element that stands there: int64[count].
+
+    Args:
+        count: The size of the padded dimension.
+        size: The true size of the dimension before padding.
+        before: The number of positions in front of the first element.
+        mirrors: True for reflection padding, False for replication padding.
+    """
     last, positions = lax.sub(size, np.int64(1)), lax.sub(lax.iota(np.int64, count), np.int64(before))
     if mirrors:
         positions = lax.sub(last, lax.abs(lax.sub(last, lax.abs(positions))))
@@ -157,10 +187,11 @@ def _sources(count: int, size: Array, before: int, mirrors: bool) -> Array:
 
 @lowers(continued)
 def _continued(x: Array, lengths: Array, dim: int, place: int, before: int, mirrors: bool, *, ctx: Context) -> Array:
-    """x continued beyond the ends of what counts, as in mirrors that stand on the last elements, or by these. before: by how many in front;
-    where there is less than none, so many are left out.
+    """Reflection padding (`mirrors`) or replication padding of the valid elements along `dim`.
 
-    Shape:  that of x, but for `dim`; what stands behind the true end is any element.
+    before: the number of elements added in front; a negative one crops.
+
+    Shape:  that of x, with the result's size of `dim`; behind the true end, elements are arbitrary.
     """
     sources = _sources(cast(TensorSpec, ctx.output).shape[dim], lengths[place], before, mirrors)
     return jnp.take(x, sources, axis=dim, mode="clip")
@@ -168,7 +199,9 @@ def _continued(x: Array, lengths: Array, dim: int, place: int, before: int, mirr
 
 @lowers(continued_backward)
 def _continued_backward(grad: Array, lengths: Array, dim: int, place: int, before: int, mirrors: bool, *, ctx: Context) -> Array:
-    """The gradient of x: each element gets what flowed to it and to its copies. What does not count of `grad` is zero.
+    """The gradient of x in `_continued`: each element gets the sum of the gradients of itself and its copies.
+
+    The padding of `grad` must be zero.
 
     Dtype:  that of grad; half types are added in float32.
     """
@@ -180,9 +213,10 @@ def _continued_backward(grad: Array, lengths: Array, dim: int, place: int, befor
 
 @lowers(put_into)
 def _put_into(x: Array, added: Array, lengths: Array, dim: int, place: int, start: int, count_place: int, count: int) -> Array:
-    """x with the first elements of `added` from a position on.
+    """Returns x with the first elements of `added` written along `dim`.
 
-    place: of that position, if it is no number, `start`. count_place: of how many elements, if that is no number, `count`.
+    The write begins at position lengths[place], or at `start` if `place` is -1. It has lengths[count_place] elements, or `count` if
+    `count_place` is -1.
     """
     if added.shape[dim] == 0:
         return x

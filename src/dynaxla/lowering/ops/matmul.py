@@ -1,4 +1,4 @@
-"""Products of matrices and vectors."""
+"""Lowerings of products of matrices and vectors, and the forms that compute them."""
 
 from __future__ import annotations
 
@@ -37,11 +37,19 @@ Order = tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Contraction:
-    """A sum of products over pairs of dimensions, apart from its operands' values.
+    """A sum of products over pairs of dimensions, as a problem for forms: everything but the operands' values.
 
-    Attributes: x, y (shapes); over, batch (pairs of dimensions that are summed and kept together); dtype (of both); out (the result's
-    dtype; the products are added in its accumulator's); precision; platform; orders (how x, y and the result lie in memory: dimensions
-    from the slowest to the fastest; None: row-major, or of no importance).
+    Attributes:
+        x: The shape of the first operand.
+        y: The shape of the second operand.
+        over: The contracted dimensions of x and of y, in pairs.
+        batch: The batch dimensions of x and of y, in pairs.
+        dtype: The dtype of both operands.
+        out: The dtype of the result. Products are added in its accumulator's dtype.
+        precision: XLA's precision of the products.
+        platform: JAX's name of the platform.
+        orders: The memory layouts of x, y and the result: dimensions from the slowest to the fastest, or None for row-major or for a layout
+            that makes no difference.
     """
 
     x: tuple[int, ...]
@@ -64,7 +72,7 @@ class Contraction:
 
     @property
     def products(self) -> int:
-        """How many numbers are multiplied."""
+        """The number of scalar multiplications."""
         return math.prod(self.x) * self.columns
 
     @property
@@ -81,29 +89,32 @@ class Contraction:
 
 CONTRACTION: Forms[Contraction] = Forms("contraction")
 
-# Below so many products, XLA's own dot is as fast; it is with a single row too, however many products there are. But a matrix of many
-# numbers it reads more slowly, which shows where few rows are all that it is read for.
+# oneDNN is preferred from _FEW_PRODUCTS multiplications on: below, XLA's own dot is as fast. With a single row, XLA's dot is as fast
+# whatever the size. For a layer with at most _FEW_ROWS rows, oneDNN is also preferred if the weight has _MANY_NUMBERS elements or more:
+# XLA's dot reads a large weight more slowly, and few rows do not hide that.
 _FEW_PRODUCTS = 2_000_000
 _MANY_NUMBERS = 150_000
 _FEW_ROWS = 16
 
 
 def _are_matrices(problem: Contraction) -> bool:
-    """Whether these are products of matrices whose batch dimensions come first."""
+    """True for products of non-empty matrices whose batch dimensions come first."""
     leading = tuple(range(len(problem.x) - 2))
     are_matrices = problem.batch == (leading, leading) and len(problem.x) == len(problem.y) >= 2 and len(problem.over[0]) == 1
     return are_matrices and 0 not in problem.x + problem.y
 
 
 def _fits_torch(problem: Contraction) -> bool:
-    """Whether torch has MKL for these."""
+    """True for products of float32 or float64 matrices, if torch has MKL."""
     is_wide = problem.out == problem.dtype and problem.dtype in (np.float32, np.float64)
     return _are_matrices(problem) and is_wide and torch.backends.mkl.is_available()
 
 
-# Matrices of at most so many rows and columns, and so many of them that a call for each takes most of the time of XLA's own form and
-# oneDNN's: twice that of MKL's, which has one call for all. Still smaller ones, with sums of at most so many products, are fastest term by
-# term. torch is called for what takes longer than the call; with larger matrices, for what saves more of oneDNN's time than that.
+# Batches of at least _MANY matrices with at most _SMALL rows, columns and terms: XLA's dot and oneDNN spend most of their time on one call
+# per matrix and take twice as long as MKL, which takes the whole batch in one call. Batches of matrices with at most _TINY rows and columns
+# and sums of at most _SHORT terms are fastest as elementwise work (`_by_terms`).
+# A call of torch has a fixed cost. Batches are worth it from _WORTH_A_CALL multiplications on; two large matrices for which oneDNN is slow
+# are worth it from _WORTH_ANOTHER_KERNEL on.
 _SMALL, _TINY, _SHORT, _MANY = 32, 16, 8, 16
 _WORTH_A_CALL, _WORTH_ANOTHER_KERNEL = 400_000, 32_000_000
 
@@ -114,10 +125,13 @@ def _are_tiny(problem: Contraction) -> bool:
 
 
 def _suits_torch(problem: Contraction) -> bool:
-    """oneDNN's kernels take up to 2.5 times as long as MKL's where y is read along its rows, or x along its columns: the gradients of a
-    linear layer. For the layer itself they are as fast, and add the bias and apply the activation in the same pass. On processors that
-    are not Intel's, MKL's take 2.2 times as long as oneDNN's throughout (AMD EPYC, family 26), or as long where there is AVX2 alone, but
-    for some sizes."""
+    """True if MKL's kernels are expected to be faster than oneDNN's.
+
+    On Intel's processors, oneDNN's kernels take up to 2.5 times as long as MKL's if y is read along its rows or x along its columns, as in
+    the gradients of a linear layer. For the layer itself they are as fast, and they add the bias and apply the activation in the same pass.
+    On other processors MKL's kernels take 2.2 times as long as oneDNN's (AMD EPYC, family 26), or as long on processors with AVX2 but no
+    AVX-512, except for the sizes of `onednn_support.is_slow`.
+    """
     inner = problem.x[problem.over[0][0]]
     if len(problem.x) > 2:
         are_small = min(problem.rows, problem.columns) > 1 and max(problem.rows, problem.columns, inner) <= _SMALL
@@ -143,7 +157,7 @@ def _by_torch(problem: Contraction, x: Array, y: Array) -> Array:
 
 
 def _fits_torch_of_bytes(problem: Contraction) -> bool:
-    """Whether these are products of two int8 matrices with sums of int32, and torch has oneDNN."""
+    """True for the product of two int8 matrices with an int32 result, if torch has oneDNN."""
     return (
         len(problem.x) == len(problem.y) == 2
         and len(problem.over[0]) == 1
@@ -155,7 +169,7 @@ def _fits_torch_of_bytes(problem: Contraction) -> bool:
     )
 
 
-# Below so many products, calling torch takes longer than XLA's dot of integers, which does no more than some in a nanosecond.
+# Below this many multiplications, a call of torch takes longer than XLA's integer dot, which does only a few multiplications a nanosecond.
 _FEW_PRODUCTS_OF_BYTES = 300_000
 
 
@@ -172,10 +186,10 @@ def _bytes_by_torch(problem: Contraction, x: Array, y: Array) -> Array:
 
 @CONTRACTION.form("terms", platforms=["cpu"], fits=_are_matrices, suits=_are_tiny)
 def _by_terms(problem: Contraction, x: Array, y: Array) -> Array:
-    """A column times a row for each term of the sums, for all matrices at once: elementwise work."""
+    """Computes the product as elementwise work: for each term of the sums, a column times a row, for all matrices of the batch at once."""
     wide, last = dtypes.accumulator(problem.out), len(problem.x) - 1
     shape = (*problem.x[:-2], problem.rows, problem.columns)
-    # Operands would be computed anew for each product.
+    # Otherwise XLA would fuse the computation of the operands into each term and repeat it.
     x, y = (in_memory(convert(operand, wide)) for operand in (x, y))
 
     def term(place: int) -> Array:
@@ -211,15 +225,17 @@ def _by_onednn(problem: Contraction, x: Array, y: Array, bias: Array | None = No
     )
 
 
-# Below so many products, XLA's conversion of one operand takes no longer. So many numbers of float32 stay in a processor's nearer caches,
-# where XLA's dot reads them as fast.
+# For half types, XLA's dot is as fast below _CONVERTIBLE multiplications: converting the matrix costs little. For float32, it is as fast
+# below _NEAR: the matrix stays in the processor's nearer caches.
 _CONVERTIBLE = 16_000
 _NEAR = 250_000
 
 
 def _fits_few_vectors(problem: Contraction) -> bool:
-    """Whether these are products of one vector with the vectors of a matrix, which XLA reads more slowly than memory gives them; those of
-    half types it would convert as a whole first."""
+    """True for products of one vector with a matrix, if `few_vectors` has a kernel of its own for them.
+
+    XLA reads such a matrix more slowly than memory delivers it, and converts one of a half type as a whole first.
+    """
     return (
         len(problem.x) == len(problem.y) == 2
         and problem.over in (((1,), (0,)), ((1,), (1,)))
@@ -255,16 +271,26 @@ def contract(
     dtype: DType | None = None,
     order: Order = None,
 ) -> Array:
-    """The sum of products over dimension pairs. Half types are added in float32. order: how the result is wanted in memory.
+    """Returns the sum of products over pairs of dimensions. Half types are added in float32.
 
-    Shape: batch dimensions, then x's remaining ones, then y's.
-    Dtype: `dtype`, or the accumulator of x's.
+    Shape: batch dimensions, then the remaining dimensions of x, then those of y.
+    Dtype: `dtype`, or the accumulator's dtype for x.
+
+    Args:
+        x: The first operand.
+        y: The second operand, of the same dtype.
+        over: The contracted dimensions of x and of y.
+        ctx: The context of the current node.
+        batch: The batch dimensions of x and of y.
+        dtype: The dtype of the result.
+        order: The preferred memory layout of the result: dimensions from the slowest to the fastest.
     """
     problem = _problem(x, y, over, batch, dtype or dtypes.accumulator(x.dtype), ctx, order)
     return ctx.choose(CONTRACTION, problem).run(problem, x, y)
 
 
-# Heads lie next to each other in memory, as a linear layer leaves them. oneDNN reads and writes them so as fast as row-major.
+# The layout of (batch, heads, length, size) as a linear layer leaves it: heads are next to each other in memory. oneDNN reads and writes
+# this layout as fast as row-major.
 _HEADS_INSIDE = (0, 2, 1, 3)
 
 
@@ -278,16 +304,19 @@ def _problem(
 
 
 def _scale(x: Array, factor: Any) -> Array:
-    """x * factor; integers take a factor's whole part, as ATen does."""
+    """Returns x * factor. For integers the factor is truncated, as in ATen."""
     if isinstance(factor, (int, float, complex)) and factor == 1:
         return x
     return lax.mul(x, number(factor, x.dtype))
 
 
 def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *, is_loop: bool = False) -> Array:
-    """beta * x + alpha * product, cast to dtype. With beta = 0, x is not read, nor is the product with alpha = 0: not even its NaNs.
+    """Returns beta * x + alpha * product, cast to dtype. With beta = 0, NaNs of x are ignored.
 
-    is_loop: the product comes from a loop of ATen's own, which multiplies by any alpha. BLAS does not, but has no half types.
+    With alpha = 0, NaNs of the product are ignored too, unless it comes from a loop of ATen's own.
+
+    is_loop: True if ATen computes the product in a loop of its own, which multiplies by any alpha. BLAS skips the product for alpha = 0;
+        it has no half types, so these are always multiplied.
     """
     if alpha == 0 and not is_loop and dtypes.is_inexact(dtype) and np.dtype(dtype).itemsize >= 4:
         return full_like(product, 0, dtype) if beta == 0 else _scale(expand(convert(x, dtype), product.shape), beta)
@@ -297,7 +326,7 @@ def _add_scaled(x: Array, product: Array, beta: Any, alpha: Any, dtype: DType, *
     return convert(product, dtype)
 
 
-# Of batches of matrices whose products have fewer terms than this, ATen computes each number by itself.
+# ATen computes a batch of matrix products in a loop of its own, not with BLAS, if each has fewer multiplications than this.
 # Source: ATen native/LinearAlgebra.cpp, bmm_out_or_baddbmm_
 _FEW_TERMS = 400
 
@@ -307,9 +336,9 @@ def _is_loop(y: Array, z: Array, ctx: Context) -> bool:
 
 
 def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | None = None) -> Array:
-    """The product of matrices, or of each matrix of x with that of y. They are the node's arguments `first` and `first + 1`.
+    """Returns the product of two matrices or of two batches of matrices, the current node's arguments `first` and `first + 1`.
 
-    XLA:CPU is many times slower on `dot(x, transpose(w))` than on a dot over w's own dimensions, so transposes are looked through.
+    Transposes of the operands are skipped: XLA:CPU is many times slower on `dot(x, transpose(w))` than on a dot over w's own dimensions.
     """
     updated = _of_update(x, y, ctx, first)
     if updated is None:
@@ -321,7 +350,7 @@ def _multiply(x: Array, y: Array, ctx: Context, first: int = 0, dtype: DType | N
 
 
 def _of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
-    """The product, if one of the matrices is a tensor with a few new slices, of which the whole need not be made."""
+    """Returns the product if one operand is a tensor with a few updated slices and need not be materialized, else None."""
     rows = x.ndim - 2
     batch = tuple(range(rows))
     out = product_of_update(ctx, first + 1, x, (rows + 1,), batch)
@@ -332,7 +361,7 @@ def _of_update(x: Array, y: Array, ctx: Context, first: int) -> Array | None:
 
 
 def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, Array, tuple[Dims, Dims], tuple[Dims, Dims]]:
-    """The matrices before they were transposed, and the dimensions to contract over and to keep."""
+    """Returns the matrices before their transposes, and the dimensions to contract and the batch dimensions of these."""
     rows = x.ndim - 2
     x, x_order = untransposed(ctx, first, x)
     y, y_order = untransposed(ctx, first + 1, y)
@@ -342,7 +371,7 @@ def _untransposed(x: Array, y: Array, ctx: Context, first: int) -> tuple[Array, 
 
 @lowers(aten.mm.default, aten.bmm.default)
 def mm(x: Array, y: Array, *, ctx: Context) -> Array:
-    """x @ y, of two matrices or of two equally long batches of matrices. Half types are added in float32.
+    """x @ y, for two matrices or two batches of matrices of the same length. Half types are added in float32.
 
     Dtype:  that of x.
     """
@@ -351,7 +380,7 @@ def mm(x: Array, y: Array, *, ctx: Context) -> Array:
 
 @lowers(aten.mm.dtype, aten.bmm.dtype)
 def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
-    """As `mm`, with the sums of half types kept as float32.
+    """Like `mm`, but sums of half types are cast from float32 directly to `out_dtype`.
 
     Dtype:  `out_dtype`.
     """
@@ -360,8 +389,9 @@ def mm_dtype(x: Array, y: Array, out_dtype: DType, *, ctx: Context) -> Array:
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
 def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """beta * x + alpha * (y @ z), of two matrices or of two equally long batches of matrices. x is broadcast. What has a
-    factor of zero is not read: see `_add_scaled`.
+    """beta * x + alpha * (y @ z), for two matrices or two batches of matrices of the same length. x is broadcast.
+
+    A term with a factor of zero is left out, as in ATen: see `_add_scaled`.
 
     Dtype:  that of y.
     """
@@ -371,7 +401,7 @@ def addmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: C
 
 
 def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
-    """x @ y + bias, and the activation that follows, if the form can compute these together."""
+    """Returns x @ y + bias; if the form can, in one call with the bias and the activation that follows in the graph."""
     product = product_of_quantized(ctx, 2, x)
     if product is not None:
         return _add_scaled(bias, product, 1, 1, x.dtype)
@@ -385,7 +415,7 @@ def _linear(x: Array, y: Array, bias: Array, ctx: Context) -> Array:
 
 @lowers(aten.addmm.dtype, aten.baddbmm.dtype)
 def addmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """As `addmm`, with the sums of half types kept as float32.
+    """Like `addmm`, but sums of half types are cast from float32 directly to `out_dtype`.
 
     Dtype:  `out_dtype`.
     """
@@ -396,7 +426,7 @@ def addmm_dtype(x: Array, y: Array, z: Array, out_dtype: DType, *, beta: Any = 1
 def addbmm(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
     """beta * x + alpha * (the sum over the batch of y @ z).
 
-    Shape:  y (batch, n, m) and z (batch, m, p) give (n, p), to which x is broadcast.
+    Shape:  y (batch, n, m) and z (batch, m, p) give (n, p); x is broadcast to it.
     """
     return _add_scaled(x, contract(y, z, ((0, 2), (0, 1)), ctx), beta, alpha, y.dtype)
 
@@ -414,8 +444,11 @@ def mv(x: Array, y: Array, *, ctx: Context) -> Array:
 
 
 def _matrix_times_vector(x: Array, y: Array, ctx: Context, argument: int) -> Array:
-    """As the vector times the matrix's rows, for which there are more forms. x: the node's argument of that number; as `_multiply`, it is
-    read as it was before a transpose: XLA:CPU takes 40 times as long for `transpose(x) @ y` as for `y @ x`."""
+    """Returns x @ y for a vector y, computed as y times the rows of x, since more forms support that.
+
+    x is the current node's argument at position `argument`. As in `_multiply`, transposes of x are skipped: XLA:CPU takes 40 times as long
+    for `transpose(x) @ y` as for `y @ x`.
+    """
     x, order = untransposed(ctx, argument, x)
     out = contract(lax.expand_dims(y, [0]), x, ((1,), (order[1],)), ctx)
     return lax.squeeze(out, [0])
@@ -423,7 +456,7 @@ def _matrix_times_vector(x: Array, y: Array, ctx: Context, argument: int) -> Arr
 
 @lowers(aten.vdot.default)
 def vdot(x: Array, y: Array, *, ctx: Context) -> Array:
-    """conj(x) times y, both vectors.
+    """The dot product of the vectors conj(x) and y.
 
     Shape:  [].
     Dtype:  that of x.
@@ -433,11 +466,11 @@ def vdot(x: Array, y: Array, *, ctx: Context) -> Array:
 
 @lowers(aten.addmv.default)
 def addmv(x: Array, y: Array, z: Array, *, beta: Any = 1, alpha: Any = 1, ctx: Context) -> Array:
-    """beta * x + alpha * (y @ z), z being a vector.
+    """beta * x + alpha * (y @ z) for a vector z.
 
-    Shape:  y (n, m) gives (n), to which x is broadcast.
+    Shape:  y (n, m) gives (n); x is broadcast to it.
     """
-    is_loop = eager_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(y.dtype)  # gemv has real types
+    is_loop = eager_on(ctx.platform).loops_over_few_terms and dtypes.is_complex(y.dtype)  # ATen calls BLAS's gemv for real types only
     return _add_scaled(x, _matrix_times_vector(y, z, ctx, 1), beta, alpha, y.dtype, is_loop=is_loop)
 
 
@@ -455,9 +488,9 @@ def int_mm(x: Array, y: Array, *, ctx: Context) -> Array:
 def trilinear(x: Array, y: Array, z: Array, expand1: Dims, expand2: Dims, expand3: Dims, sumdim: Dims, *, ctx: Context) -> Array:
     """The sum over `sumdim` of the product of three tensors, each first given new dimensions at `expand1`, `expand2`, `expand3`.
 
-    Shape:  the three broadcast, without `sumdim`.
+    Shape:  the broadcast shape of all three, without `sumdim`.
     Dtype:  that of x.
-    Source: ATen native/Linear.cpp, _trilinear (under nn.Bilinear)
+    Source: ATen native/Linear.cpp, _trilinear (used by nn.Bilinear)
     """
     rank = x.ndim + len(expand1)
     letters = [[dim for dim in range(rank) if dim not in {position % rank for position in added}] for added in (expand1, expand2, expand3)]

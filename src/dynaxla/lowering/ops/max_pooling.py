@@ -1,4 +1,4 @@
-"""Max pooling over windows, plain and adaptive, forward and backward."""
+"""Lowerings of max pooling, plain and adaptive, forward and backward, and of max unpooling."""
 
 from __future__ import annotations
 
@@ -36,9 +36,11 @@ def _is_nan(x: Array) -> Array | None:
 
 
 def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]:
-    """Each window's maximum and its flat position in the input's last dimensions.
+    """Returns each window's maximum and its flat position in the input's last dimensions.
 
-    One dimension after the other: of equal values the first counts, and a NaN beats everything before it, as in ATen.
+    Reduces one dimension after the other. As in ATen, the first of equal values is taken, and a NaN replaces everything before it.
+
+    Dtype:  that of x; int64.
     """
     shape = [1] * (x.ndim - len(dims)) + [dim.size for dim in dims]
     count = math.prod(shape)
@@ -57,7 +59,7 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
             if (nan := _is_nan(value)) is not None:
                 better = lax.bitwise_or(better, nan)
             if padded:
-                # Padding is as low as can be, but a window of nothing higher must still name a place of the input.
+                # Padding has the lowest value, with position -1. A window whose elements are all that low must still give a position of x.
                 better = lax.bitwise_or(better, lax.lt(best_position, lax.full_like(best_position, 0)))
             best, best_position = lax.select(better, value, best), lax.select(better, place, best_position)
         x, position = best, best_position
@@ -65,7 +67,7 @@ def _first_maximum(dims: Sequence[PoolWindows], x: Array) -> tuple[Array, Array]
 
 
 def _maximum(dims: Sequence[PoolWindows], x: Array, ctx: Context) -> Array:
-    """Each window's maximum; NaN if there is one."""
+    """Returns each window's maximum, NaN if the window has a NaN."""
     if window_maxima.suits(dims, ctx.platform):
         return window_maxima.by_taps(dims, x, order_in_program(ctx))
     return reduce_window(x, lowest(x.dtype), "max", dims)
@@ -73,10 +75,15 @@ def _maximum(dims: Sequence[PoolWindows], x: Array, ctx: Context) -> Array:
 
 @dataclass(frozen=True)
 class MaxPool:
-    """A max pooling whose positions are wanted, or its gradient, apart from the operands' values.
+    """A max pooling with indices, as a problem for forms: everything but the operands' values. The operand is the pooled array.
 
-    Attributes: shape (the pooled array's); dims (its windows, along the last dimensions); ceil_mode; order (of the dimensions, from the
-    slowest in memory to the fastest); dtype; platform.
+    Attributes:
+        shape: The shape of the pooled array.
+        dims: The windows along each of its last dimensions.
+        ceil_mode: The op's argument.
+        order: The memory layout of all arrays: dimensions from the slowest to the fastest.
+        dtype: The dtype of the pooled array.
+        platform: JAX's name of the platform.
     """
 
     shape: tuple[int, ...]
@@ -100,7 +107,7 @@ class MaxPool:
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """As torch takes them."""
+        """The arguments of torch's op: kernel, stride, padding and dilation (a list each), and ceil_mode."""
         names = ("kernel", "stride", "padding", "dilation")
         return (*([getattr(dim, name) for dim in self.dims] for name in names), self.ceil_mode)
 
@@ -116,7 +123,10 @@ class MaxPool:
 
 
 class MaxPoolGradient(MaxPool):
-    """Operands: the result's gradient, the pooled array, the positions."""
+    """The gradient of a max pooling with indices, as a problem for forms.
+
+    The operands are the result's gradient, the pooled array, and the positions.
+    """
 
     @property
     def operands(self) -> tuple[Operand, ...]:
@@ -130,7 +140,7 @@ class MaxPoolGradient(MaxPool):
 MAX_POOL: Forms[MaxPool] = Forms("max_pool")
 MAX_POOL_GRADIENT: Forms[MaxPoolGradient] = Forms("max_pool_gradient")
 
-# With fewer numbers, calling a kernel costs more than it saves.
+# For inputs with fewer elements, calling torch's kernel costs more than it saves.
 _FEW_NUMBERS = 30_000
 
 
@@ -143,17 +153,17 @@ def _suits_torch(problem: MaxPool) -> bool:
 
 
 def _seen(problem: MaxPool, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Buffers of the program, as eager mode has such tensors."""
+    """Returns views of the program's buffers, whose dimensions are in memory order, with the dimensions in the op's order."""
     return [tensor.permute(*np.argsort(problem.order)) for tensor in tensors]
 
 
 @MAX_POOL.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_by_torch(problem: MaxPool, x: Array) -> tuple[Array, Array]:
-    """torch's own kernel: one pass. XLA makes and compares the positions in further passes."""
+    """Calls torch's kernel, which needs one pass. XLA needs further passes to compute and compare the positions."""
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         (x,), (maxima, positions) = (_seen(problem, tensors) for tensors in (operands, results))
-        if len(problem.dims) == 2:  # which writes where it is told, however that lies in memory
+        if len(problem.dims) == 2:  # the 2d op writes to outputs of any strides
             aten.max_pool2d_with_indices.out(x, *problem.settings, out=maxima, indices=positions)
             return
         for result, tensor in zip((maxima, positions), aten.max_pool3d_with_indices(x, *problem.settings), strict=True):
@@ -171,7 +181,7 @@ def _max_pool_by_taps(problem: MaxPool, x: Array) -> tuple[Array, Array]:
 
 @MAX_POOL_GRADIENT.form("torch", platforms=["cpu"], fits=_fits_torch, suits=_suits_torch)
 def _max_pool_gradient_by_torch(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
-    """torch's own kernel, which adds each number once, where it belongs."""
+    """Calls torch's kernel, which adds each gradient once, at its position."""
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         (grad, x, positions), (result,) = (_seen(problem, tensors) for tensors in (operands, results))
@@ -191,7 +201,10 @@ def _has_few_taps(problem: MaxPoolGradient) -> bool:
 
 @MAX_POOL_GRADIENT.form("taps", fits=_has_few_taps)
 def _max_pool_gradient_by_taps(problem: MaxPoolGradient, grad: Array, x: Array, positions: Array) -> Array:
-    """Each place of the input adds up what the windows give that may have chosen it. XLA's scatter takes one update at a time."""
+    """Sums, at each position of the input, the gradients of the windows whose maximum it is, tap by tap.
+
+    XLA's scatter is slower for windows of few taps: it takes one update at a time.
+    """
     wide = convert(grad, dtypes.accumulator(grad.dtype))
     nothing = lax.full_like(wide, 0)
     places = convert(positions, np.dtype(np.int32 if math.prod(dim.size for dim in problem.dims) < 2**31 else np.int64))
@@ -219,8 +232,9 @@ def _max_pool_gradient_by_scatter(problem: MaxPoolGradient, grad: Array, x: Arra
 def max_pool_with_indices(
     x: Array, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool, *, ctx: Context
 ) -> tuple[Array, Array | None]:
-    """The largest element of each window, nan if there is one, and, if the graph uses them, the flat positions in the last two or three
-    dimensions; else None.
+    """The maximum of each window, NaN if the window has a NaN, and its flat position in the last two or three dimensions.
+
+    The positions are None if the graph does not use them.
 
     Shape:  both: x (..., *space) gives (..., *windows).
     Dtype:  that of x, and int64.
@@ -251,7 +265,7 @@ def max_pool_with_indices_backward(
     *,
     ctx: Context,
 ) -> Array:
-    """Each output's gradient goes to the place where its maximum was.
+    """The gradient of max pooling: each output's gradient is added at the position of its maximum.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -266,7 +280,7 @@ def max_pool_with_indices_backward(
 
 
 def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
-    """Zeros like x, with gradients added at flat positions of the last `count` dimensions. Half types are added in float32."""
+    """Returns zeros like x, with gradients added at flat positions of the last `count` dimensions. Half types are added in float32."""
     rows = math.prod(x.shape[:-count])
     if 0 in grad.shape or 0 in x.shape:
         return lax.full_like(x, 0)
@@ -279,7 +293,9 @@ def scatter_maxima(grad: Array, x: Array, indices: Array, count: int) -> Array:
 
 @lowers(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Array, Array]:
-    """Maxima and their flat positions in the last two or three dimensions; of equal values the first, of NaNs the last, as in ATen.
+    """The maximum of each window and its flat position in the last two or three dimensions.
+
+    As in ATen, the position is that of the first of equal maxima, or of the last NaN.
 
     Shape:  both: x (..., *space) gives (..., *output_size).
     Dtype:  that of x, and int64.
@@ -301,7 +317,7 @@ def adaptive_max_pool(x: Array, output_size: Sizes, *, ctx: Context) -> tuple[Ar
 
 
 def maxima(read: Array, positions: Array, reads: Sequence[int]) -> tuple[Array, Array]:
-    """The maxima over the dimensions `reads` and their positions; of equal values the first, of NaNs the last."""
+    """Returns the maxima over the dimensions `reads`, and the positions of the first of equal maxima, or of the last NaN."""
     best = lax.reduce_max(read, reads)
     kept = [dim for dim in range(read.ndim) if dim not in reads]
     chosen = lax.eq(read, lax.broadcast_in_dim(best, read.shape, kept))
@@ -310,14 +326,14 @@ def maxima(read: Array, positions: Array, reads: Sequence[int]) -> tuple[Array, 
         last_nan = lax.reduce_max(lax.select(nan, positions, lax.full_like(positions, -1)), reads)
         has_nan = lax.ge(last_nan, lax.full_like(last_nan, 0))
         index = lax.select(has_nan, last_nan, index)
-        # XLA:CPU's maximum of more than a few thousand numbers loses NaNs (jax 0.10.2).
+        # XLA:CPU's maximum of more than a few thousand elements drops NaNs (jax 0.10.2).
         best = lax.select(has_nan, lax.full_like(best, math.nan), best)
     return best, index
 
 
 @lowers(aten.adaptive_max_pool2d_backward.default)
 def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    """Each output's gradient goes to the place where its maximum was.
+    """The gradient of adaptive max pooling: each output's gradient is added at the position of its maximum.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -327,7 +343,7 @@ def adaptive_max_pool2d_backward(grad: Array, x: Array, indices: Array) -> Array
 
 @lowers(aten.adaptive_max_pool3d_backward.default)
 def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array:
-    """Each output's gradient goes to the place where its maximum was.
+    """The gradient of adaptive max pooling: each output's gradient is added at the position of its maximum.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -337,13 +353,13 @@ def adaptive_max_pool3d_backward(grad: Array, x: Array, indices: Array) -> Array
 
 @lowers(aten.max_unpool3d.default)
 def max_unpool3d(x: Array, indices: Array, output_size: Sizes, stride: Sizes, padding: Sizes, *, ctx: Context) -> Array:
-    """As `max_unpool2d`; stride and padding have been used for `output_size`."""
+    """Like `max_unpool2d`. Stride and padding are not used: `output_size` already includes them."""
     return max_unpool2d(x, indices, output_size, ctx=ctx)
 
 
 @lowers(aten.max_unpool2d.default)
 def max_unpool2d(x: Array, indices: Array, output_size: Sizes, *, ctx: Context) -> Array:
-    """Zeros, and each value at the flat position of the last dimensions that its index names.
+    """Zeros, with each value written at the flat position in the last dimensions that its index gives.
 
     Shape:  x (..., *windows) gives (..., *output_size).
     Dtype:  that of x.

@@ -1,4 +1,4 @@
-"""Means and variances over dimensions, and what normalizations make of them."""
+"""Means and variances over dimensions, and the steps that normalizations share. Called by the lowerings of normalizations."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ Dims = Sequence[int]
 
 
 def along(x: Array, shape: Dims, dims: Dims) -> Array:
-    """Broadcast x to `shape`; its dimensions become those at `dims`."""
+    """Broadcasts x to `shape`. dims: the dimension of the result that each dimension of x becomes."""
     return lax.broadcast_in_dim(x, shape, dims)
 
 
 def mean_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> Array:
-    """The mean over `dims`, which disappear; NaN over nothing. add: how sums over dimensions are computed."""
+    """Returns the mean over `dims`, without these dimensions; NaN if there are no elements. add: the function that sums over dimensions."""
     total = add(x, dims)
     return lax.div(total, lax.full_like(total, math.prod(x.shape[dim] for dim in dims)))
 
 
 def moments_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> tuple[Array, Array, Array]:
-    """Mean and biased variance over `dims`, and x less its mean. add: as for `mean_over`."""
+    """Returns the mean and the biased variance over `dims`, without these dimensions, and x - mean. add: as for `mean_over`."""
     kept = [dim for dim in range(x.ndim) if dim not in dims]
     mean = mean_over(x, dims, add)
     centered = lax.sub(x, along(mean, x.shape, kept))
@@ -33,12 +33,12 @@ def moments_over(x: Array, dims: Dims, add: Reduction = lax.reduce_sum) -> tuple
 
 
 def reciprocal_root(variance: Array, eps: float) -> Array:
-    """1 / sqrt(variance + eps)."""
+    """Returns 1 / sqrt(variance + eps)."""
     return lax.rsqrt(lax.add(variance, lax.full_like(variance, eps)))
 
 
 def affine(x: Array, weight: Array | None, bias: Array | None, dims: Dims) -> Array:
-    """x * weight + bias, whose dimensions are x's at `dims`."""
+    """Returns x * weight + bias, in the dtype of x. dims: the dimensions of x that the dimensions of weight and bias stand for."""
     if weight is not None:
         x = lax.mul(x, along(convert(weight, x.dtype), x.shape, dims))
     if bias is not None:
@@ -47,5 +47,5 @@ def affine(x: Array, weight: Array | None, bias: Array | None, dims: Dims) -> Ar
 
 
 def but_channels(x: Array) -> list[int]:
-    """The dimensions of x but its second one."""
+    """Returns all dimensions of x but the channels, the second one."""
     return [0, *range(2, x.ndim)]

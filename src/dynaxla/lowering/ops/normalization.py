@@ -1,4 +1,4 @@
-"""Layer, group and RMS normalization, forward and backward. Statistics of half types are computed in float32."""
+"""Lowerings of layer, group and RMS normalization, forward and backward. Statistics of half types are computed in float32."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ Three = tuple[Array | None, Array | None, Array | None]
 def normalize_last(
     x: Array, count: int, weight: Array | None, bias: Array | None, eps: float, add: Reduction = sum_neighbours
 ) -> tuple[Array, Array, Array]:
-    """x normalized over its last `count` dimensions, in the accumulator's dtype; mean and 1 / standard deviation without them."""
+    """Normalizes x over its last `count` dimensions.
+
+    Returns the normalized x, the mean and 1 / standard deviation, all in the accumulator's dtype; the statistics lack these dimensions.
+    """
     wide = convert(x, dtypes.accumulator(x.dtype))
     outer = x.ndim - count
     mean, variance, centered = moments_over(wide, range(outer, x.ndim), add)
@@ -43,9 +46,14 @@ def normalize_last(
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """A layer normalization whose mean and standard deviation are not needed, apart from its operands' values.
+    """A layer normalization without its statistics, as a problem for forms: everything but the operands' values.
 
-    Attributes: x (shape); count (how many of its last dimensions are normalized); eps; dtype; platform.
+    Attributes:
+        x: The shape of the input.
+        count: The number of normalized dimensions, the last ones.
+        eps: The op's argument.
+        dtype: The dtype of the input.
+        platform: JAX's name of the platform.
     """
 
     x: tuple[int, ...]
@@ -69,7 +77,7 @@ class LayerNorm:
 
 LAYER_NORM: Forms[LayerNorm] = Forms("layer_norm")
 
-# Below so many numbers, what a call of oneDNN costs is more than what it saves.
+# For inputs with fewer elements, calling oneDNN costs more than it saves.
 _FEW_NUMBERS = 1 << 15
 
 
@@ -97,11 +105,12 @@ def _layer_norm_by_xla(problem: LayerNorm, x: Array, weight: Array | None, bias:
 def native_layer_norm(
     x: Array, normalized_shape: Dims, weight: Array | None, bias: Array | None, eps: float, *, ctx: Context
 ) -> tuple[Array, Array | None, Array | None]:
-    """x less its mean over its last dimensions, over its standard deviation, times weight plus bias; mean and 1 / standard deviation, None
-    where the graph does not use them.
+    """(x - mean) / standard deviation * weight + bias, over the last dimensions; the mean; and 1 / standard deviation.
 
-    Shape:  that of x; mean and 1 / standard deviation keep the normalized dimensions with size 1.
-    Dtype:  that of x; the others as PyTorch has them, computed in float32 for half types.
+    The mean and 1 / standard deviation are None if the graph uses neither of them.
+
+    Shape:  that of x; the statistics keep the normalized dimensions with size 1.
+    Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
     """
     count = len(normalized_shape)
     if not is_wanted(ctx.node, 1) and not is_wanted(ctx.node, 2):
@@ -129,7 +138,7 @@ def native_layer_norm_backward(
     *,
     ctx: Context,
 ) -> Three:
-    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+    """The gradients of input, weight and bias, None where `output_mask` is False.
 
     Shape:  each that of its operand.
     Dtype:  each that of its operand.
@@ -153,7 +162,16 @@ def native_layer_norm_backward(
 
 
 def _through_normalization(grad: Array, normalized: Array, inverse: Array, dims: Dims, kept: Dims, add: Reduction) -> Array:
-    """The gradient of the input: grad, without its parts that move the mean and the variance over `dims`, over the standard deviation."""
+    """Returns the gradient of a normalization's input: grad, less its parts that change mean and variance, over the standard deviation.
+
+    Args:
+        grad: The gradient of the normalized input, before weight and bias.
+        normalized: The normalized input.
+        inverse: 1 / standard deviation, with the dimensions `kept`.
+        dims: The normalized dimensions.
+        kept: The other dimensions.
+        add: The function that sums over dimensions.
+    """
     grad_mean = along(mean_over(grad, dims, add), grad.shape, kept)
     slope = along(mean_over(lax.mul(grad, normalized), dims, add), grad.shape, kept)
     return lax.mul(lax.sub(lax.sub(grad, grad_mean), lax.mul(normalized, slope)), along(inverse, grad.shape, kept))
@@ -175,10 +193,10 @@ def native_group_norm(
     *,
     ctx: Context,
 ) -> tuple[Array, Array, Array]:
-    """x less its mean over each group of channels, over its standard deviation, times weight plus bias; mean and 1 / standard deviation.
+    """(x - mean) / standard deviation * weight + bias, over each group of channels; the mean; and 1 / standard deviation.
 
-    Shape:  that of x; mean and 1 / standard deviation are (batch, group).
-    Dtype:  that of x; the others as PyTorch has them, computed in float32 for half types.
+    Shape:  that of x; the statistics are (batch, group).
+    Dtype:  that of x; the statistics have PyTorch's dtype, and are computed in float32 for half types.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     groups = _Groups(batch, channels, group, x.shape, ctx)
@@ -191,7 +209,15 @@ def native_group_norm(
 
 @dataclass(frozen=True)
 class _Groups:
-    """Channels in groups. What is as large as x keeps its dimensions: then it may lie in memory in whatever order it has."""
+    """Means over groups of channels. Arrays of the size of x are not reshaped, so any memory layout of them is kept.
+
+    Attributes:
+        batch: The batch size.
+        channels: The number of channels.
+        group: The number of groups.
+        shape: The shape of x, (batch, channels, ...).
+        ctx: The context of the current node.
+    """
 
     batch: int
     channels: int
@@ -200,16 +226,16 @@ class _Groups:
     ctx: Context
 
     def sums(self, x: Array) -> Array:
-        """Of each channel, over its places."""
+        """Returns the sums over each channel: (batch, channels)."""
         return self.ctx.sum(x, range(2, len(self.shape)))
 
     def mean(self, sums: Array) -> Array:
-        """Of each group's elements, of their sums by channel."""
+        """Returns the mean over each group, from the sums over its channels: (batch, group)."""
         total = lax.reduce_sum(lax.reshape(sums, (self.batch, self.group, self.channels // self.group)), (2,))
         return lax.div(total, lax.full_like(total, math.prod(self.shape) // max(self.batch * self.group, 1)))
 
     def spread(self, of_groups: Array) -> Array:
-        """One number for each group, in the places of all its elements."""
+        """Broadcasts one value per group to all its elements, in the shape of x."""
         by_channel = along(of_groups, (self.batch, self.group, self.channels // self.group), (0, 1))
         return along(lax.reshape(by_channel, (self.batch, self.channels)), self.shape, (0, 1))
 
@@ -229,10 +255,11 @@ def native_group_norm_backward(
     *,
     ctx: Context,
 ) -> Three:
-    """Gradients of input, weight and bias: those that output_mask asks for, None for the others.
+    """The gradients of input, weight and bias, None where `output_mask` is False.
 
-    Shape:  that of x, and (channels) twice.
-    Dtype:  that of x, or a wider weight's, as torch's fake kernel has it (autograd rounds); the weight's, or without a weight that of x.
+    Shape:  that of x, (channels) and (channels).
+    Dtype:  for the input that of torch's fake kernel: that of x, or of a wider weight (autograd casts it back). For weight and bias that of
+            the weight, or of x without a weight.
     """
     dtype = dtypes.accumulator(x.dtype)
     groups = _Groups(batch, channels, group, x.shape, ctx)
@@ -262,10 +289,10 @@ def _default_eps(eps: float | None, dtype: DType) -> float:
 
 @lowers(aten._fused_rms_norm.default)
 def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: float | None, *, ctx: Context) -> tuple[Array, Array]:
-    """x over its root mean square over the last dimensions, times weight; and 1 / root mean square.
+    """x / RMS * weight, where RMS is the root mean square over the last dimensions; and 1 / RMS.
 
-    Shape:  that of x; 1 / root mean square keeps the normalized dimensions with size 1.
-    Dtype:  as PyTorch has them; computed in float32 for half types.
+    Shape:  that of x; 1 / RMS keeps the normalized dimensions with size 1.
+    Dtype:  those of PyTorch's op; half types are computed in float32.
     """
     dtype = dtypes.accumulator(x.dtype)
     wide = convert(x, dtype)
@@ -279,7 +306,7 @@ def fused_rms_norm(x: Array, normalized_shape: Dims, weight: Array | None, eps: 
 def fused_rms_norm_backward(
     grad: Array, x: Array, normalized_shape: Dims, rstd: Array, weight: Array | None, output_mask: Sequence[bool], *, ctx: Context
 ) -> tuple[Array | None, Array | None]:
-    """Gradients of input and weight: those that output_mask asks for, None for the others; each of its operand's shape and dtype."""
+    """The gradients of input and weight, in the shape and dtype of each; None where `output_mask` is False."""
     dtype = dtypes.accumulator(x.dtype)
     outer = x.ndim - len(normalized_shape)
     inner = range(outer, x.ndim)

@@ -1,4 +1,4 @@
-"""The fused steps of optimizers, and what gradient scaling does before and after them. Half types are computed in float32."""
+"""Lowerings of the optimizers' fused steps, and of gradient scaling before and after them. Half types are computed in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..promotion import convert, full_like
 from ..registry import lowers
 
 Tensors = Sequence[Array]
-# One tensor's parameter, gradient and states, wide, to what becomes of the parameter and the states.
+# Maps one parameter, its gradient and its states, all in the accumulator's dtype, to the new parameter and the new states.
 Step = Callable[..., tuple[Array, ...]]
 
 
@@ -23,7 +23,7 @@ def _wide(x: Array) -> Array:
 
 
 def _like(value: Any, x: Array) -> Array:
-    """A number, or a tensor with one element, like x."""
+    """Returns a number, or a tensor with one element, broadcast to the shape of x in its dtype."""
     if not isinstance(value, Array):
         return full_like(x, value)
     return lax.broadcast_in_dim(lax.reshape(convert(value, x.dtype), ()), x.shape, ())
@@ -47,9 +47,19 @@ def _stepped(
     grad_scale: Array | None,
     found_inf: Array | None,
 ) -> tuple[list[Array], ...]:
-    """New parameters, unscaled gradients, and new states. If found_inf is 1, nothing changes.
+    """Applies `step` to each parameter. Returns lists of new parameters, unscaled gradients, and new states.
 
-    step: gets the parameter, the gradient, the states, and if there are such, the number of steps (rank 0, float64).
+    If found_inf is 1, all results are the old values.
+
+    Args:
+        params: The parameters.
+        grads: A gradient for each parameter.
+        states: Lists of states, each with one tensor for each parameter.
+        steps: The number of steps for each parameter, or None if `step` does not use it.
+        step: Gets a parameter, its gradient, its states, and with `steps` the number of steps (rank 0, float64).
+        maximize: True to negate the gradients that `step` gets.
+        grad_scale: The factor by which the gradients were scaled, or None.
+        found_inf: 1 if a gradient was infinite or NaN, or None.
     """
     stopped = None if found_inf is None else lax.reshape(lax.eq(found_inf, full_like(found_inf, 1)), ())
     out: tuple[list[Array], ...] = tuple([] for _ in range(2 + len(states)))
@@ -74,8 +84,9 @@ def _power(base: float, exponent: Array) -> Array:
 
 
 def adam(decoupled: bool) -> Callable[..., tuple[list[Array], ...]]:
-    """The lowering of Adam's fused step: new parameters, unscaled gradients, and states, one list each. decoupled: whether the weight decay
-    is AdamW's.
+    """Returns the lowering of Adam's fused step, which gives new parameters, unscaled gradients, and states, one list each.
+
+    decoupled: True for the weight decay of AdamW.
 
     Shape:  each that of its operand.
     Dtype:  each that of its operand.
@@ -141,7 +152,7 @@ def fused_sgd(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """New parameters, unscaled gradients, and momentum buffers, one list each.
+    """The fused step of SGD: new parameters, unscaled gradients, and momentum buffers, one list each.
 
     Shape:  each that of its operand.
     Dtype:  each that of its operand.
@@ -176,7 +187,7 @@ def fused_adagrad(
     grad_scale: Array | None = None,
     found_inf: Array | None = None,
 ) -> tuple[list[Array], ...]:
-    """New parameters, unscaled gradients, and sums of squares, one list each; and the steps as they are.
+    """The fused step of Adagrad: new parameters, unscaled gradients, sums of squares, and the unchanged steps, one list each.
 
     Shape:  each that of its operand.
     Dtype:  each that of its operand.
@@ -218,9 +229,9 @@ def fused_adagrad_tensor_lr(
 
 @lowers(aten._amp_foreach_non_finite_check_and_unscale.default)
 def check_and_unscale(grads: Tensors, found_inf: Array, inv_scale: Array) -> tuple[list[Array], Array]:
-    """The gradients times inv_scale, and found_inf, or 1 if one of them is infinite or NaN.
+    """The gradients times inv_scale; and found_inf, set to 1 if any gradient is infinite or NaN.
 
-    Dtype:  the gradients keep theirs; found_inf its own.
+    Dtype:  those of the gradients and of found_inf.
     """
     finite = [lax.reduce_and(lax.is_finite(grad), range(grad.ndim)) for grad in grads]
     for each in finite:
@@ -237,7 +248,9 @@ def update_scale(
     scale_backoff_factor: float,
     growth_interval: int,
 ) -> tuple[Array, Array]:
-    """The scale, which backs off after an infinite gradient, and grows after growth_interval steps without one; and the count of these.
+    """The new scale, and the new count of steps without an infinite gradient.
+
+    The scale backs off after an infinite gradient, which resets the count. It grows after `growth_interval` steps without one.
 
     Shape:  those of `scale` and `growth_tracker`.
     Dtype:  those of `scale` and `growth_tracker`.

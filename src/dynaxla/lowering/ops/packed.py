@@ -1,4 +1,4 @@
-"""Ops with weights that were packed when they were frozen: see cpu/weight_orders.py, and capture/packing.py, which makes them."""
+"""Lowerings of the ops with packed weights, which capture/packing.py puts into graphs with frozen weights. See cpu/weight_orders.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..registry import lowers
 
 @lowers(weight_orders.pack)
 def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequence[int]) -> Array:
-    """The weight in the order in which oneDNN reads it, and zeros behind it.
+    """The weight in the memory order that oneDNN's kernel reads, followed by zeros.
 
     Shape:  a vector, of `Packing.length` elements.
     Dtype:  that of the weight.
@@ -25,9 +25,12 @@ def pack(weight: Array, dims: Sequence[int], blocked: Sequence[int], sizes: Sequ
 
 
 def _require_length(packed: Array, numbers: int) -> None:
-    """Refuse a packed weight that is too short: oneDNN does not know its size, and would read beyond it.
+    """Rejects a packed weight that is too short. oneDNN does not know its size and would read beyond its end.
 
-    Raises: ValueError if it cannot hold so many numbers and what a kernel reads behind them.
+    numbers: the number of elements of the weight before it was packed.
+
+    Raises: ValueError if the weight was packed for another version of jaxlib, or cannot hold these elements and the zeros that a kernel may
+            read behind them.
     """
     if not onednn_support.takes_packed():
         raise ValueError("weights were packed for another version of jaxlib")
@@ -37,7 +40,7 @@ def _require_length(packed: Array, numbers: int) -> None:
 
 @lowers(weight_orders.packed_linear)
 def packed_linear(x: Array, packed: Array, bias: Array | None, columns: int, *, ctx: Context) -> Array:
-    """x @ weight + bias, and with it the activation that follows.
+    """x @ weight + bias, computed together with the activation that follows in the graph, if there is one.
 
     Shape:  x (rows, in) gives (rows, columns).
     Dtype:  that of x.
@@ -65,7 +68,7 @@ def packed_convolution(
 ) -> Array:
     """A convolution with a packed weight.
 
-    Shape:  x (batch, in, height, width); weight: its shape before it was packed, (out, in, height, width).
+    Shape:  x (batch, in, height, width). The argument `weight` is the shape of the weight before it was packed, (out, in, height, width).
     Dtype:  that of x.
     Raises: ValueError for a weight that was packed for another version of jaxlib, or is too short.
     """

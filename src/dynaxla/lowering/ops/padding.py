@@ -1,4 +1,4 @@
-"""Padding with a constant, by reflection, and by repeating the edge."""
+"""Lowerings of padding with a constant, by reflection, and by replication of the edge."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..registry import lowers
 
 @lowers(aten.constant_pad_nd.default)
 def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | complex = 0) -> Array:
-    """x with a number around it. `pad` holds (before, after) pairs, the last dimension's first; a negative one crops.
+    """x padded with a number. `pad` holds (before, after) pairs, the last dimension's first; a negative size crops.
 
     Shape:  each padded dimension grows by its pair's sum.
     Dtype:  that of x.
@@ -26,8 +26,11 @@ def constant_pad_nd(x: Array, pad: Sequence[int], value: bool | int | float | co
 
 
 def _pad_dim(x: Array, dim: int, before: int, after: int, edge: Callable[[Array, int, int, bool], Array]) -> Array:
-    """Pad one dimension with the elements that `edge` takes from x. An end that is cropped may lie in the other end's padding, so cropping
-    comes last.
+    """Pads one dimension with the elements that `edge` takes from x. A negative size crops.
+
+    Cropping comes last, because it may reach into the padding of the other end.
+
+    edge: gets x, the dimension, the number of elements, and True for the padding in front.
     """
     parts = [edge(x, dim, before, True)] if before > 0 else []
     parts.append(x)
@@ -55,7 +58,7 @@ def _pad(x: Array, padding: Sequence[int], edge: Callable[[Array, int, int, bool
 
 @lowers(aten.reflection_pad1d.default, aten.reflection_pad2d.default, aten.reflection_pad3d.default)
 def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
-    """x continued beyond its ends as in a mirror that stands on the last element. `padding`: as of `constant_pad_nd`.
+    """x padded by reflection at its first and last elements, which are not repeated. `padding`: as for `constant_pad_nd`.
 
     Shape:  each padded dimension grows by its pair's sum.
     Dtype:  that of x.
@@ -65,7 +68,7 @@ def reflection_pad(x: Array, padding: Sequence[int]) -> Array:
 
 @lowers(aten.replication_pad1d.default, aten.replication_pad2d.default, aten.replication_pad3d.default)
 def replication_pad(x: Array, padding: Sequence[int]) -> Array:
-    """x continued beyond its ends by the last element. `padding`: as of `constant_pad_nd`.
+    """x padded by copies of its first and last elements. `padding`: as for `constant_pad_nd`.
 
     Shape:  each padded dimension grows by its pair's sum.
     Dtype:  that of x.
@@ -74,7 +77,7 @@ def replication_pad(x: Array, padding: Sequence[int]) -> Array:
 
 
 def _transposed(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Array, padding: Sequence[int]) -> Array:
-    """The gradient of a padding with respect to x: every padded element adds to the one that it copies."""
+    """Returns the gradient of a padding with respect to x: each padded element's gradient is added to that of the element it copies."""
     dtype = dtypes.accumulator(grad.dtype)
     like = jax.ShapeDtypeStruct(x.shape, dtype)
     (result,) = jax.linear_transpose(lambda operand: pad(operand, padding), like)(convert(grad, dtype))
@@ -83,7 +86,7 @@ def _transposed(pad: Callable[[Array, Sequence[int]], Array], grad: Array, x: Ar
 
 @lowers(aten.reflection_pad1d_backward.default, aten.reflection_pad2d_backward.default, aten.reflection_pad3d_backward.default)
 def reflection_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
-    """The gradient of x: each element gets what flowed to it and to its mirror images.
+    """The gradient of x in `reflection_pad`: each element gets the sum of the gradients of itself and its mirror images.
 
     Shape:  that of x.
     """
@@ -92,7 +95,7 @@ def reflection_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Ar
 
 @lowers(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default, aten.replication_pad3d_backward.default)
 def replication_pad_backward(grad: Array, x: Array, padding: Sequence[int]) -> Array:
-    """The gradient of x: each element gets what flowed to it and to its copies.
+    """The gradient of x in `replication_pad`: each element gets the sum of the gradients of itself and its copies.
 
     Shape:  that of x.
     """

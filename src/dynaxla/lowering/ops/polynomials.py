@@ -1,8 +1,9 @@
-"""Orthogonal polynomials at a point, of a degree that is data too: Chebyshev, Hermite, Laguerre, Legendre.
+"""Lowerings of orthogonal polynomials, where both the point and the degree are tensors: Chebyshev, Hermite, Laguerre, Legendre.
 
-JAX has none of them. Torch's own kernels (see fallback.py) cannot fuse with the functions around them, and a TPU cannot call them.
+JAX has none of them. Calls of torch's kernels (see fallback.py) cannot fuse with the ops around them, and do not exist on a TPU.
 
-Each is 1 at degree 0, known at degree 1, and goes on by a recurrence of three terms. A negative degree gives 0, a fraction is cut off.
+Each polynomial is 1 at degree 0 and has a closed form at degree 1; higher degrees follow by a recurrence of three terms. A negative degree
+gives 0, a fractional degree is truncated.
 
 Source: NIST Digital Library of Mathematical Functions, sections 18.5 and 18.9; the special cases are those of ATen native/Math.h.
 """
@@ -22,7 +23,7 @@ from ..registry import lower_table
 
 _INT64 = np.dtype(np.int64)
 
-# The polynomial of degree k + 1 from x, k, and those of degrees k and k - 1.
+# Maps x, k, and the polynomials of degrees k and k - 1 to the polynomial of degree k + 1.
 Recurrence = Callable[[Array, Array, Array, Array], Array]
 
 
@@ -35,13 +36,23 @@ def _twice(x: Array) -> Array:
 
 
 def _degree(n: Array) -> Array:
-    """As a whole number; -1 for one that int64 does not hold, as nan and the infinities."""
+    """Returns the degree as int64: truncated, and -1 if int64 cannot hold it (also for NaN and infinities)."""
     fits = lax.lt(lax.abs(n), _like(n, 2.0**63))
     return convert(lax.select(fits, n, full_like(n, -1)), _INT64)
 
 
 def _ascend(x: Array, n: Array, unknown: Array, first: Array, recurrence: Recurrence) -> Array:
-    """Climb to degree n where `unknown`, as long as that can change anything: no longer once the polynomial is nan."""
+    """Returns the polynomial of degree n by the recurrence, where `unknown` is True.
+
+    The loop ends when no element changes anymore: at degree n, or once the polynomial is NaN.
+
+    Args:
+        x: The points.
+        n: The degrees, int64.
+        unknown: True for the elements to compute. Elsewhere the result is arbitrary.
+        first: The polynomial of degree 1.
+        recurrence: Gives the polynomial of the next degree.
+    """
 
     def active(k: Array, last: Array) -> Array:
         here = lax.bitwise_and(unknown, lax.lt(lax.broadcast(k, n.shape), n))
@@ -67,18 +78,23 @@ def _chebyshev_recurrence(x: Array, k: Array, last: Array, before: Array) -> Arr
 
 
 def _over(top: Array, bottom: Array, at_zero: Array) -> Array:
-    """top / bottom, and `at_zero` where the bottom is zero."""
+    """Returns top / bottom, and `at_zero` where bottom is zero."""
     return lax.select(lax.eq(bottom, _like(bottom, 0)), at_zero, lax.div(top, bottom))
 
 
 def _alternating(n: Array, value: Array) -> Array:
-    """value for even n, -value for odd n."""
+    """Returns value for even n, -value for odd n."""
     return lax.select(lax.eq(lax.bitwise_and(n, number(1, _INT64)), number(0, _INT64)), value, lax.neg(value))
 
 
 def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Array], Array]:
-    """kind: t, u, v or w (the first to the fourth kind). shifted: for the interval from 0 to 1. waves_from: the degree from which on,
-    between the ends of the interval, the trigonometric form is taken."""
+    """Returns the function of x and n that evaluates Chebyshev polynomials.
+
+    Args:
+        kind: "t", "u", "v" or "w": the first to the fourth kind.
+        shifted: True for the polynomials on the interval from 0 to 1.
+        waves_from: The lowest degree for which the trigonometric form is used between the ends of the interval.
+    """
 
     def evaluate(x: Array, n: Array) -> Array:
         n = _degree(n)
@@ -88,7 +104,7 @@ def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Ar
         half = lax.mul(angle, _like(x, 0.5))
         middle = lax.mul(lax.add(count, _like(x, 0.5)), angle)
         next_, odd = lax.add(count, one), lax.add(_twice(count), one)
-        # The value at degree 1, at both ends, and between them.
+        # first: the polynomial of degree 1. right, left: the values at x = 1 and -1. wave: the trigonometric form between them.
         if kind == "t":
             first, right, left = x, one, _alternating(n, one)
             wave = lax.cos(lax.mul(count, angle))
@@ -114,7 +130,7 @@ def _chebyshev(kind: str, shifted: bool, waves_from: int) -> Callable[[Array, Ar
 
 
 def _hermite_h(x: Array, n: Array) -> Array:
-    """The physicists'."""
+    """The physicists' Hermite polynomials."""
 
     def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
         return lax.sub(lax.mul(_twice(x), last), lax.mul(_twice(k), before))
@@ -123,7 +139,7 @@ def _hermite_h(x: Array, n: Array) -> Array:
 
 
 def _hermite_he(x: Array, n: Array) -> Array:
-    """The probabilists'."""
+    """The probabilists' Hermite polynomials."""
 
     def recurrence(x: Array, k: Array, last: Array, before: Array) -> Array:
         return lax.sub(lax.mul(x, last), lax.mul(k, before))
@@ -132,7 +148,7 @@ def _hermite_he(x: Array, n: Array) -> Array:
 
 
 def _hermite(x: Array, n: Array, first: Array, recurrence: Recurrence) -> Array:
-    """nan beyond the degree that ATen computes."""
+    """Returns the Hermite polynomial of degree n; NaN above the highest degree that ATen computes."""
     n = _degree(n)
     too_high = lax.gt(n, number(128 if x.dtype == np.float32 else 512, _INT64))
     out = _ascend(x, n, lax.bitwise_not(too_high), first, recurrence)

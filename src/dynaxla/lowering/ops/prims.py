@@ -1,4 +1,4 @@
-"""PyTorch's prims: what its reference decompositions leave in a graph. Their operands already have one dtype and one shape."""
+"""Lowerings of PyTorch's prims, the ops that its reference decompositions leave in a graph. Their operands share one dtype and shape."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from jax import Array, lax
-from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma, which TorchDynamo makes of optimizers' addcmul_
+from torch._inductor import inductor_prims as inductor_prims  # defines prims.fma, which TorchDynamo traces for the addcmul_ of optimizers
 
 from ...torch_ops import MissingOp, aten, prims
 from .. import dtypes
@@ -23,7 +23,7 @@ from . import special as special
 
 @lowers(prims.convert_element_type.default)
 def convert_element_type(x: Array, dtype: DType) -> Array:
-    """x as `dtype`, as ATen's copies cast it."""
+    """x cast to `dtype`, as ATen's copies do."""
     return convert(x, dtype)
 
 
@@ -34,7 +34,7 @@ def device_put(x: Array, device: torch.device, non_blocking: bool = False) -> Ar
 
 @lowers(prims.iota.default)
 def iota(length: int, *, start: int, step: int, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
-    """start, start + step, and so on: `length` numbers."""
+    """The `length` numbers start, start + step, and so on."""
     return creation.arange(start, None, step, ctx=ctx)
 
 
@@ -56,7 +56,7 @@ def empty(shape: list[int], *, dtype: DType, requires_grad: bool = False) -> Arr
 
 @lowers(prims.empty_strided.default, prims.empty_permuted.default)
 def empty_strided(shape: list[int], layout: list[int], *, dtype: DType, requires_grad: bool = False) -> Array:
-    """Zeros, so that a program gives the same results at every call. Strides are eager's; an array has none."""
+    """Zeros, so that a program gives the same results at every call. The layout is ignored: an array has no strides."""
     return lax.full(shape, number(0, dtype))
 
 
@@ -67,7 +67,7 @@ def scalar_tensor(value: complex, *, dtype: DType | None = None, ctx: Context) -
 
 @lowers(prims.broadcast_in_dim.default)
 def broadcast_in_dim(x: Array, shape: list[int], broadcast_dimensions: list[int]) -> Array:
-    """x repeated in `shape`. broadcast_dimensions: which dimension of the result each dimension of x becomes."""
+    """x broadcast to `shape`. broadcast_dimensions: the dimension of the result that each dimension of x becomes."""
     return lax.broadcast_in_dim(x, tuple(shape), tuple(broadcast_dimensions))
 
 
@@ -78,7 +78,7 @@ def transpose(x: Array, permutation: list[int]) -> Array:
 
 @lowers(prims.div.default)
 def div(x: Array, y: Array) -> Array:
-    """True division; integers are divided towards zero.
+    """x / y. Integer division rounds towards zero.
 
     Dtype:  that of x.
     """
@@ -87,7 +87,7 @@ def div(x: Array, y: Array) -> Array:
 
 @lowers(prims.normal.default)
 def normal(shape: list[int], *, mean: float, std: float, dtype: DType, requires_grad: bool = False, ctx: Context) -> Array:
-    """Numbers of the normal distribution.
+    """Random numbers from the normal distribution.
 
     Shape:  `shape`.
     Dtype:  `dtype`.
@@ -97,7 +97,7 @@ def normal(shape: list[int], *, mean: float, std: float, dtype: DType, requires_
 
 @lowers(prims.uniform.default)
 def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: list[int], ctx: Context) -> Array:
-    """Numbers from [low, high).
+    """Random numbers from the uniform distribution on [low, high).
 
     Shape:  `shape`.
     Dtype:  `dtype`.
@@ -105,14 +105,14 @@ def uniform(shape: list[int], *, low: float, high: float, dtype: DType, stride: 
     return random.uniform(lax.full(shape, number(0, dtype)), low, high, ctx=ctx)
 
 
-# Reductions: unlike ATen's, these reduce nothing for an empty list of dimensions, and do not widen integers.
+# Reductions: unlike ATen's, the prims reduce nothing for an empty list of dimensions, and do not widen integers.
 
 Reduce = Callable[[Array, Sequence[int]], Array]
 
 
 def _reduction(reduce: Reduce) -> Lowering:
     def lowering(x: Array, dims: Sequence[int] | None, *, output_dtype: DType | None = None) -> Array:
-        """A number may be reduced over its dimension 0, though it has none."""
+        """Reduces x over `dims`. A rank-0 x may be reduced over dimension 0."""
         out = output_dtype or x.dtype
         return convert(reduce(convert(x, dtypes.accumulator(out)), tuple(range(x.ndim) if dims is None or x.ndim == 0 else dims)), out)
 
@@ -129,7 +129,7 @@ def _product(x: Array, dims: Sequence[int]) -> Array:
 
 @lowers(prims.var.default)
 def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, output_dtype: DType | None = None, ctx: Context) -> Array:
-    """The variance over `dims`; over no dimension at all, of each element by itself.
+    """The variance over `dims`; with no dimensions, the variance of each element by itself.
 
     Dtype:  `output_dtype` if given, else the real dtype of x.
     """
@@ -140,26 +140,26 @@ def var(x: Array, dims: Sequence[int] | None, correction: float | None = 1, *, o
 
 @lowers(prims.reshape.default, prims.collapse.default, prims.collapse_view.default, prims.split_dim.default, prims.squeeze.default)
 def reshape(x: Array, *sizes: object, ctx: Context) -> Array:
-    """x, in row-major order, in the result's shape: what these ops do differs in how they name it."""
+    """x in the result's shape, row-major. These ops differ only in how their arguments give that shape."""
     return lax.reshape(x, ctx.output.shape)
 
 
 @lowers(prims.svd.default)
 def svd(x: Array, *, full_matrices: bool, ctx: Context) -> tuple[Array, Array, Array]:
-    """As `linalg_svd`."""
+    """Like `linalg_svd`."""
     return linalg_eigen.linalg_svd(x, full_matrices, True, ctx=ctx)
 
 
 @lowers(prims.signbit.default)
 def signbit(x: Array) -> Array:
-    """Whether the sign is minus.
+    """1 where the sign bit is set, else 0.
 
-    Dtype:  that of x, as graphs have it, though the prim's own kernel gives bool.
+    Dtype:  that of x, as in the graph's metadata, although the prim's own kernel gives bool.
     """
     return convert(comparison.signbit(x), x.dtype)
 
 
-# Those that do what an ATen op of this package does.
+# Prims that are lowered like an ATen op.
 for _prim, _op in {
     prims.abs: aten.abs.default,
     prims.acos: aten.acos.default,

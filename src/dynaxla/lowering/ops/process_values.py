@@ -1,7 +1,7 @@
-"""Values that processes share, in a program that XLA's partitioner cuts into parts, one for each of them (`capture/global_view.py`).
+"""Ops, and their lowerings, for tensors of several processes in one program that XLA's partitioner splits (see capture/global_view.py).
 
-A tensor that is whole, and lies in parts on the processes, has its own dimensions. What each process has for itself, be it equal or not,
-has a dimension more for each axis of the mesh, and lies along it.
+A global tensor, which may be sharded over the processes, has its own dimensions. A tensor of which each process has a local value, equal or
+not, has one more dimension for each axis of the mesh, and is sharded along it.
 """
 
 from __future__ import annotations
@@ -20,21 +20,33 @@ from ..registry import lowers
 
 @torch.library.custom_op("dynaxla::placed", mutates_args=(), schema="(Tensor x, str[] spec, str[] back) -> Tensor")
 def placed(x: torch.Tensor, spec: Sequence[str], back: Sequence[str]) -> Any:
-    """A copy of a whole x that lies as spec says: by dimension the names of the mesh's axes, with commas between them, or "". back: how the
-    gradient lies."""
+    """A copy of a global tensor with another sharding.
+
+    Args:
+        x: The global tensor.
+        spec: The sharding of the result: for each dimension, the names of the mesh's axes separated by commas, or "".
+        back: The sharding of the gradient, in the same form.
+    """
     return x.clone(memory_format=torch.contiguous_format)
 
 
 @torch.library.custom_op("dynaxla::each_has", mutates_args=(), schema="(Tensor x, int dim, int size, str axis, str back) -> Tensor")
 def each_has(x: torch.Tensor, dim: int, size: int, axis: str, back: str) -> Any:
-    """A new dimension, along which each process of an axis has an x of its own. back: what becomes of the processes' gradients: "same"
-    (they are equal, and that is x's), "sum" or "avg"."""
+    """A tensor with a new dimension that holds a local copy of x for each process of a mesh axis.
+
+    Args:
+        x: The global tensor.
+        dim: The position of the new dimension.
+        size: The size of the mesh axis.
+        axis: The name of the mesh axis.
+        back: The gradient of x: "sum" or "avg" of the processes' gradients, or "same" if they are equal.
+    """
     return torch.stack([x] * size, dim)
 
 
 @torch.library.custom_op("dynaxla::all_have", mutates_args=(), schema="(Tensor x, int dim, str axis) -> Tensor")
 def all_have(x: torch.Tensor, dim: int, axis: str) -> Any:
-    """What all processes along a dimension have, which is for whoever asks for this to know: it is not looked at."""
+    """The value that all processes along `dim` share, without that dimension. The caller must ensure that they are equal: no check."""
     return x.select(dim, 0).contiguous()
 
 
@@ -75,9 +87,9 @@ all_have.register_autograd(_all_have_back, setup_context=_keep)
 
 
 def partition_spec(spec: Sequence[str]) -> PartitionSpec:
-    """As JAX says it."""
+    """Returns JAX's PartitionSpec of a sharding as in `placed`."""
     dims = [tuple(axes.split(",")) if axes else None for axes in spec]
-    while dims and dims[-1] is None:  # so XLA writes what is the same
+    while dims and dims[-1] is None:  # XLA leaves them out too, so equal shardings compare equal
         dims.pop()
     return PartitionSpec(*dims)
 

@@ -1,8 +1,8 @@
-"""Products that read an updated tensor whose new slices have places in several dimensions, as those of a cache have where each sample is at
-a position of its own: `cache[samples, :, positions] = new` (see products_of_updates.py).
+"""Products with an updated tensor whose new slices are indexed in several dimensions. Used by products_of_updates.py.
 
-Each slice meets what belongs to its places: in dimensions (samples, positions), a new key is multiplied with its own sample's queries, and
-the score is written over that of the old key; a new value is multiplied with its own sample's weight, and added to its own sample's sum.
+An example is a key/value cache in which each sample has its own position: `cache[samples, :, positions] = new`. A new slice is multiplied
+only with the part of the other operand that belongs to its indices. In an attention, a new key is multiplied with its own sample's queries,
+and the score replaces that of the old key; a new value is multiplied with its own sample's weight, and added to its own sample's sum.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ from ..updated import Reading, Update, chosen_by
 from .indexing import Picks, take_along
 from .scattering import fit, write_slices
 
-# The dimensions of an array: a tensor's, or what they are called otherwise.
+# A label for each dimension of an array: the number of a dimension of the updated tensor, or a string for any other dimension.
 Labels = Sequence[int | str]
 Product = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The new slices of a tensor, from the first written to the last.
+    """The new slices of an updated tensor, from the first written to the last.
 
-    Attributes: new (the slices, then the tensor's dimensions but `dims`); places (each slice's in `dims`: a row for a slice); dims; shape
-    (of the tensor).
+    Attributes:
+        new: The slices, of shape (slices, *the tensor's dimensions without `dims`).
+        places: The index of each slice in each of `dims`, int32 of shape (slices, len(dims)).
+        dims: The dimensions of the tensor in which slices have an index.
+        shape: The shape of the tensor.
     """
 
     new: Array
@@ -43,7 +46,7 @@ class Samples:
 
     @staticmethod
     def of(found: Reading, written: Sequence[tuple[Array, dict[int, Array]]]) -> Samples:
-        """written: for each update, what it writes, as `samples` gives that."""
+        """Builds the slices of all updates of an operand. written: for each update, the result of `samples`."""
         dtype, shape = dtypes.to_jax(found.dtype), found.shape
         rest = [size for dim, size in enumerate(shape) if dim not in found.dims]
         new = [convert(lax.reshape(values, (values.shape[0], *rest)), dtype) for values, _ in written]
@@ -56,12 +59,12 @@ class Samples:
 
     @property
     def labels(self) -> list[int | str]:
-        """The dimensions of `new`."""
+        """The labels of the dimensions of `new`."""
         return ["slice", *(dim for dim in range(len(self.shape)) if dim not in self.dims)]
 
     @property
     def counts(self) -> Array:
-        """For each slice, whether it is there in the end: whether no later one has its place."""
+        """For each slice, True if it remains in the result, that is, if no later slice has the same indices."""
         sizes = [self.shape[dim] for dim in self.dims]
         steps = np.array([math.prod(sizes[at + 1 :]) for at in range(len(sizes))], np.int32)
         flat = lax.reduce_sum(lax.mul(self.places, lax.broadcast_in_dim(steps, self.places.shape, (1,))), [1])
@@ -70,7 +73,7 @@ class Samples:
         return lax.eq(take_along(writer, 0, flat), order)
 
     def taken(self, x: Array, labels: Labels) -> tuple[Array, list[int | str]]:
-        """What x has at the places of the slices, for each of them; and that array's dimensions."""
+        """Returns the parts of x at the indices of the slices, with the slices as first dimension, and the labels of that array."""
         dims = [dim for dim in self.dims if dim in labels]
         axes = tuple(labels.index(dim) for dim in dims)
         others = [label for label in labels if label not in dims]
@@ -81,20 +84,22 @@ class Samples:
         return lax.gather(x, self._rows(dims), numbers, sizes, mode=lax.GatherScatterMode.CLIP), ["slice", *others]
 
     def set(self, x: Array, labels: Labels, values: Array) -> Array:
-        """x with values, for each slice those like what `taken` gives, at the places of the slices; as in `index_put`, the last one for
-        a place counts."""
+        """Returns x with values written at the indices of the slices. As in `index_put`, the last of several slices at an index counts.
+
+        values: one part for each slice, with dimensions as in the result of `taken`.
+        """
         dims = [dim for dim in self.dims if dim in labels]
         return lax.scatter(x, self._rows(dims), values, _into(labels, dims), mode=lax.GatherScatterMode.FILL_OR_DROP)
 
     def add(self, x: Array, labels: Labels, values: Array) -> Array:
-        """x, and the values at the places of the slices added."""
+        """Returns x with values added at the indices of the slices. values: as for `set`."""
         dims = [dim for dim in self.dims if dim in labels]
         if not dims:
             return lax.add(x, lax.reduce_sum(values, [0]))
         return lax.scatter_add(x, self._rows(dims), values, _into(labels, dims), mode=lax.GatherScatterMode.FILL_OR_DROP)
 
     def counted(self, values: Array) -> Array:
-        """Values for each slice, with zeros for those that another is written over later."""
+        """Returns the values of each slice, with zeros for the slices that a later one overwrites."""
         return lax.select(lax.broadcast_in_dim(self.counts, values.shape, (0,)), values, lax.full_like(values, 0))
 
     def _rows(self, dims: Sequence[int]) -> Array:
@@ -107,7 +112,13 @@ def _into(labels: Labels, dims: Sequence[int]) -> lax.ScatterDimensionNumbers:
 
 
 def _unravelled(found: Reading, at: dict[int, Array]) -> Array:
-    """Places in the dimensions of a tensor as places in those that they are split in, without those of size 1: a row for each slice."""
+    """Converts indices in the dimensions of a tensor to indices in the dimensions they are split into (`Reading.parts`).
+
+    Dimensions of size 1 are left out. Indices out of range are clamped to -1 or the size.
+
+    Shape:  (slices, indexed dimensions).
+    Dtype:  int32.
+    """
     columns = []
     for dim, sizes in enumerate(found.parts):
         place = at.get(dim)
@@ -120,8 +131,10 @@ def _unravelled(found: Reading, at: dict[int, Array]) -> Array:
 
 
 def samples(ctx: Context, update: Update) -> tuple[Array, dict[int, Array]]:
-    """What index_put with several indices, or scatter, writes to a tensor: the slices, in front of the dimensions without places, and each
-    slice's place in every other dimension."""
+    """Returns the slices that an index_put with several indices, or a scatter, writes, and their indices.
+
+    The slices have shape (slices, *the tensor's dimensions without index). The indices are one vector for each indexed dimension.
+    """
     node, old = update.node, ctx.values[update.base]
     shape = old.shape
     if node.target is not aten.scatter.src:
@@ -143,10 +156,16 @@ def samples(ctx: Context, update: Update) -> tuple[Array, dict[int, Array]]:
 
 
 def of_samples(x: Array, old: Array, new: Samples, labels: tuple[Labels, Labels], sums: bool, times: Product, wide: DType) -> Array:
-    """The product of x with `old` after the slices have been written to it.
+    """Returns the product of x with the tensor that `old` is after the new slices have been written, without building that tensor.
 
-    labels: of the dimensions of x, and of the result's; those of the tensor have their numbers. sums: whether dimensions of the slices'
-    places are summed. times: the product with a tensor like `old`, of dtype `wide`.
+    Args:
+        x: The other operand.
+        old: The tensor before the update.
+        new: The new slices.
+        labels: The labels of the dimensions of x and of those of the result.
+        sums: True if the product sums over the indexed dimensions.
+        times: Returns the product of an array like x and a tensor like `old`, in dtype `wide`.
+        wide: The dtype of the result.
     """
     theirs, results = labels
     every: Labels = range(old.ndim)
@@ -166,7 +185,15 @@ def of_samples(x: Array, old: Array, new: Samples, labels: tuple[Labels, Labels]
 
 
 def _each(x: Array, own: Labels, y: Array, theirs: Labels, results: Labels) -> Array:
-    """For each slice, the product of what x and y have for it. What is not among the results is summed."""
+    """Returns the product of x and y for each slice, with the dimensions ("slice", *results). Other dimensions are summed.
+
+    Args:
+        x: The parts of the other operand, one for each slice.
+        own: The labels of x.
+        y: The slices.
+        theirs: The labels of y.
+        results: The labels of the dimensions that are not summed.
+    """
     y = lax.reshape(y, [size for at, size in enumerate(y.shape) if at == 0 or size > 1])
     theirs = [label for label in theirs if label in own or label in results]
     both = [label for label in own if label in theirs]

@@ -1,8 +1,8 @@
-"""Products that read an updated tensor as it was before, and the new slices (see updated.py): the whole is never copied.
+"""Products with an updated tensor, computed from the tensor before the update and the new slices, so it is never copied (see updated.py).
 
-Where the updated dimension stays in the result, the products with the old slices are replaced by those with the new ones. Where it is
-summed, the old slices get no weight, and the products with the new ones are added. What stood in the old slices never reaches a result:
-if it is not finite, no weight at all would take it out, so that the slices themselves are taken out then.
+If the updated dimension remains in the result, the products with the overwritten slices are replaced by those with the new slices. If it is
+summed, the overwritten slices get weight zero, and the products with the new slices are added. Overwritten values never reach the result: a
+weight of zero does not remove values that are not finite, so in that case the old slices themselves are set to zero first.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ from .scattering import fit, write_slices
 
 @dataclass(frozen=True)
 class Problem:
-    """A product with an updated tensor, apart from its operands' values.
+    """A product with an updated tensor, as a problem for forms: everything but the operands' values.
 
-    Attributes: shape, dtype (of the tensor); count (of new slices); size (how many places there are for them); rows (how many vectors
-    each of the tensor's vectors is multiplied with); sums_slices (whether it adds over that dimension); is_moved (whether the dimensions
-    that both operands keep are not the tensor's first); has_strides (whether one dimension is summed and one is not, and one of them is
-    the fastest); platform.
+    Attributes:
+        shape: The shape of the tensor.
+        dtype: The dtype of the tensor.
+        count: The number of new slices.
+        size: The number of positions a slice can have.
+        rows: The number of vectors that each of the tensor's vectors is multiplied with.
+        sums_slices: True if the product sums over the dimension of the slices.
+        is_moved: True if the batch dimensions are not the first dimensions of the tensor.
+        has_strides: True if, besides the batch dimensions, the tensor has one summed dimension and one other, and one of the two is the
+            fastest in memory.
+        platform: JAX's name of the platform.
     """
 
     shape: tuple[int, ...]
@@ -53,19 +60,28 @@ class Problem:
 
 PRODUCT_OF_UPDATE: Forms[Problem] = Forms("product_of_update")
 
-# Below, a copy costs less than what it takes to do without one.
+# For a tensor of at most this many elements, a copy costs less than avoiding it.
 _FEW_NUMBERS = 20_000
 # With more rows, the scores are no smaller than the tensor.
 _MANY_ROWS = 32
+# At most one in _PARTS of the tensor's slices may be new.
 _PARTS = 4
 
 
 def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[int], batch: Sequence[int]) -> Array | None:
-    """The product that the current node makes of its argument at `position`, a view of an updated tensor, and of another array; None if
-    the argument is something else, or better read whole. over, batch: the other array's dimensions that are summed, and that both keep.
+    """Returns the current node's product of a view of an updated tensor and another array, without materializing the updated tensor.
 
-    Shape:  batch dimensions, then the other array's remaining ones, then the argument's.
+    The result is None if the argument is no such view, or if it is faster to materialize the tensor.
+
+    Shape:  batch dimensions, then the remaining dimensions of `other`, then those of the view.
     Dtype:  the accumulator's.
+
+    Args:
+        ctx: The context of the current node.
+        position: The position of the node's argument that is the view.
+        other: The other operand.
+        over: The summed dimensions of `other`.
+        batch: The batch dimensions of `other`.
     """
     found = reading(ctx, position)
     if found is None:
@@ -79,23 +95,30 @@ def product_of_update(ctx: Context, position: int, other: Array, over: Sequence[
 
 
 def _suits(problem: Problem) -> bool:
-    """What is moved has to be copied for several rows, unless it is in half types, or oneDNN reads it where it lies."""
+    """True if avoiding the copy is expected to be faster.
+
+    A tensor whose batch dimensions are not first has to be transposed for several rows, which is a copy too, unless it has a half type or
+    oneDNN reads it with its strides.
+    """
     if problem.is_moved and problem.rows > 1 and problem.dtype.itemsize > 2 and not _reads_strides(problem):
         return False
     return math.prod(problem.shape) > _FEW_NUMBERS and problem.rows <= _MANY_ROWS and problem.count * _PARTS <= problem.size
 
 
 def _reads_strides(problem: Problem) -> bool:
-    """Whether oneDNN multiplies the tensor as it lies. (Half types it converts first.)"""
+    """True if oneDNN multiplies the tensor with its strides, without a copy. It would convert half types first."""
     return problem.is_moved and problem.has_strides and problem.dtype == np.float32 and onednn_support.takes(problem.dtype)
 
 
 @dataclass(frozen=True)
 class _Other:
-    """The other operand, with as many dimensions as it takes for each to be one of the tensor's, or of nothing in it.
+    """The other operand, reshaped so that each dimension corresponds to one dimension of the tensor or to none.
 
-    Attributes: array; labels (of each dimension: the tensor's that it belongs to, or text); kept (the labels that each of the product's
-    batch dimensions is made of); rows (the labels of its own dimensions).
+    Attributes:
+        array: The reshaped operand.
+        labels: For each of its dimensions the corresponding dimension of the tensor, or a string if there is none.
+        kept: For each batch dimension of the product, the labels of the dimensions that it consists of.
+        rows: The labels of the dimensions that are neither summed nor batch dimensions.
     """
 
     array: Array
@@ -133,7 +156,7 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, oute
     x = lax.transpose(other.array, [other.labels.index(label) for label in (*lead, *over)])
 
     def times(x: Array, y: Array) -> Array:
-        """x (batch, rows, over) and y, in the tensor's dimensions, give (batch, rows, free)."""
+        """Returns the product of x (*batch, *rows, *over) and y, which has the tensor's dimensions: (*batch, *rows, *free)."""
         if y.shape == old.shape and _reads_strides(problem):
             x = lax.reshape(x, [*(sizes[label] for label in batch), math.prod(sizes[label] for label in rows), old.shape[over[0]]])
             out = strided_product(x, lax.reshape(y, [old.shape[dim] for dim in long]), [long.index(dim) for dim in (*batch, *free, *over)])
@@ -151,7 +174,7 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, oute
     else:
         slices, axis = _Slices.of(ctx, found), len(lead) + free.index(found.dims[0])
         before, after = times(x, old), times(x, slices.new)
-        # A softmax reads it twice.
+        # Materialized, because a softmax reads the scores twice.
         out = in_memory(lax.select(slices.along(slices.hit, axis, before.shape), slices.spread(after, axis, before.shape), before))
     own = [[dim for dim, _ in factor] for place, factor in enumerate(found.factors) if place not in found.roles.over + found.roles.batch]
     groups: list[Sequence[int | str | None]] = [*other.kept, *([row] for row in other.rows), *own]
@@ -162,7 +185,7 @@ def _by_parts(problem: Problem, ctx: Context, found: Reading, array: Array, oute
 
 
 def _summed(x: Array, old: Array, slices: _Slices, axis: int, times: Callable[[Array, Array], Array]) -> Array:
-    """The sum over the slices' dimension, which is `axis` of x."""
+    """Returns the product that sums over the dimension of the slices, which is `axis` in x."""
     kept = lax.select(slices.along(slices.hit, axis, x.shape), lax.full_like(x, 0), x)
     finite = lax.reduce_and(lax.is_finite(take_along(old, slices.dim, slices.inside)), range(old.ndim))
 
@@ -174,8 +197,11 @@ def _summed(x: Array, old: Array, slices: _Slices, axis: int, times: Callable[[A
 
 
 def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequence[int]) -> tuple[Array, bool, bool]:
-    """A tensor as (batch, columns, summed), or as (batch, summed, columns) if its last dimension is a column; whether it is the first; and
-    whether its numbers come in another order by that."""
+    """Returns the tensor as a batch of matrices, and two flags.
+
+    The matrices are (batch, free, over) if the last dimension is one of `over`, else (batch, over, free). The first flag is True for the
+    former; the second is True if the elements have another order in memory than in y.
+    """
     short = [dim for dim in range(y.ndim) if dim not in (*batch, *over, *free)]
     is_over_last = not free or (bool(over) and max(over) > max(free))
     groups = [batch, free, over] if is_over_last else [batch, over, free]
@@ -186,15 +212,18 @@ def _matrices(y: Array, batch: Sequence[int], over: Sequence[int], free: Sequenc
 
 @PRODUCT_OF_UPDATE.form("whole")
 def _by_whole(problem: Problem, ctx: Context, found: Reading, other: Array, over: Sequence[int], batch: Sequence[int]) -> None:
-    """The caller multiplies with the changed tensor."""
+    """Returns None: the caller multiplies with the updated tensor."""
 
 
 @dataclass(frozen=True)
 class _Slices:
-    """The new slices of a tensor, from the first written to the last.
+    """The new slices of a tensor along one dimension, from the first written to the last.
 
-    Attributes: new (the tensor's dimensions, with that of the slices as long as they are many); places (where each is written; -1 or the
-    size for one that is not); dim, size (of the tensor's dimension along which they lie).
+    Attributes:
+        new: The slices, concatenated along `dim`.
+        places: The index of each slice, int32; -1 or `size` for a slice that is out of range and not written.
+        dim: The dimension of the tensor that the slices are indexed in.
+        size: The size of that dimension in the tensor.
     """
 
     new: Array
@@ -220,52 +249,52 @@ class _Slices:
 
     @property
     def inside(self) -> Array:
-        """The places, moved to the nearest there is."""
+        """The indices of the slices, clamped to the range of the dimension."""
         return lax.clamp(np.int32(0), self.places, np.int32(self.size - 1))
 
     @property
     def writer(self) -> Array:
-        """For each place of the dimension, which slice is written there last; -1 where none is."""
+        """For each index of the dimension, the number of the slice that is written there last, or -1 if none is."""
         nobody = lax.full((self.size,), -1, np.int32)
         return write_slices(nobody, 0, self.places, lax.iota(np.int32, self.count), "amax")
 
     @property
     def hit(self) -> Array:
-        """For each place of the dimension, whether a slice is written there."""
+        """For each index of the dimension, True if a slice is written there."""
         if self.count == 1:
             return lax.eq(lax.iota(np.int32, self.size), lax.broadcast_in_dim(self.places, (self.size,), (0,)))
         return lax.ge(self.writer, lax.full((self.size,), 0, np.int32))
 
     @property
     def counts(self) -> Array:
-        """For each slice, whether it is there in the end."""
+        """For each slice, True if it remains in the result: its index is in range and no later slice overwrites it."""
         if self.count == 1:
             return lax.eq(self.places, self.inside)
         return lax.eq(take_along(self.writer, 0, self.inside), lax.iota(np.int32, self.count))
 
     @property
     def counted(self) -> Array:
-        """The slices, with zeros in those that do not count."""
+        """The slices, with zeros for those that do not remain (see `counts`)."""
         return lax.select(self.along(self.counts, self.dim, self.new.shape), self.new, lax.full_like(self.new, 0))
 
     def along(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
-        """A vector along one dimension of a shape."""
+        """Broadcasts a vector along `axis` to a shape."""
         return lax.broadcast_in_dim(x, shape, (axis,))
 
     def spread(self, x: Array, axis: int, shape: Sequence[int]) -> Array:
-        """What was computed from each slice, at the slice's place; anything elsewhere."""
+        """Moves the results for each slice, along `axis` of x, to the indices of the slices. Other elements are arbitrary."""
         if self.count == 1:
             return expand(x, shape)
         return take_along(x, axis, lax.max(self.writer, lax.full((self.size,), 0, np.int32)))
 
     def taken(self, x: Array, axis: int) -> Array:
-        """What x has at the places of the slices; zero for those that do not count."""
+        """Returns the parts of x at the indices of the slices along `axis`, with zeros for slices that do not remain (see `counts`)."""
         found = take_along(x, axis, self.inside)
         return lax.select(self.along(self.counts, axis, found.shape), found, lax.full_like(found, 0))
 
 
 def _written(ctx: Context, update: Update) -> tuple[Array, dict[int, Array]]:
-    """The slices that an update writes, in front of the dimensions without places, and their places in all others."""
+    """Returns the slices that an update writes, as the first dimension, and their indices by dimension: see `samples`."""
     if _has_several_indices(update.node):
         return samples(ctx, update)
     values, places = _slices(ctx, update)
@@ -279,7 +308,7 @@ def _has_several_indices(node: torch.fx.Node) -> bool:
 
 
 def _slices(ctx: Context, update: Update) -> tuple[Array, Array]:
-    """The slices that an update with places in one dimension writes, in all of the tensor's dimensions, and their places."""
+    """Returns the slices that an update in one dimension writes, concatenated along that dimension, and their indices in it."""
     node, dim, shape = update.node, update.dims[0], ctx.values[update.base].shape
     if _has_several_indices(node):
         values, at = samples(ctx, update)

@@ -19,7 +19,7 @@ from .in_memory import in_memory
 
 # Elementwise work reads all of y once for each row of x.
 _FEW_ROWS = 4
-# _by_lanes leaves so many partial sums per result; _by_slices adds so many slices (with twice as many XLA does not vectorize).
+# _LANES: partial sums per result of _by_lanes. _SLICES: slices that _by_slices adds (with twice as many XLA does not vectorize).
 _LANES = 16
 _SLICES = 8
 

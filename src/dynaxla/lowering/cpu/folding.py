@@ -38,7 +38,7 @@ _RADIX = 8
 _LANES = 16
 # 32-bit elements per AVX2 register.
 _REGISTER = 8
-# XLA:CPU recomputes the operand of a sum over at most so many rows inside its loop, and with it everything that the operand depends on.
+# If a sum is over at most this number of rows, XLA:CPU recomputes its operand inside the loop, with everything the operand depends on.
 _FEW_ROWS = 32
 # Rows that the first step of `sum_rows` leaves for the second, at most.
 _LEFT = 128

@@ -326,7 +326,7 @@ def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ct
 def index_put_impl(
     x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False, *, ctx: Context
 ) -> Array:
-    """As `index_put`. Indices are checked with `unsafe`, too."""
+    """As `index_put`. `unsafe` is ignored: indices are always checked."""
     return index_put(x, indices, values, accumulate, ctx=ctx)
 
 

@@ -52,7 +52,7 @@ def _window(length: int, periodic: bool, ctx: Context, shape: Callable[[Array], 
 
 
 def _cosines(*coefficients: float) -> Callable[[Array], Array]:
-    """Returns the function that sums coefficient * cos(2 pi * order * place) over the coefficients, in their order from 0."""
+    """Returns the function that sums coefficient * cos(2 pi * order * place) over all coefficients; order is the index of a coefficient."""
 
     def shape(place: Array) -> Array:
         total = full_like(place, coefficients[0])

@@ -14,7 +14,7 @@ from ..dtypes import DType
 from ..promotion import convert
 from ..registry import lowers
 
-# With at most so many rows, XLA:CPU recomputes the exponentials in each step of their sum, unless they are in memory.
+# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of their sum, unless they are in memory.
 _FEW_ROWS = 8
 
 

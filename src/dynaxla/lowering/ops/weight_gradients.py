@@ -61,8 +61,8 @@ class WeightGradient:
 
 WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
 
-# Below so many multiplications, the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time it saves. With several
-# groups XLA's loops take 3 to 16 nanoseconds per multiplication.
+# Numbers of multiplications below which the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time it saves. With
+# several groups XLA's loops take 3 to 16 nanoseconds per multiplication.
 _FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
 
@@ -145,8 +145,8 @@ def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return torch_kernels.call(write, operands, [(problem.weight, wide)])[0]
 
 
-# oneDNN's depthwise kernel holds so many columns of the weight in registers. For wider weights oneDNN uses a general kernel, which is 3 to
-# 10 times as slow, in bfloat16 up to 50 times.
+# Columns of the weight that oneDNN's depthwise kernel holds in registers. For wider weights oneDNN uses a general kernel, which is 3 to 10
+# times as slow, in bfloat16 up to 50 times.
 _COLUMNS = 3
 
 
@@ -289,7 +289,7 @@ def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[tor
             yield from zip(sample.split(count), grads.split(count), strict=True)
 
 
-# From so many channels on, oneDNN is faster with the channels-first layout.
+# From this number of channels on, oneDNN is faster with the channels-first layout.
 _MANY_CHANNELS = 512
 
 

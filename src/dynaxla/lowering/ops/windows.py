@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from jax import Array, lax
 
-# Up to so many reads, a window's sum is unrolled: XLA:CPU does not vectorize reductions of so few numbers.
+# Up to this number of reads, a window's sum is unrolled: XLA:CPU does not vectorize reductions of so few elements.
 _FEW_READS = 8
 
 

@@ -1,11 +1,19 @@
-"""The parts that only XLA:CPU needs.
+"""Code that only XLA:CPU needs.
 
 onednn.py, torch_kernels.py   calls of oneDNN's and of torch's kernels
-onednn_support.py             where oneDNN's calls are used; weight_orders.py: the order in which oneDNN reads weights
-faster_kernels.py             ops that are left to torch's kernels, by what that saves
-transposes.py, halves.py      passes over a traced program (evaluation.py): transposes put off, bfloat16 rounded seldom
-channels_last.py              how activations lie in memory between convolutions
-in_memory.py                  results that are written to memory, and read from there; shared_values.py: those of a graph
+flash_attention.py            torch's attention kernels
+onednn_support.py             decides where oneDNN's calls are used
+weight_orders.py              weights prepacked in oneDNN's own layout
+faster_kernels.py             ops that torch's kernels compute faster than XLA, with the time that they save
+lone_ops.py                   graphs without anything to fuse, which torch runs
+evaluation.py                 base class of the passes over a traced program:
+                              transposes.py (defers transposes; reshapes.py), halves.py (rounds bfloat16 as rarely as possible),
+                              partitionable.py (programs that XLA's partitioner can shard)
+channels_last.py              memory order of activations between convolutions
+changed_parts.py              in-place updates of slices, restored after functionalization
+in_memory.py                  writes an intermediate result to memory; shared_values.py chooses these results in a graph
+few_vectors.py, stretches.py, widening.py
+                              matrix products with few rows or half types
 folding.py, window_maxima.py, exponential.py
-                              what XLA:CPU does not vectorize by itself
+                              reductions and functions that XLA:CPU does not vectorize by itself
 """

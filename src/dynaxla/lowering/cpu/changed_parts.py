@@ -1,5 +1,6 @@
-"""Changes of a part of a tensor, in place, as they were before functionalization made copies of them: gradients of Fourier transforms have
-such, and zeros of which a part is filled.
+"""Restores in-place updates of tensors and of their slices, which functionalization has turned into copies.
+
+Examples are gradients of Fourier transforms, and zeros of which a slice is filled.
 """
 
 from __future__ import annotations
@@ -13,23 +14,29 @@ from torch.utils import _pytree as pytree
 
 from ...torch_ops import aten
 
-# What gives a tensor of its own, all of whose numbers are the same.
+# Ops that return a new tensor of one repeated value.
 NEW = (
     aten.full.default, aten.zeros.default, aten.ones.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default,
 )  # fmt: skip
 
-# Whose kernels always give memory of their own. Others may give an operand back where they have nothing to do.
+# Ops whose kernels always return new memory. Other ops may return an operand if there is nothing to compute.
 _OWN = (*NEW, aten._fft_c2c.default, aten._fft_r2c.default, aten.clone.default)
 
-# What puts a changed part back, and the view that shows the part.
+# The ops that write an updated slice back, and the view ops that take the slice.
 _VIEWS = {aten.select_scatter.default: aten.select.int, aten.slice_scatter.default: aten.slice.Tensor}
 
 
 @dataclass(frozen=True)
 class Update:
-    """A part that one op changes. Attributes: base (the whole); view (of the part); changed (the part behind the op); in_place (the op that
-    changes the view itself)."""
+    """An update of a slice of a tensor by one op.
+
+    Attributes:
+        base: the whole tensor.
+        view: the slice of it.
+        changed: the op's result, which is written back to base.
+        in_place: the in-place overload of that op.
+    """
 
     base: Node
     view: Node
@@ -38,12 +45,12 @@ class Update:
 
     @property
     def operands(self) -> list[Node]:
-        """What it is made of: the whole, and what changes the part."""
+        """The nodes that the update reads: the whole tensor, and the op's inputs other than the slice."""
         return [self.base, *(node for node in self.changed.all_input_nodes if node is not self.view)]
 
 
 def update_of(node: Node) -> Update | None:
-    """What has become of a part that a node puts back, if nothing else sees the whole as it was, or the part alone; else None."""
+    """Returns the update of which `node` writes back the slice; None if there is none, or if other nodes read the old tensor or a slice."""
     if node.target not in _VIEWS:
         return None
     base, changed, *place = node.args
@@ -60,7 +67,7 @@ def update_of(node: Node) -> Update | None:
 
 
 def in_place_of(node: Node) -> torch._ops.OpOverload | None:
-    """The op that writes the node's result to its first operand; None if there is none, or the node uses that operand twice."""
+    """Returns the in-place overload of the node's op; None if there is none, or if the node reads its first operand twice."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return None
@@ -71,7 +78,7 @@ def in_place_of(node: Node) -> torch._ops.OpOverload | None:
 
 
 def are_alike(one: Node, other: Node) -> bool:
-    """Whether their values are tensors of one layout, whatever symbols are."""
+    """True if both values are tensors of the same static shape, strides, dtype and device. False for symbolic sizes."""
     mine, theirs = one.meta.get("val"), other.meta.get("val")
     if not (isinstance(mine, torch.Tensor) and isinstance(theirs, torch.Tensor)):
         return False
@@ -82,7 +89,10 @@ def are_alike(one: Node, other: Node) -> bool:
 
 
 def write_in_place(graph: Graph) -> None:
-    """Let ops write to tensors that nothing else reads: to a new one (see NEW), or to a part of one, and save a copy."""
+    """Replaces ops by their in-place overloads where no other node reads the operand: a new tensor (see NEW), or a slice of one.
+
+    This changes `graph` and saves a copy for each such op.
+    """
     for node in list(graph.nodes):
         if (update := update_of(node)) is not None:
             update.changed.target = update.in_place
@@ -96,7 +106,7 @@ def write_in_place(graph: Graph) -> None:
 
 
 def _with_defaults(place: Any) -> list[Any]:
-    """Where a slice is: dimension, start, end, step."""
+    """Returns the arguments of a slice (dim, start, end, step), with defaults for missing ones."""
     return [*place, *[0, None, None, 1][len(place) :]]
 
 

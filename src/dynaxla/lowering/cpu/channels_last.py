@@ -1,7 +1,7 @@
-"""Between convolutions on the CPU activations lie channels-last in memory, as its kernels for convolutions read and write them.
+"""The channels-last memory order of activations between convolutions on the CPU, which the CPU's convolution kernels read and write.
 
-Arrays have their dimensions in PyTorch's order, (batch, channel, *space). A transpose before a convolution and one behind it say how they
-lie; between two convolutions such transposes cancel out: see transposes.py.
+Arrays keep PyTorch's order of dimensions, (batch, channel, *space). A transpose before each convolution and one after it express the
+memory order; between two convolutions these transposes cancel out (see transposes.py).
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ Order = tuple[int, ...]
 
 
 def channels_last(x: Array) -> Array:
-    """(batch, channel, *space) to (batch, *space, channel)."""
+    """Transposes (batch, channel, *space) to (batch, *space, channel)."""
     return lax.transpose(x, _last(x.ndim))
 
 
 def channels_first(x: Array) -> Array:
-    """(batch, *space, channel) to (batch, channel, *space)."""
+    """Transposes (batch, *space, channel) to (batch, channel, *space)."""
     return lax.transpose(x, (0, x.ndim - 1, *range(1, x.ndim - 1)))
 
 
 def order_between_convolutions(rank: int, platform: str) -> Order | None:
-    """How activations lie: their dimensions from the slowest in memory to the fastest; None: row-major."""
+    """Returns the memory order of activations: their dimensions from the slowest to the fastest; None means row-major."""
     return _last(rank) if platform == "cpu" else None
 
 
 def order_in_program(ctx: Context) -> Order:
-    """How the current node's first argument lies in the program's memory: dimensions from the slowest to the fastest.
+    """Returns the memory order of the current node's first argument in the program: its dimensions from the slowest to the fastest.
 
-    Convolutions and their gradients leave channels-last, inputs lie as the caller has them, and what comes between follows.
+    Results of convolutions and of their gradients are channels-last, graph inputs have the caller's order, and other nodes have the order
+    of their first operand of the same rank.
     """
     node: torch.fx.Node = ctx.node.args[0]
     rank = node.meta["val"].dim()
     while node.op == "call_function":
         if node.target in (aten.convolution.default, aten.convolution_backward.default):
             return _last(rank)
-        # Of an op with several results, the one that is wanted follows; it has no rank of its own.
+        # A node with several results has no rank (None); its operands are followed.
         sources = [source for source in node.all_input_nodes if _rank(source) in (rank, None)]
         if not sources:
             break

@@ -1,4 +1,4 @@
-"""Evaluates a traced program once more, with values of another kind in the places of arrays."""
+"""The base class of passes that evaluate a traced program (jaxpr) once more, with values of another type instead of arrays."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ Value = TypeVar("Value")
 
 
 class Evaluation(ABC, Generic[Value]):
-    """One pass over a program for a platform. Functions within it that JAX only calls become part of it.
+    """A pass over a program for one platform. Nested `jit` and `custom_jvp` functions are inlined.
 
-    uses: of an equation's results, while it is applied.
+    Attributes:
+        uses: while an equation is applied, the number of uses of each of its results.
     """
 
     def __init__(self, platform: str) -> None:
@@ -31,26 +32,26 @@ class Evaluation(ABC, Generic[Value]):
 
     @abstractmethod
     def lift(self, array: Any) -> Value:
-        """An array, or a literal, as a value."""
+        """Returns an array or a literal as a value."""
 
     @abstractmethod
     def lower(self, value: Value) -> Any:
-        """A value as an array."""
+        """Returns a value as an array."""
 
     def give(self, index: int, value: Value) -> Any:
-        """A value as the function's result of this index."""
+        """Returns a value as an array, for the function's result with this index."""
         return self.lower(value)
 
     @abstractmethod
     def in_memory(self, value: Value) -> Value:
-        """The same value; its array is written to memory."""
+        """Returns the same value, with its array written to memory (see in_memory.py)."""
 
     @abstractmethod
     def apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
-        """The results of an equation of the program."""
+        """Returns the results of an equation of the program."""
 
     def of(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The same function, evaluated in this way. It must be traced, by `jax.jit` for example."""
+        """Returns the same function, evaluated by this pass. The result must be traced, by `jax.jit` for example."""
 
         def run(*arrays: Array) -> Any:
             closed, shapes = jax.make_jaxpr(program, return_shape=True)(*arrays)
@@ -77,7 +78,7 @@ class Evaluation(ABC, Generic[Value]):
 
     def _apply(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
         name = str(equation.source_info.name_stack) if events.is_heard() else ""
-        with jax.named_scope(name) if name else contextlib.nullcontext():  # it may have the user's line
+        with jax.named_scope(name) if name else contextlib.nullcontext():  # the scope may name the user's source line
             return self._results(equation, operands)
 
     def _results(self, equation: Any, operands: list[Value]) -> Sequence[Value]:
@@ -98,7 +99,7 @@ class Evaluation(ABC, Generic[Value]):
 
 
 def bind(equation: Any, arrays: Sequence[Any], params: dict[str, Any] | None = None) -> Sequence[Any]:
-    """The equation's results for these arrays. params: other than its own."""
+    """Returns the equation's results for these arrays. `params`, if given, replaces the equation's own parameters."""
     with equation.ctx.manager:
         results = equation.primitive.bind(*arrays, **equation.primitive.get_bind_params(equation.params if params is None else params))
     return results if equation.primitive.multiple_results else [results]

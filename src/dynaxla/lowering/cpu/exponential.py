@@ -1,6 +1,6 @@
-"""The exponential function in float32 for the CPU. XLA's own takes longer, and no less with wider vectors.
+"""A float32 exponential function for XLA:CPU. XLA's own is slower, and does not get faster with wider vectors.
 
-Source: the expf of S. L. Moshier's Cephes library (reduction in two parts, polynomial); the power of two is made of its exponent's bits.
+Source: expf of S. L. Moshier's Cephes library (two-part range reduction, polynomial); the power of two is built from its exponent bits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from jax import Array, lax
 
 from ..promotion import full_like
 
-# Below, results are denormal, which XLA's programs for the CPU flush to zero; above, they are infinite.
+# Below _LOW results are denormal, which XLA's CPU programs flush to zero; above _HIGH they are infinite.
 _LOW, _HIGH = -87.33654, 89.0
-# Adding it rounds a float32 to an integer, which then stands in the lowest bits. (XLA takes it for nothing to subtract it again.)
+# Adding this rounds a float32 to an integer, which is then in the lowest bits. (XLA would simplify away adding and subtracting it.)
 _ROUND = 1.5 * 2**23
 _ROUND_BITS = int(np.array(_ROUND, np.float32).view(np.int32))
 _INFINITY_BITS = int(np.array(np.inf, np.float32).view(np.int32))
@@ -25,16 +25,16 @@ _POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-
 
 
 def exp(x: Array) -> Array:
-    """e to the power of x, elementwise."""
+    """Returns e to the power of x, elementwise."""
     return _exp_anywhere(x) if x.dtype == np.float32 else lax.exp(x)
 
 
 def exp_nonpositive(x: Array) -> Array:
-    """e to the power of x, elementwise, with fewer instructions than `exp`: NaN for NaN, and any number where x is above 0."""
+    """Returns e to the power of x, elementwise, with fewer instructions than `exp`. NaN gives NaN; results for x > 0 are undefined."""
     return _exp_nonpositive_anywhere(x) if x.dtype == np.float32 else lax.exp(x)
 
 
-# JAX would take the derivative of arithmetic on bits for zero.
+# Custom derivatives are needed since JAX takes the derivative of bit arithmetic as zero.
 
 
 @jax.custom_jvp
@@ -61,14 +61,14 @@ def _exp(x: Array) -> Array:
 
 def _exp_nonpositive(x: Array) -> Array:
     below = lax.lt(x, _number(x, _LOW))
-    # NaNs are below nothing, and stay in the fraction.
+    # Comparisons with NaN are false, so NaNs stay in the fraction.
     fraction, integer = _split(lax.select(below, _number(x, _LOW), x))
     power = lax.shift_left(lax.sub(integer, full_like(integer, _ROUND_BITS - _BIAS)), full_like(integer, 23))
     return lax.select(below, _number(x, 0), lax.mul(fraction, lax.bitcast_convert_type(power, np.float32)))
 
 
 def _split(x: Array) -> tuple[Array, Array]:
-    """e to the power of x as a number near 1 and a power of two, whose exponent is the integer's lowest bits."""
+    """Splits e to the power of x into a number near 1 and an integer, whose lowest bits are the exponent of a power of two."""
     shifted = lax.add(lax.mul(x, _number(x, _LOG2_E)), _number(x, _ROUND))
     integer = lax.bitcast_convert_type(shifted, np.int32)
     power = lax.convert_element_type(lax.sub(integer, full_like(integer, _ROUND_BITS)), np.float32)

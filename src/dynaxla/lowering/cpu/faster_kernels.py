@@ -1,9 +1,11 @@
-"""Ops that torch's own kernels compute faster than XLA:CPU, which calls one function for each number of some, sorts by comparisons that it
-compiles, and adds scans up in passes over all numbers.
+"""Ops that torch's kernels compute faster than XLA:CPU, with the time that each kernel saves.
 
-What a kernel saves is told in nanoseconds for each number of the op's largest tensor, measured (`dynaxla bench-cpu ops`, one thread) where
-nothing stands around the op. A program that calls one writes the operands to memory, and reads the results from there, which XLA would
-compute on the way: the table has what saves more than that. To call a kernel takes some 20 microseconds.
+XLA:CPU calls a function per element for some of these ops, sorts with a compiled comparator, and computes scans in several passes over
+all elements.
+
+Savings are in nanoseconds per element of the op's largest tensor, measured for the op alone (`dynaxla bench-cpu ops`, one thread). A kernel
+call takes about 20 microseconds, and it prevents fusion: operands are written to memory, and results read from there. The table has the
+kernels that save more than that.
 """
 
 from __future__ import annotations
@@ -21,14 +23,21 @@ from ..context import Context
 from ..forms import Forms
 from ..metadata import TensorSpec
 
-# Nanoseconds that a kernel has to save.
+# Nanoseconds that a kernel call must save.
 _WORTHWHILE = 50_000
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A call of an op. Attributes: op; dtype (torch's, of its first tensor); shape (of that); numbers (of its largest tensor); settings
-    (its arguments that are no tensors, by name, as far as it is given any); platform."""
+    """A call of an op, without the values of its tensors.
+
+    Attributes:
+        op: the overload.
+        dtype, shape: of the first tensor argument.
+        numbers: number of elements of the largest argument or result.
+        settings: names and values of the given arguments that are not tensors.
+        platform: JAX's name of the platform.
+    """
 
     op: torch._ops.OpOverload
     dtype: torch.dtype
@@ -41,7 +50,7 @@ class Problem:
         return f"{self.op} of {self.numbers} numbers, {self.dtype}"
 
 
-# Nanoseconds for a number, by the dtypes for which the op has a kernel that is worth it.
+# Nanoseconds saved per element, by the dtypes for which torch's kernel is faster.
 Saving = Mapping[torch.dtype, float]
 _HALVES = (torch.bfloat16,)
 _WIDE = (torch.float32, torch.float64)
@@ -67,7 +76,7 @@ def _complex(nanoseconds: float) -> Saving:
 
 
 _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
-    # One call of a function for each number.
+    # XLA calls a function for each element.
     aten.acos.default: _floats(16),
     aten.asin.default: _floats(11),
     aten.atan.default: _floats(15),
@@ -88,12 +97,12 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.pow.Tensor_Tensor: _floats(5),
     aten.remainder.Scalar: _floats(30),
     aten.remainder.Tensor: _floats(30),
-    aten.rsqrt.default: _floats(2.3),  # also of 1 / sqrt(x), which XLA makes this of
+    aten.rsqrt.default: _floats(2.3),  # XLA computes 1 / sqrt(x) as slowly
     aten.sin.default: _floats(10),
     aten.special_bessel_j0.default: _floats(5),
     aten.special_zeta.default: _floats(100),
     aten.tan.default: _floats(35),
-    # Order.
+    # Sorting and selection.
     aten.argsort.stable: _numbers(150),
     aten.kthvalue.default: _numbers(140),
     aten.median.default: _numbers(240),
@@ -110,10 +119,10 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.cumprod.default: _numbers(9),
     aten.cumsum.default: _numbers(6) | dict.fromkeys(_BOOLS, 6.0),
     aten.logcumsumexp.default: _floats(300),
-    # A row at a time, while it is in the processor's cache; XLA reads all rows from memory three times.
+    # torch computes one row at a time, while it is in the processor's cache; XLA reads all rows from memory three times.
     aten._log_softmax.default: _floats(0.6),
     aten._log_softmax_backward_data.default: _floats(0.7),
-    # Moves and sums that XLA does number by number.
+    # Copies and sums that XLA does element by element.
     aten._adaptive_avg_pool3d.default: _floats(5),
     aten._adaptive_avg_pool3d_backward.default: _floats(5),
     aten._embedding_bag.default: _floats(0.5),
@@ -138,7 +147,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
     aten.sum.dim_IntList: _halves(1),
     aten.trace.default: _floats(0.7),
     aten.vdot.default: _floats(0.6),
-    # MKL beside XLA's transforms and factorizations.
+    # MKL's transforms and factorizations.
     aten._fft_c2c.default: _complex(0.6),
     aten._fft_c2r.default: _complex(1.2),
     aten._fft_r2c.default: _floats(0.4),
@@ -148,7 +157,7 @@ _SAVINGS: dict[torch._ops.OpOverload, Saving] = {
 
 
 def _is_costly_power(problem: Problem) -> bool:
-    """XLA multiplies where the exponent is a small whole number, and takes roots for halves of such: slow ones in float64."""
+    """False for exponents that XLA computes by multiplications (small integers) or square roots (half-integers, but slowly in float64)."""
     exponent = dict(problem.settings).get("exponent")
     if problem.dtype == torch.float64 and isinstance(exponent, (int, float)) and exponent % 1:
         return True
@@ -156,7 +165,7 @@ def _is_costly_power(problem: Problem) -> bool:
 
 
 def _is_of_smallest(problem: Problem) -> bool:
-    """XLA has a form of its own for the largest floats."""
+    """True unless topk is that of the largest floats, for which XLA has a fast implementation."""
     return dict(problem.settings).get("largest") is False or not problem.dtype.is_floating_point
 
 
@@ -165,23 +174,23 @@ def _floors(problem: Problem) -> bool:
 
 
 def _is_of_columns(problem: Problem) -> bool:
-    """XLA copies whole rows as fast."""
+    """True unless the op selects along the first dimension: XLA copies whole rows as fast."""
     return dict(problem.settings).get("dim") not in (0, None)
 
 
 def _is_along_rows(problem: Problem) -> bool:
-    """XLA vectorizes over the other dimensions where these lie together in memory."""
+    """True if `dim` is the last dimension. For others, XLA vectorizes over the contiguous inner dimensions."""
     dim = dict(problem.settings).get("dim")
     return dim in (-1, len(problem.shape) - 1)
 
 
 def _is_of_large_matrices(problem: Problem) -> bool:
-    """XLA computes the powers of a small one sooner than torch has chosen how many it needs."""
+    """True for matrices of 128 columns or more. XLA computes all powers of a small matrix before torch has chosen how many it needs."""
     return problem.shape[-1] >= 128
 
 
 def _has_many_smooth_rows(problem: Problem) -> bool:
-    """MKL is slow where a length has large prime factors, and no faster than XLA with a single transform."""
+    """True for 16 or more transforms of smooth lengths: MKL is slow for large prime factors, and no faster than XLA for one transform."""
     settings, numbers = dict(problem.settings), math.prod(problem.shape)
     lengths = [problem.shape[dim] for dim in settings["dim"]]
     if "last_dim_size" in settings:
@@ -190,14 +199,14 @@ def _has_many_smooth_rows(problem: Problem) -> bool:
 
 
 def _is_smooth(length: int) -> bool:
-    """Whether it is a product of 2, 3, 5 and 7: then it divides so high a power of theirs."""
+    """True if `length` has no prime factors but 2, 3, 5 and 7: it then divides a high enough power of 210."""
     return length > 0 and pow(210, length.bit_length(), length) == 0
 
 
-# Their lowerings write whole slices where indices are expanded.
+# Ops whose lowerings write whole slices if the indices are expanded.
 _SCATTERS = (aten.scatter.src, aten.scatter_add.default)
 
-# Which calls of an op its saving is of.
+# By op, a predicate for the calls to which its saving applies; without an entry, all calls.
 _WHERE: dict[torch._ops.OpOverload, Callable[[Problem], bool]] = {
     aten._fft_c2c.default: _has_many_smooth_rows,
     aten._fft_c2r.default: _has_many_smooth_rows,
@@ -236,7 +245,7 @@ def _by_xla(problem: Problem, kernel: Compute, lowering: Compute) -> Any:
 
 
 def problem_of(node: Node, ctx: Context) -> Problem | None:
-    """The current node's problem; None for an op that has no faster kernel."""
+    """Returns the current node's problem; None for an op without a faster kernel."""
     if node.target not in _SAVINGS or ctx.platform != "cpu":
         return None
     op: Any = node.target

@@ -1,7 +1,8 @@
-"""Products of a few vectors with many: they need not take longer than to read the many once.
+"""Matrix products x y with few rows in x (GEMV-like), which take no longer than one read of y from memory.
 
-XLA:CPU does that for float32 that lies as its products want it. Half types it first converts as a whole, and what lies otherwise it first
-copies. Elementwise work, which it vectorizes, does neither; oneDNN, which takes strides, multiplies float32 where it lies.
+XLA:CPU's dot achieves that for float32 operands in the layout that it wants. It converts whole operands of half types first, and copies
+operands in other layouts. Here the product is written as elementwise work, which XLA:CPU vectorizes without such copies, or as oneDNN's
+matmul, which accepts strides. Comments call the rows of x "the few" and the vectors of y "the many".
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from ..promotion import convert
 from . import onednn, stretches
 from .in_memory import in_memory
 
-# Elementwise work reads the many once for each of the few.
+# Elementwise work reads all of y once for each row of x.
 _FEW_ROWS = 4
-# Numbers that are left for a plain sum; slices that are added at once (with twice as many XLA does not vectorize).
+# _LANES: partial sums per result of _by_lanes. _SLICES: slices that _by_slices adds (with twice as many XLA does not vectorize).
 _LANES = 16
 _SLICES = 8
 
 
 def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: lax.Precision) -> Array:
-    """x times y for each batch. Half types are added in float32. is_moved: whether y lies in memory in another order.
+    """Returns x times y for each batch. Half types are added in float32. `is_moved`: y is not row-major in memory.
 
     Shape:  x (batch, rows, n) and y (batch, columns, n), or (batch, n, columns) if not `is_over_last`, give (batch, rows, columns).
     Dtype:  the accumulator's.
@@ -37,7 +38,7 @@ def product(x: Array, y: Array, is_over_last: bool, is_moved: bool, precision: l
 
 
 def has_way(rows: int, count: int, dtype: DType, is_over_last: bool) -> bool:
-    """Whether `product` is other than XLA's for so many of the few, which have `count` numbers each, and many as they lie."""
+    """True if `product` does not use XLA's dot, for an x of `rows` rows of `count` elements and a row-major y of this dtype."""
     return _way(rows, count, dtype, is_over_last, False) is not None
 
 
@@ -53,17 +54,19 @@ def _way(rows: int, count: int, dtype: DType, is_over_last: bool, is_moved: bool
 
 
 def strided_product(x: Array, y: Array, dims: Sequence[int]) -> Array:
-    """x times y for each batch, by oneDNN, which reads y where it lies. dims: of y, those of the batch, its columns' and the summed one.
+    """Returns x times y for each batch, by oneDNN, which reads y in its own memory order without a copy.
+
+    `dims` are the dimensions of y: those of the batch, then that of the columns, then the contracted one.
 
     Shape:  x (*batch, rows, n) gives (*batch, rows, columns).
-    Dtype:  that of both.
+    Dtype:  that of x and y.
     """
     order = tuple(map(dims.index, range(y.ndim)))
     return onednn.matmul(x, lax.transpose(y, dims), False, True, x.dtype, orders=(None, order, None))
 
 
 def _by_lanes(x: Array, y: Array) -> Array:
-    """Over both last dimensions: every 16th number belongs to one sum."""
+    """Contracts the last dimensions of x and y, with _LANES partial sums per result: each adds every 16th product."""
     wide = dtypes.accumulator(y.dtype)
     (batch, rows, count), columns = x.shape, y.shape[1]
     shape = batch, rows, columns, _LANES
@@ -78,7 +81,7 @@ def _by_lanes(x: Array, y: Array) -> Array:
 
 
 def _by_slices(x: Array, y: Array) -> Array:
-    """Over the last and the middle dimension: eight stretches are added to each other, and then the numbers of what they give."""
+    """Contracts the last dimension of x with the middle one of y: adds _SLICES slices to each other, then sums the result."""
     wide = dtypes.accumulator(y.dtype)
     (batch, rows, count), columns = x.shape, y.shape[2]
     length = count // _SLICES

@@ -1,4 +1,4 @@
-"""torch's own kernels of attention for the CPU, which compute the scores block by block and keep none of them in memory."""
+"""Calls of torch's flash attention kernels for the CPU, which compute the scores block by block and never hold all of them in memory."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from .. import dtypes
 from ..forms import Operand
 from . import torch_kernels
 
-# In these orders the kernels return (batch, heads, rows, size) and (batch, heads, rows).
+# The memory orders in which the kernels return (batch, heads, rows, size) and (batch, heads, rows).
 _OUT, _LOGSUMEXP = (0, 2, 1, 3), (0, 2, 1)
 
 
 def forward(
     query: Array, key: Array, value: Array, mask: Array | None, held: Sequence[Operand], is_causal: bool, scale: float
 ) -> tuple[Array, Array]:
-    """The attended values, and the logarithm of each row's sum of exponentials.
+    """Returns the attention output, and the log-sum-exp of each row of scores.
 
-    Shape:  query (batch, heads, rows, size), key and value (batch, heads, columns, size); mask, which is added to the scaled scores, (rows
-            or 1, columns or 1), or with (batch or 1, heads or 1) before them. The results: as query; (batch, heads, rows).
-    Dtype:  query, key, value and the first result have one; the mask has that or the accumulator's; the accumulator's.
+    Args:
+        mask: added to the scaled scores.
+        held: memory orders of query, key and value; with these, the kernels read them without copies.
 
-    held: how query, key and value lie in memory; taken so, they are not copied.
+    Shape:  query (batch, heads, rows, size), key and value (batch, heads, columns, size); mask (rows or 1, columns or 1), or with (batch or
+            1, heads or 1) before them. Results: that of query; (batch, heads, rows).
+    Dtype:  query, key, value and the output have the same; the mask has that or the accumulator's; log-sum-exp has the accumulator's.
     """
     orders = [_taken(x) for x in held]
 
@@ -56,7 +58,10 @@ def backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Array, Array, Array]:
-    """The gradients of query, key and value, each of its operand's shape and dtype. out, logsumexp: the forward's. Others: as for it."""
+    """Returns the gradients of query, key and value, each of its operand's shape and dtype.
+
+    `out` and `logsumexp` are the results of `forward`; the other arguments are as for `forward`.
+    """
     orders = [_OUT, *(_taken(x) for x in held), _OUT, _LOGSUMEXP]
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
@@ -73,18 +78,18 @@ def backward(
 
 
 def _taken(operand: Operand) -> tuple[int, ...]:
-    """The order in which a tensor is handed to the kernels: its own, if a row's numbers are neighbours there."""
+    """Returns the memory order in which a tensor is passed to the kernels: its own, if its last dimension is contiguous there."""
     order = operand.order or (0, 1, 2, 3)
     return order if order[-1] == 3 else (0, 1, 2, 3)
 
 
 def _turned(arrays: Sequence[Array], orders: Sequence[Sequence[int]]) -> list[Array]:
-    """With the dimensions in these orders."""
+    """Transposes each array to its order."""
     return [lax.transpose(x, order) for x, order in zip(arrays, orders, strict=True)]
 
 
 def _turned_back(tensors: Sequence[torch.Tensor], orders: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """The first of the tensors, one for each order."""
+    """Undoes `_turned` for the first len(orders) tensors, and returns these."""
     return [x.permute(*np.argsort(order).tolist()) for x, order in zip(tensors, orders, strict=False)]
 
 

@@ -1,17 +1,21 @@
-"""Sums and extrema over neighbouring numbers.
+"""Reductions over contiguous elements, written such that XLA:CPU vectorizes them.
 
-XLA:CPU compiles a reduction over the fastest dimension to a loop in which each step waits for the last; for max and min, which must keep
-NaNs, that takes four times as long as it could. Folding instead, which combines slices of a row until a vector register's worth is left, is
-elementwise work, which it vectorizes. Sums, and what is a single row, such as all numbers of an array, gain most where a row is cut into a
-few parts that are combined with each other, number by number: XLA:CPU computes the operand in the same loop, and reads memory as fast as
-torch does. With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an exponential), and nothing is
-vectorized: the sum of `gelu(x) * silu(y)` takes two to three times as long with 8 as with 4 to 6, the soft margin loss up to ten times with
-7, 8 or 10. Sums of what is in memory, and of little arithmetic, gain up to a fifth by 8 along rows, and nothing where all is one sum.
+XLA:CPU compiles a reduction over the innermost dimension to a loop in which each step waits for the last one. For max and min, which must
+propagate NaNs, that takes four times as long as necessary. There are two remedies:
 
-Parts are whole registers, and the few numbers behind the last one are reduced by themselves. Rows of 197 numbers cut into slices, the last
-of them filled up, take seven times as long for binary cross entropy, and rows of 50,257 products three times. What is left is written to
-memory, and then reduced in the same way: XLA would make one loop of both steps, which is not vectorized, and takes up to 20 times as long.
-All of this makes sums more exact.
+Folding (`_fold`) combines slices of a row elementwise until a vector register's worth of elements is left.
+
+Cutting into parts (`_reduce_parts`) is better for sums, and for reductions of a single row, such as all elements of an array. A row is cut
+into a few parts, which are combined elementwise: XLA:CPU computes the operand in the same loop, and reads memory as fast as torch does.
+With more parts the loop over them is not unrolled if the operand takes some arithmetic (a loss, an exponential), and nothing is vectorized:
+the sum of `gelu(x) * silu(y)` takes two to three times as long with 8 parts as with 4 to 6, the soft margin loss up to ten times with 7, 8
+or 10. For operands in memory or with little arithmetic, 8 parts would save up to a fifth for sums along rows, and nothing for a sum over
+all elements.
+
+Parts are whole registers, and the few elements behind the last part are reduced separately. Slices of equal width with a padded last one
+take seven times as long for binary cross entropy in rows of 197, and three times for products in rows of 50,257. The combined part is
+written to memory, and then reduced in the same way: XLA would fuse both steps into one loop, which is not vectorized and takes up to 20
+times as long. All of this makes sums more exact.
 """
 
 from __future__ import annotations
@@ -29,30 +33,30 @@ from .in_memory import in_memory
 
 Reduction = Callable[[Array, Sequence[int]], Array]
 
-# Slices that are combined at once, and the numbers that are left for a plain reduction.
+# `_fold` combines at most _RADIX slices per step, until at most 2 * _LANES elements are left for a plain reduction.
 _RADIX = 8
 _LANES = 16
-# Numbers of 32 bits in a register of AVX2.
+# 32-bit elements per AVX2 register.
 _REGISTER = 8
-# XLA:CPU computes the operand of a sum over so many rows anew inside its loop, and with it, again and again, what that depends on.
+# If a sum is over at most this number of rows, XLA:CPU recomputes its operand inside the loop, with everything the operand depends on.
 _FEW_ROWS = 32
-# Of a sum over rows, at most so many are left for the second step.
+# Rows that the first step of `sum_rows` leaves for the second, at most.
 _LEFT = 128
-# A row is cut into at most so many parts, and at least so many. Several rows are not cut at all into parts of fewer rows than the latter.
+# A row is cut into _LEAST to _PARTS parts. Several rows are cut only into parts of at least _LEAST rows.
 _PARTS, _LEAST = 6, 4
-# Numbers side by side that are left beside each other.
+# Length of the last dimension from which `_reduce_rows` keeps it separate.
 _LONG = 128
 
 
 def reduce_max(x: Array, dims: Sequence[int]) -> Array:
-    """The largest over dims, which disappear; NaN if there is one."""
+    """Returns the maximum over dims, which are removed; NaN if any element is NaN."""
     return _reduce(x, dims, lax.reduce_max, lax.max, -math.inf)
 
 
 def reduce_largest(x: Array, dims: Sequence[int]) -> Array:
-    """The largest over dims, which disappear; of rows that contain a NaN, any number or NaN.
+    """Returns the maximum over dims, which are removed. For rows that contain a NaN the result is undefined.
 
-    On the CPU it takes half the time of `reduce_max`, for readers who find NaNs by other means.
+    On the CPU it takes half the time of `reduce_max`. It is for callers that propagate NaNs by other means.
     """
     return _reduce(x, dims, lax.reduce_max, _larger, -math.inf)
 
@@ -62,27 +66,30 @@ def _larger(x: Array, y: Array) -> Array:
 
 
 def reduce_min(x: Array, dims: Sequence[int]) -> Array:
-    """The smallest over dims, which disappear; NaN if there is one."""
+    """Returns the minimum over dims, which are removed; NaN if any element is NaN."""
     return _reduce(x, dims, lax.reduce_min, lax.min, math.inf)
 
 
 def reduce_sum(x: Array, dims: Sequence[int]) -> Array:
-    """The sum over dims, which disappear."""
+    """Returns the sum over dims, which are removed."""
     return _reduce(x, dims, lax.reduce_sum, lax.add, 0.0)
 
 
 def reduce_prod(x: Array, dims: Sequence[int]) -> Array:
-    """The product over dims, which disappear."""
+    """Returns the product over dims, which are removed."""
     return _reduce(x, dims, lax.reduce_prod, lax.mul, 1.0)
 
 
 def extrema(reorders: bool) -> tuple[Reduction, Reduction]:
-    """How lowerings find the largest and the smallest over dimensions, which disappear; NaN if there is one. reorders: as for `summing`."""
+    """Returns the maximum and minimum functions for lowerings; both remove the reduced dimensions and propagate NaN.
+
+    `reorders` is as for `summing`.
+    """
     return (reduce_max, reduce_min) if reorders else (_in_rows(reduce_max, lax.reduce_max), _in_rows(reduce_min, lax.reduce_min))
 
 
 def _in_rows(reduce: Reduction, plain: Reduction) -> Reduction:
-    """As `reduce`; over rows in two steps, as `sum_rows`."""
+    """Returns `reduce`, but in two steps as in `sum_rows` if the operand `is_foldable`. `plain` is XLA's reduction of the same kind."""
 
     def reduced(x: Array, dims: Sequence[int]) -> Array:
         if not is_foldable(x, dims):
@@ -93,16 +100,19 @@ def _in_rows(reduce: Reduction, plain: Reduction) -> Reduction:
 
 
 def summing(reorders: bool) -> Reduction:
-    """How lowerings add over dimensions. reorders: where arrays may lie in another order, transposes.py chooses how."""
+    """Returns the sum function for lowerings.
+
+    `reorders` is True if transposes.py will process the program: that pass may change memory orders, and so chooses how to sum.
+    """
     return lax.reduce_sum if reorders else sum_neighbours
 
 
 def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
-    """The sum over dims, which disappear.
+    """Returns the sum over dims, which are removed.
 
-    XLA:CPU adds windows of 32 by 32 where several dimensions of more than 32 disappear, each number's neighbours in memory last: that takes
-    up to 12 times as long as it could. It does so for a single one too, if that has been made of several. Of dimensions with others between
-    them the last ones are added first, if there are many numbers in them, else the others.
+    If several dimensions of more than 32 elements are reduced, XLA:CPU adds windows of 32 by 32 elements, neighbours in memory last: that
+    takes up to 12 times as long as necessary. It does the same for one dimension that a reshape has merged from several. Reduced dimensions
+    with others between them are summed in two steps: the last ones first if they hold many elements, else the others first.
     """
     if not all_known(x.shape):
         return lax.reduce_sum(x, dims)
@@ -110,7 +120,7 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
     first, last = min(large, default=0), max(large, default=0)
     if not large or 0 in x.shape or not dtypes.is_float(x.dtype) or x.dtype.itemsize < 4:
         return lax.reduce_sum(x, dims)
-    if len(large) <= last - first:  # others stand between them
+    if len(large) <= last - first:  # dimensions that are kept lie between them
         start = max(dim for dim in range(first, last) if dim not in large) + 1
         are_few = math.prod(x.shape[start : last + 1]) <= _FEW_ROWS
         if are_few and math.prod(x.shape[dim] for dim in large if dim < start) < _LEAST:
@@ -118,7 +128,7 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
         steps = [[dim for dim in dims if dim < start], [dim for dim in dims if dim >= start]]
         in_steps = functools.partial(_sum_in_steps, steps=steps if are_few else steps[::-1])
         return lax.platform_dependent(x, cpu=in_steps, default=lambda x: lax.reduce_sum(x, dims))
-    # Dimensions of size 1 do not separate others in memory.
+    # Reduced dimensions of size 1 do not separate others in memory.
     squeezed = lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dims])
     start = first - sum(dim in dims for dim in range(first))
     neighbours = tuple(range(start, start + len(large)))
@@ -132,7 +142,7 @@ def sum_neighbours(x: Array, dims: Sequence[int]) -> Array:
 
 
 def _sum_in_steps(x: Array, steps: Sequence[Sequence[int]]) -> Array:
-    """The sum over some dimensions, and of that over others. XLA would make one loop of the two again."""
+    """Returns the sum over the first group of dimensions, then over the second. The write to memory keeps XLA from fusing both steps."""
     first, second = steps
     left = [dim - sum(gone < dim for gone in first) for dim in second]
     return sum_neighbours(in_memory(sum_neighbours(x, first)), left)
@@ -144,7 +154,7 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
     if not all_known(x.shape):
         return plain(x, dims)
     count = math.prod(x.shape[outer:])
-    # A float8 may lack infinities.
+    # Some float8 dtypes have no infinities.
     foldable = dtypes.is_float(x.dtype) and x.dtype.itemsize > 1
     if not foldable or dims != tuple(range(outer, x.ndim)) or count <= 2 * _LANES or 0 in x.shape:
         return plain(x, dims)
@@ -157,15 +167,18 @@ def _reduce(x: Array, dims: Sequence[int], plain: Reduction, combine: Callable[[
         x = lax.reshape(x, (*x.shape[:outer], math.prod(x.shape[outer:])))
         if by_parts:
             return lax.optimization_barrier(_reduce_parts(x, plain, combine))
-        # The barrier keeps XLA from computing the last, short reduction again for each number that is compared with its result.
+        # The barrier keeps XLA from repeating the last, short reduction for each element that is compared with its result.
         return lax.optimization_barrier(plain(_fold(x, combine, identity), (outer,)))
 
     return lax.platform_dependent(x, cpu=reduced, default=lambda x: plain(x, dims))
 
 
 def _reduce_rows(x: Array, outer: int, plain: Reduction) -> Array:
-    """x with one of its dimensions from `outer` on cut into equal parts, which are combined. Rows are left: where x is computed of slices,
-    XLA:CPU would divide to know in which of them a number of a single one is. x itself if that is of no use."""
+    """Returns x with one dimension, from `outer` to the last but one, cut into equal parts that are combined; x itself if that is no gain.
+
+    The last dimension is kept: if x is computed from slices and all dimensions were one, XLA:CPU would need a division per element to find
+    the element's slice.
+    """
     parts, dim = max(((_equal_parts(x.shape[dim]), dim) for dim in range(outer, x.ndim - 1)), default=(0, 0))
     if not parts or x.shape[-1] < _LONG:
         return x
@@ -173,12 +186,12 @@ def _reduce_rows(x: Array, outer: int, plain: Reduction) -> Array:
 
 
 def _equal_parts(count: int) -> int:
-    """Into how many equal parts so many rows are cut; 0 if that is of no use."""
+    """Returns the number of equal parts into which `count` rows are cut; 0 if there is no suitable number."""
     return max((parts for parts in range(_LEAST, min(_PARTS, count // _LEAST) + 1) if count % parts == 0), default=0)
 
 
 def _reduce_parts(x: Array, plain: Reduction, combine: Callable[[Array, Array], Array]) -> Array:
-    """The reduction over the last dimension, cut into parts. What is behind the last part is reduced by itself."""
+    """Returns the reduction over the last dimension, by parts. The elements behind the last part are reduced separately."""
     last = x.ndim - 1
     others = []
     while (count := x.shape[last]) > 2 * _LANES:
@@ -191,13 +204,16 @@ def _reduce_parts(x: Array, plain: Reduction, combine: Callable[[Array, Array], 
 
 
 def _cut(count: int) -> tuple[int, int]:
-    """Into how many parts a row is cut, and how many numbers each has: whole registers. Few are left behind the last part."""
+    """Returns the number of parts into which a row of `count` elements is cut, and their width, a multiple of _REGISTER.
+
+    The choice leaves as few elements as possible behind the last part.
+    """
     widths = {parts: count // parts // _REGISTER * _REGISTER for parts in range(_LEAST, _PARTS + 1)}
     return max(widths.items(), key=lambda cut: (math.prod(cut), math.gcd(cut[1], _LANES), cut[0]))
 
 
 def _fold(x: Array, combine: Callable[[Array, Array], Array], identity: float) -> Array:
-    """x with its last dimension reduced to at most 2 * _LANES."""
+    """Returns x with its last dimension folded to at most 2 * _LANES elements."""
     last = x.ndim - 1
     while (count := x.shape[last]) > 2 * _LANES:
         width = -(-count // min(_RADIX, count // _LANES))
@@ -212,7 +228,7 @@ def _fold(x: Array, combine: Callable[[Array, Array], Array], identity: float) -
 
 
 def is_foldable(x: Array, dims: Sequence[int]) -> bool:
-    """Whether a sum over dims is one for `sum_rows`: neighbours, in front of others."""
+    """True if `sum_rows` can sum x over dims: they are adjacent, hold more than _FEW_ROWS elements, and others of size > 1 follow."""
     first, last = min(dims, default=0), max(dims, default=0)
     return (
         all_known(x.shape)
@@ -226,14 +242,17 @@ def is_foldable(x: Array, dims: Sequence[int]) -> bool:
 
 
 def sum_rows(x: Array, dims: Sequence[int], reduce: Reduction = lax.reduce_sum) -> Array:
-    """The sum over dims, which disappear, of what `is_foldable`, in two steps: first over rows of many numbers, then over what is left.
-    reduce: another reduction than the sum.
+    """Returns the sum over dims, which are removed, in two steps: the first leaves at most _LEFT rows, the second sums these.
 
-    XLA:CPU vectorizes the first along its rows. A sum over several thousand rows at once takes up to 40 times as long.
+    XLA:CPU vectorizes the first step along its rows. A sum over several thousand rows at once takes up to 40 times as long.
+
+    Args:
+        x, dims: for which `is_foldable` is true.
+        reduce: the reduction, if it is not the sum.
     """
     first, last = min(dims), max(dims)
     count = math.prod(x.shape[first : last + 1])
     left = max(size for size in range(1, min(_LEFT, count // (_FEW_ROWS + 1)) + 1) if count % size == 0)
     rows = lax.reshape(x, (*x.shape[:first], count // left, left, *x.shape[last + 1 :]))
-    # The barriers keep XLA from making one sum of the two again, and the first one of several dimensions: see `sum_neighbours`.
+    # The barriers keep XLA from merging both steps, and from merging the first one with a reshape: see `sum_neighbours`.
     return reduce(lax.optimization_barrier(reduce(lax.optimization_barrier(rows), [first])), [first])

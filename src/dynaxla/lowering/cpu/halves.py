@@ -1,9 +1,9 @@
-"""bfloat16 on the CPU: computed in float32, and rounded no more often than a result asks for, in the way that is fast.
+"""A pass over a traced program that makes bfloat16 faster on the CPU: fewer roundings, and faster ones.
 
-XLA:CPU computes each op on bfloat16 in float32 and rounds its result. With vectors of 512 bits its rounding takes three times as long as
-the same written as arithmetic on the bits, with shorter ones it takes half as long; and a maximum of what was just rounded needs no
-rounding of its own. So the traced program is evaluated once more: bfloat16 results are float32 arrays, rounded when something reads them
-that rounding would change. Every value is the same to the last bit.
+XLA:CPU computes each op on bfloat16 in float32 and rounds its result. With 512-bit vectors its rounding takes three times as long as the
+same rounding written as bit arithmetic, with shorter vectors half as long. Some roundings are redundant, such as that of the maximum of
+rounded values. The pass keeps bfloat16 results as float32 arrays, and rounds them only where a consumer's result depends on it. All values
+are the same to the last bit.
 """
 
 from __future__ import annotations
@@ -21,19 +21,24 @@ from .in_memory import in_memory
 
 
 def with_few_roundings(program: Callable[..., Any], platform: str) -> Callable[..., Any]:
-    """The same function for one platform. It must be traced, by `jax.jit` for example."""
+    """Returns the same function for one platform, with fewer roundings. It must be traced, by `jax.jit` for example."""
     return _Evaluation(platform).of(program)
 
 
 class _Half:
-    """A value of dtype bfloat16. exact: a float32 array that becomes it when it is rounded; is_rounded: it is the value already."""
+    """A bfloat16 value that is held in float32.
+
+    Attributes:
+        exact: float32 array; rounded to bfloat16, it is the value.
+        is_rounded: True if `exact` is rounded already.
+    """
 
     def __init__(self, exact: Array, is_rounded: bool = False) -> None:
         self.exact = exact
         self.is_rounded = is_rounded
 
     def rounded(self) -> Array:
-        """The value as float32."""
+        """Returns the value in float32, rounded to bfloat16's precision."""
         if self.is_rounded:
             return self.exact
         if not machine.has_wide_vectors():
@@ -41,9 +46,9 @@ class _Half:
         return lax.bitcast_convert_type(lax.bitwise_and(_rounded_bits(self.exact), _full(self.exact, 0xFFFF0000)), np.float32)
 
     def narrow(self) -> Array:
-        """The value as bfloat16."""
+        """Returns the value in bfloat16."""
         if not machine.has_wide_vectors():
-            # Without the first rounding, XLA leaves out the second where it reads the result in float32.
+            # Without the explicit rounding, XLA drops the conversion where a consumer converts the result back to float32.
             return lax.convert_element_type(self.rounded(), jnp.bfloat16)
         bits = lax.bitcast_convert_type(self.exact, np.uint32) if self.is_rounded else _rounded_bits(self.exact)
         high = lax.convert_element_type(lax.shift_right_logical(bits, _full(self.exact, 16)), np.uint16)
@@ -51,9 +56,10 @@ class _Half:
 
 
 def _rounded_bits(x: Array) -> Array:
-    """The bits of x, float32, rounded to the nearest number whose lower half is zero, the even one of two; that half may be anything.
+    """Returns the bits of x, float32, with the upper 16 bits rounded to nearest even. The lower 16 bits are undefined.
 
-    Half of the last place that is kept, less one if that is even, carries into it where it must. NaNs could become infinite by that.
+    Adding 0x7FFF plus the lowest kept bit carries into the upper half exactly where rounding goes up. NaNs are replaced by a fixed NaN,
+    since the carry could make them infinite.
     """
     bits = lax.bitcast_convert_type(x, np.uint32)
     even = lax.bitwise_and(lax.shift_right_logical(bits, _full(x, 16)), _full(x, 1))
@@ -65,7 +71,7 @@ def _full(x: Array, value: int) -> Array:
 
 
 class _Evaluation(Evaluation[Any]):
-    """Values are arrays, or _Half."""
+    """The pass. Its values are arrays or _Half."""
 
     def lift(self, array: Any) -> Any:
         return array
@@ -78,7 +84,7 @@ class _Evaluation(Evaluation[Any]):
 
     def apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         results = self._results(equation, operands)
-        # An array that is read several times is in memory, or should be: in bfloat16 it takes half the space.
+        # An array with several uses is, or should be, in memory, where bfloat16 takes half the space.
         return [self.lower(result) if uses > 1 else result for result, uses in zip(results, self.uses, strict=True)]
 
     def _results(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
@@ -120,9 +126,9 @@ def _rounded(value: Any) -> Any:
     return value.rounded() if isinstance(value, _Half) else lax.convert_element_type(value, np.float32)
 
 
-# Of numbers that are rounded already they give one of these, or one with another sign; so rounding may come after them.
+# Ops whose result is one of their operands, up to sign: rounding commutes with them.
 _MONOTONE = frozenset(["abs", "clamp", "copy", "max", "min", "neg", "select_n"])
 _ARITHMETIC = frozenset(["add", "div", "mul", "square", "sub"])
 _COMPARISONS = frozenset(["eq", "ge", "gt", "le", "lt", "ne"])
-# They only move numbers.
+# Ops that only move elements.
 _MOVES = frozenset(["broadcast_in_dim", "reshape", "squeeze", "transpose"])

@@ -1,8 +1,8 @@
-"""Has XLA write an intermediate result to memory, where every reader then finds it.
+"""Forces XLA to write an intermediate result to memory, so that its consumers do not recompute it.
 
-XLA:CPU puts an elementwise function into each loop that reads its result, so that a residual network's sum is computed anew for every
-later block, from all that was ever added to it. An optimization barrier is gone before XLA decides that. A call that XLA may not inline
-stays, and costs nothing when it runs: its result is its argument's memory.
+XLA:CPU fuses an elementwise function into each loop that reads its result: a residual network's sum is then recomputed for every later
+block, from all its summands. XLA removes optimization barriers before it decides about fusion. A call that XLA may not inline remains, and
+costs nothing at run time: its result is its argument's buffer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAME = "dynaxla_in_memory"
 
 
 def in_memory(x: Array) -> Array:
-    """The same array, which the program writes to memory once."""
+    """Returns x, which the program writes to memory once."""
     with set_xla_metadata(inlineable="false"):
         return _call(x)
 

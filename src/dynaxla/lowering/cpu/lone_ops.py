@@ -1,8 +1,8 @@
-"""Graphs in which XLA has nothing to fuse: the operands of each op come from outside, and its results go there.
+"""Graphs in which XLA has nothing to fuse: the operands of each op are graph inputs, its results graph outputs.
 
-A program of such a graph computes what torch's kernels do. They are called through it, or it has loops of its own, and then its results
-lie in memory that the heap gives anew, out of the cache: an addition of a million numbers takes twice as long. Torch runs such a graph,
-unless XLA's loops are so much faster that this does not count.
+XLA's program for such a graph either calls torch's kernels or has loops that compute the same. In the second case its results are in
+freshly allocated memory, out of the cache: an addition of a million elements takes twice as long. So torch runs such a graph, unless XLA's
+loops are so much faster that they make up for this.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ..metadata import TensorSpec
 from .changed_parts import update_of
 from .faster_kernels import KERNEL, problem_of
 
-# Numbers of an op's largest tensor. With fewer, what a call costs decides, and that is about the same.
+# Elements of an op's largest tensor. Below, the cost of a call decides, which is about the same for both.
 LARGE = 1 << 16
 
-# Products of matrices, of which this many multiplications take as long as another op's number; the sides of matrices of which XLA
-# computes batches term by term, and of those that are small; and what is as much work as products of a matrix with itself.
+# Matrix products, of which _MULTIPLICATIONS multiplications take as long as one element of another op. XLA computes batches of matrices
+# with sides up to _TERM_BY_TERM term by term; up to _SMALL they are small. Factorizations count as products of a matrix with itself.
 _PRODUCTS = (aten.mm.default, aten.bmm.default)
 _MULTIPLICATIONS = 4
 _TERM_BY_TERM, _SMALL = 8, 32
@@ -40,10 +40,10 @@ _FACTORIZATIONS = (
     aten.linalg_lu_factor_ex.default,
     aten.linalg_qr.default,
 )
-# Values and vectors. Where a graph uses the values alone, lowerings compute no vectors.
+# Ops that return eigenvalues and eigenvectors. If a graph uses the eigenvalues only, lowerings compute no vectors.
 _OF_VECTORS = (aten._linalg_eigh.default, aten.linalg_eig.default)
 
-# XLA fuses these with nothing in front of them, or each other: they may stand one behind the other.
+# Ops that XLA fuses neither with their operands nor with each other: a graph may chain them and still have nothing to fuse.
 _UNFUSED = (
     *_PRODUCTS,
     *_FACTORIZATIONS,
@@ -55,28 +55,29 @@ _UNFUSED = (
     aten.mv.default,
 )
 
-# What torch does fast of views, too, with places that they show several times, where whole runs are copied.
+# Copies, which torch does fast of views (also of expanded ones), if they consist of whole contiguous runs.
 _COPIES = (aten.clone.default, aten._to_copy.default)
 
-# Numbers side by side, with gaps behind them, from which torch's elementwise loops and sums are as fast as of dense tensors. XLA's take up
-# to twice the time. Other kernels of torch's copy such a tensor first, or read it number by number.
+# Length of contiguous runs, with gaps between them, from which torch's elementwise loops and sums are as fast as for dense tensors. XLA's
+# loops take up to twice the time. Other torch kernels copy such a tensor first, or read it element by element.
 _RUN = 64
 _SUMS = (aten.mean.default, aten.mean.dim, aten.prod.default, aten.prod.dim_int, aten.sum.default, aten.sum.dim_IntList)
 
-# Maxima and their places, singular values and their vectors. XLA computes the former faster; both are a call of torch's kernel.
+# Ops with optional results: maxima with their indices, singular values with their vectors. XLA computes the first result alone faster; for
+# both results the lowering calls torch's kernel.
 _OF_SEVERAL = (aten._linalg_svd.default, aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
 
-# Resampling, whose places XLA knows when it compiles: half of torch's time for gradients.
+# Resampling, whose source indices are constants of XLA's program: gradients take half of torch's time.
 _RESAMPLING = (
     *(f"{exact}{count}d" for exact in ("upsample_nearest", "_upsample_nearest_exact") for count in (1, 2, 3)),
     *("upsample_linear1d", "upsample_bilinear2d", "upsample_trilinear3d", "upsample_bicubic2d"),
 )
 
-# XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread; several ops in one are not in
-# that table).
+# Ops for which XLA's loops take at most nine tenths of the time of torch's kernels (`dynaxla bench-cpu ops`, one thread; ops that combine
+# several ops are not in that benchmark).
 _FASTER_BY_XLA = frozenset(
     {
-        # Torch calls a function for each number, or reads and writes more than that.
+        # Torch calls a function for each element, or reads and writes more memory than XLA.
         aten.acosh.default,
         aten.asinh.default,
         aten.binary_cross_entropy.default,
@@ -131,7 +132,7 @@ _FASTER_BY_XLA = frozenset(
         aten.trunc.default,
         aten.where.self,
         aten.xlogy.Tensor,
-        # Reductions that torch does number by number, or in several passes.
+        # Reductions that torch does element by element, or in several passes.
         aten.all.default,
         aten.all.dim,
         aten.any.default,
@@ -146,7 +147,7 @@ _FASTER_BY_XLA = frozenset(
         aten.std_mean.correction,
         aten.var.correction,
         aten.var_mean.correction,
-        # Moves and windows.
+        # Copies and windows.
         aten.avg_pool2d.default,
         aten.avg_pool2d_backward.default,
         aten.avg_pool3d.default,
@@ -168,14 +169,14 @@ _FASTER_BY_XLA = frozenset(
         aten.unfold_backward.default,
         *(getattr(aten, name).default for name in _RESAMPLING),
         *(getattr(aten, f"{name}_backward").default for name in _RESAMPLING),
-        # Several ops in one, which XLA fuses.
+        # Combinations of several ops, which XLA fuses.
         aten._native_multi_head_attention.default,
         aten._transformer_encoder_layer_fwd.default,
-        # Transforms of few rows, or of awkward lengths.
+        # Transforms of few rows, or of lengths with large prime factors (the others have torch's kernel as their form).
         aten._fft_c2c.default,
         aten._fft_c2r.default,
         aten._fft_r2c.default,
-        # Of matrices that are not small, without vectors where nobody wants them.
+        # Factorizations of matrices that are not small, and of singular values if the graph does not use the vectors.
         aten._linalg_det.default,
         aten._linalg_slogdet.default,
         aten._linalg_solve_ex.default,
@@ -191,7 +192,7 @@ _FASTER_BY_XLA = frozenset(
 )
 
 
-# Of half types torch's take as long at most, and half of the time without vectors of 512 bits.
+# Ops for which torch is at least as fast in half types, and twice as fast without 512-bit vectors.
 _FASTER_BY_TORCH_IN_HALVES = frozenset(
     {aten.exp.default, aten.gelu.default, aten.gelu_backward.default, aten.sigmoid.default, aten.sqrt.default}
 )
@@ -199,9 +200,16 @@ _FASTER_BY_TORCH_IN_HALVES = frozenset(
 
 @dataclass(frozen=True)
 class Op:
-    """An op that stands alone. Attributes: op; numbers (of its largest tensor); dense (whether its operands fill their memory, or are runs
-    with gaps between them, or are but copied in runs); matrix (the longest side of its first operand's matrices, or vectors); dtype (of
-    that); results (how many of its results the graph uses)."""
+    """An op of a graph in which it can be fused with no other op.
+
+    Attributes:
+        op: the overload.
+        numbers: number of elements of its largest tensor, or the equivalent amount of work.
+        dense: True if torch reads its operands fast: they are dense, or consist of long runs that the op accepts, or are copied in runs.
+        matrix: the longest of the last two dimensions of its first operand.
+        dtype: of the first operand.
+        results: number of results that the graph uses.
+    """
 
     op: torch._ops.OpOverload
     numbers: int
@@ -213,7 +221,13 @@ class Op:
 
 @dataclass(frozen=True)
 class Problem:
-    """A graph of such ops, and of others whose form is torch's kernel. Attributes: ops; kernels (how many others); platform."""
+    """A graph without anything to fuse.
+
+    Attributes:
+        ops: its ops, without constants and without the ops that `kernels` counts.
+        kernels: number of further ops whose form is torch's kernel.
+        platform: JAX's name of the platform.
+    """
 
     ops: tuple[Op, ...]
     kernels: int
@@ -227,14 +241,17 @@ GRAPH: Forms[Problem] = Forms("graph")
 
 
 def _suits(problem: Problem) -> bool:
-    """Small ops cost torch microseconds each; they count where they are many beside the large ones, and those whose form is its kernel."""
+    """True if torch is expected to run the graph faster.
+
+    Each small op costs torch microseconds, so small ops must not outnumber the large ones and the calls of torch's kernels.
+    """
     large = [op for op in problem.ops if op.numbers >= LARGE]
     small = len(problem.ops) - len(large)
     return len(large) + problem.kernels >= small and all(op.dense and not _is_faster_by_xla(op) for op in large)
 
 
 def _is_faster_by_xla(op: Op) -> bool:
-    """Batches of small matrices it computes one by one."""
+    """True if XLA's loops for the op are faster than torch's kernel: not for small matrices, whose batches XLA computes one by one."""
     are_small = op.op in _PRODUCTS and _TERM_BY_TERM < op.matrix <= _SMALL
     in_halves = op.op in _FASTER_BY_TORCH_IN_HALVES and op.dtype.itemsize == 2
     has_several = op.op in _OF_SEVERAL and op.results > 1
@@ -252,14 +269,14 @@ def _by_xla() -> bool:
 
 
 def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
-    """Whether torch's kernels are to compute these nodes of a graph, in their order. ctx: for their sizes, and the choice of forms."""
+    """True if torch's kernels should compute these nodes of a graph, given in their order. `ctx` supplies sizes and the choice of forms."""
     alone: dict[Node, Op] = {}
     computed = [node for node in nodes if node.op == "call_function" and not _is_free(node)]
     updates = {node: update for node in computed if (update := update_of(node)) is not None}
     changed = {update.changed for update in updates.values()}
     kernels = 0
     for node in computed:
-        if node in changed:  # in place: it and the node that puts it back are one
+        if node in changed:  # an in-place update: this node and the one that writes the slice back count as one
             continue
         ctx.node = node
         if (problem := problem_of(node, ctx)) is not None and ctx.choose(KERNEL, problem).name == "torch":
@@ -279,19 +296,19 @@ def is_for_torch(nodes: Iterable[Node], ctx: Context) -> bool:
 
 
 def _is_free(node: Node) -> bool:
-    """Whether it costs torch nothing: views, arithmetic on sizes, one of an op's several results."""
+    """True for nodes that cost torch nothing: views, arithmetic on sizes, selection of one of an op's results."""
     return is_view(node) or node.target is aten._unsafe_view.default or is_plain_python(node)
 
 
 def _is_constant(node: Node) -> bool:
-    """Whether its values follow from sizes."""
+    """True for ops that create a tensor from sizes or from another tensor's metadata."""
     assert isinstance(node.target, torch._ops.OpOverload)
     name = node.target._schema.name
     return not node.all_input_nodes or name.startswith("aten::new_") or name.endswith("_like")
 
 
 def _origin(node: Node) -> Node:
-    """The node whose values a view shows, or one of whose results it is."""
+    """Returns the node that computes a value, through views and selections of one of several results."""
     while node.op == "call_function" and _is_free(node) and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
@@ -315,7 +332,7 @@ def _described(op: torch._ops.OpOverload, given: Iterable[Node], ctx: Context) -
 
 
 def _is_in_runs(spec: TensorSpec) -> bool:
-    """Whether it is long runs of numbers, each shown once."""
+    """True if a tensor consists of contiguous runs of at least _RUN elements, without overlaps."""
     extent, steps = 0, sorted((step, size) for size, step in zip(spec.shape, spec.stride, strict=True) if size != 1)
     for step, size in steps:
         if step <= extent:
@@ -325,6 +342,6 @@ def _is_in_runs(spec: TensorSpec) -> bool:
 
 
 def _moves_runs(source: TensorSpec, result: TensorSpec) -> bool:
-    """Whether numbers that lie side by side in a copy do so in its source, or are one number several times."""
+    """True if neighbours in the copy's memory are neighbours in the source, or one expanded element."""
     steps = [pair for size, *pair in zip(result.shape, result.stride, source.stride, strict=True) if size != 1]
     return bool(steps) and min(steps)[1] in (0, 1)

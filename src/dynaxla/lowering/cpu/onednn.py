@@ -1,11 +1,11 @@
-"""oneDNN's convolution, matrix product and layer normalization, which XLA:CPU holds and runs as parts of its own programs.
+"""Custom calls of oneDNN's convolution, matrix product and layer normalization, which run inside XLA:CPU's programs.
 
-On x86-64 jaxlib is built with oneDNN, but its compiler does not use it; a custom call to it in a program is understood all the same, and
-runs on the program's own buffers and threads. The call's configuration is a message of XLA's xla/service/cpu/onednn_config.proto, as
-JSON. A configuration that oneDNN refuses ends the process, so callers give none that could be. `onednn_support.py` decides where the
-calls are used.
+On x86-64 jaxlib is built with oneDNN, but its compiler does not use it. It accepts custom calls to oneDNN all the same, and runs them on
+the program's buffers and threads. A call's configuration is a message of XLA's xla/service/cpu/onednn_config.proto, as JSON. A
+configuration that oneDNN rejects aborts the process, so callers must pass supported ones only. `onednn_support.py` decides where the calls
+are used.
 
-Run as a script, this module is the self-test of its own calls: it imports nothing of dynaxla and of torch.
+Run as a script, this module is the self-test of its own calls: it imports nothing of dynaxla or torch.
 
 Source: openxla/xla, xla/backends/cpu/runtime/onednn, xla/service/cpu/onednn_convolution.cc, onednn_matmul.cc and
 onednn_layer_norm.cc
@@ -30,7 +30,7 @@ _CONVOLUTION = "__onednn$convolution"
 _LAYER_NORM = "__onednn$layernorm"
 
 
-# Of XLA's names for what oneDNN may do with a product besides, those that keep NaNs (RELU and RELU6 do not).
+# XLA's names of the activations that oneDNN fuses into a product, without RELU and RELU6, which do not propagate NaNs.
 ACTIVATIONS = {"gelu": "GELU_ERF", "gelu_tanh": "GELU_TANH", "sigmoid": "SIGMOID", "tanh": "TANH"}
 
 
@@ -46,12 +46,16 @@ def matmul(
     *,
     packed: int = 0,
 ) -> Array:
-    """The products of the matrices in the last two dimensions; equal dimensions before them. bias: added to each row; activation: then
-    applied to each number. orders: dimensions of x, y and the result from the slowest in memory to the fastest; None: row-major.
-    packed: y's columns, if y is one matrix in oneDNN's own order (see weight_orders.py), and x one too.
+    """Returns the products of the matrices in the last two dimensions. The dimensions before them must be equal.
 
-    Shape: x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
-    Dtype: x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
+    Args:
+        bias: added to each row.
+        activation: a key of ACTIVATIONS; applied to each element after the bias is added.
+        orders: memory orders of x, y and the result: dimensions from the slowest to the fastest; None means row-major.
+        packed: number of columns of y, if y is one matrix in oneDNN's own order (see weight_orders.py); x must be one matrix, too.
+
+    Shape:  x (..., m, k), or (..., k, m) with transpose_x; y (..., k, n), or (..., n, k) with transpose_y; bias (n,); result (..., m, n).
+    Dtype:  x and y float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
     rows, columns = x.shape[-1 if transpose_x else -2], packed or y.shape[-2 if transpose_y else -1]
     fused = [*(["BIAS"] if bias is not None else []), *([ACTIVATIONS[activation]] if activation else [])]
@@ -80,12 +84,15 @@ def convolution(
     swapped: bool = False,
     packed: Sequence[int] = (),
 ) -> Array:
-    """A convolution over one to three spatial dimensions.
+    """Returns a convolution over one to three spatial dimensions.
 
-    Shape: x (batch, *space, in), weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`, bias (out,), result `shape`
-    (batch, *space, out). margins: at both ends of each spatial dimension, not negative. packed: weight's shape, if it is in oneDNN's own
-    order (see weight_orders.py).
-    Dtype: x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
+    Args:
+        margins: padding at both ends of each spatial dimension, not negative.
+        packed: shape of the weight, if it is in oneDNN's own order (see weight_orders.py).
+
+    Shape:  x (batch, *space, in); weight (out, in / groups, *kernel), or (in, out, *kernel) if `swapped`; bias (out,); result `shape`,
+            (batch, *space, out).
+    Dtype:  x and weight float32 or bfloat16; result `dtype`, which is theirs or float32.
     """
     data = {"batch_dim": 0, "feature_dim": x.ndim - 1, "spatial_dims": list(range(1, x.ndim - 1))}
     config: dict[str, Any] = {
@@ -120,9 +127,10 @@ def convolution(
 
 
 def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Array:
-    """x normalized over its last dimension, times weight, plus bias.
+    """Returns x normalized over its last dimension, times weight, plus bias.
 
-    Shape: x of two to five dimensions; weight and bias that of its last one. Dtype: x float32 or bfloat16, weight and bias float32.
+    Shape:  x has two to five dimensions; weight and bias are vectors of the size of its last one.
+    Dtype:  x float32 or bfloat16; weight and bias float32.
     """
     config = {"rescale": "SCALE_AND_SHIFT", "epsilon_typecast": int(np.float32(eps).view(np.int32))}
     result = jax.ShapeDtypeStruct(x.shape, x.dtype)
@@ -137,7 +145,10 @@ def _call(
     layouts: Sequence[tuple[int, ...] | None],
     layout: tuple[int, ...] | None,
 ) -> Array:
-    """layouts: the operands' dimensions, from the slowest in memory to the fastest; layout: the result's. None: row-major."""
+    """Returns the result of a custom call.
+
+    `layouts` are the operands' dimensions from the slowest in memory to the fastest, `layout` the result's; None means row-major.
+    """
     call = jax.ffi.ffi_call(
         target,
         result,
@@ -182,7 +193,7 @@ def self_test(dtype: DType) -> str:
         x: Array, y: Array, bias: Array, scale: Array, offset: Array, shift: Array, image: Array, kernel: Array, by_group: Array,
         sequence: Array, long: Array, volume: Array, deep: Array,
     ) -> dict[str, tuple[Array, Array]]:  # fmt: skip
-        """The result of each call, with the result of XLA's own ops."""
+        """Returns the result of each call, with the result of XLA's own ops."""
         found: dict[str, tuple[Array, Array]] = {}
         product = jnp.matmul(x.astype(np.float32), y.astype(np.float32))
         for transpose_x in (False, True):

@@ -1,5 +1,5 @@
-"""Where dynaxla uses the calls of oneDNN in `onednn.py`: whether this jaxlib reads them as they are written, and for which dtypes and sizes
-they are the faster way."""
+"""Decides where dynaxla uses the oneDNN calls of `onednn.py`: if this jaxlib interprets them correctly, for dtypes and sizes for which they
+are faster."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ...runtime import clients, machine, private, programs, self_tests
 from ..dtypes import DType
 from . import onednn
 
-# Releases of jaxlib whose reading of the configuration is known; others may number dimensions from one. They decide only where the
-# self-test's results are not known.
+# Releases of jaxlib that are known to interpret the configuration correctly; others may number dimensions from one. This matters only if
+# the self-test has no results.
 KNOWN = ((0, 10), (0, 11), (0, 12))
-# Those, exactly, that were tried with weights in oneDNN's own order. XLA looks at no such weight's size or order: where either is another
-# than in the version that was tried, a kernel computes nonsense, reads past the weight's end, or ends the process.
+# The exact versions that were tested with weights in oneDNN's own order. XLA checks neither size nor order of such a weight: if either
+# differs from the tested version's, a kernel computes wrong results, reads past the weight's end, or aborts the process.
 PACKED = frozenset(["0.10.2"])
 
 _SUBJECTS = ("float32", "bfloat16")
@@ -27,7 +27,7 @@ _SUBJECTS = ("float32", "bfloat16")
 
 @functools.cache
 def why_not() -> str:
-    """The reason why oneDNN's calls are not used here with float32; "" if they are."""
+    """Returns the reason why oneDNN's calls are not used here with float32; "" if they are used."""
     if not _has_calls():
         return "this jaxlib has none"
     return _refused("float32")
@@ -35,14 +35,14 @@ def why_not() -> str:
 
 @functools.cache
 def _self_test() -> dict[str, str] | None:
-    """The results of oneDNN's self-test by dtype, see `self_tests.results`."""
+    """Returns the results of oneDNN's self-test by dtype; see `self_tests.results`."""
     facts = [private.jaxlib_version(), machine.processor_facts()]
     found = self_tests.results(Path(onednn.__file__), _SUBJECTS, facts, Options().store("self_tests"))
     return None if found is None else dict(found)
 
 
 def _refused(subject: str) -> str:
-    """The reason why oneDNN's calls are not used with a dtype of the self-test, though jaxlib has them; "" if they are."""
+    """Returns the reason why oneDNN's calls are not used with a dtype of the self-test, if jaxlib has the calls; "" if they are used."""
     results = _self_test()
     if results is None:
         is_known = private.release(private.jaxlib_version()) in KNOWN
@@ -64,18 +64,18 @@ def _has_calls() -> bool:
 
 
 def is_available() -> bool:
-    """True if this XLA:CPU runs oneDNN's kernels, and they are right."""
+    """True if this XLA:CPU runs oneDNN's kernels, and their results are correct."""
     return not why_not()
 
 
 def takes_packed() -> bool:
-    """Whether weights may be given to oneDNN in its own order."""
+    """True if weights may be passed to oneDNN in its own order."""
     return private.jaxlib_version() in PACKED and is_available()
 
 
 @functools.cache
 def takes(dtype: DType) -> bool:
-    """Whether oneDNN computes with this dtype here, and at least as fast as with float32."""
+    """True if oneDNN computes with this dtype here, at least as fast as with float32."""
     if dtype == np.float32:
         return is_available()
     if dtype == jax.numpy.bfloat16:
@@ -83,15 +83,17 @@ def takes(dtype: DType) -> bool:
     return False
 
 
-# Where 1 / rows + 1 / columns is at least this, oneDNN's product for AVX2 copies no operand (its gemm_driver.cpp).
+# If 1 / rows + 1 / columns is at least this, oneDNN's product for AVX2 copies no operand (its gemm_driver.cpp).
 _NO_COPY = 0.0038
-# float32 numbers: at such distances all that it reads one after another falls into few places of the first cache.
+# A stride in float32 elements: consecutive reads at multiples of it map to few sets of the L1 cache.
 _CRITICAL_DISTANCE = 512
 
 
 def is_slow(rows: int, columns: int, transpose_x: bool, transpose_y: bool, dtype: DType) -> bool:
-    """Whether oneDNN's product misses the cache at each step: it takes 1.1 to 1.9 times as long as MKL's with AVX2. Arguments: as for
-    `matmul`; rows and columns are the result's."""
+    """True if oneDNN's product misses the cache at each step, so that it takes 1.1 to 1.9 times as long as MKL's, with AVX2 only.
+
+    Arguments are as for `onednn.matmul`; `rows` and `columns` are those of the result.
+    """
     if not machine.has_avx2_alone() or dtype != np.float32:
         return False
     distances = ([rows] if transpose_x else []) + ([] if transpose_y else [columns])

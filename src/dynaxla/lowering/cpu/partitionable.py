@@ -1,12 +1,12 @@
-"""What XLA's partitioner can cut into parts: a traced program with its general branches instead of those for a single CPU, and without
-dimensions that are made of several.
+"""A pass over a traced program that makes it suitable for XLA's partitioner: platform-independent branches, and no merged dimensions.
 
-Lowerings choose by `lax.platform_dependent` what one CPU computes fastest: sums folded into vector registers, exponentials of arithmetic on
-bits, values written to memory by calls. The partitioner sees slices and barriers in these, and copies whole arrays from device to device.
+Lowerings choose by `lax.platform_dependent` the code that one CPU computes fastest: sums folded into vector registers, exponentials by bit
+arithmetic, values written to memory by calls. The partitioner would see slices and barriers in these, and copy whole arrays between
+devices.
 
-ATen's products of matrices have one dimension for all batches: attention makes one of (batch, heads). If both are sharded, no sharding says
-how that one lies, and the partitioner gathers the heads. So a reshape that makes one dimension of several waits until something needs it:
-products, elementwise functions and reductions work on the dimensions that it was made of.
+ATen's matrix products have one batch dimension: attention merges (batch, heads). If both are sharded, no sharding describes the merged
+dimension, and the partitioner gathers the heads. So the pass defers a reshape that merges dimensions until an op needs it: products,
+elementwise functions and reductions work on the separate dimensions.
 """
 
 from __future__ import annotations
@@ -24,14 +24,18 @@ from jax import lax
 from .evaluation import Evaluation, bind
 from .transposes import ELEMENTWISE, REDUCTIONS
 
-# No platform's name, so that each choice is the general one.
+# Not the name of a platform, so that each `platform_dependent` takes its default branch.
 _NONE = "none"
 
 
 @dataclass(frozen=True)
 class _Merged:
-    """A reshape that waits. array: its dimensions are those of all groups, in order. groups: by dimension of the value, the sizes of which
-    it is made; none for a size of 1."""
+    """A value whose reshape, which merges dimensions, is deferred.
+
+    Attributes:
+        array: has the dimensions of all groups, in order.
+        groups: for each dimension of the value, the sizes that are merged into it; empty for size 1.
+    """
 
     array: Any
     groups: tuple[tuple[int, ...], ...]
@@ -41,17 +45,17 @@ class _Merged:
         return tuple(map(math.prod, self.groups))
 
     def dims(self, wanted: Sequence[int]) -> tuple[int, ...]:
-        """The array's dimensions of these of the value."""
+        """Returns the array's dimensions that belong to these dimensions of the value."""
         starts = np.cumsum([0, *map(len, self.groups)])
         return tuple(int(dim) for index in wanted for dim in range(starts[index], starts[index + 1]))
 
     def of(self, groups: Sequence[tuple[int, ...]]) -> _Merged:
-        """The same value, made of others."""
+        """Returns the same value with other groups."""
         return _Merged(lax.reshape(self.array, [size for group in groups for size in group]), tuple(groups))
 
 
 def _merged(value: Any) -> _Merged:
-    """A value as one that is made of its own dimensions."""
+    """Returns a value as a _Merged; an array gets one group per dimension."""
     if isinstance(value, _Merged):
         return value
     groups = tuple((size,) if size != 1 else () for size in value.shape)
@@ -63,7 +67,7 @@ def _value(merged: _Merged) -> Any:
 
 
 def _groups(sizes: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...], ...] | None:
-    """Of which of the sizes, none of them 1, the shape's are made; None if they are not."""
+    """Returns, for each dimension of `shape`, the consecutive sizes (without 1s) whose product it is; None if there are none."""
     left, found = [size for size in sizes if size != 1], []
     for wanted in shape:
         group: list[int] = []
@@ -76,7 +80,7 @@ def _groups(sizes: Sequence[int], shape: Sequence[int]) -> tuple[tuple[int, ...]
 
 
 class _General(Evaluation[Any]):
-    """Its values are arrays and `_Merged`."""
+    """The pass. Its values are arrays or _Merged."""
 
     def __init__(self, free: Collection[int]) -> None:
         super().__init__(_NONE)
@@ -127,7 +131,7 @@ class _General(Evaluation[Any]):
 
     def _apply(self, equation: Any, operands: list[Any]) -> Sequence[Any]:
         name = str(equation.source_info.name_stack)
-        with jax.named_scope(name) if name else contextlib.nullcontext():  # it has the user's line
+        with jax.named_scope(name) if name else contextlib.nullcontext():  # the scope names the user's source line
             return super()._apply(equation, operands)
 
 
@@ -165,8 +169,8 @@ def _product(equation: Any, x: _Merged, y: _Merged) -> Any:
 
 
 def partitionable(program: Callable[..., Any], free: Collection[int] = ()) -> Callable[..., Any]:
-    """The same function of arrays, of its general branches. It must be traced, by `jax.jit` for example.
+    """Returns the same function, evaluated by this pass. It must be traced, by `jax.jit` for example.
 
-    free: the indices of results that may have any shape, as long as their elements in row-major order are the same.
+    `free` are the indices of results that may have any shape, as long as their elements in row-major order are the same.
     """
     return _General(free).of(program)

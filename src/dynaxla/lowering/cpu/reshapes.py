@@ -1,7 +1,7 @@
-"""Reshapes of arrays whose dimensions lie in memory in another order than their value's.
+"""Reshapes, without copies, of arrays whose memory order differs from the order of their value's dimensions; for transposes.py.
 
-A picture's tokens, (batch, places, channels), become (batch, channels, height, width) for a convolution: as a value by a transpose and a
-reshape. In memory nothing moves.
+For example, an image's tokens, (batch, positions, channels), become (batch, channels, height, width) for a convolution, by a transpose and
+a reshape. In channels-last memory no element moves.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ Order = tuple[int, ...]
 
 
 def reshaped(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> tuple[tuple[int, ...], Order] | None:
-    """What becomes of an array in memory when its value's shape becomes `wanted`, if no number has to move for that.
+    """Returns the shape and order of an array after its value is reshaped to `wanted`; None if elements would have to move.
 
-    shape: the value's. order: dimension i of the array is dimension order[i] of the value.
-    Returns: the array's new shape and order; None if numbers have to move.
+    Args:
+        shape: of the value.
+        order: dimension i of the array is dimension order[i] of the value. The same holds for the returned order.
+        wanted: the new shape of the value.
     """
     if 0 in shape:
         return None
@@ -26,18 +28,21 @@ def reshaped(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> tuple
     found: list[int] = []
     while solid:
         before, after = groups.get(solid[0], ([], []))
-        if not before or solid[: len(before)] != before:  # they are not neighbours, or not in their order
+        if not before or solid[: len(before)] != before:  # the group's dimensions are not adjacent, or not in order
             return None
         found += after
         del solid[: len(before)]
     for dim, size in enumerate(wanted):
-        if size == 1:  # lies anywhere; behind its neighbour an order stays plain that is
+        if size == 1:  # may be anywhere; after its predecessor, it keeps a plain order plain
             found.insert(found.index(dim - 1) + 1 if dim else 0, dim)
     return tuple(wanted[dim] for dim in found), tuple(found)
 
 
 def joining(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> Order | None:
-    """The order like this one in which dimensions that become one are in their own order; None if others lie between them."""
+    """Returns `order` with the dimensions of each merged group sorted; None if other dimensions lie within a group.
+
+    `reshaped` may succeed with this order where it fails with `order`.
+    """
     if 0 in shape:
         return None
     groups = _groups(shape, wanted)
@@ -49,7 +54,10 @@ def joining(shape: Sequence[int], order: Order, wanted: Sequence[int]) -> Order 
 
 
 def _groups(shape: Sequence[int], wanted: Sequence[int]) -> dict[int, tuple[list[int], list[int]]]:
-    """The smallest runs of dimensions that become runs of others, by the first of each run; without those of one number."""
+    """Returns the smallest runs of dimensions of `shape` that become runs of dimensions of `wanted`.
+
+    Keys are the first dimensions of the runs of `shape`. Dimensions of size 1 are left out.
+    """
     groups: dict[int, tuple[list[int], list[int]]] = {}
     dims, others = ([dim for dim, size in enumerate(sizes) if size > 1] for sizes in (shape, wanted))
     while dims:

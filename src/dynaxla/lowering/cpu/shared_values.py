@@ -1,4 +1,4 @@
-"""Values of a graph that XLA:CPU should compute once, for all who read them."""
+"""Chooses the values of a graph that XLA:CPU should write to memory once, instead of recomputing them for each consumer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...torch_ops import aten
 from ..graphs import is_view
 from . import weight_orders
 
-# What these read must be in memory, as what is returned.
+# Nodes whose operands must be in memory: library calls, and the graph's output.
 _READERS = frozenset(
     [
         aten.addmm.default,
@@ -25,7 +25,7 @@ _READERS = frozenset(
     ]
 )
 
-# What goes over its gradient several times, in loops of XLA's.
+# Ops that read their gradient several times, in loops of XLA's.
 _REREADERS = frozenset(
     [
         aten._fused_rms_norm_backward.default,
@@ -35,7 +35,7 @@ _REREADERS = frozenset(
     ]
 )
 
-# Functions that XLA's loops compute for each number, and what it makes of complex ones.
+# Costly functions that XLA's loops evaluate per element, some of them (as aten.polar) through others.
 _FUNCTIONS = frozenset(
     [
         aten.cos.default,
@@ -56,18 +56,21 @@ _FUNCTIONS = frozenset(
         aten.tanh.default,
     ]
 )
-# As many numbers as are worth a loop of their own, if another one reads each so many times.
+# A value of at least _NUMBERS elements is worth its own loop, if another loop reads each element at least _TIMES times.
 _NUMBERS, _TIMES = 1024, 4
 
 
 def shared_values(graph: Graph, platform: str) -> set[Node]:
-    """The nodes of a graph whose values all readers should find in memory: see in_memory.py."""
+    """Returns the nodes of a graph whose values should be written to memory (see in_memory.py); none on platforms other than the CPU."""
     return {node for node in graph.nodes if _is_shared(node)} if platform == "cpu" else set()
 
 
 def _is_shared(node: Node) -> bool:
-    """Whether a computed tensor must be in memory for one of its readers, and is read again: that should be done there, too. XLA computes
-    it for each reading anew, and so all sums of a network's residual path before it."""
+    """True if a computed tensor should be in memory.
+
+    The main case is a tensor that must be in memory for one consumer and has another: XLA would recompute it for the second one, and with
+    it all earlier sums of a network's residual path.
+    """
     if node.op != "call_function" or not isinstance(node.meta.get("val"), torch.Tensor) or is_view(node):
         return False
     if _is_cut(node):
@@ -81,9 +84,10 @@ def _is_shared(node: Node) -> bool:
 
 
 def _repeats(reader: Node, given: Node, node: Node) -> bool:
-    """Whether a loop over more numbers would compute a node's anew for each of them. given: the node, or the view of it that is read.
+    """True if the loop of a larger, elementwise consumer would recompute the node's elements for each of its own.
 
-    Along the last dimension that loop computes a number once.
+    `given` is the node, or the view of it that the consumer reads. If it is broadcast along its last dimension, the loop computes an
+    element only once along that dimension.
     """
     if not _is_pointwise(reader):
         return False
@@ -94,7 +98,7 @@ def _repeats(reader: Node, given: Node, node: Node) -> bool:
 
 
 def _has_function(node: Node) -> bool:
-    """Whether a node's loop computes a function."""
+    """True if the fused loop of a node evaluates one of _FUNCTIONS."""
     seen, left = set(), [node]
     while left:
         if (each := left.pop()) in seen or not (_is_pointwise(each) or is_view(each)):
@@ -113,20 +117,22 @@ def _is_pointwise(node: Node) -> bool:
 
 
 def _is_cut(node: Node) -> bool:
-    """Whether all of it is read, in slices: the gradient of a concatenation. XLA's loop over the sum of many such, each computed there, has
-    more operands than it can vectorize."""
+    """True if slices cover a whole tensor, as for the gradient of a concatenation.
+
+    If XLA computed many such tensors in the loop of their sum, the loop would have more operands than XLA can vectorize.
+    """
     sizes = [user.meta["val"].numel() for user in node.users if user.target is aten.slice.Tensor]
     size = node.meta["val"].numel()
     return len(sizes) > 1 and all(isinstance(count, int) for count in (size, *sizes)) and sum(sizes) >= size
 
 
 def _rereads(reader: Node, value: Node) -> bool:
-    """Whether a loop of XLA's reads it, or a convolution's gradients, each of which may want it in another shape."""
+    """True if a loop of XLA's reads the value, or the gradient of a convolution reads it for several results, each in another layout."""
     if reader.target is aten.convolution_backward.default and reader.args[0] is value:
         return sum(reader.args[10]) > 1
     return reader.target not in _READERS
 
 
 def _readers(node: Node) -> list[tuple[Node, Node]]:
-    """What reads a node's numbers, also by way of views: each with the node or view that it reads."""
+    """Returns the consumers of a node's values, through views too; each with the node or view that it reads."""
     return [reader for user in node.users for reader in (_readers(user) if is_view(user) else [(user, node)])]

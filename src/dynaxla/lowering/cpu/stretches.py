@@ -1,11 +1,12 @@
-"""Products of a few vectors with many, each over the many's own length: attention's scores, and linear layers that see one row.
+"""Matrix products of few rows with many vectors, contracted over the contiguous dimension: attention scores, linear layers with one row.
 
-XLA:CPU's dot reads long float32 operands at a third of the speed of memory if there are several of the few, and at five sixths if there is
-one; half types it first converts as a whole. Here each vector is cut into stretches. These are added to each other, which is vectorized and
-reads the many once, in the order in which they lie, whatever the number of the few; then the numbers of what they give are.
+As in few_vectors.py, "the few" are the rows of x and "the many" the vectors of y. XLA:CPU's dot reads long float32 operands at a third of
+memory bandwidth for several of the few, and at five sixths for one; it converts whole operands of half types first. Here each vector is cut
+into chunks, called stretches. Products of stretches are added to each other, which is vectorized and reads y once, in memory order, for any
+number of rows of x. Then the elements of these sums are added.
 
-For several of the few, the sums of stretches of a few thousand of the many are made and added up before those of the next, while they are
-still in the processor's nearer caches: to memory and back they would take as long as the many themselves.
+With several of the few, y is processed in blocks of a few thousand vectors, so that the intermediate sums of a block stay in the
+processor's inner caches: writing all of them to memory and reading them would take as long as reading y.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from ..dtypes import DType
 from ..promotion import convert
 from .in_memory import in_memory
 
-# One of several vectors has so many stretches, or fewer that are so long.
+# For several rows, a vector is cut into _STRETCHES stretches, or into fewer of length _SHORTEST.
 _STRETCHES = 16
 _SHORTEST = 8
-# The sums of stretches are written to memory and read again: they have to be fewer numbers than the many by this.
+# The sums of stretches are written and read again: they must have fewer elements than y by this factor.
 _SHARE = 2
-# A single vector has parts of stretches as long as the widest registers, at least and at most so many: of more XLA makes a loop that takes
-# three times as long. A vector without such parts is cut as one of several. Shorter ones are read faster in other ways.
+# For a single row, a vector is cut into parts of _FEWEST to _MOST stretches of length _WIDTH, that of the widest registers: with more
+# stretches XLA's loop takes three times as long. A vector that cannot be cut so is cut as for several rows. For vectors shorter than _LONG
+# other ways are faster.
 _WIDTH = 16
 _FEWEST, _MOST = 8, 24
 _LONG = 256
-# Of the many, whose sums of stretches are in memory at once for each thread.
+# Vectors of y per block and thread.
 _BLOCK = 1024
 
 
 def suits(rows: int, count: int, dtype: DType) -> bool:
-    """Whether this is the fastest way for so many of the few, which have `count` numbers each."""
+    """True if `product` is the fastest way for `rows` rows of `count` elements each."""
     if not dtypes.is_float(dtype) or count % _length(count):
         return False
     if rows > 1:
@@ -43,9 +45,9 @@ def suits(rows: int, count: int, dtype: DType) -> bool:
 
 
 def product(x: Array, y: Array) -> Array:
-    """x times y for each batch. Half types are added in float32.
+    """Returns x times y for each batch. Half types are added in float32.
 
-    Shape:  x (batch, rows, n) and y (batch, columns, n), of which `suits` is true, give (batch, rows, columns).
+    Shape:  x (batch, rows, n) and y (batch, columns, n), for which `suits` is true, give (batch, rows, columns).
     Dtype:  the accumulator's.
     """
     x = in_memory(convert(x, dtypes.accumulator(y.dtype)))
@@ -60,14 +62,14 @@ def product(x: Array, y: Array) -> Array:
         return _of_several(x, y)
 
     def add(index: Array, found: tuple[Array, Array]) -> tuple[Array, Array]:
-        """With the products of one block. The last one of a batch begins sooner, if the rest is shorter."""
+        """Computes one block. If the last block of a batch is shorter, it starts earlier and overlaps the one before."""
         out, x = found
         index = lax.convert_element_type(index, np.int32)
         first, start = (function(index, np.int32(parts)) for function in (lax.div, lax.rem))
         first, start, zero = lax.mul(first, np.int32(together)), lax.mul(start, np.int32(length)), np.int32(0)
         many = lax.dynamic_slice(y, (first, start, zero), (together, length, y.shape[2]))
         few = lax.dynamic_slice(x, (first, zero, zero), (together, *x.shape[1:]))
-        # What the loop does not change XLA would repeat for each of the many, outside and in memory.
+        # Returning x as loop state keeps XLA from treating it as invariant: it would broadcast x to all vectors of y in memory.
         return lax.dynamic_update_slice(out, _of_several(few, many), (first, zero, start)), in_memory(x)
 
     return lax.fori_loop(0, batch // together * parts, add, (lax.full((batch, rows, columns), 0, x.dtype), x))[0]
@@ -93,7 +95,7 @@ def _of_one(x: Array, y: Array) -> Array:
 
 
 def _in_parts(count: int) -> tuple[int, int, int] | None:
-    """The parts that a single vector has, the stretches of each, and their length; None if so many numbers have no such parts."""
+    """Returns the number of parts of a single vector, of stretches per part, and their length; None if `count` cannot be cut so."""
     stretches, rest = divmod(count, _WIDTH)
     numbers = [number for number in range(_FEWEST, _MOST + 1) if stretches % number == 0]
     return (stretches // numbers[-1], numbers[-1], _WIDTH) if numbers and not rest else None

@@ -1,4 +1,4 @@
-"""torch's own kernels as forms: called by the program on its own buffers, through XLA's foreign function interface."""
+"""Calls of torch's kernels from an XLA:CPU program, on the program's own buffers, through XLA's foreign function interface."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ Write = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], object]
 
 
 def call(write: Write, operands: Sequence[Array], results: Sequence[tuple[tuple[int, ...], DType]]) -> list[Array]:
-    """What `write` makes of the operands while the program runs.
+    """Returns results that `write` computes from the operands while the program runs.
 
-    write: gets the results' buffers and the operands as contiguous tensors, and writes the former. results: shape and dtype of each.
+    Args:
+        write: called with the results' buffers and the operands, all contiguous tensors; it must write the former, and only these.
+        operands: arrays of the program.
+        results: shape and dtype of each result.
     """
     views = [(operand.shape, torch.empty(operand.shape, device="meta").stride()) for operand in operands]
     found: list[Array] = buffer_callback(Kernel(write, views), [jax.ShapeDtypeStruct(*result) for result in results])(*operands)

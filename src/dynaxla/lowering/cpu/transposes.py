@@ -1,9 +1,9 @@
-"""Keeps arrays in the order of dimensions that their makers gave them: transposes wait until something needs them, and most never run.
+"""A pass over a traced program that defers transposes until an op needs them; most of them never run.
 
-A convolution on the CPU wants channels last, and says so with a transpose before it and one behind. XLA cannot take such pairs out again:
-what stands between them is computed in the first order, with transposes amid its loops. So the traced program is evaluated once more, each
-array with the order in which its dimensions lie; a transpose changes that order and nothing else. Elementwise functions, reductions,
-windows, slices and their like work in any order, reshapes in many; what does not gets its operands transposed.
+Convolutions on the CPU want channels-last operands: a transpose stands before each convolution and another one after it. XLA cannot cancel
+such pairs: it computes the ops between them in the original order, with transposes amid its loops. This pass evaluates the traced program
+once more and tracks the memory order of each array; a transpose only changes that order. Elementwise functions, reductions, windows, slices
+and similar ops work in any order, reshapes in many. For all other ops, operands are transposed.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ Orders = dict[int, Order]
 
 @dataclass(frozen=True)
 class Ordered:
-    """An array whose dimension i is dimension order[i] of the value that it stands for.
+    """A value whose array has its dimensions in another order.
 
-    made: the simple elementwise function that gave it, and its operands.
+    Attributes:
+        array: dimension i is dimension order[i] of the value.
+        order: a permutation.
+        made: if a function of _SIMPLE computed the array, the equation and its operands; else None.
     """
 
     array: Any
@@ -42,11 +45,11 @@ class Ordered:
         return self.order == tuple(range(len(self.order)))
 
     def plain(self) -> Any:
-        """The value itself."""
+        """Returns the value itself."""
         return self.array if self.is_plain else lax.transpose(self.array, tuple(np.argsort(self.order)))
 
     def to(self, order: Order) -> Any:
-        """The value with its dimensions in this order."""
+        """Returns the value with its dimensions in this order."""
         if self.order == order:
             return self.array
         return lax.transpose(self.array, tuple(self.order.index(dim) for dim in order))
@@ -58,7 +61,13 @@ def _plain(array: Any) -> Ordered:
 
 @dataclass(frozen=True)
 class _Broadcast:
-    """A broadcast that is made in whatever order it is wanted. operand: its value, of dimensions `dims` of the result's."""
+    """A deferred broadcast, computed in the order that a consumer needs.
+
+    Attributes:
+        operand: the value to broadcast.
+        shape: of the result.
+        dims: the dimensions of the result that are those of the operand.
+    """
 
     operand: Ordered
     shape: tuple[int, ...]
@@ -74,7 +83,7 @@ class _Broadcast:
         return self.to(tuple(range(len(self.shape))))
 
     def made(self) -> Ordered:
-        """As its operand lies, each new dimension behind the one before it."""
+        """Returns the broadcast in its operand's memory order, with each new dimension after its predecessor."""
         order = [self.dims[dim] for dim in self.operand.order]
         for dim in range(len(self.shape)):
             if dim not in order:
@@ -86,10 +95,13 @@ Value = Ordered | _Broadcast
 
 
 def without_transposes(program: Callable[..., Any], platform: str, free: Collection[int] = ()) -> tuple[Callable[..., Any], Orders]:
-    """The same function for one platform, its transposes put off. It must be traced, by `jax.jit` for example.
+    """Returns the same function for one platform, with transposes deferred, and the orders of its free results.
 
-    free: the indices of results that may have their dimensions in any order. The second result tells, after the tracing, which they have:
-    dimension i of such a result is dimension orders[index][i] of what the program gives.
+    The function must be traced, by `jax.jit` for example. Tracing fills the orders: dimension i of a free result is dimension
+    orders[index][i] of the original result. Results without an entry have the original order.
+
+    Args:
+        free: indices of the results that may have their dimensions in any order.
     """
     evaluation = _Evaluation(platform, free)
     return evaluation.of(program), evaluation.orders
@@ -154,8 +166,11 @@ def _apply(equation: Any, operands: list[Value]) -> Sequence[Value]:
 
 
 def _sum_rows(value: Value, array: Array, order: Order, axes: Sequence[int]) -> Array:
-    """`sum_rows`; of what a simple function has made, in parts that are computed and added in one loop. XLA does not fuse a function into
-    the sum over its rows: it writes all of the function's result to memory first."""
+    """Returns `sum_rows` of the array. If a function of _SIMPLE computed it, the sum is computed in parts, with the function fused in.
+
+    XLA does not fuse an elementwise function into the sum over its rows: it writes the function's whole result to memory first. The parts
+    of the function's result are computed and added to each other in one loop.
+    """
     axis = next((axis for axis in axes if array.shape[axis] > 1), axes[0])
     size = array.shape[axis]
     count = max(count for count in range(1, _PARTS + 1) if size % count == 0)
@@ -168,7 +183,7 @@ def _sum_rows(value: Value, array: Array, order: Order, axes: Sequence[int]) -> 
 
 
 def _part(value: Value, order: Order, axis: int, start: int, stop: int, depth: int) -> Any:
-    """A value from start to stop of the dimension order[axis], computed from parts of what it is made of."""
+    """Returns the slice of a value from start to stop along dimension order[axis], computed from slices of the operands in `made`."""
     if not _rank(value):
         return value.plain()
     if isinstance(value, _Broadcast) and order[axis] not in value.dims:
@@ -186,7 +201,7 @@ def _in_order(operands: Sequence[Value], order: Order) -> list[Any]:
 
 
 def _bound(equation: Any, arrays: Sequence[Any], params: dict[str, Any], order: Order | None) -> Sequence[Ordered]:
-    """order: of the results; None: they are plain."""
+    """Binds an equation to arrays. `order` is that of the results; None means that they are plain."""
     results = bind(equation, arrays, params)
     return [_plain(result) if order is None else Ordered(result, order) for result in results]
 
@@ -196,7 +211,7 @@ def _rank(value: Value) -> int:
 
 
 def _common_order(operands: Sequence[Value]) -> Order | None:
-    """The order in which to compute: that of the largest operand which is not plain, if there is one. None: operands of unlike ranks."""
+    """Returns the order in which to compute: that of the largest operand that is not plain, else the plain one. None for unequal ranks."""
     ranks = {_rank(item) for item in operands} - {0}
     if len(ranks) != 1:
         return None
@@ -212,7 +227,7 @@ def _transpose(value: Value, permutation: Sequence[int]) -> Value:
 
 
 def _reshape(equation: Any, value: Value) -> Value | None:
-    """None: it takes the plain value, in another order besides, or makes more numbers of it."""
+    """Returns the reshaped value in its memory order; None if that needs the plain value, or the equation permutes or repeats elements."""
     if equation.primitive.name == "reshape" and equation.params["dimensions"] is not None:
         return None
     wanted = equation.outvars[0].aval.shape
@@ -229,7 +244,7 @@ def _reshape(equation: Any, value: Value) -> Value | None:
 
 
 def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
-    """XLA takes the operands of its convolution in any order; the result gets the first one's, batch for batch and channel for channel."""
+    """Binds a convolution, whose operands XLA accepts in any order; the result gets the order of the first one, by role of dimension."""
     x, y = (item if isinstance(item, Ordered) else _plain(item.plain()) for item in operands)
     numbers = equation.params["dimension_numbers"]
     x_spec, y_spec = (tuple(item.order.index(dim) for dim in spec) for item, spec in ((x, numbers.lhs_spec), (y, numbers.rhs_spec)))
@@ -240,7 +255,7 @@ def _convolution(equation: Any, operands: Sequence[Value]) -> Sequence[Value]:
 
 
 def _gather(equation: Any, operands: Sequence[Value]) -> Value | None:
-    """Places along one dimension, which those of the indices replace; None: any other gather."""
+    """Binds a gather of indices along one dimension, which the dimensions of the indices replace; returns None for other gathers."""
     value, (start, params) = operands[0], (operands[1].plain(), equation.params)
     numbers, sizes = params["dimension_numbers"], params["slice_sizes"]
     others = [dim for dim in range(_rank(value)) if dim not in numbers.collapsed_slice_dims]
@@ -248,7 +263,7 @@ def _gather(equation: Any, operands: Sequence[Value]) -> Value | None:
     if not isinstance(value, Ordered) or value.is_plain or not is_taken or numbers.operand_batching_dims:
         return None
     (dim,) = numbers.collapsed_slice_dims
-    where, count = value.order.index(dim), np.ndim(start) - 1  # of the dimension, and of those in its place
+    where, count = value.order.index(dim), np.ndim(start) - 1  # position of the dimension, and number of dimensions that replace it
     kept = [numbers.offset_dims[others.index(item)] for item in value.order if item != dim]
     made = [place for place in range(len(kept) + count) if place not in numbers.offset_dims]
     changed = lax.GatherDimensionNumbers(
@@ -271,12 +286,12 @@ ELEMENTWISE = frozenset([
 ])
 # fmt: on
 
-# The functions that are computed again for each part of a sum over rows; how many of them one after the other; and the number of parts.
+# Functions that are fused into each part of a sum over rows; how many of them in a chain, at most; and the largest number of parts.
 _SIMPLE = frozenset(["convert_element_type", "integer_pow", "mul", "neg", "square", "sub"])
 _DEPTH = 3
 _PARTS = 8
 
-# A broadcast to as many numbers adds dimensions, and no more.
+# Equations that are reshapes; a broadcast is one if it keeps the number of elements.
 _RESHAPES = frozenset(["broadcast_in_dim", "reshape", "squeeze"])
 
 REDUCTIONS = frozenset(["reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"])
@@ -285,7 +300,7 @@ Change = Callable[[dict[str, Any], Order], dict[str, Any]]
 
 
 def _moved(*names: str) -> Change:
-    """Settings that are given for each dimension, moved with it."""
+    """Returns a function that permutes parameters with one entry per dimension."""
 
     def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
         given = {name: params[name] for name in names if params[name] is not None}
@@ -295,7 +310,7 @@ def _moved(*names: str) -> Change:
 
 
 def _named(name: str) -> Change:
-    """A setting that names one dimension, or several."""
+    """Returns a function that renames the dimensions in a parameter that holds one dimension or several."""
 
     def change(params: dict[str, Any], order: Order) -> dict[str, Any]:
         given = params[name]

@@ -1,11 +1,11 @@
-"""Weights that lie in memory as oneDNN's kernels read them.
+"""Weights prepacked in the blocked memory order that oneDNN's kernels read.
 
-oneDNN brings a weight into an order of its own before it computes with it: blocks of some tens of outputs, whose size depends on processor,
-shapes and dtype. XLA's calls take a weight that is in this order already, but there is no asking which it is. So it is found by trial: a
-weight is packed in each of the orders that occur, and where the result is that of the plain weight, it was the right one.
+oneDNN reorders a weight before it computes with it, into blocks of some tens of output channels whose size depends on processor, shapes and
+dtype. XLA's calls accept a weight that is in this order already, but there is no way to query the order. So it is found by trial: a weight
+is packed in each order that occurs in practice, and the right order is the one that gives the result of the plain weight.
 
-The order also depends on how many processors the calling thread may run on: oneDNN asks when a thread first computes with it. A packed
-weight must be used only where `holds` says so.
+The order also depends on the number of processors that the calling thread may run on, which oneDNN queries when a thread first uses it. A
+packed weight must be used only while `holds()` is true.
 
 Source: oneDNN's developer guide, Memory Format Propagation; openxla/xla, xla/service/cpu/onednn_convolution.cc and onednn_matmul.cc
 """
@@ -40,9 +40,12 @@ packed_convolution = torch.ops.dynaxla.packed_convolution.default
 
 @dataclass(frozen=True)
 class Packing:
-    """An order of a weight in memory: its dimensions from the slowest to the fastest, counted in blocks, then the blocks' insides.
+    """A blocked memory order of a weight: first the dimensions counted in blocks, then the insides of the blocks.
 
-    Attributes: dims; blocked and sizes (the blocks: dimensions, which may repeat, and how many numbers each has inside).
+    Attributes:
+        dims: the weight's dimensions from the slowest to the fastest, counted in blocks.
+        blocked: the dimensions inside a block from the slowest to the fastest; they may repeat.
+        sizes: the size of each entry of `blocked`.
     """
 
     dims: tuple[int, ...]
@@ -50,18 +53,18 @@ class Packing:
     sizes: tuple[int, ...]
 
     def shape(self, weight: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the weight with zeros behind it, so that blocks are full."""
+        """Returns the shape of the weight after padding to full blocks."""
         block = [1] * len(weight)
         for dim, size in zip(self.blocked, self.sizes, strict=True):
             block[dim] *= size
         return tuple(-(-size // full) * full for size, full in zip(weight, block, strict=True))
 
     def length(self, weight: tuple[int, ...]) -> int:
-        """How many numbers the packed weight has, with what a kernel may read behind it."""
+        """Returns the number of elements of the packed weight, including SLACK, which a kernel may read behind it."""
         return math.prod(self.shape(weight)) + SLACK
 
     def pack(self, weight: Array) -> Array:
-        """The weight in this order, and zeros behind it. Shape: of one dimension."""
+        """Returns the weight in this order, flattened to one dimension, followed by SLACK zeros."""
         shape = self.shape(weight.shape)
         weight = lax.pad(weight, np.zeros((), weight.dtype), [(0, full - size, 0) for full, size in zip(shape, weight.shape, strict=True)])
         split: list[int] = []
@@ -75,20 +78,20 @@ class Packing:
         return lax.pad(flat, np.zeros((), flat.dtype), [(0, SLACK, 0)])
 
 
-# Numbers behind a packed weight. Where a weight has a single block of outputs, or of inputs, how long a block is does not show in where its
-# numbers lie: of two orders that give the same results oneDNN's may be the longer one, and its kernel reads to that one's end. No block of
-# inputs is longer than _LARGEST_BLOCK, nor one of outputs, so that it reads at most so many numbers more.
+# Zeros behind a packed weight. If a weight has a single block of outputs, or of inputs, the trial cannot tell the block's size: several
+# orders give the same results, oneDNN's may be a longer one than that found, and its kernel reads to the end of its own. No block has more
+# than _LARGEST_BLOCK inputs or outputs, so that it reads at most SLACK elements more.
 _LARGEST_BLOCK = 128
 SLACK = _LARGEST_BLOCK**2
 
-# Blocks of so many outputs. Of two orders that differ only in the zeros behind the last numbers the longer one comes first: the kernel may
-# read them. Half types come in pairs of inputs, that are multiplied by one instruction.
+# Sizes of blocks of outputs. Of two orders that differ only in trailing zeros, the longer one is tried first, as the kernel may read them.
+# Half types are stored in pairs of inputs, which one instruction multiplies.
 _WIDTHS = (64, 48, 32, 24, 16, 8)
 _PAIRED = 2
 
 
 def _of_matrices(dtype: DType) -> Iterable[Packing]:
-    """Of weights (in, out)."""
+    """Returns the possible orders of weights (in, out)."""
     pair = 1 if dtype == np.float32 else _PAIRED
     for width in _WIDTHS:
         for inputs in (16, 1):
@@ -97,7 +100,7 @@ def _of_matrices(dtype: DType) -> Iterable[Packing]:
 
 
 def _of_kernels(dtype: DType) -> Iterable[Packing]:
-    """Of weights (out, in, *kernel) with two spatial dimensions."""
+    """Returns the possible orders of weights (out, in, *kernel) with two spatial dimensions."""
     pair = 1 if dtype == np.float32 else _PAIRED
     for width in _WIDTHS:
         for inputs in (16, 1):
@@ -107,7 +110,7 @@ def _of_kernels(dtype: DType) -> Iterable[Packing]:
 
 
 def of_linear(rows: int, inputs: int, columns: int, dtype: DType, bias: bool, activation: str, device: jax.Device) -> Packing | None:
-    """The order of a weight (in, out) for `onednn.matmul` with so many rows; None: not found."""
+    """Returns the order of a weight (in, out) for `onednn.matmul` with `rows` rows; None if no order was found."""
 
     def plain(x: Array, weight: Array, shift: Array) -> Array:
         return onednn.matmul(x, weight, False, False, dtype, shift if bias else None, activation)
@@ -129,7 +132,10 @@ def of_convolution(
     bias: bool,
     device: jax.Device,
 ) -> Packing | None:
-    """The order of a weight (out, in, *kernel) for `onednn.convolution`; None: not found. Shape: x and out as there, channels last."""
+    """Returns the order of a weight (out, in, *kernel) for `onednn.convolution`; None if no order was found.
+
+    `x` and `out` are channels-last shapes, as for `onednn.convolution`.
+    """
     settings = out, stride, margins, dilation, 1, dtype
 
     def plain(x: Array, weight: Array, shift: Array) -> Array:
@@ -170,7 +176,7 @@ def _find(
         return _found[key]
 
 
-# As a part of the largest result. With weights in a wrong order, results are off by about as much as they are large.
+# Largest accepted error, relative to the largest result. With a wrong order, errors are about as large as the results.
 _TOLERANCE = 0.02
 
 
@@ -186,7 +192,7 @@ def _try(
 ) -> Packing | None:
     generator = np.random.default_rng(0)
     x, weight, shift = (generator.standard_normal(size, np.float32).astype(dtype) for size in (x_shape, shape, (columns,)))
-    # The right order may need more memory than a wrong one, and the kernel reads all of it.
+    # One length for all candidates: the right order may be longer than the tried one, and the kernel reads all of it.
     length = math.prod(size + _LARGEST_BLOCK for size in shape[:2]) * math.prod(shape[2:]) + SLACK
 
     def distance(x: Array, weight: Array, flat: Array, shift: Array) -> tuple[Array, Array]:
@@ -208,17 +214,17 @@ def _try(
     return None
 
 
-# The number of processors of every thread for which an order was found.
+# The number of processors of the threads for which orders were found; the same for all orders.
 _processors: int | None = None
 
 
 def holds() -> bool:
-    """Whether oneDNN takes the same order in this thread as where it was found."""
+    """True if oneDNN uses the same orders in this thread as when they were found."""
     return affinity.processors() == _processors and not forks.is_cut_off()
 
 
 def _is_uniform() -> bool:
-    """Whether all threads, those of XLA's pool among them, have oneDNN's kernels take the same order, now and whenever one was found."""
+    """True if oneDNN uses the same orders in all threads, including XLA's pool, now and at each earlier trial."""
     global _processors
     if not affinity.all_have(affinity.processors()):
         return False

@@ -1,4 +1,4 @@
-"""Operands of half types, for XLA's own dot on the CPU."""
+"""Conversion of half-type operands to float32 for XLA's own dot on the CPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from .. import dtypes
 
 
 def widened(x: jax.Array, y: jax.Array, platform: str, vectors: bool) -> tuple[jax.Array, jax.Array]:
-    """The operands of a product; on the CPU, those of half types in float32. vectors: whether the product is one of vectors.
+    """Returns the operands of a product; on the CPU, operands of half types are converted to float32 unless `vectors`.
 
-    XLA:CPU widens what none of its libraries takes. If it moves a transpose into a dot after that, it refuses to run the program:
+    XLA:CPU itself widens operands that none of its libraries accepts. But if it then folds a transpose into a dot, the program fails with
     "Unsupported element type for DotThunk::Execute: BF16 x BF16 = F32".
+
+    Args:
+        platform: JAX's name of the platform.
+        vectors: True if the product is one of vectors.
     """
     if platform != "cpu" or vectors or not dtypes.is_float(x.dtype):
         return x, y

@@ -1,4 +1,4 @@
-"""The parts that only XLA:GPU with NVIDIA's libraries needs.
+"""Code that only XLA:GPU with NVIDIA's libraries needs.
 
-fused_attention.py   cuDNN's attention, which keeps no scores in memory
+fused_attention.py   cuDNN's flash attention
 """

@@ -1,11 +1,11 @@
-"""cuDNN's attention: one kernel forward and few backward, which compute the scores block by block and keep none of them in memory.
+"""Custom calls of cuDNN's flash attention, which computes the scores block by block and never holds all of them in memory.
 
-XLA's compiler for CUDA understands these custom calls, plans the kernels, and fails where cuDNN has none (an older cuDNN or device).
+XLA's compiler for CUDA accepts these custom calls, plans the kernels, and fails if cuDNN has none (an older cuDNN or device).
 A call's configuration is a message of XLA's xla/service/gpu/backend_configs.proto, as JSON: `GpuBackendConfig` with a
-`CudnnfMHABackendConfig`. Of its fields these are written: `fmha_scale`; `mask_type` (causal: from the top left); `dropout_rate` and `seed`
-(none); `intermediate_tensor_shape` (the scores'); the dimension numbers of the forward's or the backward's products; and what says that
-it is the flash algorithm by cuDNN's frontend. XLA sets `force_deterministic` itself, for gradients, where the program's options exclude
-what is not (engine/options.py).
+`CudnnfMHABackendConfig`. These fields are written: `fmha_scale`; `mask_type` (causal is aligned to the top left); `dropout_rate` and `seed`
+(no dropout); `intermediate_tensor_shape` (of the scores); the dimension numbers of the forward or backward products; and the fields that
+select the flash algorithm of cuDNN's frontend. XLA itself sets `force_deterministic` for gradients, if the program's options ask for
+determinism (engine/options.py).
 
 Source: openxla/xla, xla/backends/gpu/transforms/cudnn_custom_call_compiler.cc; jax/_src/cudnn/fused_attention_stablehlo.py writes the
 same calls
@@ -27,7 +27,7 @@ from .. import dtypes
 from ..dtypes import DType
 from ..promotion import convert, expand
 
-# Releases of JAX that write the same configuration: tests/lowering/cuda/test_fused_attention.py compares the installed one.
+# Releases of JAX that write the same configuration. tests/lowering/cuda/test_fused_attention.py compares with the installed release.
 KNOWN = ((0, 10), (0, 11), (0, 12))
 
 _FORWARD = {False: "__cudnn$fmhaSoftmax", True: "__cudnn$fmhaScaleBiasSoftmax"}
@@ -35,29 +35,34 @@ _BACKWARD = {False: "__cudnn$fmhaSoftmaxBackward", True: "__cudnn$fmhaScaleBiasS
 
 _NAMES = {"bfloat16": "BF16", "float16": "F16"}
 
-# How heads lie in memory: beside each other within a row, as a linear layer leaves them.
+# Memory orders of (batch, heads, rows, size). With HEADS_INSIDE, the heads of a row are adjacent, as a linear layer writes them.
 HEADS_INSIDE = (0, 2, 1, 3)
 _HEADS_OUTSIDE = (0, 1, 2, 3)
 
-# Sizes of heads for which all devices of compute capability 8 and later have kernels, forward and backward.
+# Head sizes for which all devices of compute capability 8 and later have kernels, forward and backward.
 _LARGEST_SIZE = 128
 _SIZE_STEP = 8
 
 
 def is_known() -> bool:
-    """Whether this jaxlib reads the calls as they are written here."""
+    """True if this jaxlib is known to interpret the calls as they are written here."""
     return tuple(map(int, private.jaxlib_version().split(".")[:2])) in KNOWN
 
 
 def takes(dtype: DType, size: int) -> bool:
-    """Whether cuDNN has kernels for heads of this dtype and size."""
+    """True if cuDNN has kernels for heads of this dtype and size."""
     return dtype.name in _NAMES and size % _SIZE_STEP == 0 and 0 < size <= _LARGEST_SIZE
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Attributes: scale (of the scores, before a bias is added); is_causal (row i sees the columns up to i); heads_inside (whether
-    operands and results lie with their heads beside each other, so that taking them so copies nothing)."""
+    """The settings of an attention call.
+
+    Attributes:
+        scale: factor of the scores, before a bias is added.
+        is_causal: True if row i attends to columns 0 to i only.
+        heads_inside: True if operands and results have the memory order HEADS_INSIDE, so that this order avoids copies.
+    """
 
     scale: float
     is_causal: bool
@@ -69,11 +74,11 @@ class Settings:
 
 
 def forward(query: Array, key: Array, value: Array, mask: Array | None, settings: Settings) -> tuple[Array, Array]:
-    """The attended values, and the logarithm of each row's sum of exponentials. Both are zero in a row whose mask hides everything.
+    """Returns the attention output, and the log-sum-exp of each row of scores. Both are zero in a row that the mask hides completely.
 
     Shape:  query (batch, heads, rows, size), key and value (batch, key heads, columns, size), where heads is a multiple of key heads; mask
-            (batch or 1, heads or 1, rows, columns). The results: as query; (batch, heads, rows).
-    Dtype:  query, key, value and the first result have one; the mask's is that, or bool (true where a score counts); float32.
+            (batch or 1, heads or 1, rows, columns). Results: that of query; (batch, heads, rows).
+    Dtype:  query, key, value and the output have the same; the mask has that or bool (True where a score counts); log-sum-exp is float32.
     """
     bias = None if mask is None else _Bias.of(mask, query.dtype)
     operands = [lax.transpose(x, settings.order) for x in (query, key, value)]
@@ -91,10 +96,11 @@ def forward(query: Array, key: Array, value: Array, mask: Array | None, settings
 def backward(
     grad: Array, query: Array, key: Array, value: Array, mask: Array | None, out: Array, logsumexp: Array, settings: Settings
 ) -> tuple[Array, Array, Array]:
-    """The gradients of query, key and value, each of its operand's shape and dtype. Their sums have another order at every call, unless the
-    program's options exclude what is not deterministic: cuDNN has other kernels for that.
+    """Returns the gradients of query, key and value, each of its operand's shape and dtype.
 
-    out, logsumexp: the forward's. The other operands: as for `forward`.
+    The order of additions differs at every call, unless the program's options ask for determinism: cuDNN has other kernels for that.
+
+    `out` and `logsumexp` are the results of `forward`; the other arguments are as for `forward`.
     """
     bias = None if mask is None else _Bias.of(mask, query.dtype)
     query_in, key_in, value_in, grad_in, out_in = (lax.transpose(x, settings.order) for x in (query, key, value, grad, out))
@@ -107,16 +113,19 @@ def backward(
     return grad_query, grad_key, grad_value
 
 
-# The lowest numbers that the kernels are given. The second stands for -inf: beside the first its weight is zero.
+# The lowest mask values that the kernels get, by dtype: the floor of finite values, and the replacement of -inf. In a row with a value at
+# the floor, the replacement has weight zero.
 _FLOORS = {"bfloat16": (-(2.0**41), -(2.0**42)), "float16": (-(2.0**15), -65504.0)}
 
 
 @dataclass(frozen=True)
 class _Bias:
-    """A mask as the kernels take it. They add it to the scores, and give NaN where a row's numbers are infinite or nearly so.
+    """A mask in the form that the kernels need. They add it to the scores, and return NaN if a row's values are infinite or nearly so.
 
-    Attributes: values (the mask, nowhere below the floor but where it is -inf); largest (number in each row of the mask itself, as
-    float32); floor.
+    Attributes:
+        values: the mask, clamped to the floor from below, with -inf replaced by an even lower value.
+        largest: float32; the largest value in each row of the original mask.
+        floor: the lowest finite value in `values`, other than the replacement of -inf.
     """
 
     values: Array
@@ -125,7 +134,7 @@ class _Bias:
 
     @staticmethod
     def of(mask: Array, dtype: DType) -> _Bias:
-        """mask, dtype (of the query): as for `forward`."""
+        """Returns the bias for a mask of `forward`. `dtype` is that of the query."""
         if dtypes.is_bool(mask.dtype):
             mask = lax.select(mask, lax.full(mask.shape, 0, dtype), lax.full(mask.shape, -np.inf, dtype))
         floor, lowest = _FLOORS[dtype.name]
@@ -134,31 +143,31 @@ class _Bias:
         return _Bias(values, convert(lax.reduce_max(mask, (3,)), np.dtype(np.float32)), floor)
 
     def empty(self, shape: Sequence[int]) -> Array:
-        """Which rows see nothing. shape: (batch, heads, rows), of the result."""
+        """Returns the mask of rows in which every score is hidden. `shape`, (batch, heads, rows), is that of the result."""
         return expand(lax.eq(self.largest, lax.full_like(self.largest, -np.inf)), shape)
 
     def true(self, logsumexp: Array) -> Array:
-        """The log-sum-exp with the mask itself, of the kernel's."""
+        """Converts the kernel's log-sum-exp to that for the original mask."""
         low, largest = self._low(logsumexp.shape)
         moved = lax.add(lax.sub(logsumexp, lax.full_like(logsumexp, self.floor)), largest)
         found = lax.select(low, moved, logsumexp)
         return lax.select(self.empty(logsumexp.shape), lax.full_like(found, 0), found)
 
     def kernels(self, logsumexp: Array) -> Array:
-        """The kernel's log-sum-exp, of the true one. Zero, as rows have it that see nothing, gives them weights of zero."""
+        """Converts the log-sum-exp for the original mask to the kernel's. Completely hidden rows keep zero, which gives weights of zero."""
         low, largest = self._low(logsumexp.shape)
         moved = lax.add(lax.sub(logsumexp, largest), lax.full_like(logsumexp, self.floor))
         return lax.select(low, moved, logsumexp)
 
     def _low(self, shape: Sequence[int]) -> tuple[Array, Array]:
-        """Which rows see nothing above the floor, but something; the largest number of each row."""
+        """Returns the mask of rows whose largest mask value is finite but below the floor, and the largest value of each row."""
         largest = expand(self.largest, shape)
         low = lax.bitwise_and(lax.lt(largest, lax.full_like(largest, self.floor)), lax.bitwise_not(self.empty(shape)))
         return low, largest
 
 
-# A product's two operands, each with the dimension that is summed over, by the letters of its shape: b batch, h heads, r rows, c columns,
-# s size. What lies as (b, h, ...) here lies as (b, ..., h, s) with heads inside; the scores (b, h, r, c) lie as they are.
+# A product's two operands and the contracted dimension. Letters denote dimensions: b batch, h heads, r rows, c columns, s size. With heads
+# inside, operands (b, h, ..., s) are in memory as (b, ..., h, s); the scores are always (b, h, r, c).
 _SCORES = "bhrc"
 _QUERY, _KEY = "bhrs", "bhcs"
 
@@ -209,8 +218,10 @@ def _config(query: Array, key: Array, settings: Settings, products: dict[str, tu
 def _call(
     target: str, config: dict[str, Any], operands: Sequence[Array], results: Sequence[Array | jax.ShapeDtypeStruct], settings: Settings
 ) -> Sequence[Array]:
-    """The results as they are described, (batch, heads, ...), in the settings' order in memory. The call has a workspace besides: XLA asks
-    cuDNN for its size."""
+    """Returns the results with the shapes and dtypes of `results`, (batch, heads, ...), in the settings' memory order.
+
+    The call's last output is a workspace, whose size XLA gets from cuDNN.
+    """
     call = jax.ffi.ffi_call(
         target,
         [*(jax.ShapeDtypeStruct(result.shape, result.dtype) for result in results), jax.ShapeDtypeStruct((0,), np.uint8)],

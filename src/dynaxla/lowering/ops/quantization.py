@@ -32,7 +32,10 @@ def _round(x: Array) -> Array:
 
 
 def _like(value: Any, x: Array, axis: int | None = None) -> Array:
-    """A number, a tensor with one element, or with an axis one value for each index of it: as an array like x."""
+    """Broadcasts `value` to the shape and dtype of x.
+
+    `value` is a number or a tensor with one element; with an `axis`, a number or a vector with one value for each index of `axis`.
+    """
     if not isinstance(value, Array):
         return full_like(x, value)
     value = convert(value, x.dtype)
@@ -40,14 +43,14 @@ def _like(value: Any, x: Array, axis: int | None = None) -> Array:
 
 
 def _inverse(scale: Any) -> Any:
-    """1 / scale, in float32 whatever the tensor's dtype."""
+    """Returns 1 / scale, computed in float32 for every dtype of scale."""
     if not isinstance(scale, Array):
         return np.float32(1) / np.float32(scale)
     return lax.div(number(1, _FLOAT32), convert(scale, _FLOAT32))
 
 
 def _clamped(steps: Array, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """The number of steps within bounds (the lower one for NaN), and where it was."""
+    """Returns `steps` clamped to the bounds (NaN becomes `quant_min`), and the mask of elements that were within them."""
     low, high = number(quant_min, steps.dtype), number(quant_max, steps.dtype)
     inside = lax.bitwise_and(lax.ge(steps, low), lax.le(steps, high))
     bounded = lax.min(lax.max(steps, low), high)
@@ -57,23 +60,25 @@ def _clamped(steps: Array, quant_min: int, quant_max: int) -> tuple[Array, Array
 def _fake_quantized(
     x: Array, scale: Any, zero_point: Any, quant_min: int, quant_max: int, axis: int | None = None, together: bool = False
 ) -> tuple[Array, Array]:
-    """x rounded to a multiple of scale that is in bounds, and where it was in bounds before.
+    """Returns x rounded to a multiple of `scale` and clamped to the bounds, and the mask of elements that were within the bounds.
 
-    together: whether the zero point is added before rounding. scale, zero_point: numbers or arrays, as `_like` takes them.
+    Args:
+        scale, zero_point: numbers or arrays that `_like` accepts.
+        together: add the zero point before rounding, not after.
     """
     wide = convert(x, dtypes.accumulator(x.dtype))
     zero = _like(zero_point, wide, axis)
     steps = lax.mul(wide, _like(_inverse(scale), wide, axis))
     steps = _round(lax.add(zero, steps)) if together else lax.add(zero, _round(steps))
     bounded, inside = _clamped(steps, quant_min, quant_max)
-    # The kernel for whole tensors multiplies in float32, that for channels in the dtype of x.
+    # ATen's per-tensor kernel multiplies in float32, its per-channel kernel in the dtype of x.
     moved = lax.sub(bounded, zero) if axis is not None else convert(lax.sub(bounded, zero), _FLOAT32)
     return convert(lax.mul(moved, _like(scale, moved, axis)), x.dtype), inside
 
 
 @lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def fake_quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min: int, quant_max: int) -> tuple[Array, Array]:
-    """x rounded to a multiple of scale that is in bounds; and where it was in bounds before.
+    """Returns x rounded to a multiple of `scale` and clamped to the bounds, and the mask of elements that were within the bounds.
 
     Shape:  both: that of x.
     Dtype:  that of x; bool.
@@ -85,10 +90,10 @@ def fake_quantize_per_tensor(x: Array, scale: float, zero_point: int, quant_min:
 def fake_quantize_per_tensor_qparams(
     x: Array, scale: Array, zero_point: Array, fake_quant_enabled: Array, quant_min: int, quant_max: int
 ) -> tuple[Array, Array]:
-    """As `fake_quantize_per_tensor`, with scale and zero point as tensors of one element; x itself unless `fake_quant_enabled`.
+    """As `fake_quantize_per_tensor`, with scale and zero point as tensors of one element; returns x unchanged unless `fake_quant_enabled`.
 
     Shape:  both: that of x.
-    Dtype:  that of x; bool. The zero point may have any: its whole part counts.
+    Dtype:  that of x; bool. The zero point may have any dtype and is converted to int32.
     """
     out, inside = _fake_quantized(x, scale, convert(zero_point, _INT32), quant_min, quant_max)
     return _if_enabled(fake_quant_enabled, out, inside, x)
@@ -107,7 +112,7 @@ def fake_quantize_per_channel(
 
     Shape:  both: that of x; scale and zero point are vectors.
     Dtype:  that of x; bool.
-    Raises: RuntimeError when the program runs, for an integer zero point out of bounds.
+    Raises: RuntimeError at run time, for an integer zero point out of bounds.
     """
     together = dtypes.is_float(zero_point.dtype)
     if not together:
@@ -124,7 +129,7 @@ def _whole_zero_point(zero_point: Array, quant_min: int, quant_max: int) -> Arra
 def fake_quantize_learnable_per_tensor(
     x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> Array:
-    """x rounded to a multiple of scale that is in bounds; the zero point is rounded and moved into bounds first.
+    """Rounds x to a multiple of `scale` and clamps it to the bounds. The zero point is rounded and clamped to the bounds first.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -147,7 +152,10 @@ def fake_quantize_learnable_per_channel(
 def _learnable_gradients(
     grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float, axis: int | None
 ) -> tuple[Array, Array, Array]:
-    """Gradients of x, and not yet summed, of scale and zero point; all float32. zero_point: a whole number, as float32."""
+    """Returns the gradients of x, scale and zero point, all float32 and of the shape of x: the caller sums the last two.
+
+    `zero_point` is an integral value in float32.
+    """
     grad, x = convert(grad, _FLOAT32), convert(x, _FLOAT32)
     zero, step, inverse = (_like(value, x, axis) for value in (zero_point, scale, _inverse(scale)))
     steps = _round(lax.add(zero, lax.mul(x, inverse)))
@@ -163,14 +171,14 @@ def _learnable_gradients(
 def fake_quantize_learnable_per_tensor_backward(
     grad: Array, x: Array, scale: Array, zero_point: Array, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> tuple[Array, Array, Array]:
-    """Gradients of x, scale and zero point. (Without elements: x, scale and zero point themselves, as in ATen.)
+    """Gradients of x, scale and zero point. For an empty x, returns x, scale and zero point themselves, as ATen does.
 
     Shape:  that of x, and [1] twice.
     Dtype:  float32.
     """
     if x.size == 0:
         return x, scale, zero_point
-    # Unlike the other direction: half is added, and the rest cut off.
+    # Unlike the forward op, which rounds to even, ATen adds 0.5 and truncates here.
     half_up = lax.add(convert(zero_point, _FLOAT32), np.float32(0.5))
     bounded = lax.min(lax.max(half_up, np.float32(quant_min)), np.float32(quant_max))
     whole = convert(convert(bounded, _INT32), _FLOAT32)
@@ -183,9 +191,9 @@ def fake_quantize_learnable_per_tensor_backward(
 def fake_quantize_learnable_per_channel_backward(
     grad: Array, x: Array, scale: Array, zero_point: Array, axis: int, quant_min: int, quant_max: int, grad_factor: float = 1.0
 ) -> tuple[Array, Array, Array]:
-    """Gradients of x, scale and zero point. (Without elements: x, scale and zero point themselves, as in ATen.)
+    """Gradients of x, scale and zero point. For an empty x, returns x, scale and zero point themselves, as ATen does.
 
-    Shape:  that of x, and one number for each index of `axis` twice.
+    Shape:  that of x, and twice a vector with one element for each index of `axis`.
     Dtype:  float32.
     """
     if x.size == 0:
@@ -196,14 +204,14 @@ def fake_quantize_learnable_per_channel_backward(
     return of_x, of_scale, of_zero
 
 
-# Observing and quantizing at once
+# Fused observer and fake quantization
 
 # Source: ATen native/quantized/cpu/QuantUtils.h
 _SMALL_SCALE = 6.1e-5
 
 
 def _qparams(low: Array, high: Array, quant_min: int, quant_max: int, symmetric: bool, ctx: Context) -> tuple[Array, Array]:
-    """Scale (float32) and zero point (int32) so that the whole range from low to high, and exactly 0, can be represented.
+    """Returns scale (float32) and zero point (int32) such that the range from low to high is covered and 0 is represented exactly.
 
     Source: ATen native/quantized/cpu/QuantUtils.h, ChooseQuantizationParams
     """
@@ -260,14 +268,15 @@ def fused_moving_average_observer(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Moving averages of the extrema (per row if per_row_fake_quant) while observer_on; x quantized by them while fake_quant_on.
+    """Updates the moving averages of x's extrema if `observer_on`, and fake-quantizes x by them if `fake_quant_on`.
 
-    Returns: x or what is left of it, where it was in bounds, and the new running_min, running_max, scale, zero_point.
+    Extrema are per row with `per_row_fake_quant`. Returns x (fake-quantized or unchanged), the mask of elements within the bounds, and
+    the new running_min, running_max, scale and zero_point.
 
-    Shape:  that of x twice; the others keep theirs.
-    Dtype:  float32, bool; the others keep theirs.
-    Raises: UnsupportedOp for other dtypes than float32, and for channels that are not the first dimension; RuntimeError when the program
-            runs, if the smallest is above the largest.
+    Shape:  that of x twice; the other results have the shapes of their arguments.
+    Dtype:  float32, bool; the other results have the dtypes of their arguments.
+    Raises: UnsupportedOp for dtypes other than float32, and for channels that are not the first dimension; RuntimeError at run time, if
+            a running minimum exceeds its maximum.
     """
     if per_row_fake_quant and (ch_axis != 0 or running_min.shape != x.shape[:1]):
         raise UnsupportedOp("a fused observer of channels that are not the first dimension, or that it has not seen before")
@@ -298,7 +307,7 @@ def fused_moving_average_observer(
 
 @lowers(aten._weight_int8pack_mm.default)
 def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) -> Array:
-    """x @ weight transposed, times each column's scale.
+    """x @ weight.T, with each column multiplied by its scale.
 
     Shape:  x (rows, k), weight (columns, k) of int8 and scales (columns) give (rows, columns).
     Dtype:  that of x.
@@ -310,7 +319,10 @@ def weight_int8pack_mm(x: Array, weight: Array, scales: Array, *, ctx: Context) 
 
 
 def _scale_dims(scale: Array, shape: Sequence[int], dim: int) -> Array:
-    """A scale of the whole matrix, or of each index of `dim`, like the product."""
+    """Broadcasts a scale (one number, or one for each index of `dim`) to the shape of the product.
+
+    Raises: UnsupportedOp for blockwise scales.
+    """
     if scale.dtype == _FLOAT32 and scale.size == 1:
         return lax.broadcast_in_dim(lax.reshape(scale, ()), shape, ())
     if scale.dtype == _FLOAT32 and scale.ndim == 2 and scale.shape[dim] == shape[dim] and scale.size == shape[dim]:
@@ -320,9 +332,11 @@ def _scale_dims(scale: Array, shape: Sequence[int], dim: int) -> Array:
 
 @dataclass(frozen=True)
 class Float8Product:
-    """A product of matrices of float8, in float32. Attributes: is_fast (whether sums may be less precise); platform.
+    """A matrix product of float8 operands, computed in float32. It has no `operands`, so `tune` does not measure it.
 
-    It has no `operands`: there is nothing to measure.
+    Attributes:
+        is_fast: True if accumulation may be less precise.
+        platform: JAX's name of the platform.
     """
 
     is_fast: bool
@@ -334,7 +348,7 @@ FLOAT8_PRODUCT: Forms[Float8Product] = Forms("float8_product")
 
 @FLOAT8_PRODUCT.form("tensor_cores", platforms=["cuda"])
 def _by_tensor_cores(problem: Float8Product, x: Array, y: Array, ctx: Context) -> Array:
-    """XLA adds float8 products in full precision where HIGHEST is asked for."""
+    """Precision HIGHEST makes XLA accumulate float8 products in full precision."""
     precision = lax.Precision.DEFAULT if problem.is_fast else lax.Precision.HIGHEST
     return lax.dot_general(x, y, (((1,), (0,)), ((), ())), precision=precision, preferred_element_type=_FLOAT32)
 
@@ -357,11 +371,11 @@ def scaled_mm(
     *,
     ctx: Context,
 ) -> Array:
-    """x @ y, matrices of float8, times their scales, plus bias.
+    """x @ y for float8 matrices, times their scales, plus bias.
 
     Shape:  x (m, k) and y (k, n) give (m, n). scale_a: one number or (m, 1); scale_b: one number or (1, n), both float32.
     Dtype:  `out_dtype`.
-    Raises: UnsupportedOp for a result in float8, and for a scale for each block.
+    Raises: UnsupportedOp for a float8 result, and for blockwise scales.
     """
     out = ctx.output
     if out.jax_dtype.itemsize == 1:
@@ -374,12 +388,15 @@ def scaled_mm(
     return convert(product, out.jax_dtype)
 
 
-# A recipe (torch.nn.functional.ScalingType): one scale, or one for each row of x and column of y. The others have one for each block.
+# Recipes (torch.nn.functional.ScalingType) with one scale, or one for each row of x and column of y. All others have blockwise scales.
 _WITHOUT_BLOCKS = ([0], [1])
 
 
 def _scales_v2(scale_a: Scales, recipe_a: Dims, swizzle_a: Dims, scale_b: Scales, recipe_b: Dims, swizzle_b: Dims) -> tuple[Array, Array]:
-    """Raises: UnsupportedOp for blocks, and for scales in another order than that of their matrix."""
+    """Returns the two scales.
+
+    Raises: UnsupportedOp for blockwise scales, and for swizzled ones.
+    """
     for recipe, swizzle in ((recipe_a, swizzle_a), (recipe_b, swizzle_b)):
         if list(recipe) not in _WITHOUT_BLOCKS or any(swizzle):
             raise UnsupportedOp(f"_scaled_mm_v2 with a scale for each block: recipe {list(recipe)}, swizzle {list(swizzle)}")
@@ -403,9 +420,9 @@ def scaled_mm_v2(
     *,
     ctx: Context,
 ) -> Array:
-    """As `scaled_mm`, with recipes for the scales. contraction_dim is no more than a check of ATen's.
+    """As `scaled_mm`, with recipes for the scales. ATen only validates contraction_dim, so it is ignored here.
 
-    Raises: UnsupportedOp for a result in float8, and for scales for each block.
+    Raises: UnsupportedOp for a float8 result, and for blockwise scales.
     """
     scales = _scales_v2(scale_a, recipe_a, swizzle_a, scale_b, recipe_b, swizzle_b)
     return scaled_mm(x, y, *scales, bias, None, out_dtype, use_fast_accum, ctx=ctx)

@@ -1,7 +1,7 @@
-"""Products with a weight that is computed from eight-bit numbers, as `linear(x, weight.to(x.dtype) * scale[:, None])` has it.
+"""Matrix products with a weight that is dequantized from 8-bit integers, as in `linear(x, weight.to(x.dtype) * scale[:, None])`.
 
-XLA:CPU computes the weight as a whole before it multiplies: it writes and reads four bytes for each byte of the model. Here a few rows of
-the weight at a time are computed, and multiplied while they are in the processor's cache.
+XLA:CPU dequantizes the whole weight before it multiplies, and so writes and reads four bytes for each byte of the model. The form here
+dequantizes the weight in blocks of rows and multiplies each block while it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -23,15 +23,20 @@ from ..dtypes import DType
 from ..forms import Forms
 from ..promotion import convert, expand, full_like
 
-# From a number of row and a number of rows to these rows.
+# (index of the first row, number of rows) -> these rows of a value.
 Rows = Callable[[Array, int], Array]
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A product of x with the rows of a weight, apart from their values.
+    """The product of x and the transpose of a dequantized weight.
 
-    Attributes: rows (of x); shape, dtype (of the weight); read_bytes (of what the weight is computed from); platform.
+    Attributes:
+        rows: number of rows of x.
+        shape: shape of the weight, (columns of the result, contracted size).
+        dtype: dtype of the dequantized weight.
+        read_bytes: size in bytes of the values from which the weight is computed.
+        platform: JAX's name of the platform.
     """
 
     rows: int
@@ -43,17 +48,19 @@ class Problem:
 
 QUANTIZED_PRODUCT: Forms[Problem] = Forms("quantized_product")
 
-# With more rows, computing the weight takes little of the time. (In half types XLA rounds slowly, and oneDNN is fast from two rows on.)
+# With more rows than this, dequantizing is a small part of the time. (Half types: only one row, since XLA rounds them slowly and oneDNN
+# is fast from two rows on.)
 _MANY_ROWS = 16
-# Smaller weights stay in the cache as a whole.
+# Smaller weights fit into the cache as a whole.
 _FEW_NUMBERS = 1 << 20
-# A block of the weight in the dtype in which it is multiplied.
+# Bytes of one block of the weight, in the dtype in which it is multiplied.
 _BLOCK_BYTES = 1 << 18
 
 
 def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
-    """x times the current node's argument at `position`, the transpose of a weight that is computed from eight-bit numbers; None if it is
-    something else, or is better computed first.
+    """Returns x times the current node's argument at `position`, if that is the transpose of a weight dequantized from 8-bit integers.
+
+    Returns None if the argument is any other value, or if dequantizing the whole weight first is faster.
 
     Shape:  x (rows, n) and a weight (columns, n) give (rows, columns).
     Dtype:  the accumulator's.
@@ -74,7 +81,12 @@ def product_of_quantized(ctx: Context, position: int, x: Array) -> Array | None:
 
 
 def multiply(ctx: Context, x: Array, shape: tuple[int, ...], block: Rows, read_bytes: int) -> Array | None:
-    """x times the transpose of a weight of this shape, whose rows `block` gives; None if the weight is better computed first."""
+    """Returns x times the transpose of a weight of shape `shape`, or None if dequantizing the whole weight first is faster.
+
+    Args:
+        block: computes consecutive rows of the weight.
+        read_bytes: size in bytes of the values from which the weight is computed.
+    """
     problem = Problem(x.shape[0], shape, x.dtype, read_bytes, ctx.platform)
     result: Array | None = ctx.choose(QUANTIZED_PRODUCT, problem).run(problem, ctx, x, block)
     return result
@@ -96,7 +108,7 @@ def _by_blocks(problem: Problem, ctx: Context, x: Array, block: Rows) -> Array:
     x = convert(x, wide)
 
     def step(number: Array, result: Array) -> Array:
-        # XLA moves the last block, in what is read and in what is written, to where it has its full length.
+        # XLA clamps the start of the last block, in the read as in the write, so that the block has its full length.
         start = lax.mul(lax.convert_element_type(number, np.int32), np.int32(size))
         weight = convert(block(start, size), wide)
         part = lax.dot_general(x, weight, (((1,), (1,)), ((), ())), precision=ctx.settings.matmul_precision)
@@ -107,7 +119,7 @@ def _by_blocks(problem: Problem, ctx: Context, x: Array, block: Rows) -> Array:
 
 @QUANTIZED_PRODUCT.form("whole")
 def _by_whole(problem: Problem, ctx: Context, x: Array, block: Rows) -> None:
-    """The caller multiplies with the weight as a whole."""
+    """Returns None: the caller multiplies by the whole weight."""
 
 
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default)
@@ -115,7 +127,10 @@ _ARITHMETIC = {aten.mul.Tensor: lax.mul, aten.sub.Tensor: lax.sub, aten.add.Tens
 
 
 def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
-    """How some of the rows of a value are computed, of which there are `count`. leaves: gets the values that are read for that."""
+    """Returns a function that computes consecutive rows of the value of `node`, which has `count` rows.
+
+    Appends to `leaves` the nodes whose values that function reads.
+    """
     spec = ctx.spec(node)
     dtype = dtypes.to_jax(spec.dtype)
     if node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}:
@@ -133,14 +148,14 @@ def _rows(ctx: Context, node: Node, count: int, leaves: list[Node]) -> Rows:
 
 
 def _computed(node: Node, operands: list[Array], shape: tuple[int, ...], dtype: DType) -> Array:
-    """One op on some rows, rounded as the op does."""
+    """Computes one arithmetic op on a block of rows, and rounds the result to `dtype` as the op does."""
     wide = dtypes.accumulator(dtype)
     left, right = (expand(convert(operand, wide), shape) for operand in operands)
     return convert(_ARITHMETIC[node.target](left, right), dtype)
 
 
 def _operand(ctx: Context, argument: Any, count: int, leaves: list[Node], result: Any) -> Rows:
-    """What one of an op's arguments is for some rows of its result."""
+    """Returns a function that computes the part of `argument` that some rows of the op's result need. `result` is the result's spec."""
     if not isinstance(argument, Node) or not isinstance(argument.meta.get("val"), torch.Tensor):
         number = ctx.spec_of(argument)
         return lambda start, size: full_like(lax.full((), 0, dtypes.to_jax(result.dtype)), number)

@@ -1,6 +1,6 @@
-"""Random numbers: ATen's distributions, drawn from XLA's generator with keys from the context.
+"""Lowerings of ATen's random distributions. Numbers come from XLA's generator, with keys from the context.
 
-The numbers are not eager PyTorch's, but `torch.manual_seed` rules them: the context's key follows from torch's default generator.
+The numbers differ from eager mode's, but `torch.manual_seed` determines them: the context's key is drawn from torch's default generator.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from .bounds import refuse_unless
 
 Shape = tuple[int, ...]
 
-# How many bits the mantissas of floats have. Uniform numbers have as many random bits: ATen core/TransformationHelper.h, uniform_real
+# Bits in the mantissa of each float dtype. Uniform numbers have as many random bits: ATen core/TransformationHelper.h, uniform_real
 MANTISSA_BITS = {np.dtype(np.float32): 24, np.dtype(np.float64): 53, np.dtype(np.float16): 11, dtypes.to_jax(torch.bfloat16): 8}
 
 
 def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
-    """Numbers from [0, 1); of complex numbers, both parts.
+    """Uniform numbers from [0, 1). For complex dtypes, both parts are drawn.
 
-    Dtype:  `dtype`: float32, float64, or the complex of one of them.
+    Dtype:  `dtype`: float32, float64, complex64 or complex128.
     """
     if dtypes.is_complex(dtype):
         return lax.complex(uniform_numbers(ctx, shape, dtypes.real(dtype)), uniform_numbers(ctx, shape, dtypes.real(dtype)))
@@ -42,7 +42,7 @@ def uniform_numbers(ctx: Context, shape: Shape, dtype: DType) -> Array:
 
 
 def uniform_from(key: Array, shape: Shape, dtype: DType) -> Array:
-    """float32 or float64 numbers from [0, 1), as a key gives them."""
+    """Uniform numbers from [0, 1) for a given key. `dtype` must be a float dtype of `MANTISSA_BITS`."""
     word = np.dtype(np.uint64 if dtype.itemsize == 8 else np.uint32)
     kept = MANTISSA_BITS[dtype]
     bits = lax.shift_right_logical(jax.random.bits(key, shape, word), number(word.itemsize * 8 - kept, word))
@@ -50,7 +50,7 @@ def uniform_from(key: Array, shape: Shape, dtype: DType) -> Array:
 
 
 def _between(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
-    """Numbers between two others, both parts of complex ones. As a half type they may be rounded to the upper end."""
+    """Uniform numbers between low and high, in both parts for complex dtypes. Rounding to a half type may give `high` itself."""
     drawn = uniform_numbers(ctx, shape, dtypes.accumulator(dtype))
     return convert(lax.add(lax.mul(drawn, number(high - low, drawn.dtype)), _both_parts(low, drawn.dtype)), dtype)
 
@@ -60,20 +60,20 @@ def _both_parts(value: float, dtype: DType) -> Any:
 
 
 def _normal(ctx: Context, shape: Shape, dtype: DType) -> Array:
-    """Standard normal numbers in the dtype in which ATen computes; complex ones have variance 1 in all."""
+    """Standard normal numbers in the accumulator of `dtype`. Complex numbers have a total variance of 1."""
     return jax.random.normal(ctx.key(), shape, dtypes.accumulator(dtype))
 
 
 def _computation(dtype: DType) -> DType:
-    """The float dtype in which to draw for a result that may be of integers."""
+    """Returns the float dtype in which to draw for a result of `dtype`, which may be an integer dtype."""
     return dtypes.accumulator(dtype) if dtypes.is_inexact(dtype) else np.dtype(np.float32)
 
 
-# From nothing
+# Distributions with a given size
 
 
 def _half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float) -> Array:
-    """As _between, without the upper end: what is rounded to that becomes the lower end, as in ATen."""
+    """As _between, without `high`: numbers that round to `high` become `low`, as in ATen."""
     drawn = _between(ctx, shape, dtype, low, high)
     at_end = lax.eq(drawn, _both_parts(high, dtype))
     return lax.select(at_end, lax.full(shape, _both_parts(low, dtype)), drawn)
@@ -81,7 +81,7 @@ def _half_open(ctx: Context, shape: Shape, dtype: DType, low: float, high: float
 
 @lowers(aten.rand.default, aten.rand.generator)
 def rand(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Numbers from [0, 1), both parts of complex ones.
+    """Uniform numbers from [0, 1), in both parts for complex dtypes.
 
     Dtype:  `dtype` if given, else the default float.
     """
@@ -100,7 +100,7 @@ def rand_like(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.randn.default, aten.randn.generator)
 def randn(size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Standard normal numbers; complex ones have variance 1 in all.
+    """Standard normal numbers. Complex numbers have a total variance of 1.
 
     Dtype:  `dtype` if given, else the default float.
     """
@@ -125,13 +125,13 @@ _BERNOULLI = "Expected p_in >= 0 && p_in <= 1 to be true, but got false."
 
 def _bernoulli(ctx: Context, p: Array, dtype: DType) -> Array:
     ctx.require(lax.bitwise_and(lax.ge(p, full_like(p, 0)), lax.le(p, full_like(p, 1))), RuntimeError, _BERNOULLI)
-    # ATen draws the numbers to compare with a half p in float32
+    # For a p of a half type, ATen draws the numbers that it compares in float32.
     probability = convert(p, np.dtype(np.float64) if p.dtype == np.float64 else np.dtype(np.float32))
     return convert(lax.lt(uniform_numbers(ctx, p.shape, probability.dtype), probability), dtype)
 
 
 def _keep(ctx: Context, shape: Shape, probability: float) -> Array:
-    """A mask that is True with a probability, as far as 2**-16 of it."""
+    """Returns a mask that is True with this probability, up to a relative error of 2**-16."""
     if not 0 < probability < 1:
         return lax.full(shape, probability >= 1)
     word = np.uint32 if 2.0**-16 < probability < 1 - 2.0**-16 else np.uint64
@@ -141,7 +141,7 @@ def _keep(ctx: Context, shape: Shape, probability: float) -> Array:
 
 @lowers(aten.bernoulli.default)
 def bernoulli(p: Array, ctx: Context) -> Array:
-    """1 with the probability that p gives, else 0.
+    """1 with the probability in the same element of p, else 0.
 
     Shape:  that of p.
     Dtype:  that of p.
@@ -162,7 +162,7 @@ def bernoulli_p(x: Array, p: float, ctx: Context) -> Array:
 
 @lowers(aten.bernoulli.Tensor)
 def bernoulli_tensor(x: Array, p: Array, ctx: Context) -> Array:
-    """1 with the probability that p gives, else 0.
+    """1 with the probability in the same element of p, else 0.
 
     Shape:  that of x, to which p is broadcast.
     Dtype:  that of x.
@@ -172,7 +172,7 @@ def bernoulli_tensor(x: Array, p: Array, ctx: Context) -> Array:
 
 @lowers(aten.native_dropout.default)
 def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tuple[Array, Array]:
-    """x with each element kept with probability 1 - p and then divided by it; and the mask of those kept.
+    """Keeps each element of x with probability 1 - p and divides it by 1 - p; also returns the mask of kept elements.
 
     Shape:  both: that of x.
     Dtype:  that of x; bool.
@@ -180,7 +180,7 @@ def native_dropout(x: Array, p: float, train: bool | None, ctx: Context) -> tupl
     if train is False:
         return x, lax.full(x.shape, True)
     if train is None and _is_view_of_input(ctx):
-        # No UnsupportedOp: torch's kernel cannot stand in either, since what the outputs share was planned with that belief.
+        # Not an UnsupportedOp: torch's kernel is no fallback, as the outputs' aliasing was planned for an op that returns its input.
         raise LoweringError("native_dropout with train=None: PyTorch's tracing believes that it drops nothing", hint="pass train=True")
     if not 0 <= p <= 1:
         raise UnsupportedOp(f"torch's kernel refuses a probability of {p}")
@@ -195,7 +195,7 @@ def _is_view_of_input(ctx: Context) -> bool:
 
 
 def _masked_scale(x: Array, mask: Array, scale: float) -> Array:
-    # A product, as ATen's, and no selection: a nan that is dropped stays nan.
+    # A product as in ATen, not a select: a dropped nan stays nan.
     wide = convert(x, dtypes.accumulator(x.dtype))
     return convert(lax.mul(wide, lax.select(mask, full_like(wide, scale), full_like(wide, 0))), np.dtype(x.dtype))
 
@@ -212,7 +212,7 @@ def native_dropout_backward(grad: Array, mask: Array, scale: float) -> Array:
 
 @lowers(aten._fused_dropout.default)
 def fused_dropout(x: Array, p: float, ctx: Context) -> tuple[Array, Array]:
-    """As native_dropout, but p is the probability to keep.
+    """As native_dropout, but p is the probability of keeping an element.
 
     Shape:  both: that of x.
     Dtype:  that of x; uint8.
@@ -225,8 +225,9 @@ def fused_dropout(x: Array, p: float, ctx: Context) -> tuple[Array, Array]:
 def rrelu_with_noise_functional(
     x: Array, noise: Array, lower: float = 0.125, upper: float = 1 / 3, training: bool = False, *, ctx: Context
 ) -> tuple[Array, Array]:
-    """Leaky ReLU with a random slope for each element, and the slopes (1 where x is positive or nan). Without `training` the slope is the
-    middle one, and the second result is `noise`.
+    """Leaky ReLU with a random slope for each element; also returns the slopes (1 where x is positive or nan).
+
+    Without `training` the slope is (lower + upper) / 2, and the second result is `noise`.
 
     Shape:  both: that of x.
     Dtype:  both: that of x.
@@ -241,7 +242,7 @@ def rrelu_with_noise_functional(
 
 @lowers(aten.rrelu_with_noise_backward.default)
 def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float, upper: float, training: bool, is_result: bool) -> Array:
-    """The gradient of x: grad times the slopes, which `noise` holds while training.
+    """The gradient of x: grad times the slopes. In training, `noise` holds the slopes.
 
     Shape:  that of x.
     """
@@ -250,12 +251,12 @@ def rrelu_with_noise_backward(grad: Array, x: Array, noise: Array, lower: float,
     return leaky_relu_backward(grad, x, (lower + upper) / 2, is_result)
 
 
-# With the shape and dtype of a tensor
+# Distributions with the shape and dtype of a tensor
 
 
 @lowers(aten.uniform.default)
 def uniform(x: Array, low: float = 0, high: float = 1, *, ctx: Context) -> Array:
-    """Numbers from [low, high), both parts of complex ones.
+    """Uniform numbers from [low, high), in both parts for complex dtypes.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -276,7 +277,7 @@ def _scaled_normal(ctx: Context, shape: Shape, dtype: DType, mean: Any, std: Any
 
 @lowers(aten.normal_functional.default)
 def normal_functional(x: Array, mean: float = 0, std: float = 1, *, ctx: Context) -> Array:
-    """Normal numbers. A number as mean is that of both parts of complex numbers.
+    """Normal numbers. For complex dtypes, `mean` is the mean of both parts.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -286,17 +287,17 @@ def normal_functional(x: Array, mean: float = 0, std: float = 1, *, ctx: Context
 
 @lowers(aten.normal.Tensor_float, aten.normal.float_Tensor, aten.normal.Tensor_Tensor)
 def normal(mean: Any, std: Any = 1, *, ctx: Context) -> Array:
-    """Normal numbers with these means and standard deviations.
+    """Normal numbers with elementwise means and standard deviations.
 
-    Shape:  that of both, broadcast.
-    Raises: RuntimeError when the program runs, for a negative standard deviation.
+    Shape:  mean and std, broadcast.
+    Raises: RuntimeError at run time, for a negative standard deviation.
     """
     return _scaled_normal(ctx, ctx.output.shape, ctx.output.jax_dtype, mean, std)
 
 
 @lowers(aten.normal.float_float)
 def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Normal numbers of one mean and standard deviation.
+    """Normal numbers with one mean and one standard deviation.
 
     Shape:  `size`.
     Dtype:  `dtype` if given, else the default float.
@@ -306,7 +307,7 @@ def normal_numbers(mean: float, std: float, size: Any, *, dtype: DType | None = 
 
 @lowers(aten.exponential.default)
 def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
-    """Numbers of the exponential distribution. Never 0, so that one may divide by it.
+    """Exponentially distributed numbers. They are never 0, so that callers may divide by them.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -317,9 +318,9 @@ def exponential(x: Array, rate: float = 1, *, ctx: Context) -> Array:
 
 
 def standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
-    """Numbers of the exponential distribution with rate 1; at least the smallest normal number.
+    """Exponentially distributed numbers with rate 1, at least the smallest positive normal number of their dtype.
 
-    Dtype:  that in which a result of `dtype` is computed: a float of 32 bits or more.
+    Dtype:  the dtype in which a result of `dtype` is computed: a float of 32 bits or more.
     """
     drawn = uniform_numbers(ctx, shape, _computation(dtype))
     return lax.max(lax.neg(lax.log1p(lax.neg(drawn))), number(np.finfo(drawn.dtype).tiny, drawn.dtype))
@@ -327,7 +328,7 @@ def standard_exponential(ctx: Context, shape: Shape, dtype: DType) -> Array:
 
 @lowers(aten.log_normal.default)
 def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Array:
-    """exp of normal numbers.
+    """The exponential of normal numbers.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -339,7 +340,7 @@ def log_normal(x: Array, mean: float = 1, std: float = 2, *, ctx: Context) -> Ar
 
 @lowers(aten.cauchy.default)
 def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Array:
-    """Numbers of Cauchy's distribution.
+    """Cauchy-distributed numbers.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -352,7 +353,7 @@ def cauchy(x: Array, median: float = 0, sigma: float = 1, *, ctx: Context) -> Ar
 
 @lowers(aten._standard_gamma.default)
 def standard_gamma(concentration: Array, ctx: Context) -> Array:
-    """Numbers of the gamma distribution. At least the smallest normal number, also where the concentration is not positive.
+    """Gamma-distributed numbers, at least the smallest positive normal number, also where the concentration is not positive.
 
     Shape:  that of the concentration.
     Dtype:  that of the concentration.
@@ -364,7 +365,7 @@ def standard_gamma(concentration: Array, ctx: Context) -> Array:
 
 @lowers(aten._sample_dirichlet.default)
 def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
-    """Numbers of Dirichlet's distribution: those along the last dimension have the sum 1. At least the smallest normal number.
+    """Dirichlet-distributed numbers: their sum along the last dimension is 1. Each is at least the smallest positive normal number.
 
     Shape:  that of the concentration.
     Dtype:  that of the concentration.
@@ -375,6 +376,6 @@ def sample_dirichlet(concentration: Array, ctx: Context) -> Array:
 
 
 def _at_least_tiny(drawn: Array) -> Array:
-    """The smallest normal number instead of what is less, or no number."""
+    """Replaces nan, and numbers below the smallest positive normal number, by the latter."""
     smallest = full_like(drawn, float(jax.numpy.finfo(drawn.dtype).tiny))
     return lax.select(lax.gt(drawn, smallest), drawn, smallest)

@@ -1,6 +1,6 @@
-"""Random numbers that are whole: integers of a range, permutations, and what is counted or chosen.
+"""Lowerings of random integers: integers of a range, permutations, counting distributions and multinomial choices.
 
-Everything is drawn in float64 or in whole numbers, as ATen's kernels draw it: float32's 24 random bits would leave gaps.
+All draws are in float64 or in integers, as in ATen's kernels: float32's 24 random bits would leave gaps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def _integers(ctx: Context, low: int, high: int) -> Array:
-    """Integers from [low, high), for the current node's result.
+    """Returns integers from [low, high), with the shape and dtype of the current node's result.
 
     Source: ATen native/DistributionTemplates.h, random_from_to_impl
     """
@@ -42,8 +42,10 @@ def _integers(ctx: Context, low: int, high: int) -> Array:
 
 
 def _from_to(ctx: Context, low: int, last: int, message: str) -> Array:
-    """Integers from low to last, both included, for the current node's result; the call raises if there are none, or the dtype does not
-    reach so far."""
+    """Returns integers from low to last, both included, with the shape and dtype of the current node's result.
+
+    The call raises RuntimeError, with `message` for an empty range, or if the dtype does not hold a bound.
+    """
     spec: TensorSpec = ctx.output
     dtype = spec.jax_dtype
     refuse_unless(ctx, low <= last, RuntimeError, message)
@@ -58,10 +60,12 @@ def _from_to(ctx: Context, low: int, last: int, message: str) -> Array:
 
 
 def below(ctx: Context, shape: Shape, count: int | Array) -> Array:
-    """Whole numbers from 0 up to count (at most 2**64), which is left out, all with the same probability: as far as 2**-16 of it, or far
-    less where count is above 2**16. An array's count is read as uint64.
+    """Returns integers from [0, count), uniformly distributed; count is at most 2**64.
 
-    Dtype: uint64.
+    The relative error of each probability is at most 2**-16, and far smaller if count is above 2**16. A count that is an array is
+    converted to uint64.
+
+    Dtype:  uint64.
     """
     if not isinstance(count, int):
         return _high_product(_word(ctx, shape), _word(ctx, shape), expand(convert(count, np.dtype(np.uint64)), shape))
@@ -69,7 +73,7 @@ def below(ctx: Context, shape: Shape, count: int | Array) -> Array:
         if count & (count - 1) == 0:
             return lax.shift_right_logical(_word(ctx, shape), np.uint64(65 - count.bit_length()))
         return _high_product(_word(ctx, shape), _word(ctx, shape), lax.full(shape, np.uint64(count)))
-    # A fraction of so many random bits, times count, without what is behind the point.
+    # The integer part of count times a random fraction of 32 or 64 bits.
     factor, half = np.uint64(count), np.uint64(32)
     if count <= 1 << 16 or count & (count - 1) == 0:
         bits = lax.convert_element_type(jax.random.bits(ctx.key(), shape, np.uint32), np.uint64)
@@ -84,9 +88,9 @@ def _word(ctx: Context, shape: Shape) -> Array:
 
 
 def _high_product(high: Array, low: Array, factor: Array) -> Array:
-    """The part above 2**128 of the product (high * 2**64 + low) * factor.
+    """Returns (high * 2**64 + low) * factor, divided by 2**128 and truncated.
 
-    Dtype:  uint64, of operands and result.
+    Dtype:  operands and result are uint64.
     """
     upper, lower, carried = _upper(high, factor), lax.mul(high, factor), _upper(low, factor)
     total = lax.add(lower, carried)
@@ -94,7 +98,7 @@ def _high_product(high: Array, low: Array, factor: Array) -> Array:
 
 
 def _upper(x: Array, y: Array) -> Array:
-    """The upper 64 bits of a product of uint64 numbers, computed from the products of their halves."""
+    """Returns the upper 64 bits of the product of two uint64 numbers, computed from the products of their 32-bit halves."""
     half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
     (x_high, x_low), (y_high, y_low) = ((lax.shift_right_logical(value, half), lax.bitwise_and(value, mask)) for value in (x, y))
     crossed = lax.mul(x_high, y_low), lax.mul(x_low, y_high)
@@ -106,7 +110,7 @@ def _upper(x: Array, y: Array) -> Array:
     return lax.add(upper, lax.shift_right_logical(middle, half))
 
 
-# As ATen's messages call them.
+# The names of dtypes in ATen's messages.
 _C_NAMES = {
     dtypes.to_jax(dtype): name
     for dtype, name in {
@@ -118,7 +122,7 @@ _C_NAMES = {
 
 
 def _limits(dtype: DType) -> tuple[float, float]:
-    """The smallest and the largest integer that random_ may draw for a dtype."""
+    """Returns the smallest and the largest integer that random_ may draw for a dtype."""
     if dtypes.is_bool(dtype):
         return 0, 1
     if dtypes.is_integer(dtype):
@@ -127,7 +131,7 @@ def _limits(dtype: DType) -> tuple[float, float]:
 
 
 def _representable(low: int, high: int, dtype: DType) -> tuple[int, int]:
-    """The bounds, moved inwards so that a number between them is so as a float, too.
+    """Returns the bounds, moved inwards so that an integer between them stays between them when it is converted to `dtype`.
 
     Source: ATen native/DistributionTemplates.h, update_from and update_to
     """
@@ -137,7 +141,7 @@ def _representable(low: int, high: int, dtype: DType) -> tuple[int, int]:
         return 1 << (abs(value).bit_length() - digits)
 
     def rounded(value: int) -> int:
-        """As x86 casts to the dtype and back."""
+        """Casts to the dtype and back, as x86 does."""
         cast = float(number(value, dtype))
         return int(cast) if abs(cast) < 2.0**63 else -(2**63)
 
@@ -181,7 +185,7 @@ def randint_like(x: Array, high: int, *, dtype: DType | None = None, ctx: Contex
 
 @lowers(aten.randint_like.Tensor, aten.randint_like.Tensor_generator)
 def randint_like_tensor(x: Array, high: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """Integers from [0, high). The bound is known when the program runs, and then compared with what the result's dtype holds.
+    """Integers from [0, high). `high` is known at run time only, and is checked against the result's dtype then.
 
     Shape:  that of x.
     Dtype:  `dtype` if given, else that of x.
@@ -207,13 +211,13 @@ def randint_like_low(x: Array, low: int, high: int, *, dtype: DType | None = Non
 
 
 def _last(dtype: DType) -> int:
-    """The largest integer that random_ draws if it is not told: for floats that up to which they hold all integers."""
+    """Returns the largest integer that random_ draws by default: for floats, the largest n such that all integers up to n are exact."""
     return 2 ** MANTISSA_BITS[dtype] if dtypes.is_float(dtype) else int(_limits(dtype)[1])
 
 
 @lowers(aten.random.default)
 def random(x: Array, ctx: Context) -> Array:
-    """Integers from 0 to the largest one of the dtype; for floats, to the one up to which they hold all integers.
+    """Integers from 0 to the dtype's largest; for floats, to the largest n such that all integers up to n are exact.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -234,7 +238,7 @@ def random_to(x: Array, high: int, ctx: Context) -> Array:
 
 @lowers(getattr(aten.random, "from"))
 def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
-    """Integers from [low, high), or without `high` from low to the largest one of the dtype.
+    """Integers from [low, high), or without `high` from low to the largest integer that `random` draws.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -254,7 +258,7 @@ def random_from(x: Array, low: int, high: int | None, ctx: Context) -> Array:
 
 @lowers(aten.randperm.default, aten.randperm.generator)
 def randperm(n: int, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The integers from 0 up to n, which is left out, in random order.
+    """The integers from [0, n) in random order.
 
     Shape:  [n].
     Dtype:  `dtype` if given, else int64.
@@ -277,12 +281,12 @@ _MOST_PERMUTED = {
 }
 
 
-# Counted and chosen
+# Counting distributions and multinomial choices
 
 
 @lowers(aten.geometric.default)
 def geometric(x: Array, p: float, ctx: Context) -> Array:
-    """The number of trials up to and with the first success.
+    """The number of trials up to and including the first success.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -290,18 +294,18 @@ def geometric(x: Array, p: float, ctx: Context) -> Array:
     if not 0 < p < 1:
         refuse_unless(ctx, False, RuntimeError, f"geometric_ expects p to be in (0, 1), but got p={p}")
         return x
-    # In float64, as ATen draws: for small p the numbers are large, and float32's random numbers would leave gaps among them.
+    # In float64, as in ATen: for small p the numbers are large, and float32's random bits would leave gaps among them.
     drawn = standard_exponential(ctx, x.shape, _FLOAT64)
     return convert(lax.ceil(lax.div(drawn, full_like(drawn, -math.log1p(-p)))), np.dtype(x.dtype))
 
 
 @lowers(aten.poisson.default)
 def poisson(rate: Array, ctx: Context) -> Array:
-    """Numbers of Poisson's distribution, drawn in float64.
+    """Poisson-distributed numbers, drawn in float64.
 
     Shape:  that of the rate.
     Dtype:  that of the rate.
-    Raises: RuntimeError when the program runs, for a negative rate.
+    Raises: RuntimeError at run time, for a negative rate.
     """
     valid = lax.ge(rate, full_like(rate, 0))
     ctx.require(valid, RuntimeError, "invalid Poisson rate, expected rate to be non-negative")
@@ -311,17 +315,17 @@ def poisson(rate: Array, ctx: Context) -> Array:
     few = _by_inversion(ctx, lax.select(small, wide, full_like(wide, 0)))
     many = _by_rejection(ctx, lax.clamp(_SMALL_RATE, wide, _LARGE_RATE))
     drawn = lax.select(small, few, many)
-    # A rate that int64 does not hold becomes what a cast to int64 makes of it.
+    # A larger rate is itself the draw; the cast to int64 below then decides its value.
     drawn = lax.select(lax.gt(wide, full_like(wide, _LARGE_RATE)), wide, drawn)
     return convert(convert(drawn, np.dtype(np.int64)), np.dtype(rate.dtype))
 
 
-# Rejection needs a rate of some size; and beyond the other, float64's whole numbers lie farther apart than the draws.
+# Rejection sampling needs at least the first rate. Beyond the second, float64's integers lie farther apart than the draws.
 _SMALL_RATE, _LARGE_RATE = np.float64(10), np.float64(2.0**62)
 
 
 def _by_inversion(ctx: Context, rate: Array) -> Array:
-    """Poisson numbers: the first k whose cumulative probability is above a uniform number."""
+    """Returns Poisson-distributed numbers by inversion: the first k whose cumulative probability is above a uniform number."""
     drawn = uniform_numbers(ctx, rate.shape, _FLOAT64)
 
     def going(state: tuple[Array, Array, Array, Array]) -> Array:
@@ -339,12 +343,12 @@ def _by_inversion(ctx: Context, rate: Array) -> Array:
     return lax.while_loop(going, step, (np.float64(0), first, first, full_like(rate, 0)))[3]
 
 
-# With a rate of 10, more come up once in 10**16 times.
+# With a rate of 10, a draw exceeds this once in 10**16 times.
 _MOST_FEW = 60
 
 
 def _by_rejection(ctx: Context, rate: Array) -> Array:
-    """Poisson numbers for large rates.
+    """Returns Poisson-distributed numbers for large rates.
 
     Source: W. Hoermann, The transformed rejection method for generating Poisson random variables (1993), PTRS; as ATen
     native/Distributions.h, sample_poisson
@@ -378,9 +382,9 @@ def _any(mask: Array) -> Array:
 
 @lowers(aten.binomial.default)
 def binomial(count: Array, p: Array, ctx: Context) -> Array:
-    """How many of `count` trials succeed. 0 of no trials or at no chance, all at certainty.
+    """The number of successes in `count` trials: 0 if count or p is 0 or less, `count` if p is 1 or more.
 
-    Shape:  that of both, broadcast.
+    Shape:  count and p, broadcast.
     Dtype:  that of the count.
     Source: ATen native/Distributions.cpp, sample_binomial
     """
@@ -411,7 +415,7 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     sums = lax.reduce_sum(wide, (weights.ndim - 1,))
     ctx.require(lax.gt(sums, full_like(sums, 0)), RuntimeError, "invalid multinomial distribution (sum of probabilities <= 0)")
     if not replacement:
-        # The largest of weight / exponential is a draw; the next largest is one among the rest.
+        # The index of the largest weight / exponential is a draw; the index of the next largest is a draw among the rest.
         ratio = lax.div(wide, standard_exponential(ctx, weights.shape, _FLOAT64))
         return convert(lax.top_k(ratio, count)[1], np.dtype(np.int64))
     cumulative = running_sum(wide, weights.ndim - 1)
@@ -420,6 +424,6 @@ def multinomial(weights: Array, count: int, replacement: bool = False, *, ctx: C
     search = functools.partial(jax.numpy.searchsorted, side="right")
     for _ in range(weights.ndim - 1):
         search = jax.vmap(search)
-    # Below the total, to which a product may be rounded: no index lies past the last weight that is not 0.
+    # A product may round up to the total. Staying below it gives no index past the last nonzero weight.
     most = expand(lax.nextafter(total, full_like(total, 0)), drawn.shape)
     return convert(search(cumulative, lax.min(lax.mul(drawn, expand(total, drawn.shape)), most)), np.dtype(np.int64))

@@ -1,7 +1,6 @@
-"""The fused cells of LSTMs and GRUs, which `torch.lstm_cell`, `nn.LSTMCell` and their like become on a GPU, and the layers that `nn.LSTM`
-is made of on a CPU.
+"""Lowerings of the fused LSTM and GRU cells of CUDA (`torch.lstm_cell`, `nn.LSTMCell` and so on), and of oneDNN's LSTM layers on CPU.
 
-Gates lie side by side in the last dimension: input, forget, cell, output for an LSTM; reset, update, new for a GRU.
+Gates are concatenated in the last dimension: input, forget, cell, output for an LSTM; reset, update, new for a GRU.
 Source: ATen native/cuda/RNN.cu
 """
 
@@ -25,9 +24,9 @@ def _wide(x: Array) -> Array:
 
 
 def _gates(x: Array, bias: Array | None, count: int) -> list[Array]:
-    """x plus a bias, as `count` parts.
+    """Returns x plus a bias, split into `count` gates.
 
-    Shape:  x (batch, count * hidden) gives (batch, hidden) for each part.
+    Shape:  x (batch, count * hidden) gives (batch, hidden) for each gate.
     Dtype:  the accumulator's.
     """
     x = _wide(x)
@@ -42,7 +41,7 @@ def _joined(parts: list[Array], like: Array) -> Array:
 
 
 def _less_one(x: Array) -> Array:
-    """1 - x"""
+    """Returns 1 - x."""
     return lax.sub(number(1, x.dtype), x)
 
 
@@ -55,7 +54,7 @@ def _tanh_slope(out: Array) -> Array:
 
 
 def _bias_gradient(gates: Array) -> Array:
-    """The gradient of a bias: that of the gates, summed over the batch."""
+    """Returns the gradient of a bias: the gradient of the gates, summed over the batch."""
     return convert(lax.reduce_sum(_wide(gates), (0,)), gates.dtype)
 
 
@@ -63,10 +62,10 @@ def _bias_gradient(gates: Array) -> Array:
 def lstm_cell(
     input_gates: Array, hidden_gates: Array, cx: Array, input_bias: Array | None = None, hidden_bias: Array | None = None
 ) -> tuple[Array, Array, Array]:
-    """The new hidden and cell states, and the activated gates for the gradient.
+    """Returns the new hidden and cell states, and the activated gates, which the backward op reads.
 
     Shape:  cx (batch, hidden) and gates (batch, 4 * hidden) give (batch, hidden) twice, and (batch, 4 * hidden).
-    Dtype:  that of cx twice, and that of the gates; computed in float32 for half types.
+    Dtype:  that of cx twice, and that of input_gates; computed in float32 for half types.
     """
     pairs = zip(_gates(input_gates, input_bias, 4), _gates(hidden_gates, hidden_bias, 4), strict=True)
     into, forget, cell, out = (lax.add(x, h) for x, h in pairs)
@@ -80,7 +79,9 @@ def lstm_cell(
 def lstm_cell_backward(
     grad_hy: Array | None, grad_cy: Array | None, cx: Array, cy: Array, workspace: Array, has_bias: bool
 ) -> tuple[Array | None, ...]:
-    """Gradients of the gates (both kinds), of cx and of the biases (both; None without biases). All None if neither state has a gradient.
+    """Gradients of the gates, of cx and of the biases (None without biases). All are None if neither state has a gradient.
+
+    Input and hidden gates have the same gradient, and so have both biases.
 
     Shape:  (batch, 4 * hidden), (batch, hidden) and (4 * hidden).
     """
@@ -106,7 +107,7 @@ def lstm_cell_backward(
 def gru_cell(
     input_gates: Array, hidden_gates: Array, hx: Array, input_bias: Array | None = None, hidden_bias: Array | None = None
 ) -> tuple[Array, Array]:
-    """The new hidden state, and for the gradient: gates, hx, and the hidden part of the new gate.
+    """Returns the new hidden state, and a workspace for the backward op: the gates, hx, and the hidden part of the new gate.
 
     Shape:  hx (batch, hidden) and gates (batch, 3 * hidden) give (batch, hidden) and (batch, 5 * hidden).
     Dtype:  both: that of hx; computed in float32 for half types.
@@ -137,15 +138,18 @@ def gru_cell_backward(grad_hy: Array, workspace: Array, has_bias: bool) -> tuple
     return input_gates, hidden_gates, convert(lax.mul(grad, update), grad_hy.dtype), *biases
 
 
-# --- whole layers, as oneDNN computes them for the CPU
+# --- oneDNN's recurrent layers, on CPU
 
-_LSTM = 2  # of ideep's kinds of layers
+_LSTM = 2  # ideep's rnn_kind
 
 
 def _layer(
     x: Array, weights: tuple[Array, ...], hx: Array, cx: Array, has_biases: bool, reverse: bool, precision: lax.Precision
 ) -> tuple[Array, Array, Array]:
-    """The hidden states of all steps, and the last hidden and cell states. Shape: x (time, batch, in), hx and cx (batch, hidden)."""
+    """Returns the hidden states of all steps, and the last hidden and cell states.
+
+    Shape:  x (time, batch, in); hx and cx (batch, hidden).
+    """
     of_input, of_hidden, *biases = weights
     gates = lax.dot_general(x, _wide(of_input), (((2,), (1,)), ((), ())), precision=precision)
     for bias in biases if has_biases else ():
@@ -190,12 +194,12 @@ def rnn_layer(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """One layer of an LSTM, in one direction: the outputs of all steps, the last hidden and cell states, and a workspace.
+    """One LSTM layer in one direction: returns the outputs of all steps, the last hidden and cell states, and a workspace.
 
-    The workspace, which oneDNN alone could read, is empty: rnn_layer_backward computes the layer again.
+    The workspace has oneDNN's private format, so it is filled with zeros: rnn_layer_backward computes the layer again.
 
-    Shape:  x (time, batch, in), whatever batch_first says, gives (time, batch, hidden); the states are those of hx and cx.
-    Raises: UnsupportedOp for other layers than an LSTM's, and for packed sequences.
+    Shape:  x (time, batch, in), regardless of batch_first, gives (time, batch, hidden); the states have the shapes of hx and cx.
+    Raises: UnsupportedOp for layers other than LSTM's, and for packed sequences.
     """
     _check_layer(batch_sizes, mode)
     hx, cx = (_wide(lax.reshape(state, (x.shape[1], hidden_size))) for state in (hx, cx))
@@ -232,11 +236,11 @@ def rnn_layer_backward(
     *,
     ctx: Context,
 ) -> tuple[Array, ...]:
-    """Gradients of x, both weights, both biases (which are the same), and both states; each of its operand's shape."""
+    """Gradients of x, both weights, both biases (their gradients are equal) and both states, each of the shape of its operand."""
     _check_layer(batch_sizes, mode)
     shape = (x.shape[1], hidden_size)
     hx, cx = (_wide(lax.reshape(state, shape)) for state in (hx, cx))
-    bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both; where there is none, its gradient is that of a bias all the same
+    bias = lax.full((4 * hidden_size,), 0, hx.dtype)  # the sum of both biases; ATen returns a bias gradient also without biases
     if has_biases:
         bias = lax.add(_wide(weight2), _wide(weight3))
     nothing = lax.full_like(bias, 0)
@@ -250,7 +254,7 @@ def rnn_layer_backward(
         for result, grad in zip(results, (grad_output, grad_hy, grad_cy), strict=True)
     ]
     of_x, of_weight0, of_weight1, of_bias, of_hx, of_cx = pull(tuple(given))
-    if not has_biases and ctx.output[3].shape != of_bias.shape:  # torch 2.11 has zeros like a weight in the place of a missing bias
+    if not has_biases and ctx.output[3].shape != of_bias.shape:  # torch 2.11 returns zeros of a weight's shape for a missing bias
         of_bias = lax.full(ctx.output[3].shape, 0, of_bias.dtype)
     found = (of_x, of_weight0, of_weight1, of_bias, of_bias, of_hx, of_cx)
     return tuple(convert(lax.reshape(grad, spec.shape), spec.jax_dtype) for grad, spec in zip(found, ctx.output, strict=True))

@@ -1,8 +1,8 @@
-"""Whole recurrent networks as cuDNN takes them: `nn.RNN`, `nn.LSTM` and `nn.GRU` on NVIDIA GPUs are one op each.
+"""Lowerings of cuDNN's recurrent networks: on NVIDIA GPUs, `nn.RNN`, `nn.LSTM` and `nn.GRU` are one op each.
 
-What cuDNN keeps for the backward pass is its own (`reserve`, of which torch's fake implementation says that it is empty). Here the
-backward pass computes the network again. PyTorch has no fake implementation of the backward op, so no graph can have it:
-capture/decompositions.py puts `rnn_gradients` in its place.
+The backward pass computes the network again, since `reserve`, the data that cuDNN keeps for it, has a private format (torch's fake
+implementation returns an empty tensor). PyTorch has no fake implementation of the backward op, so graphs cannot contain it:
+capture/decompositions.py replaces it by `rnn_gradients`.
 Source: ATen native/cudnn/RNN.cpp, _cudnn_rnn and _cudnn_rnn_backward
 """
 
@@ -33,7 +33,7 @@ _library.define(
     " SymInt[] batch_sizes, float dropout, Tensor? kept) -> Tensor[]"
 )
 
-# Gradients of input, hx, cx (if there is one) and each weight, from those of the three results.
+# Gradients of input, hx, cx (if not None) and each weight, from the gradients of the three results.
 rnn_gradients = torch.ops.dynaxla.rnn_gradients.default
 
 
@@ -42,7 +42,7 @@ def _fake_gradients(input: Any, weight: Any, weight_stride0: int, hx: Any, cx: A
     return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (input, hx, *([] if cx is None else [cx]), *weight)]
 
 
-# The cells: input's gates, hidden state's gates and the states before (hidden, and cell for an LSTM) give those after.
+# A cell: (gates of the input, gates of the hidden state, old states) -> new states. States are hidden, and cell for an LSTM.
 Cell = Callable[[Array, Array, tuple[Array, ...]], tuple[Array, ...]]
 
 
@@ -63,15 +63,21 @@ def _gru(x: Array, h: Array, states: tuple[Array, ...]) -> tuple[Array, ...]:
     return (lax.add(lax.mul(_less_one(update), new), lax.mul(update, states[0])),)
 
 
-# By cudnnRNNMode_t.
+# Indexed by cudnnRNNMode_t.
 _CELLS: tuple[Cell, ...] = (_plain(lambda x: lax.max(x, lax.full_like(x, 0))), _plain(lax.tanh), _lstm, _gru)
 
 
 @dataclass(frozen=True)
 class _Network:
-    """Attributes: cell; layers; directions; per_layer (how many weights each has in each direction); projects (whether the last of them
-    makes an LSTM's hidden state smaller); batch_first; batch_sizes (how many sequences go on at each step, if they are packed); precision;
-    dropout (between layers, where a call gets what is kept)."""
+    """A recurrent network of several layers and one or two directions.
+
+    Attributes:
+        per_layer: number of weights of each layer in each direction.
+        projects: True if the last of these weights projects an LSTM's hidden state to a smaller size.
+        batch_sizes: for packed sequences, the number of active sequences at each step; else empty.
+        precision: of the matrix products.
+        dropout: probability of dropping an output between layers; used only if a call gets a mask.
+    """
 
     cell: Cell
     layers: int
@@ -84,9 +90,9 @@ class _Network:
     dropout: float
 
     def __call__(self, kept: Array | None, x: Array, weights: Sequence[Array], hx: Array, cx: Array | None) -> tuple[Array, ...]:
-        """The hidden states of all steps, and the last states; all of one dtype.
+        """Returns the hidden states of all steps, and the last states; all of one dtype.
 
-        kept: which numbers go on from each layer to the next, (layers - 1, time, batch, directions * out); None if all do.
+        `kept` is the dropout mask between layers, (layers - 1, time, batch, directions * out); None means no dropout.
         """
         x, going_on = self._padded(x)
         found: list[tuple[Array, ...]] = []
@@ -108,7 +114,10 @@ class _Network:
     def _layer(
         self, x: Array, weights: Sequence[Array], states: tuple[Array, ...], going_on: Array | None, reverse: bool
     ) -> tuple[tuple[Array, ...], Array]:
-        """The last states, and the hidden ones of all steps, of one layer in one direction. Shape: x (time, batch, in)."""
+        """Returns the last states, and the hidden states of all steps, of one layer in one direction.
+
+        Shape:  x (time, batch, in).
+        """
         of_input, of_hidden, *rest = weights
         projection = rest.pop() if self.projects else None
         gates = self._product(x, of_input, rest[0] if rest else None)
@@ -118,7 +127,7 @@ class _Network:
             new = self.cell(gates, self._product(states[0], of_hidden, rest[1] if rest else None), states)
             if projection is not None:
                 new = (self._product(new[0], projection, None), *new[1:])
-            if goes_on is not None:  # a sequence that has ended, or not begun, keeps its states
+            if goes_on is not None:  # a sequence that has ended, or has not begun, keeps its states
                 new = tuple(_where(goes_on, after, before) for after, before in zip(new, states, strict=True))
             return new, new[0]
 
@@ -129,7 +138,7 @@ class _Network:
         return out if bias is None else lax.add(out, lax.broadcast_in_dim(bias, out.shape, (out.ndim - 1,)))
 
     def _padded(self, x: Array) -> tuple[Array, Array | None]:
-        """The input as (time, batch, in), and which sequences go on at each step, None if all do."""
+        """Returns the input as (time, batch, in), and the mask (time, batch) of active sequences; None if all are active."""
         if not self.batch_sizes:
             return (lax.transpose(x, (1, 0, 2)) if self.batch_first else x), None
         rows, going_on = self._places()
@@ -141,14 +150,14 @@ class _Network:
         return x[np.nonzero(self._places()[1])]
 
     def _places(self) -> tuple[np.ndarray, np.ndarray]:
-        """The row of a packed input in which each step of each sequence lies, and whether there is one. Shape: (time, batch) both."""
+        """Returns the row of the packed input for each step of each sequence, and the mask of steps that exist; both (time, batch)."""
         sizes = np.asarray(self.batch_sizes)[:, None]
         sequences = np.arange(self.batch_sizes[0])[None]
         return np.cumsum(sizes, axis=0) - sizes + sequences, sequences < sizes
 
 
 def _where(condition: Array, yes: Array, no: Array) -> Array:
-    """condition: (batch,) for (batch, hidden)."""
+    """Selects rows of (batch, hidden) arrays by a condition of shape (batch,)."""
     return lax.select(lax.broadcast_in_dim(condition, yes.shape, (0,)), yes, no)
 
 
@@ -167,7 +176,7 @@ def _network(
     dropout: float,
     ctx: Context,
 ) -> _Network:
-    """In the precision that torch gives to such networks of cuDNN's."""
+    """Returns the network, with the matrix precision that torch sets for cuDNN's recurrent networks."""
     precision, directions = ctx.settings.recurrent_precision, 2 if bidirectional else 1
     return _Network(_CELLS[mode], layers, directions, per_layer, projection > 0, batch_first, tuple(batch_sizes), precision, dropout)
 
@@ -193,15 +202,19 @@ def cudnn_rnn(
     *,
     ctx: Context,
 ) -> tuple[Array | None, ...]:
-    """The outputs of all steps, the last hidden and cell states, an empty reserve, and weight_buf, which holds the same as `weight`.
+    """Returns the outputs of all steps, the last hidden and cell states, an empty reserve, and weight_buf unchanged.
 
-    weight: of each layer, forwards and then backwards, `weight_stride0` of: input's, hidden state's, both biases, projection.
-    mode: 0 relu, 1 tanh, 2 LSTM, 3 GRU. batch_sizes: of packed sequences, else empty. dropout_state: with dropout, what is kept (bool,
-    see `_Network`), which capture/decompositions.py draws; cuDNN's own state is not read.
+    Args:
+        weight: for each layer, forwards and then backwards, `weight_stride0` arrays: input weight, hidden weight, both biases, projection.
+        weight_buf: holds the same values as `weight`; not read.
+        mode: 0 relu, 1 tanh, 2 LSTM, 3 GRU.
+        batch_sizes: for packed sequences; else empty.
+        dropout_state: with dropout, the bool mask of kept elements (see `_Network.__call__`), which capture/decompositions.py draws;
+            cuDNN's own state is not read.
 
     Shape:  x (time, batch, in), with batch_first (batch, time, in), packed (sum of batch_sizes, in); hx (layers * directions, batch, out).
     Dtype:  that of x; computed in float32 for half types.
-    Raises: UnsupportedOp for dropout between layers of which nobody has drawn what is kept.
+    Raises: UnsupportedOp for dropout between layers without a drawn mask.
     """
     kept = dropout_state if train and dropout > 0 and num_layers > 1 else None
     if kept is not None and not dtypes.is_bool(kept.dtype):
@@ -236,7 +249,7 @@ def _gradients(
     *,
     ctx: Context,
 ) -> list[Array]:
-    """Each of its operand's shape and dtype."""
+    """Returns gradients of x, hx, cx (if not None) and each weight, with the shape and dtype of their operands."""
     network = _network(weight_stride0, mode, proj_size, num_layers, batch_first, bidirectional, batch_sizes, dropout, ctx)
     operands = [_wide(x), [_wide(item) for item in weight], _wide(hx), None if cx is None else _wide(cx)]
     results, pull = jax.vjp(functools.partial(network, kept), *operands)

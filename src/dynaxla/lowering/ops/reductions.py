@@ -1,4 +1,4 @@
-"""Reductions over dimensions: sums, extrema and where they are, truth, moments, norms."""
+"""Lowerings of reductions over dimensions: sums, products, extrema and their indices, any and all, moments, norms."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _INT64 = np.dtype(np.int64)
 
 
 def keep(result: Array, x: Array, dims: Sequence[int], keepdim: bool) -> Array:
-    """A result of reducing x over dims, with those as dimensions of size 1 if keepdim."""
+    """Reshapes the result of reducing x over dims: with keepdim, the reduced dimensions have size 1."""
     return lax.reshape(result, [1 if dim in dims else size for dim, size in enumerate(x.shape)]) if keepdim and x.ndim else result
 
 
 def spread(result: Array, shape: Sequence[int], dims: Sequence[int]) -> Array:
-    """A result of reducing over dims, broadcast back to `shape`."""
+    """Broadcasts the result of a reduction over dims back to `shape`."""
     return lax.broadcast_in_dim(result, tuple(shape), [dim for dim in range(len(shape)) if dim not in dims])
 
 
@@ -45,8 +45,11 @@ def _number(value: float, like: Array) -> Array:
 
 
 def _reduce(ctx: Context, x: Array, dims: Sequence[int], reduce: Callable[[Array, Sequence[int]], Array]) -> Array:
-    """reduce(x, dims). If x is the current node's first argument, it is reduced in the order in which it lies, or what it is computed from:
-    XLA:CPU takes 50 times as long for the sum of a transposed matrix."""
+    """Returns reduce(x, dims).
+
+    If x is the current node's first argument, the reduction runs over x, or the array it is computed from, in its order in memory:
+    XLA:CPU takes 50 times as long for the sum of a transposed matrix.
+    """
     (result,) = _reduce_to_several(ctx, x, dims, lambda x, dims: [reduce(x, dims)])
     return result
 
@@ -67,7 +70,7 @@ def _reduce_to_several(
 
 @lowers(aten.sum.dim_IntList)
 def sum_(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The sum over some dimensions. Half types are added in float32; a sum of truth values in bool is their or.
+    """The sum over some dimensions. Half types are added in float32; a sum with dtype bool is a logical or.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
@@ -91,10 +94,10 @@ def sum_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.mean.dim)
 def mean(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The mean over some dimensions; nan over none at all. Half types are added in float32.
+    """The mean over some dimensions; nan if they are empty. Half types are added in float32.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
-    Dtype:  `dtype` if given, else that of x, which is a float or complex then.
+    Dtype:  `dtype` if given, else that of x, which then is a float or complex dtype.
     """
     out = dtype or x.dtype
     dims = reduced(dim, x.ndim)
@@ -115,7 +118,7 @@ def mean_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.prod.dim_int)
 def prod(x: Array, dim: int | None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The product along one dimension. Half types are multiplied in float32; a product of truth values in bool is their and.
+    """The product along one dimension. Half types are multiplied in float32; a product with dtype bool is a logical and.
 
     Shape:  x without `dim` (all dimensions if None); with `keepdim` it has size 1.
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
@@ -139,7 +142,7 @@ def prod_all(x: Array, *, dtype: DType | None = None, ctx: Context) -> Array:
 
 @lowers(aten.nansum.default)
 def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The sum of what is not nan.
+    """The sum of the elements that are not nan.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  `dtype` if given, int64 for bool and integers, else that of x.
@@ -151,7 +154,7 @@ def nansum(x: Array, dim: Dims = None, keepdim: bool = False, *, dtype: DType | 
 
 @lowers(aten.amax.default)
 def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Array:
-    """The largest element over some dimensions; nan if there is one.
+    """The largest element over some dimensions; nan if any element is nan.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x.
@@ -162,7 +165,7 @@ def amax(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
 
 @lowers(aten.amin.default)
 def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Array:
-    """The smallest element over some dimensions; nan if there is one.
+    """The smallest element over some dimensions; nan if any element is nan.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x.
@@ -173,7 +176,7 @@ def amin(x: Array, dim: Dims = (), keepdim: bool = False, *, ctx: Context) -> Ar
 
 @lowers(aten.aminmax.default)
 def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False, ctx: Context) -> tuple[Array, Array]:
-    """The smallest and the largest element; nan for both if there is one.
+    """The smallest and the largest element; both are nan if any element is nan.
 
     Shape:  x without `dim` (all dimensions if None); with `keepdim` it has size 1. Both results.
     Dtype:  that of x.
@@ -182,7 +185,7 @@ def aminmax(x: Array, *, dim: int | None = None, keepdim: bool = False, ctx: Con
 
 
 def first_place(hits: Array, dim: int) -> Array:
-    """The first index along one dimension where `hits` is True; it has to be somewhere."""
+    """Returns the first index along one dimension where `hits` is True. There must be one."""
     size = hits.shape[dim]
     kind = "int32" if surely(lambda: size < 2**31) else "int64"
     places = lax.broadcasted_iota(kind, hits.shape, dim)
@@ -190,9 +193,9 @@ def first_place(hits: Array, dim: int) -> Array:
 
 
 def _extremum(x: Array, dim: int, reduce: Callable[[Array, Sequence[int]], Array]) -> tuple[Array, Array]:
-    """The extremum along one dimension, and the first index where it is. NaN counts as the extremum, whichever it is.
+    """Returns the extremum along one dimension, and its first index. NaN counts as the extremum, for both maximum and minimum.
 
-    Two plain reductions: XLA vectorises these, but not one over pairs.
+    These are two plain reductions, since XLA vectorizes them, but not one reduction over pairs.
     """
     best = reduce(x, (dim,))
     hits = lax.eq(x, spread(best, x.shape, (dim,)))
@@ -215,7 +218,7 @@ def _value_and_place(x: Array, dim: int, keepdim: bool, reduce: Callable[[Array,
 
 @lowers(aten.max.dim)
 def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The largest element along one dimension, and the first place where it is. The first nan, if there is one.
+    """The largest element along one dimension, and its first index. If there is a nan: the first one.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
@@ -225,7 +228,7 @@ def max_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 
 @lowers(aten.min.dim)
 def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
-    """The smallest element along one dimension, and the first place where it is. The first nan, if there is one.
+    """The smallest element along one dimension, and its first index. If there is a nan: the first one.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
@@ -235,7 +238,7 @@ def min_dim(x: Array, dim: int, keepdim: bool = False) -> tuple[Array, Array]:
 
 @lowers(aten.max.default)
 def max_all(x: Array, *, ctx: Context) -> Array:
-    """The largest element of all; nan if there is one.
+    """The largest element of all; nan if any element is nan.
 
     Shape:  [].
     Dtype:  that of x.
@@ -245,7 +248,7 @@ def max_all(x: Array, *, ctx: Context) -> Array:
 
 @lowers(aten.min.default)
 def min_all(x: Array, *, ctx: Context) -> Array:
-    """The smallest element of all; nan if there is one.
+    """The smallest element of all; nan if any element is nan.
 
     Shape:  [].
     Dtype:  that of x.
@@ -262,10 +265,10 @@ def _place(x: Array, dim: int | None, keepdim: bool, reduce: Callable[[Array, Se
 
 @lowers(aten.argmax.default)
 def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The place of the largest element: the first of several equal ones, and the first nan if there is one.
+    """The index of the largest element: the first of several equal ones, and the first nan if there is one.
 
-    Shape:  x without `dim`; [] if `dim` is None, and the place counts in the flattened x then. With `keepdim`, reduced dimensions have size
-            1.
+    Shape:  x without `dim`; [] if `dim` is None, and the index is that in the flattened x then. With `keepdim`, reduced dimensions have
+            size 1.
     Dtype:  int64.
     """
     return _place(x, dim, keepdim, reduce_max)
@@ -273,7 +276,7 @@ def argmax(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
 
 @lowers(aten.argmin.default)
 def argmin(x: Array, dim: int | None = None, keepdim: bool = False) -> Array:
-    """The place of the smallest element: the first of several equal ones, and the first nan if there is one.
+    """The index of the smallest element: the first of several equal ones, and the first nan if there is one.
 
     Shape:  as of `argmax`.
     Dtype:  int64.
@@ -286,13 +289,13 @@ def _truth(x: Array) -> Array:
 
 
 def _truth_dtype(x: Array) -> DType:
-    """uint8 was PyTorch's bool once: any and all still return uint8 for it."""
+    """Returns the result dtype of any and all: uint8 for uint8, which once was PyTorch's bool, else bool."""
     return x.dtype if x.dtype == np.uint8 else _BOOL
 
 
 @lowers(aten.any.dim, aten.any.dims)
 def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Whether one element at least is not zero; nan is not.
+    """True if at least one element is nonzero. NaN is nonzero.
 
     Shape:  x without `dim`: all dimensions if None, and none if it is an empty list. With `keepdim` those have size 1.
     Dtype:  bool; uint8 for uint8.
@@ -303,7 +306,7 @@ def any_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 
 @lowers(aten.all.dim, aten.all.dims)
 def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
-    """Whether no element is zero; nan is not.
+    """True if no element is zero. NaN is nonzero.
 
     Shape:  as of `any_`.
     Dtype:  bool; uint8 for uint8.
@@ -313,13 +316,13 @@ def all_(x: Array, dim: Dims = None, keepdim: bool = False) -> Array:
 
 
 def _truth_dims(dim: Dims, rank: int) -> tuple[int, ...]:
-    """Unlike the sums, any and all reduce nothing for an empty list."""
+    """Returns the dimensions that any and all reduce: unlike in sums, none for an empty list."""
     return () if dim is not None and not isinstance(dim, int) and not len(dim) else reduced(dim, rank)
 
 
 @lowers(aten.any.default)
 def any_of_all(x: Array) -> Array:
-    """Whether one element at least is not zero.
+    """True if at least one element is nonzero.
 
     Shape:  [].
     Dtype:  bool; uint8 for uint8.
@@ -329,7 +332,7 @@ def any_of_all(x: Array) -> Array:
 
 @lowers(aten.all.default)
 def all_of_all(x: Array) -> Array:
-    """Whether no element is zero.
+    """True if no element is zero.
 
     Shape:  [].
     Dtype:  bool; uint8 for uint8.
@@ -339,7 +342,7 @@ def all_of_all(x: Array) -> Array:
 
 @lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def count_nonzero(x: Array, dim: Dims = None) -> Array:
-    """How many elements are not zero.
+    """The number of nonzero elements.
 
     Shape:  x without `dim` (all dimensions if None or empty).
     Dtype:  int64.
@@ -349,7 +352,7 @@ def count_nonzero(x: Array, dim: Dims = None) -> Array:
 
 @lowers(aten.hash_tensor.default)
 def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 0) -> Array:
-    """The exclusive or of all elements' bits, after floats have become float64 and all else int64.
+    """The exclusive or of the bits of all elements, after conversion of floats to float64 and of other dtypes to int64.
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  uint64.
@@ -360,7 +363,10 @@ def hash_tensor(x: Array, dim: Dims = (), *, keepdim: bool = False, mode: int = 
 
 
 def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tuple[Array, Array, tuple[int, ...]]:
-    """Variance and mean in the accumulating dtype. The variance of complex numbers is the sum of both parts'."""
+    """Returns variance and mean in the accumulator's dtype, and the reduced dimensions.
+
+    The variance of complex numbers is the sum of the variances of both parts.
+    """
     dims = reduced(dim, x.ndim)
     count = math.prod(x.shape[d] for d in dims)
     freedom = max(count - (1 if correction is None else correction), 0)
@@ -380,7 +386,7 @@ def _moments(ctx: Context, x: Array, dim: Dims, correction: float | None) -> tup
 
 @lowers(aten.var.correction)
 def var(x: Array, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, ctx: Context) -> Array:
-    """The variance: the sum of squared distances from the mean, over the number of elements less `correction` (1 if None).
+    """The variance: the sum of squared distances from the mean, divided by the number of elements minus `correction` (1 if None).
 
     Shape:  x without `dim` (all dimensions if None or empty); with `keepdim` those have size 1.
     Dtype:  that of x; for complex x the real dtype.
@@ -440,7 +446,7 @@ def _logsumexp(x: Array, dims: Sequence[int]) -> Array:
     if math.prod(x.shape[d] for d in dims) == 0:
         return lax.log(lax.reduce_sum(x, tuple(dims)))
     top = reduce_max(lax.real(x) if dtypes.is_complex(x.dtype) else x, dims)
-    # An infinite maximum would make inf - inf.
+    # Subtracting an infinite maximum would compute inf - inf.
     top = lax.select(lax.is_finite(top), top, _number(0, top))
     shift = convert(top, x.dtype)
     total = lax.log(sum_neighbours(lax.exp(lax.sub(x, spread(shift, x.shape, dims))), dims))
@@ -491,7 +497,7 @@ def trace(x: Array, *, ctx: Context) -> Array:
 
 @lowers(aten.dist.default)
 def dist(x: Array, other: Array, p: float = 2, *, ctx: Context) -> Array:
-    """The p-norm of x - other, which are broadcast.
+    """The p-norm of x - other, after broadcasting both.
 
     Shape:  [].
     Dtype:  that of x; for complex x the real dtype.

@@ -1,4 +1,4 @@
-"""Rounding towards zero; and of half types after every step, where ATen computes in the half type and results depend on the last bit."""
+"""Rounding towards zero, and rounding to a half type after each step, for ops whose results depend on the last bit as ATen computes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ..promotion import number
 
 
 def rounded(x: Array, dtype: DType) -> Array:
-    """x, which is of the accumulator of `dtype`, with the values that `dtype` has. XLA may drop a pair of conversions, but not this."""
+    """Rounds x, of the accumulator of `dtype`, to values that `dtype` represents.
+
+    XLA may simplify away a conversion to `dtype` and back, but not this.
+    """
     if x.dtype == dtype:
         return x
     limits = jnp.finfo(dtype)
@@ -20,5 +23,5 @@ def rounded(x: Array, dtype: DType) -> Array:
 
 
 def truncate(x: Array) -> Array:
-    """x rounded towards zero."""
+    """Rounds x towards zero."""
     return lax.select(lax.lt(x, number(0, x.dtype)), lax.ceil(x), lax.floor(x))

@@ -1,4 +1,4 @@
-"""Running sums, products and extrema along one dimension."""
+"""Lowerings of running sums, products and extrema along one dimension."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from ..registry import lowers
 
 
 def _scan(x: Array, dim: int, out: DType, run: Callable[[Array, int], Array]) -> Array:
-    """`run` in the accumulating dtype (half types in float32); a rank-0 x is returned as it is."""
+    """Returns run(x, dim), computed in the accumulator's dtype (float32 for half types). A rank-0 or empty x is only converted to `out`."""
     if x.ndim == 0 or x.size == 0:
         return convert(x, out)
     return convert(run(convert(x, dtypes.accumulator(out)), wrap(dim, x.ndim)), out)
 
 
 def running_sum(x: Array, dim: int) -> Array:
-    """XLA's simplifier must not see what x is made of: it aborts the process where that is a conversion of a constant element that has been
-    gathered several times."""
+    """Returns the running sum of x along `dim`.
+
+    The barrier hides x from XLA's simplifier, which aborts the process if x is a conversion of a constant element gathered several times.
+    """
     return lax.cumsum(lax.optimization_barrier(x), dim)
 
 
@@ -49,7 +51,10 @@ def cumprod(x: Array, dim: int, *, dtype: DType | None = None) -> Array:
 
 
 def _log_add_exp(x: Array, y: Array) -> Array:
-    """log(exp(x) + exp(y)) of complex numbers. Source: ATen native/cpu/LogAddExp.h: the larger real part gives the branch."""
+    """Returns log(exp(x) + exp(y)) of complex numbers; the operand with the larger real part determines the branch.
+
+    Source: ATen native/cpu/LogAddExp.h
+    """
     is_less = lax.lt(lax.real(x), lax.real(y))
     low, high = lax.select(is_less, x, y), lax.select(is_less, y, x)
     total = lax.add(lax.log1p(lax.exp(lax.sub(low, high))), high)
@@ -60,7 +65,7 @@ def _log_add_exp(x: Array, y: Array) -> Array:
 
 
 def _running_log_add_exp(x: Array, dim: int) -> Array:
-    """One element after the other: the branch of each logarithm depends on the order of additions."""
+    """Adds one element after the other, since the branch of each logarithm depends on the order of additions."""
 
     def step(total: Array, item: Array) -> tuple[Array, Array]:
         total = _log_add_exp(item, total)
@@ -72,7 +77,7 @@ def _running_log_add_exp(x: Array, dim: int) -> Array:
 
 @lowers(aten.logcumsumexp.default)
 def logcumsumexp(x: Array, dim: int) -> Array:
-    """log of the running sum of exp(x) along one dimension, without overflow on the way.
+    """The logarithm of the running sum of exp(x) along one dimension, without intermediate overflow.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -81,7 +86,7 @@ def logcumsumexp(x: Array, dim: int) -> Array:
 
 
 def _running(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Array, Array]:
-    """The running extremum and where it is: the last of equal ones, and from the first NaN on the last NaN."""
+    """Returns the running extremum and its index: the last of several equal elements; from the first NaN on, the last NaN so far."""
     if x.ndim == 0 or x.size == 0:
         return x, lax.full(x.shape, 0, np.dtype(np.int64))
     dim = wrap(dim, x.ndim)
@@ -96,7 +101,7 @@ def _running(x: Array, dim: int, run: Callable[[Array, int], Array]) -> tuple[Ar
 
 @lowers(aten.cummax.default)
 def cummax(x: Array, dim: int) -> tuple[Array, Array]:
-    """The largest element so far along one dimension, and the last place where it is.
+    """The largest element so far along one dimension, and its last index.
 
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.
@@ -106,7 +111,7 @@ def cummax(x: Array, dim: int) -> tuple[Array, Array]:
 
 @lowers(aten.cummin.default)
 def cummin(x: Array, dim: int) -> tuple[Array, Array]:
-    """The smallest element so far along one dimension, and the last place where it is.
+    """The smallest element so far along one dimension, and its last index.
 
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.

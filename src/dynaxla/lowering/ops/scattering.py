@@ -1,7 +1,7 @@
-"""Writing by index: a tensor with some of its elements replaced by, or combined with, others.
+"""Lowerings of writes by index: some elements of a tensor are replaced by, or combined with, given values.
 
-Indices out of range make the call raise (see indexing.py). Of several values written to one place without combining them, any may stay, as
-in eager mode.
+Indices out of range make the call raise (see indexing.py). If several values are written to one element without a reduction, any of them
+may remain, as in eager mode.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .indexing import (
     take_along,
 )
 
-# How a written value and the one that it meets combine.
+# The scatter, and the elementwise op, that combine a written value with the old one, by the name of the reduction.
 _SCATTERS: dict[str, Callable[..., Array]] = {
     "set": lax.scatter,
     "sum": lax.scatter_add,
@@ -47,10 +47,10 @@ _COMBINE: dict[str, Callable[[Array, Array], Array]] = {"sum": lax.add, "prod": 
 
 
 def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDimensionNumbers, reduce: str) -> Array:
-    """lax.scatter of any kind, for any dtype; half types are combined in float32."""
+    """Returns the scatter of kind `reduce` (a key of _SCATTERS), for any dtype; half types are combined in float32."""
     dtype = x.dtype
     if reduce != "set":
-        # Bools count as 0 and 1: a sum or maximum is "or", a product or minimum is "and".
+        # Bools are 0 and 1: a sum or maximum is "or", a product or minimum is "and".
         reduce = {"sum": "amax", "prod": "amin"}.get(reduce, reduce) if dtypes.is_bool(dtype) else reduce
         work = np.dtype(np.uint8) if dtypes.is_bool(dtype) else dtypes.accumulator(dtype)
         x, source = convert(x, work), convert(source, work)
@@ -58,7 +58,7 @@ def _scatter(x: Array, coordinates: Array, source: Array, numbers: lax.ScatterDi
 
 
 def _identity(reduce: str, dtype: dtypes.DType) -> Any:
-    """The value that leaves any other as it is when both are combined."""
+    """Returns the identity element of a reduction."""
     if reduce in ("sum", "mean"):
         return 0
     if reduce == "prod":
@@ -71,9 +71,11 @@ def _identity(reduce: str, dtype: dtypes.DType) -> Any:
 
 
 def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: Array, reduce: str, include_self: bool) -> Array:
-    """Combine `source` into x. write(x, source, how) does so for the simple ways; "mean" is made of them.
+    """Returns x with `source` combined into it.
 
-    Without include_self the old values of the places written to do not take part; other places keep theirs.
+    Args:
+        write: write(x, source, kind) scatters with a kind of _SCATTERS; "mean" is composed of such writes.
+        include_self: False excludes the old values of the elements that are written to. Other elements keep their values.
     """
     start = x
     if not include_self:
@@ -90,9 +92,9 @@ def _reduce_into(x: Array, write: Callable[[Array, Array, str], Array], source: 
 
 
 def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str, others: Sequence[int] = ()) -> Array:
-    """x[..., indices[i], ...] is combined with source[..., i, ...].
+    """Returns x with source[..., i, ...] combined into x[..., indices[i], ...].
 
-    others: the dimensions along which the indices differ, which they have, too, in the same order.
+    `others` are the dimensions along which the indices vary: `indices` has these dimensions too, in the same order.
     """
     if x.size == 0 or source.size == 0:
         return x
@@ -108,7 +110,7 @@ def write_slices(x: Array, dim: int, indices: Array, source: Array, reduce: str,
 
 
 def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    """x[indices[i][j]][j] is combined with source[i][j] for dim 0, and so on; `source` may be larger than `indices`."""
+    """Returns x with source[i][j] combined into x[indices[i][j]][j] (for dim 0); `source` may be larger than `indices`."""
     if indices.size == 0 or x.size == 0:
         return x
     if x.ndim == 0 or indices.ndim == 0:
@@ -121,7 +123,7 @@ def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: st
         return _write_one(x, dim, indices, source, reduce)
     if x.ndim == 1:
         return write_slices(x, 0, indices, source, reduce)
-    # Every element has its full coordinates.
+    # Each update gets the full coordinates of its element.
     coordinates = [
         lax.expand_dims(indices if d == dim else lax.broadcasted_iota(indices.dtype, indices.shape, d), [x.ndim]) for d in range(x.ndim)
     ]
@@ -131,7 +133,7 @@ def write_elements(x: Array, dim: int, indices: Array, source: Array, reduce: st
 
 
 def _write_one(x: Array, dim: int, indices: Array, source: Array, reduce: str) -> Array:
-    """One write per row (the gradient of a loss over classes, one-hot): XLA does comparisons far faster than scatters."""
+    """Handles one write per row (one-hot, the gradient of a loss over classes) by comparison: XLA does that far faster than a scatter."""
     here = lax.eq(lax.broadcasted_iota(indices.dtype, x.shape, dim), expand(indices, x.shape))
     source = expand(source, x.shape)
     if reduce != "set":
@@ -148,8 +150,10 @@ def _write_checked(ctx: Context, x: Array, dim: int, indices: Array, source: Arr
 
 
 def _writing(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, Callable[[Array, Array, str], Array]]:
-    """The current node's indices, and what combines a tensor of x's shape with a source where they say. If the graph itself has expanded
-    them, what it has expanded, and whole slices are written.
+    """Returns the current node's indices, and a function write(into, source, reduce) for tensors `into` of x's shape.
+
+    If the graph has expanded the indices along some dimensions, returns the indices before the expansion; the function then writes whole
+    slices.
     """
     shape, wide = indices.shape, expanded_dims(ctx, x, dim, indices)
     others = [d for d in range(x.ndim) if d != dim and d not in wide]
@@ -165,7 +169,7 @@ def _writing(ctx: Context, x: Array, dim: int, indices: Array) -> tuple[Array, C
 
 @lowers(aten.scatter.src)
 def scatter(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
-    """x with source[i][j] written to x[indices[i][j]][j] for dim 0, and so on; `source` may be larger than `indices`.
+    """x with source[i][j] written to x[indices[i][j]][j] (for dim 0); `source` may be larger than `indices`.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -175,25 +179,25 @@ def scatter(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) 
 
 @lowers(aten.scatter.value)
 def scatter_value(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, ctx: Context) -> Array:
-    """x with one value written where `scatter` writes."""
+    """x with one value written to the elements to which `scatter` writes."""
     return scatter(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), ctx=ctx)
 
 
 @lowers(aten.scatter.reduce)
 def scatter_reduce(x: Array, dim: int, indices: Array, source: Array, *, reduce: str, ctx: Context) -> Array:
-    """x with elements added to, or multiplied by, those of `source` (reduce "add" or "multiply"), where `scatter` writes."""
+    """x with elements of `source` added or multiplied (reduce "add" or "multiply") to the elements to which `scatter` writes."""
     return _write_checked(ctx, x, dim, indices, source, {"add": "sum", "multiply": "prod"}[reduce])
 
 
 @lowers(aten.scatter.value_reduce)
 def scatter_value_reduce(x: Array, dim: int, indices: Array, value: bool | int | float | complex, *, reduce: str, ctx: Context) -> Array:
-    """x with one value added, or multiplied (reduce "add" or "multiply"), where `scatter` writes."""
+    """x with one value added or multiplied (reduce "add" or "multiply") to the elements to which `scatter` writes."""
     return scatter_reduce(x, dim, indices, lax.full(indices.shape, convert(value, x.dtype)), reduce=reduce, ctx=ctx)
 
 
 @lowers(aten.scatter_add.default)
 def scatter_add(x: Array, dim: int, indices: Array, source: Array, *, ctx: Context) -> Array:
-    """x with elements of `source` added where `scatter` writes.
+    """x with elements of `source` added to the elements to which `scatter` writes.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -203,8 +207,9 @@ def scatter_add(x: Array, dim: int, indices: Array, source: Array, *, ctx: Conte
 
 @lowers(aten.scatter_reduce.two)
 def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True, ctx: Context) -> Array:
-    """x combined with elements of `source` where `scatter` writes: their sum, prod, mean, amax or amin. Without `include_self`, what x has
-    there does not count.
+    """x with elements of `source` combined (sum, prod, mean, amax or amin) into the elements to which `scatter` writes.
+
+    Without `include_self`, the old values of these elements do not take part.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -220,7 +225,7 @@ def scatter_reduce_two(x: Array, dim: int, indices: Array, source: Array, reduce
 
 
 def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[Exception] = IndexError, *, from_end: bool = False) -> None:
-    """The checks of indices of index_add, index_copy, index_reduce and index_fill."""
+    """Adds the run-time check of the indices of index_add, index_copy, index_reduce and index_fill."""
     dim = wrap(dim, x.ndim)
     size = x.shape[dim] if x.ndim else 1
     message = f"index out of range in self: dimension {dim} has size {size}"
@@ -228,7 +233,7 @@ def _require_rows(ctx: Context, x: Array, dim: int, indices: Array, error: type[
 
 
 def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Array]:
-    """x, indices and source of index_add and the like with at least one dimension each."""
+    """Returns x, indices and source of index_add and similar ops, reshaped to at least one dimension each."""
     lift = x.ndim == 0
     x = lax.reshape(x, (1,)) if lift else x
     source = lax.reshape(source, (1,) * (x.ndim - source.ndim) + source.shape) if source.ndim < x.ndim else source
@@ -237,12 +242,12 @@ def _by_dim(x: Array, indices: Array, source: Array) -> tuple[Array, Array, Arra
 
 @lowers(aten.index_add.default)
 def index_add(x: Array, dim: int, indices: Array, source: Array, *, alpha: bool | int | float | complex = 1, ctx: Context) -> Array:
-    # eager's choice of exceptions
     """x with alpha * source[..., i, ...] added to x[..., indices[i], ...].
 
     Shape:  that of x.
     Dtype:  that of x.
     """
+    # Eager mode raises RuntimeError for the first and last of several dimensions, else IndexError.
     at_end = x.ndim > 1 and wrap(dim, x.ndim) in (0, x.ndim - 1)
     _require_rows(ctx, x, dim, indices, RuntimeError if at_end else IndexError)
     flat, rows, added = _by_dim(x, indices, source)
@@ -266,8 +271,9 @@ def index_copy(x: Array, dim: int, indices: Array, source: Array, *, ctx: Contex
 
 @lowers(aten.index_reduce.default)
 def index_reduce(x: Array, dim: int, indices: Array, source: Array, reduce: str, *, include_self: bool = True, ctx: Context) -> Array:
-    """x[..., indices[i], ...] combined with source[..., i, ...]: their prod, mean, amax or amin. Without `include_self`, what x has there
-    does not count.
+    """x with source[..., i, ...] combined (prod, mean, amax or amin) into x[..., indices[i], ...].
+
+    Without `include_self`, the old values of these elements do not take part.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -296,7 +302,7 @@ def index_fill(x: Array, dim: int, indices: Array, value: Array | bool | int | f
     rank, dim = x.ndim, wrap(dim, x.ndim)
     flat = x if rank else lax.reshape(x, (1,))
     rows = from_front(lax.reshape(indices, (indices.size,)), flat.shape[dim])
-    if flat.ndim == 1:  # what says where they are would be as large as x
+    if flat.ndim == 1:  # here the mask below would be as large as x
         return lax.reshape(write_slices(flat, 0, rows, expand(convert(value, x.dtype), rows.shape), "set"), x.shape)
     hit = write_slices(lax.full((flat.shape[dim],), False), 0, rows, lax.full(rows.shape, True), "set")
     chosen = lax.broadcast_in_dim(hit, flat.shape, [dim])
@@ -320,7 +326,7 @@ def put(x: Array, indices: Array, source: Array, accumulate: bool = False, *, ct
 def index_put_impl(
     x: Array, indices: Sequence[Array | None], values: Array, accumulate: bool = False, unsafe: bool = False, *, ctx: Context
 ) -> Array:
-    """As `index_put`; with `unsafe`, indices are not checked."""
+    """As `index_put`. `unsafe` is ignored: indices are always checked."""
     return index_put(x, indices, values, accumulate, ctx=ctx)
 
 
@@ -330,7 +336,7 @@ def index_put(x: Array, indices: Sequence[Array | None], values: Array, accumula
 
     Shape:  that of x; values are broadcast to the shape of x[indices].
     Dtype:  that of x.
-    Raises: UnsupportedOp for a mask beside other indices.
+    Raises: UnsupportedOp for a mask next to other indices.
     """
     given = [(dim, index) for dim, index in enumerate(indices) if index is not None]
     if any(dtypes.is_bool(index.dtype) or index.dtype == np.uint8 for _, index in given):
@@ -357,25 +363,25 @@ def unsafe_index_put(x: Array, indices: Sequence[Array | None], values: Array, a
 
 
 def fit(values: Array, shape: tuple[int, ...]) -> Array:
-    """Broadcast; leading dimensions of size 1 beyond the target's rank are dropped, as ATen does."""
+    """Broadcasts values to `shape`. Leading dimensions of size 1 beyond the target's rank are dropped, as in ATen."""
     if values.ndim > len(shape):
         values = lax.reshape(values, values.shape[values.ndim - len(shape) :])
     return expand(values, shape)
 
 
 def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool, ctx: Context) -> Array:
-    """x[:, mask] = values, with `dim` dimensions before the mask."""
+    """Returns x after x[:, mask] = values, with `dim` dimensions before the mask."""
     mask = convert(mask, np.dtype(np.bool_))
     after = x.ndim - dim - mask.ndim
     over = lax.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim))
     extent = values.shape[values.ndim - after - 1] if values.ndim > after else 1
     if extent == 1:
-        # The same values for every True place: the dimension of the places becomes those of the mask, broadcast.
+        # All True elements get the same values: their dimension becomes the dimensions of the mask, broadcast.
         shape = (1,) * max(dim + 1 + after - values.ndim, 0) + values.shape
         shape = shape[len(shape) - dim - 1 - after :]
         placed = expand(lax.reshape(values, (*shape[:dim], *[1] * mask.ndim, *shape[dim + 1 :])), x.shape)
     else:
-        # The n-th True place gets the n-th slice.
+        # The n-th True element gets the n-th slice.
         places = lax.reduce_sum(convert(mask, np.dtype(np.int64)), range(mask.ndim))
         message = f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
         ctx.require(lax.eq(places, np.int64(extent)), RuntimeError, message)
@@ -390,14 +396,14 @@ def _masked_put(x: Array, dim: int, mask: Array, values: Array, accumulate: bool
 
 @lowers(aten.masked_scatter_backward.default)
 def masked_scatter_backward(grad: Array, mask: Array, sizes: Sequence[int]) -> Array:
-    """The gradient of masked_scatter's source: the gradients at True places, in order, then zeros.
+    """The gradient of masked_scatter's source: the gradients at True elements of the mask, in order, then zeros.
 
     Shape:  `sizes`, that of the source.
     """
     count = math.prod(sizes)
     shape = broadcast_shapes([mask.shape, grad.shape])
     mask, grad = expand(mask, shape), expand(grad, shape)
-    # A place past the end is dropped.
+    # Writes past the end are dropped.
     places = lax.select(mask, ordinals(mask), lax.full(grad.shape, count, np.dtype(np.int64)))
     flat = write_slices(lax.full((count,), 0, grad.dtype), 0, lax.reshape(places, (grad.size,)), lax.reshape(grad, (grad.size,)), "set")
     return lax.reshape(flat, tuple(sizes))
@@ -416,7 +422,7 @@ def unsafe_masked_index_put_accumulate(x: Array, mask: Array, indices: Sequence[
 
 @lowers(aten.nonzero_static.default)
 def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
-    """The coordinates of the first `size` nonzero elements, one row each; `fill_value` in the rows that are left.
+    """The coordinates of the first `size` nonzero elements, one row each; remaining rows hold `fill_value`.
 
     Shape:  (size, dimensions of x).
     Dtype:  int64.
@@ -425,7 +431,7 @@ def nonzero_static(x: Array, *, size: int, fill_value: int = -1) -> Array:
     if x.ndim == 0 or x.size == 0 or size == 0:
         return result
     hits = x if dtypes.is_bool(x.dtype) else lax.ne(x, lax.full_like(x, 0))
-    # A row past the end is dropped.
+    # Rows past the end are dropped.
     rows = lax.select(hits, ordinals(hits), lax.full(x.shape, size, np.dtype(np.int64)))
     coordinates = [lax.reshape(lax.broadcasted_iota("int64", x.shape, dim), (x.size, 1)) for dim in range(x.ndim)]
     return write_slices(result, 0, lax.reshape(rows, (x.size,)), lax.concatenate(coordinates, 1), "set")

@@ -1,4 +1,4 @@
-"""Reductions over consecutive pieces of a dimension, whose lengths are data."""
+"""Lowerings of segment reductions: a dimension is cut into consecutive segments whose lengths are known at run time only."""
 
 from __future__ import annotations
 
@@ -28,10 +28,13 @@ _START = {"sum": 0.0, "prod": 1.0, "amax": -math.inf, "amin": math.inf}
 
 @dataclass(frozen=True)
 class _Segments:
-    """The pieces of a dimension of a tensor (*outer, size, *inner), flattened to rows (outer * size) of inner elements.
+    """The segments of one dimension of a tensor (*outer, size, *inner), which is flattened to (outer * size, inner): its rows.
 
-    Attributes: outer, count (segments per outer element); segment (of each row; outer * count for a row in none); lengths (of each
-    segment); outer_shape, inner_shape.
+    Attributes:
+        count: number of segments per outer element.
+        segment: int64 (outer * size); the segment of each row, or outer * count for a row in no segment.
+        lengths: int64 (outer * count); the length of each segment.
+        outer_shape, inner_shape: the dimensions before and after the segmented one.
     """
 
     count: int
@@ -70,19 +73,19 @@ class _Segments:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of a tensor with a value for each segment."""
+        """The shape of a tensor with one value per segment: (*outer, count, *inner)."""
         return (*self.outer_shape, self.count, *self.inner_shape)
 
     def rows(self, x: Array) -> Array:
-        """The tensor as rows; also one with a value for each segment."""
+        """Flattens a tensor with `size` or with `count` elements in the segmented dimension to rows."""
         return lax.reshape(x, (x.size // max(math.prod(self.inner_shape), 1), math.prod(self.inner_shape)))
 
     def reduce(self, rows: Array, how: str, start: Any) -> Array:
-        """Combine the rows of each segment."""
+        """Combines the rows of each segment: (rows, inner) gives (segments, inner)."""
         return write_slices(lax.full((self.total, rows.shape[1]), start, rows.dtype), 0, self.segment, rows, how)
 
     def spread(self, values: Array) -> Array:
-        """The row of each row's segment; 0 for a row in none."""
+        """Returns, for each row, the values of its segment; 0 for a row in no segment."""
         taken = take_along(values, 0, self.segment)
         return lax.select(self._columns(lax.lt(self.segment, full_like(self.segment, self.total)), taken), taken, full_like(taken, 0))
 
@@ -107,8 +110,9 @@ def segment_reduce(
     initial: float | None = None,
     ctx: Context,
 ) -> Array:
-    """The sum, mean, max, min or prod of each segment along `axis`. An empty segment has the initial value (the mean of nothing is nan,
-    unless that is given).
+    """The sum, mean, max, min or prod of each segment along `axis`.
+
+    The result of an empty segment is `initial`, or by default the reduction's identity element (nan for mean).
 
     Shape:  that of data, with the number of segments at `axis`.
     Dtype:  that of data.
@@ -143,7 +147,7 @@ def segment_reduce_backward(
     initial: float | None = None,
     ctx: Context,
 ) -> Array:
-    """The gradient of data. Of several equal extrema each gets its share of a positive gradient, and each all of another, as in ATen.
+    """The gradient of data. Several equal extrema share a positive gradient equally, but each gets a whole negative one, as in ATen.
 
     Shape:  that of data.
     Dtype:  that of data.
@@ -168,7 +172,7 @@ def segment_reduce_backward(
 
 
 def _prod_gradient(segments: _Segments, rows: Array, here: Array, product: Array, initial: float | None) -> Array:
-    """The gradient times the product of the other elements: by a division, but not for zeros and nans."""
+    """Returns the gradient times the product of the segment's other elements: by division, except for elements that are 0 or nan."""
     zero, nan = lax.eq(rows, full_like(rows, 0)), lax.ne(rows, rows)
     special = lax.bitwise_or(zero, nan)
     zeros, nans = (segments.spread(segments.reduce(convert(flag, rows.dtype), "sum", 0)) for flag in (zero, nan))

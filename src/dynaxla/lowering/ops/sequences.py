@@ -1,4 +1,4 @@
-"""Numbers in a row: inclusive ranges, the windows of signal processing, the frequencies of Fourier transforms."""
+"""Lowerings of ops that create sequences: inclusive ranges, window functions of signal processing, sample frequencies of an FFT."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FLOAT64 = np.dtype(np.float64)
 
 @lowers(aten.range.step)
 def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """start, start + step, and so on up to end, which is included: the old torch.range.
+    """start, start + step, and so on up to and including end: the deprecated torch.range.
 
     Shape:  [(end - start) // step + 1].
     Dtype:  `dtype` if given; else the default float.
@@ -32,7 +32,7 @@ def range_step(start: Any, end: Any, step: Any = 1, *, dtype: DType | None = Non
 
 @lowers(aten.range.default)
 def range_(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """start, start + 1, and so on up to end, which is included: the old torch.range.
+    """start, start + 1, and so on up to and including end: the deprecated torch.range.
 
     Dtype:  `dtype` if given; else the default float.
     """
@@ -40,7 +40,11 @@ def range_(start: Any, end: Any, *, dtype: DType | None = None, ctx: Context) ->
 
 
 def _window(length: int, periodic: bool, ctx: Context, shape: Callable[[Array], Array]) -> Array:
-    """shape: of places from 0 to 1 to the window's values, in float64. A periodic window is the next longer one less its end."""
+    """Returns a window of `length` values in the dtype of the current node's result.
+
+    `shape` maps positions from 0 to 1 to the window's values, in float64. A periodic window is the window of length + 1 without its last
+    value.
+    """
     if length <= 1:
         return lax.full((length,), number(1, ctx.output.jax_dtype))
     last = length if periodic else length - 1
@@ -48,7 +52,7 @@ def _window(length: int, periodic: bool, ctx: Context, shape: Callable[[Array], 
 
 
 def _cosines(*coefficients: float) -> Callable[[Array], Array]:
-    """The sum of coefficient * cos(2 pi order place)."""
+    """Returns the function that sums coefficient * cos(2 pi * order * place) over all coefficients; order is the index of a coefficient."""
 
     def shape(place: Array) -> Array:
         total = full_like(place, coefficients[0])
@@ -60,7 +64,7 @@ def _cosines(*coefficients: float) -> Callable[[Array], Array]:
 
 
 def bartlett_window(length: int, periodic: bool = True, *, ctx: Context) -> Array:
-    """A triangle: 0 at its ends, 1 in the middle.
+    """A triangle: 0 at both ends, 1 in the middle.
 
     Shape:  [length].
     """
@@ -103,7 +107,7 @@ def _with_dtype(function: Lowering) -> Lowering:
     return lambda *args, dtype=None, ctx: function(*args, ctx=ctx)
 
 
-# One overload for each number of arguments.
+# ATen has one overload for each number of arguments.
 for _function in (bartlett_window, blackman_window, hamming_window, kaiser_window):
     _packet = getattr(torch.ops.aten, _function.__name__, None)
     for _overload in _packet.overloads() if _packet is not None else ():
@@ -113,14 +117,14 @@ for _function in (bartlett_window, blackman_window, hamming_window, kaiser_windo
 
 
 def _distance(n: int, d: float) -> Any:
-    """Between two frequencies; infinite where nothing lies between the samples."""
+    """Returns the distance between two adjacent frequencies; infinite if n * d is 0."""
     with np.errstate(divide="ignore"):
         return np.divide(1.0, n * d)
 
 
 @lowers(aten.fft_fftfreq.default)
 def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The frequencies of a transform's results: 0 to the largest one, then the negative ones. d: the distance between two samples.
+    """The sample frequencies of an FFT: from 0 up, then the negative ones. `d` is the distance between two samples.
 
     Shape:  [n].
     Dtype:  `dtype` if given, else the default float.
@@ -132,7 +136,7 @@ def fftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context)
 
 @lowers(aten.fft_rfftfreq.default)
 def rfftfreq(n: int, d: float = 1.0, *, dtype: DType | None = None, ctx: Context) -> Array:
-    """The frequencies of a real transform's results: 0 to the largest one.
+    """The sample frequencies of a real FFT: from 0 to the largest one.
 
     Shape:  [n // 2 + 1].
     Dtype:  `dtype` if given, else the default float.

@@ -1,4 +1,4 @@
-"""Views, joins and rearrangements: every element of a result is an element of an operand."""
+"""Lowerings of views, concatenations and rearrangements, and of their gradients: elements are moved, not computed."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ lower_table(
     aten._reshape_copy.default,
 )
 def view(x: Array, size: Sequence[int]) -> Array:
-    """The same elements, in row-major order, in another shape. One of the sizes may be -1: what is left for it."""
+    """The same elements, in row-major order, in another shape. One size may be -1 and is inferred."""
     return lax.reshape(x, infer(size, x.size))
 
 
 @lowers(aten.expand.default, aten.expand_copy.default)
 def expand(x: Array, size: Sequence[int], *, implicit: bool = False) -> Array:
-    """x with dimensions of size 1 repeated, and new ones in front. A size of -1 keeps that of x."""
+    """x broadcast to `size`: dimensions of size 1 are repeated, new ones added in front. A size of -1 keeps the size that x has."""
     new = len(size) - x.ndim
     return broadcast_to(x, [x.shape[dim - new] if extent == -1 else extent for dim, extent in enumerate(size)])
 
@@ -78,13 +78,13 @@ def squeeze(x: Array) -> Array:
 
 @lowers(aten.squeeze.dim, aten.squeeze_copy.dim)
 def squeeze_dim(x: Array, dim: int) -> Array:
-    """x without one dimension, if its size is 1; else x."""
+    """x without dimension `dim` if its size is 1; else x."""
     return squeeze_dims(x, [dim])
 
 
 @lowers(aten.squeeze.dims, aten.squeeze_copy.dims)
 def squeeze_dims(x: Array, dims: Sequence[int]) -> Array:
-    """x without those of `dims` whose size is 1."""
+    """x without the dimensions in `dims` whose size is 1."""
     dropped = wrap_all(dims, x.ndim)
     return lax.reshape(x, [size for dim, size in enumerate(x.shape) if size != 1 or dim not in dropped])
 
@@ -97,7 +97,7 @@ def unsqueeze(x: Array, dim: int) -> Array:
 
 @lowers(aten.slice.Tensor, aten.slice_copy.Tensor)
 def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Array:
-    """Every step-th element from start up to end, which is left out. Both count from the end if negative, and are moved into the dimension.
+    """Every step-th element of [start, end). Negative bounds count from the end; bounds are clamped to the dimension.
 
     Shape:  that of x, but for ceil((end - start) / step) at `dim`.
     """
@@ -108,7 +108,7 @@ def slice_(x: Array, dim: int = 0, start: int | None = None, end: int | None = N
 
 @lowers(aten.narrow_copy.default)
 def narrow(x: Array, dim: int, start: int, length: int) -> Array:
-    """`length` elements of one dimension, from `start` on.
+    """`length` elements of one dimension, starting at `start`.
 
     Shape:  that of x, but for `length` at `dim`.
     """
@@ -134,13 +134,13 @@ def select(x: Array, dim: int, index: int) -> Array:
     aten.unsafe_split_with_sizes.default,
 )
 def split_with_sizes(x: Array, sizes: Sequence[int], dim: int = 0) -> list[Array]:
-    """Pieces of the given sizes, one after the other along one dimension; views of x in eager mode, arrays of their own here."""
+    """Consecutive pieces of the given sizes along one dimension. They are views of x in eager mode, separate arrays here."""
     return lax.split(x, list(sizes), wrap(dim, x.ndim))
 
 
 @lowers(aten.split.Tensor, aten.split_copy.Tensor, aten.unsafe_split.Tensor)
 def split(x: Array, size: int, dim: int = 0) -> list[Array]:
-    """Pieces of `size`, the last one smaller. An empty dimension gives one empty piece."""
+    """Consecutive pieces of `size`; the last one may be smaller. An empty dimension gives one empty piece."""
     total = x.shape[wrap(dim, x.ndim)]
     if total == 0:
         return [x]
@@ -158,7 +158,7 @@ def unbind(x: Array, dim: int = 0) -> list[Array]:
 
 @lowers(aten.cat.default)
 def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
-    """The tensors one after the other along one dimension. Those of shape [0] may stand among others of any shape, and add nothing.
+    """The tensors concatenated along one dimension. Tensors of shape [0] are skipped, whatever the shapes of the others.
 
     Dtype:  promoted from all of them.
     """
@@ -166,7 +166,7 @@ def cat(tensors: Sequence[Array], dim: int = 0, *, ctx: Context) -> Array:
 
 
 def concatenated(tensors: Sequence[Array], dim: int) -> Array:
-    """What `aten.cat` gives of them."""
+    """Returns the result of `aten.cat`."""
     dtype = result_type(tensors)
     kept = [convert(x, dtype) for x in tensors if x.shape != (0,)]
     if not kept:
@@ -175,8 +175,10 @@ def concatenated(tensors: Sequence[Array], dim: int) -> Array:
 
 
 def joined(tensors: Sequence[Array], dim: int) -> Array:
-    """Tensors of equal shapes are laid side by side in a dimension of their own: XLA:CPU asks of each number of the one that it joins which
-    tensor it is from, and vectorizes the loop over the next one.
+    """Concatenates tensors along `dim`.
+
+    Along the last dimension, tensors of equal shapes are concatenated along a new dimension before it: XLA:CPU tests for each index of
+    the concatenated dimension which tensor it comes from, and vectorizes the loop over the next dimension.
     """
     shape = tensors[0].shape
     if dim != len(shape) - 1 or any(x.shape != shape for x in tensors):
@@ -187,7 +189,7 @@ def joined(tensors: Sequence[Array], dim: int) -> Array:
 
 @lowers(aten.stack.default)
 def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
-    """The tensors side by side along a new dimension, which becomes dimension `dim` of the result.
+    """The tensors stacked along a new dimension, which becomes dimension `dim` of the result.
 
     Dtype:  promoted from all of them.
     """
@@ -196,9 +198,9 @@ def stack(tensors: Sequence[Array], dim: int = 0) -> Array:
 
 @lowers(aten.repeat.default)
 def repeat(x: Array, repeats: Sequence[int]) -> Array:
-    """x so many times in each dimension. `repeats` may be longer than x has dimensions: new ones are put in front."""
+    """x tiled `repeats[i]` times in dimension i. If `repeats` is longer than the rank of x, new dimensions are added in front."""
     sizes = (1,) * (len(repeats) - x.ndim) + x.shape
-    # Each dimension becomes (copies, size); both factors are joined again by the reshape.
+    # Each dimension becomes (copies, size); the reshape below merges both.
     shape = [extent for copies, size in zip(repeats, sizes, strict=True) for extent in (copies, size)]
     offset = len(repeats) - x.ndim
     tiled = lax.broadcast_in_dim(x, shape, [2 * (dim + offset) + 1 for dim in range(x.ndim)])
@@ -212,7 +214,7 @@ def flip(x: Array, dims: Sequence[int]) -> Array:
 
 @lowers(aten.roll.default)
 def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
-    """Without dims, the tensor is rolled as if it were flat."""
+    """x rolled by `shifts` along `dims`; without `dims`, the flattened tensor is rolled."""
     if not dims:
         return lax.reshape(roll(lax.reshape(x, (x.size,)), shifts, [0]), x.shape) if x.size else x
     for shift, dim in zip(shifts, wrap_all(dims, x.ndim), strict=True):
@@ -225,9 +227,9 @@ def roll(x: Array, shifts: Sequence[int], dims: Sequence[int] = ()) -> Array:
 
 @lowers(aten.rot90.default)
 def rot90(x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
-    """x turned k times by a quarter, from the first towards the second of `dims`.
+    """x rotated by k * 90 degrees, from the first towards the second of `dims`.
 
-    Shape:  for odd k, with the sizes of `dims` exchanged.
+    Shape:  that of x; for odd k, with the sizes of `dims` exchanged.
     """
     first, second = wrap_all(dims, x.ndim)
     turns = k % 4
@@ -239,26 +241,29 @@ def rot90(x: Array, k: int = 1, dims: Sequence[int] = (0, 1)) -> Array:
 
 
 def diagonal_span(rows: int, columns: int, offset: int) -> tuple[int, int]:
-    """Where a diagonal of a row-major matrix starts and how many elements it has; they lie columns + 1 apart."""
+    """Returns the flat index of a diagonal's first element in a row-major matrix, and the number of its elements.
+
+    Consecutive elements of the diagonal are columns + 1 apart.
+    """
     if offset >= 0:
         return offset, max(min(rows, columns - offset), 0)
     return -offset * columns, max(min(rows + offset, columns), 0)
 
 
 def _last_two(x: Array, dim1: int, dim2: int) -> Array:
-    """x with two of its dimensions moved to the end, in that order."""
+    """Moves two dimensions of x to the end, in this order."""
     return lax.transpose(x, [dim for dim in range(x.ndim) if dim not in (dim1, dim2)] + [dim1, dim2])
 
 
 def _back_to(x: Array, dim1: int, dim2: int) -> Array:
-    """Undo _last_two."""
+    """Undoes _last_two."""
     order = [dim for dim in range(x.ndim) if dim not in (dim1, dim2)] + [dim1, dim2]
     return lax.transpose(x, sorted(range(x.ndim), key=order.__getitem__))
 
 
 @lowers(aten.diagonal.default, aten.diagonal_copy.default)
 def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
-    """The diagonals of the matrices that two dimensions form.
+    """The diagonals of the matrices that dimensions `dim1` and `dim2` form.
 
     Shape:  x without `dim1` and `dim2`; the diagonal is the last dimension.
     """
@@ -272,11 +277,11 @@ def diagonal(x: Array, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Array:
 
 
 def embed_diagonal(x: Array, rows: int, columns: int, offset: int) -> Array:
-    """Matrices of zeros with x's last dimension on a diagonal."""
+    """Returns matrices of zeros with x's last dimension on the diagonal at `offset`."""
     *batch, count = x.shape
     if count == 0:
         return lax.full((*batch, rows, columns), 0, x.dtype)
-    # A number for each row, which is zero but where the diagonal crosses it: XLA:CPU vectorizes that, and not padding between numbers.
+    # One value per row (0 in rows that the diagonal does not cross), broadcast and masked: XLA:CPU vectorizes that, not interior padding.
     before, shape = max(-offset, 0), (*batch, rows, columns)
     crossing = lax.pad(x, lax.full((), 0, x.dtype), [(0, 0, 0)] * len(batch) + [(before, rows - before - count, 0)])
     row, column = (lax.broadcasted_iota(np.int32, shape, len(batch) + dim) for dim in range(2))
@@ -296,7 +301,7 @@ def diag_embed(x: Array, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Arr
 
 @lowers(aten.diagonal_backward.default)
 def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1: int, dim2: int) -> Array:
-    """Zeros of shape `input_sizes`, with grad on the diagonals."""
+    """The gradient of diagonal: zeros of shape `input_sizes`, with grad on the diagonals."""
     dim1, dim2 = wrap_all((dim1, dim2), len(input_sizes))
     others = [size for dim, size in enumerate(input_sizes) if dim not in (dim1, dim2)]
     _, count = diagonal_span(input_sizes[dim1], input_sizes[dim2], offset)
@@ -304,7 +309,7 @@ def diagonal_backward(grad: Array, input_sizes: Sequence[int], offset: int, dim1
     return _back_to(embed_diagonal(grad, input_sizes[dim1], input_sizes[dim2], offset), dim1, dim2)
 
 
-# The following ops write to a part of a tensor, and change all elements that share memory with that part.
+# The following ops write to a part of a tensor, and change all elements that share memory with that part in eager mode.
 
 
 @lowers(aten.diagonal_scatter.default)
@@ -325,7 +330,7 @@ def diagonal_scatter(x: Array, source: Array, offset: int = 0, dim1: int = 0, di
 def slice_scatter(
     x: Array, source: Array, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1, *, ctx: Context
 ) -> Array:
-    """x with a slice of it replaced by `source`, which has the slice's shape and is converted to the dtype of x."""
+    """x with one of its slices replaced by `source`, which has the slice's shape and is converted to the dtype of x."""
     dim = wrap(dim, x.ndim)
     first, _, count = clamp_slice(x.shape[dim], start, end, step)
     if count == 0 or x.size == 0:
@@ -345,7 +350,7 @@ def _with_slice(x: Array, source: Array, dim: int, first: int, count: int, step:
     if count == size:
         return source
     if step == 1 or count == 1:
-        # Of a chain of such updates XLA makes one copy and writes in place.
+        # For a chain of such updates XLA makes one copy and writes in place.
         return lax.dynamic_update_slice(x, source, [first if d == dim else 0 for d in range(x.ndim)])
     position = lax.sub(lax.broadcasted_iota("int64", x.shape, dim), lax.full(x.shape, first, "int64"))
     multiple = lax.eq(lax.rem(position, lax.full_like(position, step)), lax.full_like(position, 0))
@@ -358,7 +363,7 @@ def _below(position: Array, limit: int) -> Array:
 
 
 def _spread(x: Array, size: int, dim: int, first: int, step: int) -> Array:
-    """Zeros of `size` in one dimension, with x's elements from `first` on, `step` apart."""
+    """Returns zeros of size `size` in dimension `dim`, with x's elements at first, first + step, and so on."""
     count = x.shape[dim]
     if count == 0:
         return lax.full((*x.shape[:dim], size, *x.shape[dim + 1 :]), 0, x.dtype)
@@ -369,7 +374,7 @@ def _spread(x: Array, size: int, dim: int, first: int, step: int) -> Array:
 
 @lowers(aten.slice_backward.default)
 def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int, end: int, step: int) -> Array:
-    """Zeros of shape `input_sizes`, with grad where the slice was."""
+    """The gradient of slice: zeros of shape `input_sizes`, with grad in the slice."""
     dim = wrap(dim, len(input_sizes))
     first, _, count = clamp_slice(input_sizes[dim], start, end, step)
     grad = broadcast_to(grad, [*input_sizes[:dim], count, *input_sizes[dim + 1 :]])
@@ -378,7 +383,7 @@ def slice_backward(grad: Array, input_sizes: Sequence[int], dim: int, start: int
 
 @lowers(aten.select_backward.default)
 def select_backward(grad: Array, input_sizes: Sequence[int], dim: int, index: int) -> Array:
-    """Zeros of shape `input_sizes`, with grad at one index of one dimension."""
+    """The gradient of select: zeros of shape `input_sizes`, with grad at one index of one dimension."""
     dim = wrap(dim, len(input_sizes))
     index += input_sizes[dim] if index < 0 else 0
     grad = broadcast_to(grad, [*input_sizes[:dim], *input_sizes[dim + 1 :]])
@@ -396,10 +401,10 @@ def select_scatter(x: Array, source: Array, dim: int, index: int, *, ctx: Contex
 
 @lowers(aten.unfold.default, aten.unfold_copy.default)
 def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
-    """Windows of one dimension.
+    """Sliding windows along one dimension.
 
-    Shape:  x with (size of x - size) // step + 1 windows at `dimension`, and a last dimension for the places within a window. A rank-0 x
-            gives [size].
+    Shape:  that of x, with the number of windows, (x.shape[dimension] - size) // step + 1, at `dimension`, and a new last dimension of
+            `size`. A rank-0 x gives [size].
     """
     if x.ndim == 0:
         return slice_dim(lax.reshape(x, (1,)), 0, 0, size)
@@ -407,8 +412,8 @@ def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
     count = (x.shape[dim] - size) // step + 1
     if size == 0:
         return lax.full((*x.shape[:dim], count, *x.shape[dim + 1 :], 0), 0, x.dtype)
-    # The dimension is cut into runs of `step` places. A window is as many of them as it takes, less what lies behind its end: whole runs
-    # are copied. A slice for each place of the windows takes up to twenty times as long, and seconds to compile for hundreds of places.
+    # The dimension is cut into runs of `step` elements. A window consists of ceil(size / step) whole runs, which are copied and then cut to
+    # `size`. One slice for each position in a window takes up to 20 times as long, and seconds to compile for hundreds of positions.
     runs = -(-size // step)
     length = (count + runs - 1) * step
     missing = max(length - x.shape[dim], 0)
@@ -421,7 +426,7 @@ def unfold(x: Array, dimension: int, size: int, step: int) -> Array:
 
 @lowers(aten.unfold_backward.default)
 def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int, step: int) -> Array:
-    """The sums of what windows give for each place: the gradient of unfold, of whose result `grad` has the shape.
+    """The gradient of unfold: each element of the input gets the sum of the gradients of all windows that contain it.
 
     Shape:  `input_sizes`.
     """
@@ -429,12 +434,12 @@ def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int
         return lax.reshape(slice_dim(grad, 0, 0, 1), ()) if size else lax.full((), 0, grad.dtype)
     dim = wrap(dim, len(input_sizes))
     count = grad.shape[dim]
-    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # as torch's kernel does, for istft
+    grad = broadcast_to(grad, (*input_sizes[:dim], count, *input_sizes[dim + 1 :], size))  # torch's kernel broadcasts too; istft needs it
     zero = lax.full((), 0, grad.dtype)
     if size == 0 or count == 0:
         return lax.full(tuple(input_sizes), 0, grad.dtype)
     wide = accumulator(grad.dtype)
-    # Windows cut into runs of `step` places: the n-th run of a window stands where the first one of the n-th window behind it does.
+    # Windows are cut into runs of `step` elements: run n of window w covers the same elements as run 0 of window w + n.
     runs = -(-size // step)
     windows = move(grad, dim, grad.ndim - 2)
     outer = windows.shape[:-2]
@@ -453,7 +458,7 @@ def unfold_backward(grad: Array, input_sizes: Sequence[int], dim: int, size: int
 
 @lowers(aten.pixel_shuffle.default)
 def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
-    """Channels to places between the pixels.
+    """Rearranges blocks of r**2 channels into r x r blocks of pixels.
 
     Shape:  x (..., C * r**2, H, W) gives (..., C, H * r, W * r), r being `upscale_factor`.
     """
@@ -466,7 +471,7 @@ def pixel_shuffle(x: Array, upscale_factor: int) -> Array:
 
 @lowers(aten.pixel_unshuffle.default)
 def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
-    """Places between the pixels to channels.
+    """Rearranges r x r blocks of pixels into r**2 channels: the inverse of pixel_shuffle.
 
     Shape:  x (..., C, H * r, W * r) gives (..., C * r**2, H, W), r being `downscale_factor`.
     """
@@ -479,7 +484,7 @@ def pixel_unshuffle(x: Array, downscale_factor: int) -> Array:
 
 @lowers(aten.channel_shuffle.default)
 def channel_shuffle(x: Array, groups: int) -> Array:
-    """The channels in another order: the first of each of `groups` groups, then the second of each, and so on.
+    """x with its channels interleaved: the first channel of each of `groups` groups, then the second of each, and so on.
 
     Shape:  that of x (batch, C, ...).
     """
@@ -490,7 +495,7 @@ def channel_shuffle(x: Array, groups: int) -> Array:
 
 @lowers(aten.block_diag.default)
 def block_diag(tensors: Sequence[Array]) -> Array:
-    """A matrix of zeros with the tensors along its diagonal. Vectors are rows of it, numbers single elements.
+    """A matrix of zeros with the tensors along its diagonal. A vector is a block of one row, a scalar a block of one element.
 
     Dtype:  promoted from all of them.
     """

@@ -1,4 +1,4 @@
-"""How a value inside a program lies on a mesh, where the user says so (`dynaxla.mark_sharding`)."""
+"""The custom op behind `dynaxla.mark_sharding`, which constrains the sharding of a value inside a graph, and its lowering."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from ..registry import lowers
     schema="(Tensor x, int[] sizes, str[] names, int[] devices, str[] spec) -> Tensor",
 )
 def sharding_constraint(x: torch.Tensor, sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> Any:
-    """A copy of x, sharded over a mesh of these sizes and names.
+    """Returns a copy of x, sharded over a mesh.
 
-    devices: by their numbers among JAX's local devices; negative ones are virtual, for programs that are compiled and not run. spec: by
-    dimension, the names of axes with commas between them, or "".
+    Args:
+        sizes, names: of the mesh axes.
+        devices: indices into JAX's local devices. Negative ones are virtual devices, for programs that are compiled but not run.
+        spec: for each dimension, the comma-separated names of mesh axes, or "".
     """
     return x.clone()
 
@@ -50,7 +52,7 @@ OP = torch.ops.dynaxla.sharding_constraint.default
 
 @functools.lru_cache(maxsize=256)
 def mesh(sizes: tuple[int, ...], names: tuple[str, ...], devices: tuple[int, ...]) -> Mesh:
-    """Of JAX's local devices by their numbers, or of virtual ones."""
+    """Returns the mesh over JAX's local devices with these indices, or over virtual devices."""
     meshes.may_exist()
     there = clients.virtual_devices(len(devices)) if is_virtual(devices) else jax.local_devices()
     found = np.array([there[index] for index in devices]).reshape(sizes)
@@ -62,25 +64,25 @@ def is_virtual(devices: Sequence[int]) -> bool:
 
 
 def _counts(devices: Sequence[int]) -> bool:
-    """Whether a constraint over these devices means something now: programs that run are not for virtual ones."""
+    """True if a constraint over these devices applies: constraints over virtual devices apply only while planning."""
     return meshes.is_planning() or not is_virtual(devices)
 
 
 def sharding_of(sizes: Sequence[int], names: Sequence[str], devices: Sequence[int], spec: Sequence[str]) -> NamedSharding:
-    """What the op's arguments say."""
+    """Returns the sharding that the op's arguments describe."""
     dims = [None if not axes else axes if "," not in axes else tuple(axes.split(",")) for axes in spec]
-    while dims and dims[-1] is None:  # so XLA writes what is the same
+    while dims and dims[-1] is None:  # XLA's normal form of a PartitionSpec
         dims.pop()
     return NamedSharding(mesh(tuple(sizes), tuple(names), tuple(devices)), PartitionSpec(*dims))
 
 
 def sharding_of_call(op: Any, args: Sequence[Any]) -> NamedSharding | None:
-    """What an op's arguments say if it is this one; else None."""
+    """Returns the sharding that a call of the constraint op describes; None for other ops."""
     return sharding_of(*args[1:]) if op is OP and _counts(args[3]) else None
 
 
 def shardings_in(graph: Graph) -> list[NamedSharding]:
-    """What a graph's constraints say."""
+    """Returns the shardings of all constraints in a graph that apply."""
     return [sharding_of(*node.args[1:]) for node in graph.find_nodes(op="call_function", target=OP) if _counts(node.args[3])]
 
 

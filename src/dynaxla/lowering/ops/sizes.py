@@ -1,4 +1,4 @@
-"""Sizes, strides and offsets of tensors as numbers. While a program is traced they are known."""
+"""Lowerings of symbolic sizes, strides and offsets of tensors: they are ints when the program is traced."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def sym_numel(x: Array) -> int:
 
 @lowers(aten.sym_stride.int)
 def sym_stride(x: Array, dim: int, *, ctx: Context) -> int:
-    """The stride that the tensor has in eager mode; an array has none."""
+    """The stride that the tensor has in eager mode; JAX arrays have no strides."""
     return cast(TensorSpec, ctx.input(0)).stride[dim]
 
 
 @lowers(aten.sym_storage_offset.default)
 def sym_storage_offset(x: Array, *, ctx: Context) -> int:
-    """The offset that the tensor has in eager mode; an array has none."""
+    """The storage offset that the tensor has in eager mode; JAX arrays have none."""
     return cast(TensorSpec, ctx.input(0)).offset

@@ -1,4 +1,4 @@
-"""Softmax and its relatives."""
+"""Lowerings of softmax, log_softmax and safe_softmax, and of their gradients."""
 
 from __future__ import annotations
 
@@ -14,22 +14,25 @@ from ..dtypes import DType
 from ..promotion import convert
 from ..registry import lowers
 
-# XLA:CPU computes exponentials of so few rows anew in each step of their sum.
+# Up to this number of rows, XLA:CPU recomputes the exponentials in each step of their sum, unless they are in memory.
 _FEW_ROWS = 8
 
 
 def _spread(x: Array, shape: tuple[int, ...], dim: int) -> Array:
-    """x, which lacks `dim`, repeated along it."""
+    """Broadcasts x, which lacks `dim`, to `shape`."""
     return lax.broadcast_in_dim(x, shape, [kept for kept in range(len(shape)) if kept != dim])
 
 
 def _shifted(x: Array, dim: int) -> Array:
-    """x less its largest value along `dim`: no exponential overflows. Of a row with a NaN, that stays, and others may be above 0."""
+    """Returns x minus its largest value along `dim`, so that no exponential overflows.
+
+    In a row with a NaN, that element stays NaN, and other elements may be above 0.
+    """
     return lax.sub(x, _spread(reduce_largest(x, (dim,)), x.shape, dim))
 
 
 def _along(x: Array, dim: int) -> tuple[Array, int]:
-    """x in the accumulator's dtype, of rank 1 at least, and the dimension counted from the front."""
+    """Returns x in the accumulator's dtype and with rank 1 at least, and `dim` as a nonnegative number."""
     wide = convert(x, dtypes.accumulator(x.dtype))
     return (wide, dim % x.ndim) if x.ndim else (lax.reshape(wide, (1,)), 0)
 
@@ -75,7 +78,7 @@ def log_softmax(x: Array, dim: int, half_to_float: bool) -> Array:
 
 @lowers(aten._safe_softmax.default)
 def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
-    """Softmax with zeros, not NaNs, where all values along `dim` are -inf.
+    """Softmax that is 0, not NaN, where all values along `dim` are -inf.
 
     Shape:  that of x.
     Dtype:  `dtype` if given, else that of x.
@@ -90,7 +93,7 @@ def safe_softmax(x: Array, dim: int, dtype: DType | None = None) -> Array:
 
 @lowers(aten._softmax_backward_data.default)
 def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
-    """The gradient of softmax's operand, from that of its output.
+    """The gradient of softmax's input.
 
     Shape:  that of the output.
     Dtype:  `input_dtype`, which may be narrower than the output's: a half type whose softmax was float32.
@@ -103,7 +106,7 @@ def softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -
 
 @lowers(aten._log_softmax_backward_data.default)
 def log_softmax_backward(grad: Array, output: Array, dim: int, input_dtype: DType) -> Array:
-    """The gradient of log_softmax's operand, from that of its output.
+    """The gradient of log_softmax's input.
 
     Shape:  that of the output.
     Dtype:  `input_dtype`, which may be narrower than the output's: a half type whose log_softmax was float32.

@@ -1,4 +1,4 @@
-"""Sorting, selection by rank, and search in sorted tensors."""
+"""Lowerings of sorting, selection by rank (topk, median, mode), and search in sorted tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _INT64 = np.dtype(np.int64)
 
 
 def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Array, Array]:
-    """Stable, NaN as the largest value, -0.0 equal to 0.0; places as int32 if they fit."""
+    """Returns x stably sorted along `dim`, and the original index of each element, in int32 if that suffices.
+
+    NaN is the largest value; -0.0 equals 0.0.
+    """
     kind = "int32" if surely(lambda: x.shape[dim] < 2**31) else "int64"
     places = lax.broadcasted_iota(kind, x.shape, dim)
     if descending:
@@ -34,7 +37,7 @@ def sorted_with_places(x: Array, dim: int, descending: bool = False) -> tuple[Ar
 
 @lowers(aten.sort.stable)
 def sort_stable(x: Array, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Array, Array]:
-    """x sorted along one dimension, nan as the largest value, and where each element was. Always stable.
+    """x sorted along one dimension, and the original index of each element. Always stable; nan is the largest value.
 
     Shape:  both: that of x.
     Dtype:  that of x, and int64 for the indices.
@@ -57,7 +60,7 @@ def sort(x: Array, dim: int = -1, descending: bool = False) -> tuple[Array, Arra
 
 @lowers(aten.argsort.default)
 def argsort(x: Array, dim: int = -1, descending: bool = False) -> Array:
-    """Where the elements of x sorted along one dimension were. Always stable.
+    """The indices that sort x along one dimension. Always stable.
 
     Shape:  that of x.
     Dtype:  int64.
@@ -77,8 +80,9 @@ def argsort_stable(x: Array, *, stable: bool, dim: int = -1, descending: bool = 
 
 @lowers(aten.topk.default)
 def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Array, Array]:
-    """The k largest (or smallest) elements along one dimension, and where they are. nan is the largest value. Of equal elements the first
-    are taken (eager mode leaves it open).
+    """The k largest (or smallest) elements along one dimension, and their indices. nan is the largest value.
+
+    Of equal elements, the first are taken (eager mode leaves the choice open). The result is always sorted.
 
     Shape:  both: that of x, with size k at `dim`.
     Dtype:  that of x, and int64 for the indices.
@@ -104,7 +108,7 @@ def topk(x: Array, k: int, dim: int = -1, largest: bool = True, sorted: bool = T
 
 
 def _of_rank(x: Array, dim: int, rank: Array | int, keepdim: bool) -> tuple[Array, Array]:
-    """The element of a given rank (from 0) along one dimension, and its place. An array of ranks has a dimension of size 1 there."""
+    """Returns the element of a given rank (from 0) along one dimension, and its index. An array of ranks has size 1 in dimension `dim`."""
     values, places = sorted_with_places(x, dim)
     if isinstance(rank, int):
         chosen = slice_dim(values, dim, rank, rank + 1), slice_dim(places, dim, rank, rank + 1)
@@ -125,7 +129,7 @@ def _nothing(x: Array, dim: int, keepdim: bool) -> tuple[Array, Array]:
 
 @lowers(aten.kthvalue.default)
 def kthvalue(x: Array, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The k-th smallest element along one dimension, counted from 1, and where it is. nan is the largest value.
+    """The k-th smallest element along one dimension, counted from 1, and its index. nan is the largest value.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
@@ -142,7 +146,7 @@ def _nan_count(x: Array, dim: int) -> Array:
 
 @lowers(aten.median.dim)
 def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The lower of two middle elements along one dimension, and where it is; the first nan if there is one.
+    """The median along one dimension (the lower of two middle elements), and its index. If there is a nan: the first one.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
@@ -163,7 +167,7 @@ def median_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, A
 
 @lowers(aten.nanmedian.dim)
 def nanmedian_dim(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The median of the elements that are not nan, and where it is; nan if all are.
+    """The median of the elements that are not nan, and its index; nan if all are nan.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
@@ -184,7 +188,7 @@ def _of_all(x: Array, of_dim: Callable[..., tuple[Array, Array]]) -> Array:
 
 @lowers(aten.median.default)
 def median(x: Array) -> Array:
-    """The lower of two middle elements of all; nan if there is one.
+    """The median of all elements (the lower of two middle ones); nan if any element is nan.
 
     Shape:  [].
     Dtype:  that of x.
@@ -194,7 +198,7 @@ def median(x: Array) -> Array:
 
 @lowers(aten.nanmedian.default)
 def nanmedian(x: Array) -> Array:
-    """The median of all elements that are not nan; nan if all are.
+    """The median of all elements that are not nan; nan if all are nan.
 
     Shape:  [].
     Dtype:  that of x.
@@ -204,7 +208,7 @@ def nanmedian(x: Array) -> Array:
 
 @lowers(aten.mode.default)
 def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
-    """The most frequent element along one dimension, the smallest of several, and the last place where it is.
+    """The most frequent element along one dimension (the smallest of several), and its last index.
 
     Shape:  x without `dim`; with `keepdim` it has size 1. Both results.
     Dtype:  that of x, and int64 for the indices.
@@ -224,7 +228,7 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
         start = lax.cummax(lax.select(starts, position, lax.full_like(position, 0)), dim)
         length = lax.sub(position, start)
         longest = lax.expand_dims(lax.reduce_max(length, (dim,)), [dim])
-        # The first run to become that long, at its last element.
+        # The last element of the first run of the greatest length.
         rank = lax.expand_dims(first_place(lax.eq(length, expand(longest, x.shape)), dim), [dim])
         values, places = gather(values, dim, rank), gather(places, dim, rank)
     value, place = lax.squeeze(values, [dim]), lax.squeeze(places, [dim])
@@ -232,9 +236,11 @@ def mode(x: Array, dim: int = -1, keepdim: bool = False) -> tuple[Array, Array]:
 
 
 def _search(sequence: Array, values: Array, right: bool) -> Array:
-    """For each value, how many leading elements of its row of the sequence are smaller (with `right`: not greater).
+    """Returns, for each value, the number of leading elements of its row of the sequence that are smaller (with `right`: not greater).
 
-    sequence: [rows, length], sorted. values: [rows, count]. The comparisons are those of eager mode, so that NaN goes where it goes there.
+    The comparisons are those of eager mode, so that NaN is inserted at the same index.
+
+    Shape:  sequence [rows, length], sorted; values [rows, count].
     """
     rows, length = sequence.shape
     goes_on = lax.gt if right else lax.ge
@@ -273,7 +279,9 @@ def checked_searchsorted(
     sorter: Array | None = None,
     ctx: Context,
 ) -> Array:
-    """Where x would be inserted in each row of a sorted sequence (or of one that `sorter` sorts), left or right of equal elements.
+    """The indices at which x would be inserted in each row of a sorted sequence, left or right of equal elements.
+
+    With `sorter`, the sequence is first permuted by these indices, which are checked at run time.
 
     Shape:  that of x. The leading dimensions of x and of the sequence are equal, unless the sequence has one dimension.
     Dtype:  int32 with `out_int32`, else int64.
@@ -286,10 +294,9 @@ def checked_searchsorted(
 
 
 def searchsorted(sorted_sequence: Array, x: Array, *, out_int32: bool = False, right: bool = False) -> Array:
-    """Where x would be inserted in each row of a sorted sequence. The leading dimensions of x and of the sequence are equal, unless the
-    sequence has one dimension.
+    """Returns the indices at which x would be inserted in each row of a sorted sequence.
 
-    Shape:  that of x.
+    Shape:  that of x. The leading dimensions of x and of the sequence are equal, unless the sequence has one dimension.
     Dtype:  int32 with `out_int32`, else int64.
     """
     out = _INT32 if out_int32 else _INT64
@@ -317,7 +324,7 @@ def searchsorted_scalar(
     sorter: Array | None = None,
     ctx: Context,
 ) -> Array:
-    """Where a number would be inserted in a sorted sequence of one dimension.
+    """The index at which a number would be inserted in a sorted sequence of one dimension.
 
     Shape:  [].
     Dtype:  int32 with `out_int32`, else int64.
@@ -328,7 +335,9 @@ def searchsorted_scalar(
 
 @lowers(aten.bucketize.Tensor)
 def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
-    """The bucket of each element of x: where it would be inserted in the sorted `boundaries`, a vector. `right`: after equal ones.
+    """The bucket of each element of x: the index at which it would be inserted in the sorted vector `boundaries`.
+
+    With `right`, the index is that after equal boundaries.
 
     Shape:  that of x.
     Dtype:  int32 with `out_int32`, else int64.
@@ -341,7 +350,7 @@ def bucketize(x: Array, boundaries: Array, *, out_int32: bool = False, right: bo
 
 @lowers(aten.bucketize.Scalar)
 def bucketize_scalar(x: int | float, boundaries: Array, *, out_int32: bool = False, right: bool = False, ctx: Context) -> Array:
-    """The bucket of a number between the sorted `boundaries`, a vector.
+    """The bucket of a number between the elements of the sorted vector `boundaries`.
 
     Shape:  [].
     Dtype:  int32 with `out_int32`, else int64.

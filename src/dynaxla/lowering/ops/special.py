@@ -1,7 +1,7 @@
-"""The functions of mathematical tables, and integer arithmetic that is not elementary: gamma and error functions, gcd.
+"""Lowerings of special functions (gamma, error and zeta functions) and of gcd and lcm.
 
-Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's own function is taken wherever it gives what ATen's
-does; a comment beside each of ours says, as measured with JAX 0.10.2, where JAX's does not.
+Bessel functions are in bessel.py, orthogonal polynomials in polynomials.py. JAX's own function is used wherever it agrees with ATen's; a
+comment at each function of ours says where JAX's differs, as measured with JAX 0.10.2.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .bessel import chebyshev_series
 
 
 def digamma(x: Array) -> Array:
-    """The derivative of log gamma(x): nan at the negative whole numbers; at zero an infinity of the opposite sign, where JAX has nan.
+    """The derivative of log gamma(x): nan at negative integers; at zero an infinity of the opposite sign, where JAX has nan.
 
     Source: ATen native/Math.h, calc_digamma
     """
@@ -28,8 +28,8 @@ def digamma(x: Array) -> Array:
     return lax.select(is_zero, lax.neg(lax.div(full_like(x, 1), x)), lax.digamma(x))
 
 
-# jax.scipy.special.erfcx is exp(x**2) * erfc(x): 0 in float32 for x from 9.2 to 9.4 (where it should be 0.06), as erfc underflows there.
-# The Chebyshev series of (1 + 2 x) erfcx(x) in (x - 3.75) / (x + 3.75), for x from 0 to infinity; the highest order first.
+# jax.scipy.special.erfcx is exp(x**2) * erfc(x), which is 0 in float32 for x from 9.2 to 9.4 (instead of 0.06), as erfc underflows there.
+# Coefficients, highest order first, of the Chebyshev series of (1 + 2 x) erfcx(x) in (x - 3.75) / (x + 3.75), for x from 0 to infinity.
 _ERFCX = (
     -2.18734294430301767e-18,
     -2.23705665943599960e-18,
@@ -62,7 +62,7 @@ _ERFCX = (
 
 
 def _erfcx(x: Array) -> Array:
-    """exp(x**2) times the complementary error function.
+    """Returns exp(x**2) times the complementary error function.
 
     Source: M. M. Shepherd, J. G. Laframboise, Chebyshev approximation of (1+2x)exp(x**2)erfc(x) in 0 <= x < infinity, Mathematics of
     Computation 36 (1981); the coefficients were computed anew with 60 digits.
@@ -75,7 +75,7 @@ def _erfcx(x: Array) -> Array:
 
 
 def _log_ndtr(x: Array) -> Array:
-    """The logarithm of the normal distribution function.
+    """Returns the logarithm of the normal distribution function.
 
     Source: ATen native/Math.h, calc_log_ndtr
     """
@@ -88,15 +88,15 @@ def _log_ndtr(x: Array) -> Array:
 
 
 def _heaviside(x: Array, at_zero: Array) -> Array:
-    """0 below zero, 1 above, `at_zero` there; 0 for nan, for which jnp.heaviside gives nan."""
+    """Returns 0 for x below zero, 1 above, `at_zero` at zero, and 0 for nan, where jnp.heaviside returns nan."""
     zero = number(0, x.dtype)
     above = convert(lax.gt(x, zero), np.dtype(x.dtype))
     return lax.select(lax.eq(x, zero), at_zero, above)
 
 
 def gcd(x: Array, y: Array) -> Array:
-    """The greatest common divisor, by Euclid's algorithm; that of 0 and 0 is 0."""
-    # jnp.gcd never returns if one of the numbers is the lowest of a signed dtype, such as -128: it has no absolute value.
+    """The greatest common divisor, by Euclid's algorithm; gcd(0, 0) is 0."""
+    # jnp.gcd never returns if one of the numbers is the lowest of a signed dtype, such as -128, whose absolute value overflows.
     if not np.issubdtype(x.dtype, np.unsignedinteger):
         x, y = lax.abs(x), lax.abs(y)
     zero, one = number(0, x.dtype), full_like(x, 1)
@@ -117,10 +117,10 @@ def lcm(x: Array, y: Array) -> Array:
 
     Source: ATen native/cpu/BinaryOpsKernel.cpp, lcm_kernel
     """
-    # jnp.lcm depends on jnp.gcd; it also leaves the sign that an overflow gives, where ATen takes the absolute value.
+    # jnp.lcm calls jnp.gcd; it also keeps the sign after an overflow, where ATen takes the absolute value.
     dtype = np.dtype(x.dtype)
     if dtype.itemsize < 4:
-        # C's arithmetic, which widens to int
+        # C's integer promotion widens to int.
         x, y = convert(x, np.dtype(np.int32)), convert(y, np.dtype(np.int32))
     divisor = gcd(x, y)
     divisor = lax.select(lax.eq(divisor, number(0, x.dtype)), full_like(x, 1), divisor)
@@ -153,10 +153,10 @@ lower_table(
 
 
 def zeta(x: Array, q: Array) -> Array:
-    """The sum of (q + k) ** -x over all whole k from 0 up. Below q = 0 it is defined for whole x only."""
+    """The Hurwitz zeta function: the sum of (q + k) ** -x over all integers k >= 0. For q < 0 it is defined for integral x only."""
     one, zero = number(1, x.dtype), number(0, x.dtype)
-    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. The terms with a negative base are, up to the sign of (-1) ** x, the
-    # terms of zeta(x, ceil(q) - q) without those of zeta(x, 1 - q).
+    # lax.zeta needs q > 0: it is nan at q = -1, and wrong below -8. The terms with a negative base are, up to the sign (-1) ** x, the terms
+    # of zeta(x, ceil(q) - q) without the terms of zeta(x, 1 - q).
     above, negative = lax.zeta(x, lax.sub(q, lax.floor(q))), lax.zeta(x, lax.sub(lax.ceil(q), q))
     rest = lax.zeta(x, lax.sub(one, q))
     is_even = lax.eq(lax.rem(x, number(2, x.dtype)), zero)
@@ -169,7 +169,7 @@ def zeta(x: Array, q: Array) -> Array:
 
 
 def _trigamma(x: Array) -> Array:
-    """The derivative of digamma.
+    """Returns the derivative of digamma.
 
     Source: ATen native/Math.h, trigamma
     """
@@ -202,7 +202,7 @@ lower_table(
 
 @lowers(aten.polygamma.default)
 def polygamma(order: int, x: Array) -> Array:
-    """The derivative of that order of digamma.
+    """The derivative of digamma of the given order.
 
     Shape:  that of x.
     Dtype:  that of x; the default float for bool and integers.
@@ -219,7 +219,7 @@ def polygamma(order: int, x: Array) -> Array:
 
 @lowers(aten.frexp.Tensor)
 def frexp(x: Array) -> tuple[Array, Array]:
-    """Mantissas in [0.5, 1) and exponents of 2; 0, infinities and nan keep their value, with exponent 0.
+    """Mantissas with an absolute value in [0.5, 1), and exponents of 2. The mantissa of 0, infinities and nan is x, the exponent 0.
 
     Shape:  both: that of x.
     Dtype:  that of x; int32.

@@ -1,4 +1,7 @@
-"""as_strided: views given by strides of memory. Arrays have no memory order, so PyTorch's metadata supplies it."""
+"""Lowerings of as_strided and as_strided_scatter, and updates of tensors whose elements overlap in memory.
+
+JAX arrays have no strides: the strides and offset of the eager tensor come from its fake tensor (`TensorSpec`).
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from ..registry import lowers
 
 
 def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.ndarray:
-    """Where each element lies in its storage."""
+    """Returns the position of each element in its storage, an int64 array of shape `size`."""
     place = np.full((1,) * len(size), offset, np.int64)
     for dim, (extent, step) in enumerate(zip(size, stride, strict=True)):
         place = place + (np.arange(extent, dtype=np.int64) * step).reshape([-1 if d == dim else 1 for d in range(len(size))])
@@ -26,7 +29,7 @@ def _positions(size: Sequence[int], stride: Sequence[int], offset: int) -> np.nd
 
 
 def _dense_order(spec: TensorSpec) -> list[int] | None:
-    """The dimensions from the outermost in memory to the innermost, if the tensor fills its memory without gaps or overlaps."""
+    """Returns the dimensions from the outermost in memory to the innermost; None if the tensor's memory has gaps or overlaps."""
     order = sorted(range(len(spec.shape)), key=lambda dim: (-spec.stride[dim], -spec.shape[dim]))
     expected = 1
     for dim in reversed(order):
@@ -37,9 +40,9 @@ def _dense_order(spec: TensorSpec) -> list[int] | None:
 
 
 def _sources(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
-    """For storage positions, which element of the tensor (counted in row-major order) lies there.
+    """Returns, for each storage position, the row-major index of the tensor's element at that position.
 
-    Raises: UnsupportedOp if the tensor does not reach one of them.
+    Raises: UnsupportedOp if no element of the tensor lies at one of the positions.
     """
     own = _positions(spec.shape, spec.stride, spec.offset).reshape(-1)
     element = np.full(max(int(own.max(initial=-1)), int(positions.max(initial=-1))) + 1, -1, np.int64)
@@ -54,7 +57,7 @@ def _sources(spec: TensorSpec, positions: np.ndarray) -> np.ndarray:
 
 
 def _fast_path(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence[int], offset: int) -> Array | None:
-    """Dense tensors seen as dense tensors: a transpose, a slice and a transpose."""
+    """Returns as_strided as a transpose, a slice and a transpose, if both source and result are dense; else None."""
     source = _dense_order(spec)
     target = TensorSpec(tuple(size), tuple(stride), spec.dtype, spec.device, offset)
     order = _dense_order(target)
@@ -68,10 +71,10 @@ def _fast_path(x: Array, spec: TensorSpec, size: Sequence[int], stride: Sequence
 
 @lowers(aten.as_strided.default, aten.as_strided_copy.default)
 def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context) -> Array:
-    """Elements of x's memory at these sizes, strides and offset, as eager mode has it laid out.
+    """The view of x's eager storage with these sizes, strides and offset.
 
     Shape:  `size`.
-    Raises: UnsupportedOp if elements outside of x, but in the storage that x is a view of, are asked for.
+    Raises: UnsupportedOp if the view reads parts of the storage that x does not cover.
     """
     spec = ctx.input(0)
     offset = spec.offset if storage_offset is None else storage_offset
@@ -84,10 +87,10 @@ def as_strided(x: Array, size: Sequence[int], stride: Sequence[int], storage_off
 
 
 def may_overlap(spec: TensorSpec) -> bool:
-    """Whether several elements may lie in one place of memory, and writing to one of them writes to all.
+    """True if several elements may share a memory location, so that writing to one of them writes to all.
 
-    What is expanded is written as if it were not: torch's functionalization counts on that. The rest does not overlap if, from the
-    innermost dimension out, each step is wider than all that lies inside of it.
+    Expanded tensors (stride 0) count as not overlapping, since torch's functionalization relies on that. Other tensors do not overlap if,
+    from the innermost dimension outwards, each stride exceeds the span of all inner dimensions.
     Source: ATen FunctionalInverses.cpp, expand_inverse; clone_preserve_strides.
     """
     span, overlaps = 1, False
@@ -100,9 +103,9 @@ def may_overlap(spec: TensorSpec) -> bool:
 
 
 def shared(x: Array, spec: TensorSpec, written: np.ndarray) -> Array:
-    """x, some of whose elements have just been written: those that share memory with them, as `spec` has it, are theirs now.
+    """Returns x with the written elements copied to all elements that share memory with them in the layout of `spec`.
 
-    written: bool, of x's shape.
+    `written` is a bool mask, of x's shape, of the elements that have just been written.
     """
     places = _positions(spec.shape, spec.stride, 0).reshape(-1)
     writer = np.full(int(places.max(initial=-1)) + 1, -1, np.int64)
@@ -121,11 +124,12 @@ def _take_flat(flat: Array, sources: np.ndarray) -> Array:
 def as_strided_scatter(
     x: Array, source: Array, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None, *, ctx: Context
 ) -> Array:
-    """x with the elements of one of its strided views replaced by `source`, of shape `size`. Of several written to one place, the last
-    stays.
+    """x with the elements of one of its strided views replaced by `source`, of shape `size`.
+
+    If several elements are written to one memory location, the last one remains.
 
     Shape:  that of x.
-    Raises: RuntimeError, when the program runs, for a negative offset and for a stride of zero, as torch does. No kernel can stand in: it
+    Raises: RuntimeError at run time, for a negative offset and for a stride of zero, as torch does. torch's kernel is no fallback, since it
             would read x's storage.
     """
     spec = ctx.input(0)

@@ -1,4 +1,4 @@
-"""The parts of batch normalization that `nn.SyncBatchNorm` puts together on GPUs. Statistics of half types are float32."""
+"""Lowerings of the CUDA ops from which `nn.SyncBatchNorm` composes batch normalization. Statistics of half types are float32."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _reciprocal_root(variance: Array, eps: float) -> Array:
 
 
 def _moments(x: Array) -> tuple[Array, Array]:
-    """Mean and biased variance of each channel."""
+    """Returns mean and biased variance of each channel."""
     dims = _but_channels(x)
     count = math.prod(x.shape[dim] for dim in dims)
     total = lax.reduce_sum(_wide(x), dims)
@@ -41,7 +41,7 @@ def _moments(x: Array) -> tuple[Array, Array]:
 
 
 def _without_running_statistics(*statistics: Array | None) -> None:
-    # These ops write to their running statistics though their schema does not say so: no functional graph shows it.
+    # These ops write to their running statistics, but their schema does not declare it, so functionalization does not see the writes.
     if any(statistic is not None for statistic in statistics):
         raise UnsupportedOp("an op that changes running statistics without declaring it")
 
@@ -64,7 +64,7 @@ def batch_norm_update_stats(
     """Mean and biased variance of each channel.
 
     Shape:  x (batch, channel, *space) gives (channel) twice.
-    Raises: UnsupportedOp with running statistics: the op would change them without saying so.
+    Raises: UnsupportedOp with running statistics, which the op mutates without declaring it.
     """
     _without_running_statistics(running_mean, running_var)
     return tuple(convert(statistic, spec.jax_dtype) for statistic, spec in zip(_moments(x), ctx.output, strict=True))
@@ -81,10 +81,10 @@ def batch_norm_gather_stats_with_counts(
     eps: float,
     counts: Array | int,
 ) -> tuple[Array, Array]:
-    """Mean and 1 / standard deviation over several processes.
+    """Mean and 1 / standard deviation of each channel over several processes.
 
-    Shape:  mean and invstd (process, channel), counts (process), or one for all, give (channel) twice.
-    Raises: UnsupportedOp with running statistics: the op would change them without saying so.
+    Shape:  mean and invstd (process, channel), and counts, (process) or one number for all, give (channel) twice.
+    Raises: UnsupportedOp with running statistics, which the op mutates without declaring it.
     """
     _without_running_statistics(running_mean, running_var)
     means, deviations = _wide(mean), lax.div(full_like(invstd, 1), _wide(invstd))
@@ -115,7 +115,7 @@ def batch_norm_gather_stats(
 
 @lowers(aten.batch_norm_elemt.default)
 def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: Array, invstd: Array, eps: float) -> Array:
-    """(x - mean) * invstd * weight + bias, all but x per channel.
+    """(x - mean) * invstd * weight + bias; all operands but x are per channel.
 
     Shape:  that of x.
     Dtype:  that of x.
@@ -132,10 +132,10 @@ def batch_norm_elemt(x: Array, weight: Array | None, bias: Array | None, mean: A
 def batch_norm_backward_reduce(
     grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, input_g: bool, weight_g: bool, bias_g: bool
 ) -> tuple[Array | None, ...]:
-    """Sum of grad, sum of grad * (x - mean), and the gradients of weight and bias; None for those not asked for.
+    """The sum of grad, the sum of grad * (x - mean), and the gradients of weight and bias; None for results that are not requested.
 
     Shape:  each (channel).
-    Dtype:  that of the mean twice; the weight's twice, or without a weight that of x.
+    Dtype:  that of the mean twice; that of the weight twice, or of x without a weight.
     """
     dims = _but_channels(x)
     wide = _wide(grad)
@@ -154,7 +154,7 @@ def batch_norm_backward_reduce(
 def batch_norm_backward_elemt(
     grad: Array, x: Array, mean: Array, invstd: Array, weight: Array | None, sum_dy: Array, sum_dy_xmu: Array, count: Array
 ) -> Array:
-    """The gradient of x. count: of each process's elements per channel.
+    """The gradient of x. `count` holds the number of elements per channel of each process.
 
     Shape:  that of x.
     Dtype:  that of x.

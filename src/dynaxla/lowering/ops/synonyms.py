@@ -1,4 +1,4 @@
-"""Ops that compute what another op of this package does, under a name of their own."""
+"""Lowerings of ops that equal another op of this package under another name."""
 
 from __future__ import annotations
 

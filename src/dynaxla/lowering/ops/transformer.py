@@ -1,4 +1,4 @@
-"""The fused kernels that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` use in inference."""
+"""Lowerings of the fused ops that `nn.MultiheadAttention` and `nn.TransformerEncoderLayer` call in inference."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN, _FULL = 0, 1, 2
 
 
 def _linear(x: Array, weight: Array, bias: Array, ctx: Context) -> Array:
-    """x @ weight.T + bias for x (batch, rows, n)."""
+    """Returns x @ weight.T + bias for x (batch, rows, n)."""
     out = contract(x, weight, ((2,), (1,)), ctx)
     out = lax.add(out, lax.broadcast_in_dim(convert(bias, out.dtype), out.shape, (2,)))
     return convert(out, x.dtype)
 
 
 def _projected(inputs: tuple[Array, Array, Array], weight: Array, bias: Array, ctx: Context) -> list[Array]:
-    """Query, key and value times their thirds of the weight."""
+    """Returns query, key and value, each multiplied by its third of the weight, with bias."""
     size = weight.shape[0] // 3
     if inputs[0] is inputs[1] is inputs[2]:
         together = _linear(inputs[0], weight, bias, ctx)
@@ -40,7 +40,7 @@ def _projected(inputs: tuple[Array, Array, Array], weight: Array, bias: Array, c
 
 
 def _masked(scores: Array, mask: Array | None, mask_type: int | None) -> Array:
-    """-inf wherever the mask is not zero."""
+    """Returns the scores with -inf wherever the mask is nonzero."""
     if mask is None:
         return scores
     hidden = mask if dtypes.is_bool(mask.dtype) else lax.ne(mask, lax.full_like(mask, 0))
@@ -58,7 +58,7 @@ def _attend(
     mask_type: int | None,
     ctx: Context,
 ) -> tuple[Array, Array]:
-    """The projected output, and the weights (batch, heads, rows, columns) in the accumulator's dtype."""
+    """Returns the projected output, and the attention weights (batch, heads, rows, columns) in the accumulator's dtype."""
     query, key, value = (lax.reshape(x, (*x.shape[:2], num_head, x.shape[2] // num_head)) for x in _projected(inputs, *qkv, ctx))
     scores = contract(query, key, ((3,), (3,)), ctx, batch=((0, 2), (0, 2)))
     scores = _masked(lax.mul(scores, lax.full_like(scores, 1 / math.sqrt(query.shape[3]))), mask, mask_type)
@@ -88,10 +88,10 @@ def native_multi_head_attention(
     *,
     ctx: Context,
 ) -> tuple[Array, Array]:
-    """Attention with its projections before and after; and the weights.
+    """Attention with its input and output projections; also returns the attention weights.
 
     Shape:  that of the query (batch, rows, size). The weights are (batch, rows, columns) if averaged over heads, else (batch, heads, rows,
-            columns), and empty without `need_weights`.
+            columns); without `need_weights` they are an empty array.
     Dtype:  that of the query.
     Source: ATen native/transformers/attention.cpp, native_multi_head_attention_cpu
     """
@@ -131,7 +131,7 @@ def transformer_encoder_layer(
     *,
     ctx: Context,
 ) -> Array:
-    """Attention and two linear layers, both with a residual connection and a layer norm.
+    """An encoder layer: attention and a feed-forward network, each with a residual connection and a layer norm.
 
     Shape:  that of x (batch, rows, size).
     Dtype:  that of x.

@@ -1,4 +1,4 @@
-"""Images as columns of windows, and back: `unfold` and `fold`. Each place of a window is a slice of the image, or is added to one."""
+"""Lowerings of im2col and col2im (`F.unfold` and `F.fold`): each position in a window is one strided slice of the image."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Pair = Sequence[int]
 
 
 def _places(size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pair) -> tuple[list[tuple[int, ...]], list[int]]:
-    """Where each place of the first window lies in the padded image, and how many windows there are along each dimension."""
+    """Returns the position in the padded image of each element of the first window, and the number of windows in each dimension."""
     starts = itertools.product(*(range(0, count * step, step) for count, step in zip(kernel, dilation, strict=True)))
     counts = [(size[dim] + 2 * padding[dim] - dilation[dim] * (kernel[dim] - 1) - 1) // stride[dim] + 1 for dim in range(2)]
     return list(starts), counts
@@ -25,9 +25,9 @@ def _places(size: Pair, kernel: Pair, dilation: Pair, padding: Pair, stride: Pai
 
 @lowers(aten.im2col.default)
 def im2col(x: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
-    """The windows of images, a column each.
+    """The windows of images, one column each.
 
-    Shape:  x ([batch,] channels, height, width) gives ([batch,] channels * places of a window, windows).
+    Shape:  x ([batch,] channels, height, width) gives ([batch,] channels * elements of a window, windows).
     Dtype:  that of x.
     """
     places, counts = _places(x.shape[-2:], kernel_size, dilation, padding, stride)
@@ -47,9 +47,9 @@ def im2col(x: Array, kernel_size: Pair, dilation: Pair, padding: Pair, stride: P
 
 @lowers(aten.col2im.default)
 def col2im(x: Array, output_size: Pair, kernel_size: Pair, dilation: Pair, padding: Pair, stride: Pair) -> Array:
-    """Images whose windows these columns are; what windows share is added, half types in float32.
+    """The inverse of im2col, with overlapping windows added. Half types are added in float32.
 
-    Shape:  x ([batch,] channels * places of a window, windows) gives ([batch,] channels, *output_size).
+    Shape:  x ([batch,] channels * elements of a window, windows) gives ([batch,] channels, *output_size).
     Dtype:  that of x.
     """
     places, counts = _places(output_size, kernel_size, dilation, padding, stride)
@@ -62,7 +62,7 @@ def col2im(x: Array, output_size: Pair, kernel_size: Pair, dilation: Pair, paddi
     padded = [size + 2 * width for size, width in zip(output_size, padding, strict=True)]
 
     def spread(index: int) -> Array:
-        """A place of all windows, where it lies in the image; what lies in the padding is cut off."""
+        """Returns an image with element `index` of every window at its position, and zeros elsewhere; the padding is cut off."""
         start = places[index]
         slices = lax.squeeze(lax.slice_in_dim(windows, index, index + 1, axis=outer), [outer])
         sides = []

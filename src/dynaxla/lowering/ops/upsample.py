@@ -1,8 +1,8 @@
-"""Resampling of images: nearest, linear, cubic and antialiased, forward and backward, each dimension on its own.
+"""Lowerings of image resampling: nearest, linear, cubic and antialiased, forward and backward, one dimension after the other.
 
-Under torch.compile PyTorch decomposes most of these before they reach a graph, whatever a backend wants; the antialiased ones arrive.
-Places and weights are known when the program is traced. They are computed in the precision in which ATen computes them, since the nearest
-place can depend on the last bit.
+Under torch.compile, PyTorch decomposes most of these ops before they reach a graph, for every backend; only the antialiased ones arrive.
+Source positions and weights are computed at trace time, in the precision in which ATen computes them, since the nearest pixel can depend
+on the last bit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .windows import Windows
 
 Sizes = Sequence[int]
 Scale = float | None
-# From the dtype to compute in, sizes of input and output, align_corners, and the scale that the user gave.
+# (dtype to compute in, input size, output size, align_corners, scale that the user gave) -> windows of one dimension.
 Method = Callable[[DType, int, int, bool, Scale], Windows]
 
 
 def _scale(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> np.floating:
-    """Input places per output place.
+    """Returns the number of input pixels per output pixel.
 
     Source: ATen native/UpSample.h, area_pixel_compute_scale
     """
@@ -40,14 +40,14 @@ def _scale(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale)
 
 
 def _source(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> np.ndarray:
-    """Where in the input each output place lies: an input place is the middle of its pixel."""
+    """Returns the position in the input of each output pixel. Integral positions are centers of input pixels."""
     step, places = _scale(dtype, size, out, align_corners, scale), np.arange(out).astype(dtype)
     half = dtype.type(0.5)
     return step * places if align_corners else step * (places + half) - half
 
 
 def _windows(size: int, sources: np.ndarray, weights: np.ndarray) -> Windows:
-    """sources, weights: (places, reads)."""
+    """Returns Windows from the input pixels (`sources`) that each output pixel reads, and their weights; both (pixels, reads)."""
     place = np.broadcast_to(np.arange(len(sources))[:, None], sources.shape)
     return Windows.from_reads(len(sources), size, place.ravel(), sources.ravel(), weights.ravel())
 
@@ -81,7 +81,7 @@ def _cubic(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale)
 
 
 def _keys_filter(x: np.ndarray, a: float) -> np.ndarray:
-    """The cubic convolution kernel; `a` is its slope at 1."""
+    """Returns the cubic convolution kernel at x; `a` is its slope at 1."""
     x = np.abs(x)
     near = ((a + 2) * x - (a + 3)) * x * x + 1
     far = (((x - 5) * x + 8) * x - 4) * a
@@ -97,7 +97,7 @@ def _lanczos_filter(x: np.ndarray) -> np.ndarray:
 
 
 def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Method:
-    """A filter of `width` places, stretched where the image shrinks, so that every input place counts."""
+    """Returns the method for a filter of `width` pixels, which is stretched if the image shrinks, so that every input pixel counts."""
 
     def method(dtype: DType, size: int, out: int, align_corners: bool, scale: Scale) -> Windows:
         step = _scale(dtype, size, out, align_corners, scale)
@@ -121,7 +121,7 @@ def _antialiased(filter_: Callable[[np.ndarray], np.ndarray], width: int) -> Met
 
 
 def _resample(x: Array, windows: Sequence[Windows]) -> Array:
-    """Resample the last dimensions, one after the other from the last, in the accumulator's dtype."""
+    """Resamples the last len(windows) dimensions, from the last one backwards. Weighted sums are in the accumulator's dtype."""
     dtype = x.dtype
     if not all(window.index.shape[1] == 1 for window in windows):
         x = convert(x, dtypes.accumulator(dtype))
@@ -151,11 +151,11 @@ def _register(name: str, count: int, method: Method, has_align_corners: bool) ->
         return [method(dtype, size, places, align_corners, scale) for size, places, scale in zip(space, out, scales, strict=True)]
 
     def forward(x: Array, output_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
-        """x at other sizes. Half types are computed in float32.
+        """x resampled to other sizes. Half types are computed in float32.
 
         Shape:  x (batch, channel, *space) gives (batch, channel, *output_size).
         Dtype:  that of x.
-        Raises: UnsupportedOp for integers, unless each place copies its nearest one.
+        Raises: UnsupportedOp for integers, except in the nearest modes.
         """
         _check_dtype(x, method, ctx)
         if 0 in ctx.output.shape:
@@ -163,7 +163,7 @@ def _register(name: str, count: int, method: Method, has_align_corners: bool) ->
         return _resample(x, windows(x, x.shape[-count:], output_size, rest))
 
     def backward(grad: Array, output_size: Sizes, input_size: Sizes, *rest: bool | Scale, ctx: Context) -> Array:
-        """The gradient of x: each place gets its share from every place that reads it.
+        """The gradient of x: each input pixel gets weighted gradients of all output pixels that read it.
 
         Shape:  `input_size`: (batch, channel, *space).
         Dtype:  that of grad.

@@ -1,4 +1,4 @@
-"""Sampling of images at places given by a tensor."""
+"""Lowerings of grid_sampler: sampling of images at positions given by a tensor."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def _scaled(x: Array, factor: float, shift: float) -> Array:
 
 
 def _unnormalized(x: Array, size: int, align_corners: bool) -> Array:
-    """From -1 .. 1 to places of the input."""
+    """Maps coordinates in [-1, 1] to positions in pixels."""
     return _scaled(x, (size - 1) / 2, (size - 1) / 2) if align_corners else _scaled(x, size / 2, (size - 1) / 2)
 
 
 def _clipped(x: Array, size: int) -> Array:
-    """Places beyond the borders, moved to them; NaN goes to the first place, as in ATen."""
+    """Clamps positions to the borders; NaN becomes 0, as in ATen."""
     first = lax.full_like(x, 0)
     return lax.clamp(np.array(0, x.dtype), lax.select(lax.ne(x, x), first, x), np.array(size - 1, x.dtype))
 
 
 def _reflected(x: Array, size: int, align_corners: bool) -> Array:
-    """Places beyond the borders, mirrored back and forth until they are inside."""
+    """Reflects positions beyond the borders until they are inside."""
     low, high = (0.0, size - 1.0) if align_corners else (-0.5, size - 0.5)
     if low == high:
         return lax.full_like(x, 0)
@@ -59,7 +59,10 @@ def _inside(x: Array, size: int, padding_mode: int, align_corners: bool) -> Arra
 
 
 def _read(x: Array, places: Sequence[Array]) -> Array:
-    """x (batch, channel, *space) at whole places (batch, points) per dimension: (batch, channel, points), zeros outside."""
+    """Returns x (batch, channel, *space) at integral positions, one array (batch, points) per dimension; zeros outside of x.
+
+    Shape:  (batch, channel, points).
+    """
     space = x.shape[2:]
     found: Array | None = None
     index: Array | None = None
@@ -85,7 +88,7 @@ def _per_channel(x: Array, like: Array) -> Array:
 
 
 def _weighted(x: Array, reads: Sequence[Sequence[tuple[Array, Array]]]) -> Array:
-    """The sum over all combinations of one (place, weight) per dimension."""
+    """Returns the weighted sum over all combinations of one (position, weight) pair per dimension."""
     total: Array | None = None
     for combination in itertools.product(*reads):
         value = _read(x, [place for place, _ in combination])
@@ -105,7 +108,7 @@ def _linear_reads(place: Array) -> list[tuple[Array, Array]]:
 
 
 def _cubic_reads(place: Array, inside: Callable[[Array], Array]) -> list[tuple[Array, Array]]:
-    """Four places, each moved inside on its own, and the weights of cubic convolution with slope -0.75 at 1."""
+    """Returns four positions, each passed through `inside`, with the weights of cubic convolution with slope -0.75 at 1."""
     left = lax.stop_gradient(lax.floor(place))
     fraction = lax.sub(place, left)
     a = -0.75
@@ -122,7 +125,7 @@ def _cubic_reads(place: Array, inside: Callable[[Array], Array]) -> list[tuple[A
 
 
 def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool) -> Array:
-    """x (batch, channel, *space) at grid (batch, *out, dimensions of space, the last one first), in the accumulator's dtype."""
+    """Returns samples of x in the accumulator's dtype. Shapes are as in `grid_sampler`."""
     dtype = dtypes.accumulator(x.dtype)
     space = x.shape[2:]
     points = lax.reshape(convert(grid, dtype), (grid.shape[0], math.prod(grid.shape[1:-1]), len(space)))
@@ -145,9 +148,10 @@ def _sample(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, a
 
 @lowers(aten.grid_sampler_2d.default, aten.grid_sampler_3d.default)
 def grid_sampler(x: Array, grid: Array, interpolation_mode: int, padding_mode: int, align_corners: bool, *, ctx: Context) -> Array:
-    """x at the places that grid gives, from -1 at one end of a dimension to 1 at the other.
+    """Samples of x at the positions in grid, which range from -1 at one end of a dimension to 1 at the other.
 
-    Shape:  x (batch, channel, *space) and grid (batch, *out, dimensions of space, the last one first) give (batch, channel, *out).
+    Shape:  x (batch, channel, *space) and grid (batch, *out, len(space)) give (batch, channel, *out). The last dimension of grid holds
+            coordinates in reverse order: the last dimension of x first.
     Dtype:  that of x.
     """
     if 0 in ctx.output.shape:
@@ -165,7 +169,7 @@ def grid_sampler_backward(
     align_corners: bool,
     output_mask: Sequence[bool],
 ) -> tuple[Array | None, Array | None]:
-    """Gradients of the image and the grid: those that output_mask asks for, None for the others; each of its operand's shape and dtype."""
+    """Gradients of x and grid, each of its operand's shape and dtype; None for gradients that output_mask does not request."""
     if grad.size == 0:
         return lax.full_like(x, 0), lax.full_like(grid, 0)
     out, pull = jax.vjp(lambda x, grid: _sample(x, grid, interpolation_mode, padding_mode, align_corners), x, grid)

@@ -1,4 +1,4 @@
-"""The gradient of a convolution's weight, in one of several forms."""
+"""The gradient of a convolution's weight, with several implementations (forms) to choose from. convolution.py calls it."""
 
 from __future__ import annotations
 
@@ -24,10 +24,15 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """The gradient of a convolution's weight, apart from its operands' values.
+    """The problem of computing a weight gradient: shapes, dtype and settings, without the operands' values.
 
-    Attributes: x, grad (shapes); weight (its own shape: (out, in / groups, *kernel)); stride, padding, dilation, groups (the
-    convolution's); dtype (of x and grad; the result has it, or its accumulator's); precision; platform.
+    Attributes:
+        x, grad: shapes of the convolution's input and of the gradient of its result.
+        weight: shape of the weight and its gradient, (out, in / groups, *kernel).
+        stride, padding, dilation, groups: of the convolution.
+        dtype: of x and grad. The result has this dtype or that of its accumulator.
+        precision: of XLA's convolution.
+        platform: JAX's name of the platform.
     """
 
     x: tuple[int, ...]
@@ -56,8 +61,8 @@ class WeightGradient:
 
 WEIGHT_GRADIENT: Forms[WeightGradient] = Forms("weight_gradient")
 
-# Below so many products, what a call of torch's kernel costs (some 70 microseconds) is more than what it saves. XLA's loops for several
-# groups take 3 to 16 nanoseconds for a product.
+# Numbers of multiplications below which the overhead of a call of torch's kernel (about 70 microseconds) exceeds the time it saves. With
+# several groups XLA's loops take 3 to 16 nanoseconds per multiplication.
 _FEW_PRODUCTS, _FEW_WITH_GROUPS = 250_000, 10_000
 
 
@@ -73,7 +78,7 @@ def _suits_product(problem: WeightGradient) -> bool:
 
 @WEIGHT_GRADIENT.form("product", platforms=["cpu"], fits=_fits_product, suits=_suits_product)
 def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """For kernels of one place: the product of two matrices with a row for each window."""
+    """Computes 1x1 kernels as the product of two matrices with one row for each window."""
     rows = channels_last(x)
     stops = [(out - 1) * step + 1 for out, step in zip(problem.grad[2:], problem.stride, strict=True)]
     met = lax.slice(rows, (0,) * rows.ndim, (x.shape[0], *stops, x.shape[1]), (1, *problem.stride, 1))
@@ -83,7 +88,10 @@ def _by_product(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 
 def _is_torchs(problem: WeightGradient) -> bool:
-    """Whether grad has the shape of the convolution's result. A transposed convolution with more output padding than stride has another."""
+    """True if grad has the shape of the convolution's result, in one to three spatial dimensions.
+
+    The shape differs for a transposed convolution with more output padding than stride.
+    """
     if not 3 <= len(problem.x) <= 5:
         return False
     sizes = zip(problem.x[2:], problem.padding, problem.dilation, problem.weight[2:], problem.stride, strict=True)
@@ -96,11 +104,11 @@ def _is_large(problem: WeightGradient) -> bool:
 
 
 def _has_own_channels(problem: WeightGradient) -> bool:
-    """Whether each channel has a group of its own."""
+    """True for a depthwise convolution with one output channel per input channel."""
     return (problem.x[1], problem.weight[0]) == (problem.groups,) * 2
 
 
-# Numbers that are multiplied before they are added: a processor's cache holds them.
+# Products that are held in memory before they are added: they fit into the processor's cache.
 _AT_ONCE = 1 << 18
 
 
@@ -111,8 +119,10 @@ _AT_ONCE = 1 << 18
     suits=_is_large,
 )
 def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """For one dimension, where each channel has a group of its own: products with the rows that each place of the kernel meets, added.
-    oneDNN's kernel takes two to eight times as long."""
+    """Computes depthwise convolutions in one dimension: for each kernel position, grad times the rows of x that it reads, summed.
+
+    oneDNN's kernel takes 2 to 8 times as long.
+    """
     (step,), (spread,), (padding,) = problem.stride, problem.dilation, problem.padding
     channels, _, kernel = problem.weight
     wide = dtypes.accumulator(problem.dtype)
@@ -135,14 +145,16 @@ def _by_sums(problem: WeightGradient, x: Array, grad: Array) -> Array:
     return torch_kernels.call(write, operands, [(problem.weight, wide)])[0]
 
 
-# oneDNN's kernel for one channel in each group holds so many columns of the weight in registers. For wider weights it takes a general
-# kernel, which is 3 to 10 times as slow, in bfloat16 up to 50 times.
+# Columns of the weight that oneDNN's depthwise kernel holds in registers. For wider weights oneDNN uses a general kernel, which is 3 to 10
+# times as slow, in bfloat16 up to 50 times.
 _COLUMNS = 3
 
 
 def _strips(problem: WeightGradient) -> list[tuple[int, int, int, int]]:
-    """Of the weight: the first column and the number of columns of each strip; of x: the columns of zeros that these need on both sides of
-    it (negative: columns of x that they do not meet)."""
+    """Returns the vertical strips of the weight, each at most _COLUMNS wide: (first column, number of columns, padding left, right).
+
+    The paddings are columns of zeros that the strip needs on both sides of x; negative numbers are columns of x that it does not read.
+    """
     found = []
     width, step, padding = problem.weight[3], problem.stride[1], problem.padding[1]
     for first in range(0, width, _COLUMNS):
@@ -153,7 +165,7 @@ def _strips(problem: WeightGradient) -> list[tuple[int, int, int, int]]:
 
 
 def _fits_strips(problem: WeightGradient) -> bool:
-    """Whether each channel has a group of its own, in two dimensions, and each strip meets x."""
+    """True for depthwise convolutions in two dimensions without dilation, if each strip reads a column of x."""
     return (
         _is_torchs(problem)
         and len(problem.x) == 4
@@ -169,9 +181,9 @@ def _suits_strips(problem: WeightGradient) -> bool:
 
 @WEIGHT_GRADIENT.form("strips", platforms=["cpu"], fits=_fits_strips, suits=_suits_strips)
 def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """torch's own kernel, for a few columns of the weight at a time."""
+    """Calls torch's kernel for a few columns of the weight at a time."""
     channels, _, height = problem.weight[:3]
-    # That kernel takes no weight that is higher than its input.
+    # torch's kernel accepts no weight that is higher than its input, so the input is padded beforehand.
     above = problem.padding[0] if height > problem.x[2] else 0
     settings = list(problem.stride), [problem.padding[0] - above, 0], [1, 1], False, [0, 0], problem.groups, [False, True, False]
     strips = _strips(problem)
@@ -180,7 +192,7 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
         rows, upstream = operands
         for first, count, *margins in strips:
             met = torch.constant_pad_nd(rows, [0, 0, *margins, above, above]).movedim(-1, 1)
-            order = rows.new_empty((channels, height, count, 1)).movedim(-1, 1)  # its values do not matter
+            order = rows.new_empty((channels, height, count, 1)).movedim(-1, 1)  # gives the shape and memory order; values are not read
             found = aten.convolution_backward(upstream.movedim(-1, 1), met, order, None, *settings)[1]
             results[0][..., first : first + count].copy_(found)
 
@@ -189,7 +201,7 @@ def _by_strips(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 
 def _fits_taps(problem: WeightGradient) -> bool:
-    """Whether there is one dimension, and sums over batches keep their precision."""
+    """True for one spatial dimension and one group, in a dtype of 32 bits or more: partial sums of half types would be rounded."""
     return _is_torchs(problem) and len(problem.x) == 3 and problem.groups == 1 and problem.dtype.itemsize >= 4
 
 
@@ -199,8 +211,10 @@ def _suits_taps(problem: WeightGradient) -> bool:
 
 @WEIGHT_GRADIENT.form("taps", platforms=["cpu"], fits=_fits_taps, suits=_suits_taps)
 def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """In one dimension, for each place of the kernel a product of matrices without a copy. oneDNN's kernel takes up to twice as long, if
-    channels are not few and places not many."""
+    """Computes one matrix product for each kernel position, without copying x; for one spatial dimension.
+
+    oneDNN's kernel takes up to twice as long with 32 channels or more and kernels of size 3 or less.
+    """
     (step,), (spread,), (padding,) = problem.stride, problem.dilation, problem.padding
     out, channels, kernel = problem.weight
 
@@ -220,9 +234,12 @@ def _by_taps(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 
 def _suits_columns(problem: WeightGradient) -> bool:
-    """oneDNN's kernel takes up to twice as long where the windows' numbers, side by side, are fewer than the weight's; with AVX2 alone also
-    for many channels in one or two dimensions (1.1 to 2.5 times as long), unless a window's numbers lie in small pieces. In three it is as
-    fast, and needs no memory for windows."""
+    """True if the "columns" form is expected to be faster than oneDNN's kernel.
+
+    oneDNN's kernel takes up to twice as long if there are no more windows than output channels. On processors with AVX2 but not AVX-512 it
+    also takes 1.1 to 2.5 times as long for many channels in one or two dimensions, unless the contiguous pieces of a window are small. In
+    three dimensions it is as fast, and needs no memory for windows.
+    """
     if not _is_large(problem):
         return False
     out, channels, *kernel = problem.weight
@@ -232,13 +249,13 @@ def _suits_columns(problem: WeightGradient) -> bool:
     return are_many and problem.dtype.itemsize == 4 and machine.has_avx2_alone()
 
 
-# Bytes of windows, for each thread, that are side by side before they are multiplied: a processor's caches hold them.
+# Bytes of windows per thread in one matrix product: they fit into the processor's caches.
 _BYTES_AT_ONCE = 1 << 20
 
 
 @WEIGHT_GRADIENT.form("columns", platforms=["cpu"], fits=lambda problem: _is_torchs(problem) and problem.groups == 1, suits=_suits_columns)
 def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """The product of two matrices with a row for each window, some of them at a time."""
+    """Multiplies two matrices with one row for each window (im2col), in blocks of rows."""
     out, channels, *kernel = problem.weight
     space = range(len(kernel))
 
@@ -260,7 +277,7 @@ def _by_columns(problem: WeightGradient, x: Array, grad: Array) -> Array:
 
 
 def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Both in blocks of several samples, or of several rows of places of one. Half types in one, so that a sum is rounded once."""
+    """Yields blocks of both tensors: several samples, or several rows of one sample. Half types give one block, so that sums round once."""
     samples, rows = upstream.shape[:2]
     count = max(1, _BYTES_AT_ONCE * torch.get_num_threads() * samples * rows // (windows.numel() * windows.element_size()))
     if upstream.element_size() < 4:
@@ -272,19 +289,19 @@ def _blocks(windows: torch.Tensor, upstream: torch.Tensor) -> Iterator[tuple[tor
             yield from zip(sample.split(count), grads.split(count), strict=True)
 
 
-# From so many on, oneDNN is faster with channels in front.
+# From this number of channels on, oneDNN is faster with the channels-first layout.
 _MANY_CHANNELS = 512
 
 
 @WEIGHT_GRADIENT.form("torch", platforms=["cpu"], fits=_is_torchs, suits=_is_large)
 def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """torch's own kernel, for the most part oneDNN's. XLA's convolution takes up to 20 times as long, with groups even more."""
+    """Calls torch's kernel, which mostly calls oneDNN. XLA's convolution takes up to 20 times as long, with groups even longer."""
     settings = list(problem.stride), list(problem.padding), list(problem.dilation), False, [0] * len(problem.stride), problem.groups
 
     def write(results: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]) -> None:
         rows, upstream = (tensor.movedim(-1, 1) for tensor in operands)
         out, channels, *kernel = problem.weight
-        weight = rows.new_empty((out, *kernel, channels)).movedim(-1, 1)  # its values do not matter, its order does
+        weight = rows.new_empty((out, *kernel, channels)).movedim(-1, 1)  # gives the shape and memory order; values are not read
         if problem.groups == 1 and min(problem.weight[:2]) >= _MANY_CHANNELS:
             rows, upstream, weight = rows.contiguous(), upstream.contiguous(), results[0]
         results[0].copy_(aten.convolution_backward(upstream, rows, weight, None, *settings, [False, True, False])[1])
@@ -295,13 +312,13 @@ def _weight_gradient_by_torch(problem: WeightGradient, x: Array, grad: Array) ->
 
 @WEIGHT_GRADIENT.form("cudnn", platforms=["cuda"], fits=lambda problem: dtypes.is_float(problem.dtype) and problem.dtype.itemsize == 2)
 def _weight_gradient_by_cudnn(problem: WeightGradient, x: Array, grad: Array) -> Array:
-    """As the form of that name of a convolution."""
+    """Accumulates in float32 and rounds the result to the half dtype, as the form "cudnn" of a convolution does."""
     return _weight_gradient_by_xla(problem, x, grad, problem.dtype)
 
 
 @WEIGHT_GRADIENT.form("xla")
 def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtype: DType | None = None) -> Array:
-    """x convolved with grad: batch and channels exchange their roles. dtype: as for `_by_xla`."""
+    """Convolves x with grad, with batch and channels exchanged. `dtype` is the result's; by default that of the accumulator."""
     margins = []
     sizes = zip(range(2, x.ndim), problem.stride, problem.padding, problem.dilation, strict=True)
     for dim, step, pad, spread in sizes:
@@ -324,7 +341,7 @@ def _weight_gradient_by_xla(problem: WeightGradient, x: Array, grad: Array, dtyp
 def weight_gradient(
     x: Array, grad: Array, shape: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, groups: int, ctx: Context
 ) -> Array:
-    """The gradient of a weight of `shape` (out, in / groups, *kernel)."""
+    """Returns the gradient of a convolution's weight of `shape` (out, in / groups, *kernel), by the chosen form."""
     if 0 in x.shape or 0 in grad.shape or math.prod(shape) == 0:
         return lax.full(shape, 0, dtypes.accumulator(x.dtype))
     settings = tuple(shape), tuple(stride), tuple(padding), tuple(dilation), groups

@@ -1,4 +1,4 @@
-"""Windows along one dimension that are known when the program is traced: what adaptive pooling and resampling read."""
+"""Windows along one dimension that are known at trace time, as adaptive pooling and resampling read them."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ from dataclasses import dataclass
 import numpy as np
 from jax import Array, lax
 
-# With so many reads at most, a place's sum is written out: XLA:CPU vectorizes no reduction of so few numbers.
+# Up to this number of reads, a window's sum is unrolled: XLA:CPU does not vectorize reductions of so few elements.
 _FEW_READS = 8
 
 
 @dataclass(frozen=True)
 class Windows:
-    """For each place of an output dimension, the places of the input dimension that it reads, and with which weights.
+    """For each index of an output dimension, the indices of the input dimension that it reads, and their weights.
 
-    Attributes: size, of the input; index, weight, real: (places, reads). A read that is not real only fills the row: its weight is 0,
-    its index is that of a real one, and what it reads must not count.
+    Rows shorter than the longest are filled with reads that are not real: their weight is 0, their index that of a real read, and their
+    values must not enter a result.
+
+    Attributes:
+        size: size of the input dimension.
+        index: int32 (output size, reads), indices into the input dimension.
+        weight: float64 (output size, reads).
+        real: bool (output size, reads), False for fill.
     """
 
     size: int
@@ -28,7 +34,7 @@ class Windows:
 
     @staticmethod
     def from_reads(places: int, size: int, place: np.ndarray, source: np.ndarray, weight: np.ndarray) -> Windows:
-        """From single reads (output place, input place, weight), in any order. A place without any gives 0."""
+        """Returns windows from single reads (output index, input index, weight), in any order. An output without reads is 0."""
         order = np.argsort(place, kind="stable")
         place, source, weight = place[order], source[order], weight[order]
         count = np.bincount(place, minlength=places)
@@ -45,7 +51,7 @@ class Windows:
 
     @staticmethod
     def adaptive(size: int, places: int) -> Windows:
-        """Adaptive pooling: place i reads from floor(i * size / places) to ceil((i + 1) * size / places), all with the same weight."""
+        """Returns adaptive pooling's windows: output i averages inputs floor(i * size / places) to ceil((i + 1) * size / places) - 1."""
         starts = np.arange(places) * size // places
         ends = -(-(np.arange(1, places + 1) * size) // places)
         lengths = ends - starts
@@ -54,16 +60,16 @@ class Windows:
         return Windows.from_reads(places, size, place, source, np.repeat(1.0 / lengths, lengths))
 
     def mirrored(self) -> Windows:
-        """The transpose: how the gradient of the output is read to give that of the input."""
+        """Returns the transposed windows: their sum over the output's gradient is the input's gradient."""
         place = np.broadcast_to(np.arange(len(self.index))[:, None], self.index.shape)
         return Windows.from_reads(self.size, len(self.index), self.index[self.real], place[self.real], self.weight[self.real])
 
     def gather(self, x: Array, dim: int) -> Array:
-        """The elements that each place reads: `dim` becomes two dimensions, (places, reads)."""
+        """Returns the elements of x that each window reads: `dim` becomes two dimensions, (windows, reads)."""
         return take(x, self.index, dim)
 
     def sum(self, x: Array, dim: int) -> Array:
-        """The weighted sums of what is read along `dim`, in x's dtype, which must be a float."""
+        """Returns the weighted sum of each window along `dim`, in x's dtype, which must be a float."""
         if self.index.shape[1] == 1 and (self.weight == 1).all():
             return take(x, self.index[:, 0], dim)
         if self.index.shape[1] <= _FEW_READS:
@@ -75,7 +81,7 @@ class Windows:
         return lax.reduce_sum(weighted, (dim + 1,))
 
     def _share(self, x: Array, dim: int, read: int) -> Array:
-        """What the reads of one column add to each place."""
+        """Returns the weighted values of one column of reads: the summand with index `read` of each window's sum."""
         found = take(x, self.index[:, read], dim)
         weighted = lax.mul(found, lax.broadcast_in_dim(self.weight[:, read].astype(x.dtype), found.shape, (dim,)))
         if self.real[:, read].all():
@@ -88,8 +94,10 @@ class Windows:
 
 
 def take(x: Array, index: np.ndarray, dim: int) -> Array:
-    """x at constant positions along `dim`, in whose place the dimensions of `index` stand. Equal steps make a slice, equal repeats a
-    broadcast: these XLA computes without looking up where to read."""
+    """Returns x at constant indices along `dim`, which is replaced by the dimensions of `index`.
+
+    Indices with a constant step become a slice, and each index repeated equally often a broadcast: XLA then reads no table of indices.
+    """
     places = index.ravel()
     if index.ndim == 1 and len(places) > 1:
         step = int(places[1] - places[0])

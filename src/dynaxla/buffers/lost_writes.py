@@ -87,7 +87,7 @@ class LostWrites(TorchDispatchMode):
             self._note_forward(result)
             return result
         device = next((leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
-        if _is_composite(func, device):  # in inference mode
+        if _is_composite(func, device):  # in inference mode, composite ops arrive here undecomposed
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:

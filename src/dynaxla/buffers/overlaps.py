@@ -43,7 +43,7 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
 
 
 def folded(inputs: Sequence[Any]) -> set[int]:
-    """Returns the positions of tensors of which two elements have the same address."""
+    """Returns the positions of tensors with two elements at the same address."""
     return {position for position, item in enumerate(inputs) if _is_plain(item) and shares_with_itself(item)}
 
 

@@ -149,9 +149,9 @@ class Storages:
     Attributes:
         of: By output: the id of its storage.
         inputs: By storage: the position of the first input in it.
-        makers: By storage: the node that creates it, if it is no input's.
+        makers: By storage: the first node in it that is no input.
         sharing: By storage: the outputs in it.
-        candidates: The nodes of which `plan_outputs` may make buffers, and the outputs that are no tensors.
+        candidates: The nodes that `plan_outputs` may turn into buffers, and the outputs that are no tensors.
 
     Raises:
         UnsupportedTensor: An output that XLA cannot hold.

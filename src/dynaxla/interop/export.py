@@ -88,9 +88,9 @@ def _name(model: Any) -> str:
 
 
 class _Called(torch.nn.Module):
-    """A plain function as a module for torch.export.
+    """A plain function as a module for torch.export, with the function's own signature.
 
-    The module keeps the function's signature, and is named `forward` like the functions whose lines torch records.
+    Its code is renamed to `forward`, the name of the functions whose source lines torch records.
     """
 
     def __init__(self, function: Any) -> None:

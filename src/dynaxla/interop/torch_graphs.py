@@ -70,7 +70,7 @@ class TorchCall(Call):
         operands: The tensors that it takes.
         device: The device of the fake tensors with which it is traced.
         narrow: The arrays of the surrounding JAX program have at most 32 bits.
-        is_unchanged: Returns True if the state that the function reads besides its tensors has certainly not changed.
+        is_unchanged: Returns True if it is certain that the other state that the function reads has not changed.
 
     Attributes:
         draws_random: True if it takes a key, as two uint32, before its operands.
@@ -249,7 +249,7 @@ class TorchCall(Call):
 
 
 def _source(node: Node) -> Node:
-    """Returns the node of which a node is a copy, or the node itself."""
+    """Returns the node that a node is a copy of, or the node itself."""
     while node.target in _COPIES:
         node = node.args[0]
     return node

@@ -29,7 +29,7 @@ class Eager:
 
     refuses_zero_divisors: bool = False
     divides_exactly: bool = False
-    fused_gelu: str = "tanh"  # cuBLAS has no other
+    fused_gelu: str = "tanh"  # the only one that cuBLAS has
     widens_small_scales: bool = False
     casts_like_x86: bool = False
     centers_first: bool = True

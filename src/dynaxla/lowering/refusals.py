@@ -63,7 +63,7 @@ _known: dict[Any, str] = {}
 def reason(node: Node) -> str:
     """Returns the message with which torch's kernel refuses the dtypes of a node's operands; "" if it accepts them, or cannot be tried."""
     op = node.target
-    if not isinstance(op, OpOverload) or str(node.meta.get("original_aten") or op) != str(op):  # graphs hold copies of overloads
+    if not isinstance(op, OpOverload) or str(node.meta.get("original_aten") or op) != str(op):  # by name: graphs hold copies of overloads
         return ""
 
     def value(argument: Any) -> Any:

@@ -233,8 +233,8 @@ def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[
 def _fits(factors: Factors, roles: Roles, updated: Sequence[int]) -> bool:
     """True if the product can be computed from the old tensor and the slices.
 
-    Only dimensions that both operands keep may repeat values. The updated dimensions may be dimensions that both keep, and besides those
-    either all summed or all in the result; a single updated dimension must not be one that both keep.
+    Only batch dimensions, which both operands keep, may repeat values. An updated dimension may be a batch dimension unless it is the only
+    updated one; the others must either all be summed, or all be in the result.
     """
     kinds = set()
     for dim, factor in enumerate(factors):

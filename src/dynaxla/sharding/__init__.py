@@ -1,4 +1,4 @@
-"""One program on several devices: tensors on the device "jax" whose arrays lie on a mesh, with XLA's partitioner choosing the
+"""One program on several devices: tensors on the device "jax" that are sharded over a mesh, with XLA's partitioner choosing the
 communication.
 
 mesh.py         devices with named axes

@@ -214,7 +214,7 @@ def _bytes(text: str, is_start: bool) -> int:
 
 
 def _bits(dtype: str) -> int:
-    """Returns the size of an element of a HLO dtype, in bits."""
+    """Returns the size of an element of an HLO dtype, in bits."""
     found = re.search(r"\d+", dtype)
     return 8 if found is None else int(found[0])
 

@@ -1,7 +1,7 @@
-"""How torch tensors become the arrays of a function, and its results become torch tensors.
+"""Conversion of torch tensors to a program's input arrays, and of its result arrays to torch tensors.
 
-protocol.py   what a kind of memory must offer
-plan.py       which results lie in whose memory
-native.py     torch's own memory on the CPU and on NVIDIA GPUs; arguments.py: the aliases of tensors that a program reads
-addresses.py  what depends on where tensors lie: no address leaves this package
+protocol.py    the interface of each kind of memory
+plan.py        the assignment of results to memory
+native.py      torch's own memory on the CPU and on NVIDIA GPUs; arguments.py: aliases of the tensors that a program reads
+addresses.py   functions that depend on memory addresses; no address leaves this package
 """

@@ -1,8 +1,8 @@
-"""Turning a call's torch tensors into the arrays that an executable reads.
+"""Imports a call's torch tensors as the arrays that an executable reads.
 
-An alias is a jax.Array on a tensor's memory that does not own it. It is valid for as long as a live tensor of the same shape, strides,
-dtype and device has the same `data_ptr()`, whichever tensor object that is: so both are checked at every call, nothing is held alive,
-and an in-place update of a parameter is seen because there is no second copy.
+An alias is a jax.Array on a tensor's memory that does not own the memory. It is valid for as long as a live tensor of the same shape,
+strides, dtype and device has the same `data_ptr()`, whichever tensor object that is. Both are checked at every call, so nothing is kept
+alive, and an in-place update of a parameter is visible because there is no second copy.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ _data_ptr = torch.Tensor.data_ptr
 
 @dataclass(frozen=True)
 class Parameter:
-    """What the executable expects at one position.
+    """One parameter of the executable.
 
-    Attributes: shape, stride, dtype; layout; static (a parameter or buffer of a module: its address hardly ever changes); as_laid_out
-    (whether the array has the tensor's own shape and strides, for which the program was compiled; else it is the packed one).
+    Attributes:
+        shape, stride, dtype: The tensor's.
+        layout: The layout of its distinct elements.
+        static: The tensor is a module's parameter or buffer, whose address hardly ever changes.
+        as_laid_out: The array has the tensor's own shape and strides, for which the program was compiled; otherwise it is packed.
     """
 
     shape: tuple[int, ...]
@@ -51,9 +54,14 @@ class Parameter:
 
 @dataclass(frozen=True)
 class _Kept:
-    """The last call's addresses, and the aliases among them. Replaced as a whole, never changed: calls may run side by side.
+    """The last call's addresses, and the aliases among its arrays. Replaced as a whole, never mutated, because calls may run concurrently.
 
-    copied: which tensors are not what the executable expects, and are copied at each call.
+    Attributes:
+        check: The check of the tensors' metadata.
+        pointers: The tensors' addresses.
+        arrays: The aliases; None where there is none.
+        complete: Every array is an alias.
+        copied: By tensor, True if it does not match the executable's parameter and is copied at each call.
     """
 
     check: guards.ArgumentCheck
@@ -66,7 +74,7 @@ class _Kept:
 class Arguments:
     """Imports the tensors of one executable's calls. Thread-safe.
 
-    On a GPU the arrays are not ordered after torch's work by themselves, nor are copies that are made here: see runtime/streams.py.
+    On a GPU, neither the arrays nor the copies made here are ordered after torch's work by themselves; see runtime/streams.py.
     """
 
     def __init__(self, parameters: Sequence[Parameter], torch_device: torch.device, device: jax.Device) -> None:
@@ -76,10 +84,10 @@ class Arguments:
         self._kept: _Kept | None = None
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
-        """One row-major array per tensor, in the layout that the executable was compiled for.
+        """Returns one row-major array per tensor, in the layout for which the executable was compiled.
 
-        Raises: DynaxlaError if a tensor has another shape or dtype than the executable was compiled for, or is not expanded where that
-        one was.
+        Raises:
+            DynaxlaError: A tensor has another shape or dtype than the executable's parameter, or is not expanded where that one is.
         """
         if not tensors:
             return ()
@@ -106,7 +114,7 @@ class Arguments:
     def _import_all(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
         prepared = [self._prepare(index, tensor) for index, tensor in enumerate(tensors)]
         copied = [mine is not theirs for mine, theirs in zip(prepared, tensors, strict=True)]
-        # AOTAutograd has a mode look at every op of a first call, which takes longer than the ops here.
+        # During a first call AOTAutograd has a dispatch mode active, whose handling of each op would take longer than the op itself.
         with _disable_current_modes() if private.mode_count() else contextlib.nullcontext():
             imported = [self._import(index, tensor, False, copied[index]) for index, tensor in enumerate(prepared)]
         aliases = [alias for _, alias in imported]
@@ -116,7 +124,7 @@ class Arguments:
         return [array for array, _ in imported]
 
     def _prepare(self, index: int, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor itself if it is what the executable expects, otherwise a copy that is."""
+        """Returns the tensor itself if it matches the executable's parameter, otherwise a copy that does."""
         parameter = self.parameters[index]
         expanded = [dim for dim, step in enumerate(parameter.stride) if step == 0 and parameter.shape[dim] > 1]
         if isinstance(tensor, FakeTensor):
@@ -150,9 +158,11 @@ class Arguments:
         return tensor
 
     def _import(self, index: int, tensor: torch.Tensor, seen_before: bool, copied: bool = False) -> tuple[jax.Array, jax.Array | None]:
-        """The array for this call, and the same array if it may be kept for the next one.
+        """Returns the array for this call, and the same array if it may be kept for the next call, else None.
 
-        copied: the tensor is a copy for this call, whose memory nobody else keeps alive.
+        Args:
+            seen_before: The tensor has the same address as at the last call.
+            copied: The tensor is a copy for this call, whose memory nothing else keeps alive.
         """
         parameter = self.parameters[index]
         layout = parameter.layout

@@ -1,4 +1,4 @@
-"""Which implementation of the buffers' protocol is for which kind of torch device: torch's own memory is `NativeBuffers`'."""
+"""The registry of buffer implementations by torch device type. `NativeBuffers` serves torch's own memory and is not registered."""
 
 from __future__ import annotations
 
@@ -14,16 +14,26 @@ from .protocol import Binding, Buffers
 
 
 class Unlike(Exception):
-    """A binding's program is for inputs that lie in another way in their storages. Raised by `take`, before args are emptied."""
+    """A call's inputs have another layout in their storages than the binding's program expects.
+
+    Raised by `take`, before it empties its argument.
+    """
 
 
 @dataclass(frozen=True)
 class Request:
-    """A graph for whose tensors buffers are wanted.
+    """A graph for whose tensors buffers are requested.
 
-    Attributes: interpreter; symbols (its sizes); args (a call's inputs); phase; place; storages; remade (see `AtenGraph`); donate (whether
-    inputs that the graph writes to may be given to the program, so that it writes in place); planned (whether the program will not
-    run, so that inputs may be planned for a virtual mesh).
+    Attributes:
+        interpreter: The graph.
+        symbols: The values of its symbolic sizes.
+        args: A call's inputs.
+        phase: The graph's phase.
+        place: The device.
+        storages: The graph's storages.
+        remade: See `AtenGraph`.
+        donate: True if inputs that the graph writes to may be donated to the program, so that it writes in place.
+        planned: True if the program will not run, so that inputs may be planned for a virtual mesh.
     """
 
     interpreter: Interpreter
@@ -38,25 +48,33 @@ class Request:
 
 
 class Kind(Protocol):
-    """Tensors of one kind of device."""
+    """The implementation for the tensors of one kind of device."""
 
     def buffers(self, request: Request) -> Buffers: ...
 
     def are_traced(self, args: Sequence[Any]) -> bool:
-        """Whether arrays of a call are tracers, since JAX traces what calls the graph: then JAX traces that, and no program is called."""
+        """True if the arrays of a call are tracers because JAX traces the caller of the graph. JAX then traces the graph, and no program is
+        called.
+        """
 
     def plans(self, args: Sequence[Any]) -> Any:
-        """Hashable: how a call's inputs lie on a mesh, or would lie on a virtual one."""
+        """Returns a hashable description of how a call's inputs are sharded on a mesh, or would be on a virtual one."""
 
     def blank(self, binding: Binding, args: list[Any], lie: Sequence[tuple[tuple[int, ...], Any]]) -> list[Any]:
-        """The graph's outputs without values, of a program that does not run. lie: how its results lie, by shape and sharding. Empties
-        args."""
+        """Returns the graph's outputs without values, for a program that does not run. Empties `args`.
+
+        Args:
+            lie: The shape and sharding of each of the program's results.
+        """
 
     def outlived(self, error: Exception) -> Exception:
-        """What to raise for JAX's exception where a tracer's function has ended."""
+        """Returns the exception to raise in place of JAX's where a tracer's function has ended."""
 
     def signature(self, args: Sequence[Any]) -> Any:
-        """Hashable: how a call's inputs lie in their storages. Inputs of which a binding says that they are `Unlike` have another one."""
+        """Returns a hashable description of the layout of a call's inputs in their storages.
+
+        Inputs for which a binding raises `Unlike` have another signature.
+        """
 
 
 _kinds: dict[str, Kind] = {}
@@ -67,5 +85,5 @@ def register(device_type: str, kind: Kind) -> None:
 
 
 def kind_of(device_type: str) -> Kind | None:
-    """None for torch's own memory."""
+    """Returns the implementation for a device type; None for torch's own memory."""
     return _kinds.get(device_type)

@@ -1,16 +1,16 @@
-"""Finds programs whose writes to views AOTAutograd would get wrong, and raises before there is a graph of them.
+"""Finds programs whose writes to views AOTAutograd would lose or get wrong, and raises before their graph is traced.
 
-AOTAutograd makes of a write to a view a new value of the tensor that it is a view of, and takes each view of it again. Eager mode
-writes through views that do not survive this, in torch's own compiled graphs either:
+AOTAutograd replaces a write to a view by a new value of the view's base, and takes each view of the base again. Eager mode writes through
+some views that do not survive this, in graphs compiled by torch itself either:
 
-- `unfold` with gaps between its windows: what lies in the gaps would become zero.
-- Views that repeat elements (`expand`, and `as_strided` or `unfold` with windows that overlap): what is written to one element several
-  times would be added up, or one of the writes would be lost.
-- `as_strided` counts places in memory. The new value of a tensor may lie there in another order, or without the tensor's gaps.
+- `unfold` with gaps between its windows: the elements in the gaps would become zero.
+- Views that repeat elements (`expand`, and `as_strided` or `unfold` with overlapping windows): several values written to one element would
+  be added up, or one of the writes would be lost.
+- `as_strided` addresses memory directly. The new value of a tensor may have another memory order there, or lack the tensor's gaps.
 
-It traces both passes as one graph, in which a tensor has one last value: an input that the forward pass has written to and the backward
-pass writes to would have it behind the forward pass already, or would be written twice. A write of the backward pass to a tensor that the
-forward pass made would be lost to a second backward pass.
+AOTAutograd traces both passes as one graph, in which a tensor has one last value: an input that both passes write to would have the
+backward pass's value after the forward pass already, or would be written twice. A write of the backward pass to a tensor that the forward
+pass created would be lost to a second backward pass.
 """
 
 from __future__ import annotations
@@ -35,16 +35,18 @@ from ..runtime import private
 from ..torch_ops import aten
 from .overlaps import shares_with_itself
 
-# Why a view is what a write does not survive; None if it survives.
+# Returns why a write to a view would be lost; None if it would not be.
 Reason = Callable[[], str | None]
 
 _WRITE_LATER = "write in one of the passes, or keep the function out of the graph with torch.compiler.disable"
 
 
 class LostWrite(Exception):
-    """The graph would lose a write, or give a wrong value for it.
+    """The graph would lose a write, or return a wrong value for it.
 
-    Attributes: what (what the program does: "it ..."; torch adds to the exception's own text on its way); hint (the repair).
+    Attributes:
+        what: What the program does, as "it ..."; kept because torch appends to the exception's own text.
+        hint: The fix.
     """
 
     def __init__(self, what: str, hint: str = "write to a clone of the view, and copy that to where it belongs") -> None:
@@ -53,34 +55,39 @@ class LostWrite(Exception):
 
 
 class LostWrites(TorchDispatchMode):
-    """Looks at ops on their way to functionalization. Raises: LostWrite, out of the trace."""
+    """A dispatch mode that inspects ops before they are functionalized.
+
+    Raises:
+        LostWrite: Out of the trace.
+    """
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()
-        # Tensors by id, which are kept so that no id is used again: views that may be such, and what `as_strided` was taken of.
+        # By id: views to which a write may be lost, and tensors on which `as_strided` was called. The tensors are kept alive, so that no id
+        # is reused.
         self._views: dict[int, tuple[torch.Tensor, tuple[Reason, ...]]] = {}
         self._strided: dict[int, FunctionalTensor] = {}
-        # Memory that the forward pass has made or written to; and the backward pass, if any, in which it is traced.
+        # The memory that the forward pass has created or written to; and the backward pass, if any, during which the trace takes place.
         self._forward: set[StorageWeakRef] = set()
         self._around = private.graph_task()
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """TorchDynamo compiles under this mode as without it."""
+        """Makes TorchDynamo compile under this mode as without it."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(kind not in (FunctionalTensor, FakeTensor) for kind in types):
-            return NotImplemented  # what a subclass makes of it comes here, too
+            return NotImplemented  # the ops that a tensor subclass calls in turn are dispatched to this mode, too
         if not isinstance(func, OpOverload):
             result = func(*args, **kwargs)
             self._note_forward(result)
             return result
         device = next((leaf.device.type for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)), "cpu")
-        if _is_composite(func, device):  # in inference mode
+        if _is_composite(func, device):  # in inference mode, composite ops arrive here undecomposed
             with self:
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
@@ -99,7 +106,12 @@ class LostWrites(TorchDispatchMode):
         return result
 
     def check(self, func: OpOverload, tensor: Any) -> None:
-        """Raises: LostWrite if a tensor that is about to be written to is such a view, or of the forward pass in the backward pass."""
+        """Checks a tensor that is about to be written to.
+
+        Raises:
+            LostWrite: The tensor is a view that a write does not survive, or belongs to the forward pass and is written in the backward
+                pass.
+        """
         if self._forward and isinstance(tensor, FunctionalTensor) and self._is_backward() and _memory(tensor) in self._forward:
             raise LostWrite(f"it writes with {func} in the backward pass to what it made, or wrote to, in the forward pass", _WRITE_LATER)
         if id(tensor) not in self._views:
@@ -113,12 +125,12 @@ class LostWrites(TorchDispatchMode):
         return private.graph_task() != self._around
 
     def _note_forward(self, tensors: Any) -> None:
-        """Note the memory of what an op made or wrote to, if it is one of the forward pass."""
+        """Records the memory that an op of the forward pass has created or written to."""
         if not self._is_backward():
             self._forward.update(_memory(leaf) for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, FunctionalTensor))
 
     def _follow(self, func: OpOverload, args: Sequence[Any], result: Any) -> None:
-        """Note of a view what it was made by."""
+        """Records the op that created a view."""
         source = args[0]
         reasons = self._views[id(source)][1] if id(source) in self._views else ()
         if func is aten.as_strided.default:
@@ -133,7 +145,7 @@ class LostWrites(TorchDispatchMode):
 
 @contextlib.contextmanager
 def unwatched() -> Iterator[None]:
-    """Inside, ops are none of the program's, but a compiler's own."""
+    """Within the context, `LostWrites` ignores ops: they are a compiler's own, not the program's."""
     if isinstance(private.innermost_mode(), LostWrites):
         with private.without_innermost_mode():
             yield
@@ -143,13 +155,13 @@ def unwatched() -> Iterator[None]:
 
 @functools.cache
 def _is_composite(func: OpOverload, device: str) -> bool:
-    """Whether an op is made of others, for lack of a kernel, and does more than to ask for a tensor's facts."""
+    """True if an op is decomposed for lack of a kernel, and is not just a query of a tensor's metadata."""
     return func not in FunctionalTensor.metadata_fns and private.is_composite(func, device)
 
 
 @functools.cache
 def _written(func: OpOverload) -> tuple[tuple[int, str], ...]:
-    """The places and names of arguments that an op writes to."""
+    """Returns the positions and names of the arguments that an op writes to."""
     arguments = enumerate(func._schema.arguments)
     return tuple((place, item.name) for place, item in arguments if item.alias_info is not None and item.alias_info.is_write)
 
@@ -160,15 +172,19 @@ def _is_view(func: OpOverload) -> bool:
 
 
 def _memory(tensor: FunctionalTensor) -> StorageWeakRef:
-    """A tensor's storage, which it has in common with its views."""
+    """Returns a tensor's storage, which it shares with its views."""
     return StorageWeakRef(tensor.elem.untyped_storage())
 
 
 def _check_place(tensor: FunctionalTensor) -> None:
-    """Raises: LostWrite if the value of a tensor, of which `as_strided` was taken, does not lie in memory as eager mode's does."""
+    """Checks that the value of a tensor on which `as_strided` was called has eager mode's memory layout.
+
+    Raises:
+        LostWrite: It does not.
+    """
     with disable_functional_mode():
         value = private.functional_value(tensor)
-    with disable_proxy_modes_tracing():  # what is computed of sizes here is none of the program's
+    with disable_proxy_modes_tracing():  # this arithmetic on sizes must not become part of the program
         steps = [(size, *pair) for size, *pair in zip(tensor.shape, value.stride(), tensor.stride(), strict=True)]
         same = all(statically_known_true(size == 1) or statically_known_true(mine == theirs) for size, mine, theirs in steps)
         same = same and statically_known_true(value.storage_offset() == tensor.storage_offset())
@@ -177,7 +193,9 @@ def _check_place(tensor: FunctionalTensor) -> None:
 
 
 def _of_windows(source: torch.Tensor, view: torch.Tensor, dim: int, size: int, step: int) -> str | None:
-    """Windows that are not the pieces of the whole, one after the other. torch refuses a single one that would overlap a next one."""
+    """Returns a reason if the windows do not partition the whole dimension in order. torch refuses a single window that would overlap the
+    next.
+    """
     length, count = (source.shape[dim], view.shape[dim]) if source.dim() else (1, 1)
     if guard_or_false(size * count == length) and guard_or_false(size <= step):
         return None
@@ -185,7 +203,7 @@ def _of_windows(source: torch.Tensor, view: torch.Tensor, dim: int, size: int, s
 
 
 def _of_growth(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
-    """A dimension that gets longer."""
+    """Returns a reason if a dimension was expanded."""
     before = (*[1] * (view.dim() - source.dim()), *source.shape)
     if all(guard_or_false(old == new) for old, new in zip(before, view.shape, strict=True)):
         return None
@@ -193,7 +211,7 @@ def _of_growth(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
 
 
 def _of_places(source: torch.Tensor, view: torch.Tensor, *_: Any) -> str | None:
-    """Elements that share a place."""
+    """Returns a reason if elements share memory."""
     if not free_unbacked_symbols((*view.shape, *view.stride())) and not shares_with_itself(view):
         return None
     return f"aten.as_strided made, in which elements share memory: {tuple(view.shape)}, strides {view.stride()}"

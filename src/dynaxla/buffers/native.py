@@ -1,4 +1,4 @@
-"""torch's own memory, on the CPU or on an NVIDIA GPU: programs read it where it is, and give theirs to torch."""
+"""Buffers in torch's own memory, on the CPU or on an NVIDIA GPU: programs read tensors in place, and torch takes over their results."""
 
 from __future__ import annotations
 
@@ -30,19 +30,31 @@ Order = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a graph's tensors are. Attributes: device (torch's); jax_device (the same in JAX's words)."""
+    """The device of a graph's tensors.
+
+    Attributes:
+        device: Torch's device.
+        jax_device: The same device in JAX.
+    """
 
     device: torch.device
     jax_device: jax.Device
 
 
 class NativeBuffers:
-    """See `protocol.Buffers`.
+    """Buffers in torch's memory; see `protocol.Buffers`.
 
-    symbols: the graph's sizes. args: a call's inputs. static: the positions of parameters and buffers, whose addresses hardly ever change.
-    phase: what a forward program gives to a backward program alone may have other strides than in the graph. reorders: whether results
-    that nobody else sees may be given in any order. waits: see `AtenGraph`. loose: inputs that may come in any order; those that have one
-    have it here. storages: the graph's, if they are known.
+    Args:
+        interpreter: The graph.
+        symbols: The values of its symbolic sizes.
+        args: A call's inputs.
+        static: The positions of parameters and buffers, whose addresses hardly ever change.
+        phase: The graph's phase. A tensor that a forward program saves for a backward program may have other strides than in the graph.
+        place: The device.
+        reorders: True if results that only the backward graph reads may have any memory order.
+        waits: See `AtenGraph`.
+        loose: The inputs that may have any memory order; an input that has an order gets it here.
+        storages: The graph's storages, if they are known.
     """
 
     def __init__(
@@ -69,7 +81,7 @@ class NativeBuffers:
         }
         if phase == "backward":
             for position in self.specs.keys() - aliased:
-                if isinstance(args[position], torch.Tensor):  # for an output that the loss does not use, autograd has no gradient
+                if isinstance(args[position], torch.Tensor):  # autograd passes None as the gradient of an output that the loss does not use
                     self.specs[position] = _as_given(self.specs[position], args[position])
         several = {position for position, spec in self.specs.items() if len(spec.shape) > 1}
         choosable = sorted(loose.positions & several - aliased) if loose is not None else []
@@ -77,22 +89,23 @@ class NativeBuffers:
             spec = self.specs[position]
             order = loose.orders.get(position) if loose is not None and loose.orders is not None else None
             self.specs[position] = dataclasses.replace(spec, stride=_ordered(spec, order).strides)
-        # Results for the backward pass alone may have their dimensions in whatever order they were computed.
+        # Results that only the backward pass reads may keep the memory order in which they were computed.
         self.free = only_saved(self._outputs, self._buffers, interpreter.output_node) if phase == "forward" and reorders else []
         self.orders: Mapping[int, Order] = {}
-        self.donated: Sequence[int] = ()  # XLA copies what torch owns, if it is donated
+        self.donated: Sequence[int] = ()  # XLA would copy a donated buffer that torch owns
         self.where = None  # torch's memory is on one device
         self.shardings: Sequence[Any] = ()
         self.nodes: Sequence[Node] = [buffer.node for buffer in self._buffers]
         self._on_gpu = place.device.type == "cuda"
         self._guards, unguarded = self._written(interpreter.module.graph) if self._on_gpu else ({}, False)
         self._waits = waits or unguarded
-        # Tensors without elements are made inside the program; those that only outputs alias are not passed to it.
+        # Tensors without elements are created inside the program; those that only outputs alias are not passed to it.
         read = interpreter.needed(self.nodes) | {placeholders[position] for position in self._guards.values()}
         self._passed = [position for position, spec in self.specs.items() if 0 not in spec.shape and placeholders[position] in read]
         self._positions = self._passed + sorted(aliased - set(self._passed))
         self._draws_random = interpreter.draws_random
-        # A GPU's programs all have an argument that is imported last at each call, and orders it: see runtime/streams.py.
+        # Every GPU program has this argument. It is imported last at each call, which orders the call after torch's work; see
+        # runtime/streams.py.
         self._has_seed = self._draws_random or self._on_gpu
         first = 1 if self._has_seed else 0
         is_open = loose is not None and loose.orders is None
@@ -102,7 +115,7 @@ class NativeBuffers:
 
     @property
     def facts(self) -> tuple[Any, ...]:
-        """What a binding depends on."""
+        """The properties on which a binding depends."""
         return tuple(self.specs.items()), tuple(buffer.spec.stride for buffer in self._buffers)
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
@@ -133,7 +146,7 @@ class NativeBuffers:
             value if index in self.free else buffer.pack(value)
             for index, (buffer, value) in enumerate(zip(self._buffers, outputs, strict=True))
         ]
-        # torch's stream waits for a program of a GPU by one of its results.
+        # A GPU program needs a result, through which torch's stream waits for the program.
         return packed or ([lax.full((), 0, np.int32)] if self._on_gpu else [])
 
     def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -150,13 +163,16 @@ class NativeBuffers:
                 result = result.clone()
                 memory = private.storage_id(result)
             used.add(memory)
-            # What a program gives is no view.
+            # A program's result is no view to autograd, so this must be none either.
             found.append(transfer.reinterpret(result, result.shape, result.stride()) if result._is_view() else result)
         return found
 
     def _written(self, graph: Graph) -> tuple[dict[int, int], bool]:
-        """The buffers, by index, whose values will be written to inputs, and the positions of these; whether there are other such outputs
-        that are not a buffer of the input's shape and dtype."""
+        """Finds the outputs that will be written to inputs.
+
+        Returns the buffers with such values, by index, with the positions of the inputs; and True if there are other such outputs, which
+        are not a buffer of the input's shape and dtype.
+        """
         guards: dict[int, int] = {}
         unguarded = False
         for index, position in written_inputs(graph).items():
@@ -177,7 +193,7 @@ class NativeBuffers:
         return found
 
     def on(self, device: jax.Device) -> NativeBuffers:
-        """The same for a program of another client's on the same memory."""
+        """Returns the same buffers for a program of another client on the same memory."""
         found = object.__new__(NativeBuffers)
         found.__dict__.update(self.__dict__, _place=dataclasses.replace(self._place, jax_device=device))
         return found
@@ -197,7 +213,7 @@ class NativeBuffers:
         return Plain(self.ordered({index: self._buffers[index].layout.permutation for index in self.free}), arguments)
 
     def _order(self, index: int, layout: Layout) -> None:
-        """Give a buffer, and the outputs that it is for, another layout."""
+        """Gives a buffer, and the outputs that are in it, another layout."""
         spec = dataclasses.replace(self._buffers[index].spec, stride=layout.strides)
         self._buffers[index] = dataclasses.replace(self._buffers[index], spec=spec, layout=layout)
         self._outputs = [
@@ -218,7 +234,7 @@ class NativeBuffers:
         return result
 
     def _assembler(self, numbers: Sequence[Any]) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
-        """How to make the graph's outputs of the program's buffers and the inputs."""
+        """Returns a function from the program's buffers and the inputs to the graph's outputs."""
         values = dict(zip(self.numbers, numbers, strict=True))
         return assembler(
             self._outputs, self._output_nodes, self._buffers, self.specs, self._positions, self._place.device, self._phase, values
@@ -235,10 +251,15 @@ def assembler(
     phase: Phase,
     numbers: dict[Node, Any],
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], list[Any]]:
-    """What makes a graph's outputs of a program's results, as packed tensors, and of the inputs.
+    """Returns a function from a program's results, as packed tensors, and the graph's inputs to the graph's outputs.
 
-    outputs: of the graph, whose `nodes` these are. buffers: the program's results. specs: of the inputs, by position; positions: which of
-    the inputs it gets. numbers: the values of nodes that are returned as numbers.
+    Args:
+        outputs: The plan of the graph's outputs.
+        nodes: The output nodes, one for each of `outputs`.
+        buffers: The program's results.
+        specs: The specs of the inputs, by position.
+        positions: The positions of the inputs that the function gets.
+        numbers: The values of nodes that are returned as numbers.
     """
     owners = _owners(outputs, nodes, buffers)
     buffer_specs = [_BufferView(buffer, owners.get(index)) for index, buffer in enumerate(buffers)]
@@ -253,7 +274,7 @@ def assembler(
             key = (
                 node,
                 output if isinstance(output, FromInput) else None,
-            )  # a value may be written to an input, and be given as a tensor of its own
+            )  # one value may both be written to an input and be returned as a tensor of its own
             places.append(first_place.setdefault(key, len(makers)))
             if places[-1] < len(makers):
                 continue
@@ -282,10 +303,10 @@ def assembler(
 
 
 class NativeBinding:
-    """See `protocol.Binding`. Owns the aliases of what it was last called with.
+    """See `protocol.Binding`. Owns the aliases of the tensors of its last call.
 
-    On a GPU XLA's stream waits for torch's before a program, and torch's current stream for XLA's after it; no call waits, unless `waits`
-    (see `AtenGraph`) and the program has checks.
+    On a GPU, XLA's stream waits for torch's before a program, and torch's current stream waits for XLA's after it; the host waits only if
+    `waits` is set (see `AtenGraph`) and the program has checks.
     """
 
     lends = False
@@ -322,7 +343,7 @@ class NativeBinding:
         if not self._draws_random and not self._on_gpu:
             return arrays
         seed = seeds.seed(self._place.device) if self._draws_random else _no_seed(self._place.device)
-        # Last: copies that torch makes of other arguments are behind it.
+        # The seed is imported last, so that it also waits for the copies that torch has made of other arguments.
         stream = self._streams.before() if self._on_gpu else None
         return (transfer.import_tensor(seed, self._place.jax_device, stream), *arrays)
 
@@ -332,12 +353,15 @@ class NativeBinding:
             return [transfer.export_array(result, stream) for result in results]
         if self._exporters is None:
             self._exporters = self._make_exporters(results)
-        if private.mode_count():  # a mode of the caller's is to see no op of ours
+        if private.mode_count():  # the caller's dispatch modes must not see dynaxla's own ops
             return [transfer.export_array(result) for result in results]
         return [export(result) for export, result in zip(self._exporters, results, strict=True)]
 
     def _make_exporters(self, results: Sequence[jax.Array]) -> list[Callable[[jax.Array], torch.Tensor]]:
-        """A function for each result, that makes a tensor of it. Those of JAX's own client may not be computed yet, and are not copied."""
+        """Returns a function for each result that converts it to a tensor.
+
+        Results of JAX's own client may not be computed yet, so those functions do not copy.
+        """
         if not clients.is_own(self._place.jax_device):
             return [transfer.export_array for _ in results]
         return [exporter(transfer.export_array(result)) for result in results]
@@ -360,18 +384,18 @@ class NativeBinding:
 
 
 def key_of(seed: jax.Array) -> jax.Array:
-    """In a program: the key that its first argument is, if it draws random numbers."""
+    """In a program: returns the key that its first argument, the seed, represents. For programs that draw random numbers."""
     return jax.random.wrap_key_data(lax.bitcast_convert_type(seed, np.uint32), impl="threefry2x32")
 
 
 @functools.cache
 def _no_seed(device: torch.device) -> torch.Tensor:
-    """What a program that draws nothing gets in a seed's place."""
+    """Returns the first argument of a GPU program that draws no random numbers."""
     return torch.zeros(2, dtype=torch.int32, device=device)
 
 
 def _ordered(spec: TensorSpec, order: Order | None) -> Layout:
-    """The dense layout of a tensor whose dimensions lie in this order, or row-major."""
+    """Returns the dense layout of a tensor with its dimensions in this memory order, row-major by default."""
     return Layout.ordered(spec.shape, order or tuple(range(len(spec.shape))))
 
 
@@ -380,16 +404,21 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _as_given(spec: TensorSpec, tensor: torch.Tensor) -> TensorSpec:
-    """The spec of a backward graph's input, with the strides that it has: what the forward program saves may have its own."""
+    """Returns the spec of a backward graph's input with the strides that the tensor has: a tensor saved by the forward program may differ
+    in them.
+    """
     given = tensor.stride()
     both = Layout.of(spec.shape, spec.stride), Layout.of(spec.shape, given)
     return dataclasses.replace(spec, stride=given) if all(layout.is_whole for layout in both) else spec
 
 
 class _BufferView:
-    """A buffer as torch sees it: contiguous, packed, or with its owner's shape and strides.
+    """The tensor that torch makes of a buffer: contiguous, packed, or with its owner's shape and strides.
 
-    Attributes: count (of its elements); dtype; laid_out (the owner's shape, stride and offset, if the buffer has others).
+    Attributes:
+        count: The number of the buffer's elements.
+        dtype: The buffer's dtype.
+        laid_out: The owner's shape, stride and offset, if they differ from the buffer's; else None.
     """
 
     def __init__(self, buffer: Buffer, owner: FromBuffer | None) -> None:
@@ -400,9 +429,10 @@ class _BufferView:
 
 
 def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[Buffer]) -> dict[int, FromBuffer]:
-    """The output of each buffer, by index, that is the buffer's own tensor; the others are views of it, and autograd takes it for no view.
+    """Returns, for each buffer by index, the output that is the buffer's own tensor.
 
-    It is the tensor that the graph made first, wherever it stands among the outputs; else the first one that is all of the buffer.
+    The other outputs in the buffer are views of that tensor, and autograd does not see that tensor as a view. It is the tensor that the
+    graph created first, at whatever position among the outputs; if there is none, the first output that covers the whole buffer.
     """
     owners: dict[int, FromBuffer] = {}
     pairs = [(node, output) for node, output in zip(nodes, outputs, strict=True) if isinstance(output, FromBuffer)]
@@ -415,7 +445,7 @@ def _owners(outputs: Sequence[Output], nodes: Sequence[Any], buffers: Sequence[B
 
 
 def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    """The tensor, or if it has other strides than the graph was traced with (a gradient may), a copy that has those."""
+    """Returns the tensor, or, if its strides are not those of the trace (as for some gradients), a copy with the strides of the trace."""
     if tensor.stride() == spec.stride or Layout.of(tuple(tensor.shape), tensor.stride()) == Layout.of(spec.shape, spec.stride):
         return tensor
     metrics.add("input_copies")
@@ -433,7 +463,12 @@ def _maker(
     shared: Phase | None,
     may_differ: bool,
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], Any]:
-    """is_itself, shared: as for `_buffer_maker`. may_differ: if inputs may have other strides than in the graph, as saved tensors may."""
+    """Returns the function that creates one output.
+
+    Args:
+        is_itself, shared: See `_buffer_maker`.
+        may_differ: True if inputs may have other strides than in the graph, as saved tensors may.
+    """
     if isinstance(output, Constant):
         value = output.value if output.node is None else numbers[output.node]
         return lambda _, __: value
@@ -457,7 +492,7 @@ def _maker(
                 return _flagged(transfer.view_as(base, dtype, shape, stride, offset), is_conj, is_neg)
             if is_apart:
                 return _flagged(transfer.reinterpret(base, shape, stride, offset), is_conj, is_neg)
-            # A view also for autograd, which otherwise would not see that a write to one is a write to the other.
+            # A view to autograd as well, which otherwise would not see that a write to one is a write to the other.
             return _flagged(base.as_strided(shape, stride, base.storage_offset() + offset), is_conj, is_neg)
 
         return view
@@ -468,9 +503,9 @@ def _maker(
 
 
 def _is_whole(output: FromBuffer, buffer: Buffer) -> bool:
-    """True if an output has the shape and strides of the buffer as the program gives it."""
+    """True if an output has the shape and strides of the buffer as the program returns it."""
     is_packed = not buffer.scattered and buffer.layout.is_row_major
-    # With the strides of what DLPack gives: eager mode's may have others in dimensions of size 1.
+    # DLPack's strides are row-major; eager mode's may differ in dimensions of size 1.
     given = buffer.spec.shape, row_major(buffer.spec.shape)
     return is_packed and given == (output.shape, output.stride) and output.offset == 0
 
@@ -478,10 +513,12 @@ def _is_whole(output: FromBuffer, buffer: Buffer) -> bool:
 def _buffer_maker(
     output: FromBuffer, view: _BufferView, is_itself: bool, shared: Phase | None
 ) -> Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], torch.Tensor]:
-    """is_itself: whether the output is the buffer's own tensor (`_owners`); others are other tensors on the same memory.
+    """Returns the function that creates an output in a buffer.
 
-    shared: the phase, if others are on that memory, too, so that autograd should see that a write to one is a write to all. What a forward
-    graph gives, autograd takes for views of one another only where AOTAutograd says so.
+    Args:
+        is_itself: True if the output is the buffer's own tensor (`_owners`); others are further tensors on the same memory.
+        shared: The graph's phase if several outputs are in that memory, so that autograd must see a write to one as a write to all; else
+            None. Autograd treats outputs of a forward graph as views of one another only where AOTAutograd declares them so.
     """
     index, shape, stride, offset, dtype = output.buffer, output.shape, output.stride, output.offset, output.dtype
     if is_itself:
@@ -505,10 +542,11 @@ def _buffer_maker(
 
 
 def _viewed_as(base: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, bool]:
-    """A contiguous tensor as one of another dtype, and whether that is a view of it to autograd, as it is between real and complex numbers.
+    """Returns a contiguous tensor reinterpreted in another dtype, and True if autograd sees a view, as it does between real and complex
+    numbers.
 
-    AOTAutograd makes aliases of a mutated input from the views that have led to what stands for them here, as if the input were the first
-    tensor among these: so that must have the input's dtype, or there must be none.
+    AOTAutograd regenerates aliases of a mutated input by replaying the chain of views of the tensor returned here, with the input as the
+    first tensor of the chain. So that first tensor must have the input's dtype, or there must be no chain.
     """
     if base.is_complex() and dtype == base.dtype.to_real():
         return torch.view_as_real(base), True
@@ -523,6 +561,6 @@ def _flagged(tensor: torch.Tensor, is_conj: bool, is_neg: bool) -> torch.Tensor:
 
 
 def _unflagged(tensor: torch.Tensor) -> torch.Tensor:
-    """What memory holds, whatever the tensor makes of it."""
+    """Returns the tensor as it is in memory, without conjugate and negative bits."""
     tensor = torch._conj(tensor) if tensor.is_conj() else tensor
     return torch._neg_view(tensor) if tensor.is_neg() else tensor

@@ -1,12 +1,12 @@
-"""Inputs that share elements, and of which one is written to.
+"""Detects inputs that share elements if one of them is written to.
 
-AOTAutograd makes them views of one tensor, so that each sees the writes to the others, at the places that they have when a graph is made.
-Of some it takes for granted that they share nothing: those on storages of their own, and with torch 2.13 a block of rows and columns and
-the whole matrix (`compute_overlapping_tensors([m[1:, :2], m])` is empty). And of where the tensors of a later call lie TorchDynamo's guards
-say nothing: the graph would leave writes to one out of the other, or put them into the wrong place.
+AOTAutograd turns such inputs into views of one tensor, at their positions when the graph is traced, so that each sees the writes to the
+others. It assumes that some tensors share nothing: tensors with different storages, and with torch 2.13 a block of rows and columns and the
+whole matrix (`compute_overlapping_tensors([m[1:, :2], m])` is empty). And TorchDynamo's guards do not check the addresses of a later call's
+tensors: the graph would not apply a write to one tensor to the other, or apply it at the wrong position.
 
-A tensor whose own elements share memory (expanded, or windows that overlap) is such a case by itself: a write to one of its elements is a
-write to others, which a functional graph does not say.
+A tensor whose own elements share memory (expanded, or with overlapping windows) is such a case by itself: a write to one of its elements is
+a write to others, which a functional graph cannot express.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from ..runtime import private
 from ..runtime.layout import ORDINARY
 from .addresses import addresses, bytes_behind, extent
 
-# Elements: of two larger tensors whose extents overlap it is taken for granted that they share some.
+# In elements. Two larger tensors whose extents overlap are assumed to share elements.
 _MOST = 1 << 20
-# Pairs of tensors of which is known whether they share elements. In a ring of a buffer's rows, each distance is one of them.
+# The maximum number of cached answers about pairs of tensors. In a ring buffer of rows, each distance between rows is one of them.
 _MOST_KNOWN = 1024
-# As many tensors in other places are compared with all others one by one.
+# Up to this many tensors with new addresses are compared with all others one by one.
 _FEW = 4
-# No two tensors share elements: see `Overlaps._find`.
+# The result of `Overlaps._find` if no two tensors share elements.
 NOTHING: Any = ([], [])
 
 
 def overlooked(inputs: Sequence[Any]) -> set[int]:
-    """The positions of tensors that share elements with another one, though AOTAutograd will not see it."""
+    """Returns the positions of tensors that share elements with another one, although AOTAutograd will not see it."""
     found: set[int] = set()
     for one, other in _within_one_another({position: item for position, item in enumerate(inputs) if _is_plain(item)}):
         if not _torch_finds(inputs[one], inputs[other]) and share_elements(inputs[one], inputs[other]):
@@ -43,7 +43,7 @@ def overlooked(inputs: Sequence[Any]) -> set[int]:
 
 
 def folded(inputs: Sequence[Any]) -> set[int]:
-    """The positions of tensors of which two elements have one place in memory."""
+    """Returns the positions of tensors with two elements at the same address."""
     return {position for position, item in enumerate(inputs) if _is_plain(item) and shares_with_itself(item)}
 
 
@@ -58,7 +58,7 @@ def _is_plain(item: Any) -> bool:
 
 
 def _within_one_another(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[int, int]]:
-    """Pairs of keys, the smaller one first, of tensors whose extents overlap."""
+    """Yields pairs of keys, the smaller one first, of tensors whose extents overlap."""
     begun: list[tuple[int, int]] = []
     for start, end, key in sorted((*extent(tensor), key) for key, tensor in tensors.items() if tensor.numel()):
         begun = [(last, other) for last, other in begun if last > start]
@@ -67,11 +67,15 @@ def _within_one_another(tensors: Mapping[int, torch.Tensor]) -> Iterator[tuple[i
 
 
 class Overlaps:
-    """Which inputs share elements with one that is written to, and where these lie in their storages.
+    """A guard on the inputs that share elements with a written input, and on their positions in their storages.
 
-    inputs: of the call for which the graph was made. written: positions of those that the graph writes to. never: positions of those
-    that are taken to lie in memory of their own (parameters), unless they are written to. static: whether all sizes are the same at
-    every call. Thread-safe. Costs some 50 ns for each tensor while most lie where they lay.
+    Thread-safe. Costs about 50 ns for each tensor while most of them keep their addresses.
+
+    Args:
+        inputs: The inputs of the call for which the graph was traced.
+        written: The positions of the inputs that the graph writes to.
+        never: The positions of inputs that are assumed to have their own memory (parameters), unless they are written to.
+        static: True if all sizes are the same at every call.
     """
 
     def __init__(self, inputs: Sequence[Any], written: Collection[int], never: Collection[int], static: bool) -> None:
@@ -89,21 +93,21 @@ class Overlaps:
 
     @property
     def may_change(self) -> bool:
-        """Whether there is a tensor that is written to, and another one, or other strides."""
+        """True if some tensor is written to, and there is another tensor, or its strides may change."""
         return bool(self._written) and (len(self._positions) > 1 or not self._static)
 
     @property
     def are_apart(self) -> bool:
-        """Whether no tensor that is written to shared elements with another one, or within itself, when the graph was made."""
+        """True if no written tensor shared elements with another one, or within itself, when the graph was traced."""
         return self._relation == NOTHING
 
     def are_as_before(self, inputs: Sequence[Any]) -> bool:
-        """Whether the graph is right for these inputs. What holds no numbers (fake tensors) overlaps as before."""
+        """True if the graph is valid for these inputs. Fake tensors, which have no memory, count as unchanged."""
         tensors = self._choose(inputs)
         if FakeTensor in map(type, tensors):
             return True
         pointers = addresses(tensors)
-        # Where none overlapped, addresses tell all; else another storage, or another tensor's view, can have come to the same addresses.
+        # If none overlapped, equal addresses are enough. Otherwise another storage, or a view of another tensor, may have the same address.
         if self._static and self._relation == NOTHING and (pointers == self._pointers or self._are_new_apart(pointers)):
             self._pointers = pointers
             return True
@@ -113,7 +117,7 @@ class Overlaps:
         return True
 
     def _are_new_apart(self, pointers: list[int]) -> bool:
-        """Whether no tensor overlaps another one, where none did last time and only a few are in another place."""
+        """True if no tensor overlaps another one, provided that none did last time and that only a few have another address."""
         known = self._pointers
         if known is None:
             return False
@@ -127,13 +131,13 @@ class Overlaps:
         return True
 
     def _find(self, tensors: Sequence[torch.Tensor]) -> tuple[list[Any], list[Any]]:
-        """The pairs that share elements, and where each of their tensors lies in its storage."""
+        """Returns the pairs that share elements, and the position of each of their tensors in its storage."""
         pairs = sorted(
             (one, other)
             for one, other in _within_one_another(dict(enumerate(tensors)))
             if (one in self._written or other in self._written) and self._share(tensors, one, other)
         )
-        if not self._static:  # else TorchDynamo's guards tell strides apart
+        if not self._static:  # for static sizes TorchDynamo guards on the strides
             pairs += [(index, index) for index in sorted(self._written) if shares_with_itself(tensors[index])]
         return pairs, [(index, *_place(tensors[index])) for index in sorted({index for pair in pairs for index in pair})]
 
@@ -148,21 +152,21 @@ class Overlaps:
 
 
 def _chooser(positions: Sequence[int]) -> Callable[[Sequence[Any]], Sequence[Any]]:
-    """What gives the items at these positions."""
+    """Returns a function that selects the items at these positions."""
     if len(positions) > 1:
         return itemgetter(*positions)
     return lambda items: [items[position] for position in positions]
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies in its storage, and in the tensor that it is a view of: AOTAutograd begins with either."""
+    """Returns a tensor's position in its storage and in its base, since AOTAutograd starts from either."""
     base = private.base_of(tensor)
     seen = None if base is None else (base.shape, base.stride(), base.storage_offset())
     return tensor.storage_offset(), tensor.untyped_storage().nbytes(), seen
 
 
 def guarded(compiled: Callable[..., Any], otherwise: Callable[..., Any], overlaps: Overlaps) -> Callable[..., Any]:
-    """What calls `compiled` where inputs overlap as before, and `otherwise` where they do not."""
+    """Returns a function that calls `compiled` where inputs overlap as they did for the trace, and `otherwise` where they do not."""
 
     def call(*args: Any) -> Any:
         return compiled(*args) if overlaps.are_as_before(args) else otherwise(*args)
@@ -171,7 +175,7 @@ def guarded(compiled: Callable[..., Any], otherwise: Callable[..., Any], overlap
 
 
 def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether tensors whose extents overlap share an element. Of several dtypes, and of more than a million elements, all do."""
+    """True if tensors whose extents overlap share an element. Assumed for different dtypes, and for more than `_MOST` elements."""
     apart = bytes_behind(one, other)
     if one.dtype != other.dtype or apart % one.element_size() or max(one.numel(), other.numel()) > _MOST:
         return True
@@ -179,7 +183,7 @@ def share_elements(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def shares_with_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor have one place in memory. Of more than a million elements that nothing keeps apart, some do."""
+    """True if two elements of a tensor have the same address. Assumed for more than `_MOST` elements, unless the strides exclude it."""
     reach = 0
     for step, size in sorted((step, size) for size, step in zip(tensor.shape, tensor.stride(), strict=True) if size != 1):
         if step <= reach:

@@ -1,4 +1,4 @@
-"""Which of a graph's results lie in whose memory, and what a program must return so that they can."""
+"""The plan of a graph's outputs: the input or buffer whose memory each output uses, and the buffers that the program must return."""
 
 from __future__ import annotations
 
@@ -30,10 +30,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class FromInput:
-    """An output that lies in the memory of an input. With `whole`, it is that very tensor. Stride and offset are in elements of `dtype`.
+    """An output in the memory of an input.
 
-    is_conj, is_neg: whether it is to be read as the conjugate, or the negative, of what memory holds. apart: whether it is no view of the
-    input to autograd.
+    Attributes:
+        position: The input's position.
+        shape, stride, offset: In elements of `dtype`.
+        whole: The output is that very tensor.
+        is_conj, is_neg: The output is read as the conjugate, or the negative, of the memory's content.
+        apart: The output is no view of the input to autograd.
     """
 
     position: int
@@ -49,9 +53,13 @@ class FromInput:
 
 @dataclass(frozen=True)
 class FromBuffer:
-    """An output that lies in a buffer that the program returns. Shape, stride and offset are in elements of `dtype`.
+    """An output in a buffer that the program returns.
 
-    device: where eager mode has it; beside tensors of another device a rank-0 tensor may be on the CPU.
+    Attributes:
+        buffer: The buffer's index.
+        shape, stride, offset: In elements of `dtype`.
+        device: The output's device in eager mode; a rank-0 tensor may be on the CPU although the others are not.
+        is_conj, is_neg: As in `FromInput`.
     """
 
     buffer: int
@@ -66,7 +74,7 @@ class FromBuffer:
 
 @dataclass(frozen=True)
 class Empty:
-    """An output without elements; XLA is not asked for it."""
+    """An output without elements, which is created without XLA."""
 
     spec: TensorSpec
     is_conj: bool = False
@@ -78,10 +86,15 @@ Output = Constant | FromInput | FromBuffer | Empty
 
 @dataclass(frozen=True)
 class Buffer:
-    """One result of the program: a node's distinct elements in memory order. With `scattered`, its whole storage, gaps as zeros.
+    """One result of the program: the distinct elements of a node's value, in memory order.
 
-    is_conj, is_neg: whether memory holds the conjugate, or the negative, of the node's value; offset: elements of the storage before the
-    first that counts, if it is scattered.
+    Attributes:
+        node: The node.
+        spec: The node's metadata.
+        layout: The layout of its distinct elements.
+        scattered: The buffer is the node's whole storage, with zeros in gaps.
+        is_conj, is_neg: Memory holds the conjugate, or the negative, of the node's value.
+        offset: If scattered, the number of elements of the storage before the node's first one.
     """
 
     node: Node
@@ -99,7 +112,10 @@ class Buffer:
         return self.layout.packed_shape
 
     def pack_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """As `pack`, for a value that torch has computed: a contiguous tensor, which may be the value itself or lie in its memory."""
+        """Like `pack`, for a value that torch has computed.
+
+        Returns a contiguous tensor, which may be the value itself or alias its memory.
+        """
         tensor = tensor.conj() if self.is_conj else tensor
         tensor = tensor.resolve_conj() if tensor.is_conj() else tensor
         tensor = torch.neg(tensor) if self.is_neg else tensor
@@ -114,7 +130,7 @@ class Buffer:
         return flat
 
     def pack(self, array: jax.Array) -> jax.Array:
-        """In a program: from the node's value to this buffer."""
+        """In a program: converts the node's value to this buffer."""
         array = lax.conj(array) if self.is_conj else array
         array = lax.neg(array) if self.is_neg else array
         if not self.scattered:
@@ -128,12 +144,17 @@ class Buffer:
 
 
 class Storages:
-    """Which of a graph's values lie in one storage in eager mode, whatever the sizes are.
+    """The storages of a graph's values in eager mode, for all sizes of a dynamic graph.
 
-    Attributes: of (what tells the storage of an output from others); inputs (by storage: the position of the first input in it); makers
-    (by storage: the node that made it, if no input brings it); sharing (by storage: the outputs in it); candidates (what `plan_outputs`
-    may make buffers of, and the outputs that are no tensors).
-    Raises: UnsupportedTensor for an output that XLA cannot hold.
+    Attributes:
+        of: By output: the id of its storage.
+        inputs: By storage: the position of the first input in it.
+        makers: By storage: the first node in it that is no input.
+        sharing: By storage: the outputs in it.
+        candidates: The nodes that `plan_outputs` may turn into buffers, and the outputs that are no tensors.
+
+    Raises:
+        UnsupportedTensor: An output that XLA cannot hold.
     """
 
     def __init__(self, graph: torch.fx.Graph) -> None:
@@ -158,10 +179,10 @@ class Storages:
 def plan_outputs(
     placeholders: Sequence[Node], outputs: Sequence[Any], storages: Storages, symbols: SymbolValues
 ) -> tuple[list[Output], list[Buffer]]:
-    """Decide for each output of a graph whose memory it lies in.
+    """Assigns each output of a graph to memory.
 
-    Outputs that share a storage in eager mode share it here: an input's storage, or that of the node which made it. An output that is
-    alone in its storage and fills its own memory needs nothing of that storage and becomes a buffer of its own.
+    Outputs that share a storage in eager mode share it here: an input's storage, or the storage of the node that created it. An output that
+    is alone in its storage, and has no gaps in memory, does not need that storage and becomes a buffer of its own.
     """
     positions = {node: position for position, node in enumerate(placeholders)}
     is_dynamic = any(not isinstance(node.meta["val"], torch.Tensor) for node in placeholders)
@@ -212,14 +233,14 @@ def plan_outputs(
         if shared is not None or (maker is node and not made.offset + lost) or (alone and not any(flags.values())) or 0 in made.shape:
             plan.append(FromBuffer(buffer(node), spec.shape, spec.stride, 0, spec.dtype, spec.device, **flags))
         else:
-            # AOTAutograd makes aliases of a mutated input from the offsets of what stands for them here, so these count.
+            # AOTAutograd regenerates aliases of a mutated input with the storage offsets of these outputs, so the offsets must be right.
             offset = made.offset + lost if len(storages.sharing[storage]) > 1 else 0
             start = spec.offset + (offset - made.offset) * made.dtype.itemsize // spec.dtype.itemsize
             plan.append(FromBuffer(buffer(maker, offset), spec.shape, spec.stride, start, spec.dtype, spec.device, **flags))
     return plan, buffers
 
 
-# torch 2.13 tells those whose version counter is checked from others.
+# The descriptors of tensors saved for the backward graph. torch 2.13 has a second class, for those whose version counter is not checked.
 _SAVED = tuple(
     getattr(descriptors, name)
     for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
@@ -228,9 +249,9 @@ _SAVED = tuple(
 
 
 def only_saved(outputs: Sequence[Output], buffers: Sequence[Buffer], output_node: Node) -> list[int]:
-    """The buffers of a forward graph, by index, that hold a tensor for the backward graph and nothing else, each once and whole.
+    """Returns the indices of the buffers of a forward graph that hold only a tensor saved for the backward graph, once and whole.
 
-    Nobody sees the strides of such a tensor but the backward graph.
+    Only the backward graph sees the strides of such a tensor.
     """
     descriptions = output_node.meta.get("desc") or [None] * len(outputs)
     seen = set()
@@ -250,10 +271,11 @@ _SCATTERS = (aten.slice_scatter.default, aten.select_scatter.default, aten.diago
 
 
 def _lost_offset(node: Node, symbols: SymbolValues) -> int:
-    """The elements by which a node's value starts later in its storage than its fake value does.
+    """Returns the number of elements by which a node's value starts later in its storage than its fake value does.
 
-    What writes to a part of a tensor copies the tensor with its strides and its offset, says eager mode; fake results start at 0. Without
-    symbolic sizes AOTAutograd does not ask, since it makes aliases by calling the views again.
+    In eager mode a scatter op copies its operand with the operand's strides and storage offset; the fake result starts at 0. Without
+    symbolic sizes the offset does not matter, since AOTAutograd then makes aliases by calling the views again.
+
     Source: ATen clone_preserve_strides.
     """
     if node.target not in _SCATTERS or not isinstance(node.args[0], Node):

@@ -1,4 +1,4 @@
-"""What a kind of memory offers, so that functions of arrays can be called with tensors."""
+"""The interface that a kind of memory implements so that programs can be called with tensors."""
 
 from __future__ import annotations
 
@@ -16,50 +16,74 @@ from ..runtime.layout import Layout
 
 
 class Binding(Protocol):
-    """A compiled program's way to tensors and back, at each call. Thread-safe.
+    """Converts between tensors and arrays at each call of a compiled program. Thread-safe.
 
-    Attributes: lends (whether what it takes is the program's until it has run, so that either `export` or `abandon` must follow `arrays`).
+    Attributes:
+        lends: True if the program owns its input arrays until it has run; either `export` or `abandon` must then follow `arrays`.
     """
 
     @property
     def lends(self) -> bool: ...
 
     def take(self, args: list[Any]) -> list[torch.Tensor]:
-        """The tensors that a call needs, of all the graph's inputs: those that the program reads, then those that only outputs alias.
-        Empties args. Raises: Unlike (see device_kinds.py)."""
+        """Returns the tensors that a call needs, out of all the graph's inputs: those that the program reads, then those that only outputs
+        alias.
+
+        Empties `args`.
+
+        Raises:
+            Unlike: See device_kinds.py.
+        """
 
     def arrays(self, tensors: Sequence[torch.Tensor]) -> Sequence[jax.Array]:
-        """What the program is called with: aliases of the tensors' memory, or copies. Valid while the tensors live."""
+        """Returns the program's input arrays: aliases of the tensors' memory, or copies. They are valid while the tensors live."""
 
     def export(self, results: Sequence[jax.Array], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """The program's results as tensors, one each, which own their memory; without those that are inputs' new values already.
+        """Returns the program's results as tensors that own their memory, without the results that are already the new values of inputs.
 
-        tensors: as taken.
+        Args:
+            tensors: The tensors that `take` returned.
         """
 
     def abandon(self, for_memory: bool, tensors: Sequence[torch.Tensor]) -> bool:
-        """A call has failed: when this returns, nothing of it reads torch's memory any more.
+        """Cleans up after a failed call. When this returns, no part of the call reads torch's memory any more.
 
-        for_memory: because XLA had too little. tensors: as taken. Returns: whether there may be more now, since torch has given back what
-        it kept unused.
+        Args:
+            for_memory: The call failed because XLA ran out of memory.
+            tensors: The tensors that `take` returned.
+
+        Returns:
+            True if XLA may have more memory now, because torch has released the memory that it had cached.
         """
 
     def outputs(self, results: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]) -> list[Any]:
-        """The graph's outputs. results: as exported; tensors: as taken."""
+        """Returns the graph's outputs.
+
+        Args:
+            results: The tensors that `export` returned.
+            tensors: The tensors that `take` returned.
+        """
 
     def report(self, code: torch.Tensor, checks: Checks, name: str) -> None:
-        """code: what a program's checks give, as exported (see `late_checks.failure`). name: the program's.
+        """Reports the outcome of a program's checks.
 
-        Raises: what the first check that failed asks for, here or (if to know it would mean to wait) in a later call.
+        Args:
+            code: The program's check code, as exported (see `late_checks.failure`).
+            checks: The program's checks.
+            name: The program's name.
+
+        Raises:
+            The exception of the first check that failed, now or, where this would mean to wait for the device, in a later call.
         """
 
 
 @dataclass(frozen=True)
 class Plain:
-    """Buffers whose arrays are packed, each by itself, as layouts say.
+    """Buffers whose arrays are packed one by one, according to their layouts.
 
-    Attributes: buffers (whose results have the strides of the graph); arguments (the layouts of the arrays behind the seed, by their
-    positions among the graph's inputs, in the order of `avals()`).
+    Attributes:
+        buffers: The buffers; their results have the strides of the graph.
+        arguments: The layouts of the arrays after the seed, by their positions among the graph's inputs, in the order of `avals()`.
     """
 
     buffers: Buffers
@@ -69,12 +93,18 @@ class Plain:
 class Buffers(Protocol):
     """The memory of one graph with concrete sizes.
 
-    Attributes: nodes (whose values the program gives); numbers (nodes that are returned as numbers); free (the indices among `nodes` of
-    results whose dimensions may lie in any order; on a mesh, of results that may have any shape, their elements in row-major order); loose
-    (the arrays among `avals()` whose dimensions may, by index, with the position of each among the graph's inputs); orders (as given to
-    `ordered`); donated (the arrays among `avals()`, by index, that a program may write to: the first of its results are what becomes of
-    them); facts (hashable: what a binding depends on besides numbers); where (the sharding of what is whole on each device of a mesh, if
-    the program runs on one); shardings (of the first of its results then; XLA chooses where there is None).
+    Attributes:
+        nodes: The nodes whose values the program returns.
+        numbers: The nodes that are returned as numbers.
+        free: Indices among `nodes` of results whose dimensions may have any memory order; on a mesh, of results that may have any shape,
+            with their elements in row-major order.
+        loose: Arrays among `avals()` whose dimensions may have any memory order: their index, and the position of each among the graph's
+            inputs.
+        orders: The orders given to `ordered`.
+        donated: Indices among `avals()` of arrays that a program may overwrite. The first results of the program are their new values.
+        facts: Hashable; everything besides numbers on which a binding depends.
+        where: The sharding of a value that is replicated on all devices of a mesh, if the program runs on one.
+        shardings: On a mesh, the shardings of the program's first results; XLA chooses where an entry is None.
     """
 
     @property
@@ -105,33 +135,55 @@ class Buffers(Protocol):
     def shardings(self) -> Sequence[NamedSharding | None]: ...
 
     def avals(self) -> list[jax.ShapeDtypeStruct]:
-        """What the program takes: packed arrays, after its key's seed, if any."""
+        """Returns the program's parameters: the seed of its key, if any, and then the packed arrays."""
 
     def unpack(self, arrays: Sequence[jax.Array]) -> tuple[list[jax.Array], jax.Array | None]:
-        """In a program: the function's inputs, and its key if it draws random numbers."""
+        """In a program: returns the function's inputs, and its key if it draws random numbers."""
 
     def guard(self, outputs: Sequence[jax.Array], inputs: Sequence[jax.Array], code: jax.Array, right: int) -> Sequence[jax.Array]:
-        """In a program: the outputs, with the inputs' old values in place of those that will be written to inputs before anybody has looked
-        at the checks, unless these all hold. outputs, inputs: the function's; code: what the checks give, `right` if all hold."""
+        """In a program: protects inputs from being overwritten after a failed check.
+
+        Returns the outputs. If a check failed, the outputs that will be written to inputs before the host reads the checks are replaced by
+        the inputs' old values.
+
+        Args:
+            outputs, inputs: The function's.
+            code: The check code.
+            right: The code if all checks hold.
+        """
 
     def pack(self, outputs: Sequence[jax.Array]) -> list[jax.Array]:
-        """In a program: what it returns. outputs: of the function, in logical shapes; those that are `free` in any order."""
+        """In a program: returns its results.
+
+        Args:
+            outputs: The function's outputs, in logical shapes; those that are `free` in any order.
+        """
 
     def results(self, values: Sequence[Any], others: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What a program would return, as exported, if torch's kernels have computed the nodes' values: each alone in memory of its own.
+        """Returns the results that a program would return, as exported, from values that torch's kernels have computed.
 
-        values: in the order of `nodes`. others: tensors in whose memory no result may lie.
-        Raises: RuntimeError for a value of another shape or dtype than the graph says.
+        Each result is alone in its own memory.
+
+        Args:
+            values: The values of `nodes`, in their order.
+            others: Tensors whose memory no result may share.
+
+        Raises:
+            RuntimeError: A value has another shape or dtype than the graph's.
         """
 
     def ordered(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """The same with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's value."""
+        """Returns the same buffers with the free results in these orders: dimension i in memory is dimension orders[index][i] of the node's
+        value.
+        """
 
     def laid_out(self, orders: Mapping[int, tuple[int, ...]]) -> Buffers:
-        """The same for a program that was compiled for loose arrays in these orders, by their index."""
+        """Returns the same buffers for a program that was compiled for loose arrays in these orders, by their index."""
 
     def plain(self) -> Plain | None:
-        """The same where a program is made of several; None if one of the results is not a node's value alone in its memory."""
+        """Returns the same buffers for a program that is composed of several, or None if a result is not a node's value alone in its
+        memory.
+        """
 
     def bind(self, numbers: Sequence[Any]) -> Binding:
-        """numbers: the values of `self.numbers`."""
+        """Returns the binding for a compiled program. `numbers`: the values of `self.numbers`."""

@@ -1,11 +1,11 @@
-"""PyTorch and JAX beside each other, and in each other's programs; and PyTorch's programs as StableHLO.
+"""PyTorch and JAX side by side in one process and in each other's programs; and PyTorch programs as StableHLO.
 
-torch_in_jax.py    modules and functions of torch as functions of JAX arrays: `to_jax`
-torch_graphs.py    their graphs, and autograd's, for given shapes; wide_calls.py: how these stand in JAX's programs
-jax_in_torch.py    functions of JAX as functions of torch tensors: `to_torch`; jax_calls.py: how these stand in torch's graphs
-sharing.py         one memory seen as a tensor and as an array: `as_jax`, `as_torch`; border.py: how functions that run now take and give it
-torch_under_jax.py torch functions of the device "jax" that JAX traces: `as_jax` of a function
-export.py          models as StableHLO, which dynaxla/exported/ calls without torch; dynamic_sizes.py: their dynamic dimensions
+torch_in_jax.py     torch modules and functions as functions of JAX arrays: `to_jax`
+torch_graphs.py     their graphs and autograd's graphs for given shapes; wide_calls.py: calls of these graphs in JAX's programs
+jax_in_torch.py     JAX functions as functions of torch tensors: `to_torch`; jax_calls.py: calls of these functions in torch's graphs
+sharing.py          one memory as a tensor and as an array: `as_jax`, `as_torch`; border.py: conversions around JAX functions that run now
+torch_under_jax.py  torch functions on the device "jax", traced by JAX: `as_jax` of a function
+export.py           models as StableHLO, which dynaxla/exported/ runs without torch; dynamic_sizes.py: their dynamic dimensions
 """
 
 from .jax_in_torch import to_torch as to_torch

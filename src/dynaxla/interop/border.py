@@ -1,4 +1,4 @@
-"""From torch's tensors to JAX's arrays and back, for functions of JAX's that run now."""
+"""Conversion of torch's tensors to JAX's arrays and back, around JAX functions that run now."""
 
 from __future__ import annotations
 
@@ -22,17 +22,21 @@ from ..observe import metrics
 from ..runtime import devices, transfer
 from ..runtime.layout import row_major
 
-# With JAX's 64-bit types off, JAX computes with these as if they had 32 bits, and says nothing: 2**40 becomes 0.
+# With its 64-bit types off, JAX silently computes with these dtypes in 32 bits: 2**40 becomes 0.
 WIDE = (torch.int64, torch.uint64, torch.float64, torch.complex128)
 
 
 def x64_now() -> bool:
-    """Whether JAX has 64-bit types here and now."""
+    """True if JAX has 64-bit types enabled here and now."""
     return bool(jax.config.jax_enable_x64)
 
 
 def check(tensor: torch.Tensor, what: str, x64: bool, hint: str) -> None:
-    """Raises: UnsupportedTensor for what JAX has no array for, or would cut to 32 bits; hint: what to do about that."""
+    """Checks that JAX can represent a tensor.
+
+    Raises:
+        UnsupportedTensor: JAX has no such array, or would cut it to 32 bits. `hint` is the advice for the latter.
+    """
     if tensor.layout != torch.strided:
         raise UnsupportedTensor(f"{what} has layout {tensor.layout}: JAX's arrays are dense", hint="give x.to_dense()")
     if not dtypes.is_supported(tensor.dtype):
@@ -44,14 +48,22 @@ def check(tensor: torch.Tensor, what: str, x64: bool, hint: str) -> None:
 
 
 def check_operands(tensors: Sequence[torch.Tensor], name: str, x64: bool) -> None:
-    """Of a JAX function of this name. Raises: as `check`."""
+    """Checks the operands of a JAX function of this name.
+
+    Raises:
+        UnsupportedTensor: As in `check`.
+    """
     hint = f"x.int() or x.float(), or to_torch({name}, x64=True), which runs it as inside jax.enable_x64(True)"
     for index, tensor in enumerate(tensors):
         check(tensor, f"tensor {index} among the arguments of {name}", x64, hint)
 
 
 def torch_dtype(dtype: Any, what: str) -> torch.dtype:
-    """Raises: UnsupportedTensor for an array's dtype that torch lacks."""
+    """Returns the torch dtype of an array's dtype.
+
+    Raises:
+        UnsupportedTensor: Torch lacks the dtype.
+    """
     if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
         raise UnsupportedTensor(f"{what} is a key of jax.random", hint="give its numbers: jax.random.key_data(key)")
     try:
@@ -61,30 +73,39 @@ def torch_dtype(dtype: Any, what: str) -> torch.dtype:
 
 
 def is_tracer(value: Any) -> bool:
-    """Whether it stands for an array in a function that JAX traces."""
+    """True if the value is a tracer, which represents an array in a function that JAX traces."""
     return isinstance(value, jax.core.Tracer)
 
 
 def jax_device_of(device: torch.device) -> jax.Device:
-    """The device of JAX's own clients whose memory it is. Raises: UnsupportedTensor; ForkError."""
+    """Returns the device of JAX's own clients with this device's memory.
+
+    Raises:
+        UnsupportedTensor: There is none.
+        ForkError: This is a forked process that cannot use JAX.
+    """
     if forks.is_cut_off():
         raise forks.cut_off()
     return devices.users_cpu_device() if device.type == "cpu" else devices.jax_device(device)
 
 
 def imported(tensor: torch.Tensor, device: jax.Device) -> jax.Array:
-    """An array on a tensor's own memory. Raises: UnsupportedTensor; see `why_not`."""
+    """Returns an array on a tensor's own memory.
+
+    Raises:
+        UnsupportedTensor: See `why_not`.
+    """
     if not tensor.numel():
         with jax.enable_x64(True):
             return jax.device_put(np.zeros(tuple(tensor.shape), dtypes.to_jax(tensor.dtype)), device)
     if tensor.device.type == "cpu":
         return transfer.import_tensor(tensor.detach(), device)
-    with jax.enable_x64(True):  # this one waits for torch's stream
+    with jax.enable_x64(True):  # from_dlpack orders the array after the work on torch's stream
         return jax.dlpack.from_dlpack(tensor.detach())
 
 
 def why_not(tensor: torch.Tensor) -> str:
-    """Why an array cannot lie in a tensor's memory; "" if it can."""
+    """Returns why an array cannot use a tensor's memory; "" if it can."""
     if tensor.is_conj() or tensor.is_neg():
         return "its memory holds other values than it has: it is a view by conj() or by the imaginary part of one"
     if not tensor.is_contiguous():
@@ -95,7 +116,7 @@ def why_not(tensor: torch.Tensor) -> str:
 
 
 def shareable(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, or a copy where an array cannot lie in its memory."""
+    """Returns the tensor, or a copy if an array cannot use its memory."""
     if not why_not(tensor):
         return tensor
     metrics.add("input_copies")
@@ -103,7 +124,7 @@ def shareable(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def exported(array: jax.Array) -> torch.Tensor:
-    """A contiguous tensor on an array's own memory, of the CPU or of a GPU, when that is computed."""
+    """Returns a contiguous tensor on an array's own memory, on the CPU or a GPU, once the array is computed."""
     if not array.size:
         device = "cpu" if array.device.platform == "cpu" else f"cuda:{array.device.local_hardware_id}"
         return torch.empty(array.shape, dtype=dtypes.to_torch(array.dtype), device=device)
@@ -112,11 +133,19 @@ def exported(array: jax.Array) -> torch.Tensor:
 
 
 class Border:
-    """Inside, arrays stand for tensors, and JAX makes new arrays on their device.
+    """Converts tensors to arrays, and within its context makes their device JAX's default device.
 
-    tensors: on one device. name: of the function, for errors. x64: whether JAX has 64-bit types inside. Attributes: arrays.
+    Args:
+        tensors: The function's tensor arguments, on one device.
+        name: The function's name, for errors.
+        x64: JAX's 64-bit types are enabled within the context.
 
-    Raises: DeviceMismatch; UnsupportedTensor.
+    Attributes:
+        arrays: The tensors as arrays.
+
+    Raises:
+        DeviceMismatch: The tensors are on several devices.
+        UnsupportedTensor: JAX cannot represent a tensor.
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], name: str, x64: bool) -> None:
@@ -143,10 +172,10 @@ class Border:
         self._contexts.close()
 
     def take(self, results: list[Any]) -> list[torch.Tensor]:
-        """Tensors of a function's results, on the device of its arguments; without any, where the arrays are.
+        """Returns a function's results as tensors on the device of its arguments, or, if there were none, on the device of the arrays.
 
-        A tensor can be written to, so it has memory of its own: an array that somebody else refers to, too (an argument, a constant, what a
-        backward pass needs) is copied. XLA has read torch's memory when this returns.
+        A tensor is mutable, so it has its own memory: an array with other references (an argument, a constant, a residual of a backward
+        pass) is copied. XLA has finished reading torch's memory when this returns.
         """
         for index, value in enumerate(results):
             if not isinstance(value, jax.Array):
@@ -168,7 +197,7 @@ class Border:
         jax.block_until_ready(results)
         tensors = []
         for index in range(len(results)):
-            # One reference is the list's, one is this question's.
+            # One reference is the list's, the other one is getrefcount's argument.
             alone = sys.getrefcount(results[index]) <= 2
             tensor = self._exported(results[index], names[index])
             alone = alone and not lies_in_one_of(results[index], self.arrays)

@@ -1,4 +1,4 @@
-"""torch.export's dynamic dimensions as JAX's symbolic ones."""
+"""Converts torch.export's dynamic dimensions to JAX's symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,11 @@ from ..runtime import private
 
 @dataclass(frozen=True)
 class _OrderedSpec(TensorSpec):
-    """Attributes: places (the order of the dimensions in memory, which symbolic strides do not always tell)."""
+    """A TensorSpec with an explicit memory order, which symbolic strides do not always determine.
+
+    Attributes:
+        places: The dimensions from the slowest-varying in memory to the fastest.
+    """
 
     places: tuple[int, ...] = ()
 
@@ -33,7 +37,7 @@ class _OrderedSpec(TensorSpec):
 
 
 class _Arithmetic(private.SizeArithmetic):
-    """Of JAX's symbolic dimensions."""
+    """Minimum and maximum of JAX's symbolic dimensions."""
 
     @staticmethod
     def minimum(a: Any, b: Any) -> Any:
@@ -47,7 +51,8 @@ class _Arithmetic(private.SizeArithmetic):
 class SymbolicSizes(SymbolValues):
     """The symbols of a graph as JAX's symbolic dimensions.
 
-    Attributes: dimensions (by name, the smallest size and the largest, or None for no limit).
+    Attributes:
+        dimensions: By name, the smallest size and the largest; None for no limit.
     """
 
     def __init__(self, names: Mapping[sympy.Symbol, str], dimensions: Mapping[str, tuple[int, int | None]]) -> None:
@@ -56,13 +61,13 @@ class SymbolicSizes(SymbolValues):
         super().__init__({symbol: export.symbolic_shape(name, scope=scope)[0] for symbol, name in names.items()})
 
     def examples(self) -> SymbolValues:
-        """The same symbols with sizes within their limits, no two the same where the limits allow that."""
+        """Returns the same symbols with example sizes within their limits, all different where the limits allow it."""
         limits = self.dimensions.values()
         sizes = [max(low, 8 + index if high is None else min(high, 8 + index)) for index, (low, high) in enumerate(limits)]
         return SymbolValues(dict(zip(self.values, sizes, strict=True)))
 
     def number(self, expression: Any) -> Any:
-        """A number, or JAX's expression of symbolic dimensions."""
+        """Returns the value of an expression: a number, or JAX's expression of symbolic dimensions."""
         if (known := self._expressions.get(expression)) is None:
             known = self._expressions[expression] = private.evaluate_size(_Arithmetic, self.values, expression)
         return known
@@ -82,15 +87,20 @@ class SymbolicSizes(SymbolValues):
 
 
 def _example(size: int | torch.SymInt) -> int:
-    """The size that a dimension had at export."""
+    """Returns the size that a dimension had at export."""
     return size if isinstance(size, int) else int(size.node.hint)
 
 
 def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Iterable[tuple[str, torch.Tensor]]) -> SymbolicSizes:
-    """The dynamic dimensions of an exported program. They have the names that `dynamic_shapes` gives them, or names made of their input's
-    and their place there. arguments: the inputs that are tensors, with their names.
+    """Returns the dynamic dimensions of an exported program.
 
-    Raises: CaptureError for a size that follows from the values of tensors.
+    Their names are those given in `dynamic_shapes`, or are derived from the input's name and the dimension's index.
+
+    Args:
+        arguments: The inputs that are tensors, with their names.
+
+    Raises:
+        CaptureError: A size depends on the values of tensors.
     """
     for node in program.graph.nodes:
         if free_unbacked_symbols(node.meta.get("val")):
@@ -117,7 +127,7 @@ def symbolic_sizes(program: ExportedProgram, dynamic_shapes: Any, arguments: Ite
 
 
 def _given_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[sympy.Symbol, str]:
-    """What the user calls a dimension: the names of torch.export.Dim, by symbol."""
+    """Returns the user's names of dimensions (of torch.export.Dim), by symbol."""
     found: dict[sympy.Symbol, str] = {}
     placeholders = [node for node in program.graph.nodes if node.op == "placeholder"]
     fakes = [node.meta.get("val") for node in placeholders[len(placeholders) - len(program.graph_signature.user_inputs) :]]
@@ -135,7 +145,7 @@ def _given_names(program: ExportedProgram, dynamic_shapes: Any) -> dict[sympy.Sy
 
 
 def _leaves(spec: Any) -> list[Any]:
-    """The descriptions of tensors among nested ones of arguments: a dict by dimension, or a sequence of dimensions, or None."""
+    """Returns the leaves of nested `dynamic_shapes`, one for each tensor: a dict by dimension, a sequence of dimensions, or None."""
 
     def is_leaf(item: Any) -> bool:
         if isinstance(item, Mapping):
@@ -148,7 +158,7 @@ def _leaves(spec: Any) -> list[Any]:
 
 
 def _identifier(name: str) -> str:
-    """As JAX takes names of dimensions."""
+    """Returns a name that JAX accepts for a dimension."""
     name = re.sub(r"\W", "_", name)
     return name if name[:1].isalpha() and name not in ("mod", "floordiv", "max", "min") else f"d{name}"
 

@@ -1,4 +1,4 @@
-"""A PyTorch model as StableHLO: captured by torch.export, lowered as any graph is, for platforms that need not be there."""
+"""Exports a PyTorch model as StableHLO: captured by torch.export, and lowered like any graph, for platforms that need not be present."""
 
 from __future__ import annotations
 
@@ -47,19 +47,27 @@ def export(
     platforms: Sequence[str] = ("cpu", "cuda", "tpu"),
     weights: Literal["arguments", "constants"] = "arguments",
 ) -> ExportedModel:
-    """A module, a function, or what torch.export gave, as a program that runs without torch.
+    """Exports a module, a function or an ExportedProgram as a program that runs without torch.
 
-    args, kwargs, dynamic_shapes: as for `torch.export.export`, which captures the model in the mode in which it is (`model.eval()`); none
-    for an ExportedProgram. Dynamic dimensions stay open in the program. Numbers, strings and None among the arguments become part of it.
-    platforms: of "cpu", "cuda", "rocm" and "tpu", those on which the program runs, whatever this machine is. With several, JAX asks on
-    which it is. weights: "arguments", the program takes them, and they lie beside it; "constants", they are part of it.
+    New values of the model's buffers, such as those of a batch norm in training mode, are named results of the program: see
+    `ExportedModel.call`. Random numbers are derived from a key, which the call must then have. Values that eager mode refuses, such as
+    indices out of range, are refused by the call.
 
-    What the model does to its buffers, as batch norms do while they train, the program gives as named results: see `ExportedModel.call`.
-    Random numbers come of a key, which the call must have. Values that eager mode refuses, such as indices out of range, are
-    refused by the call.
+    Args:
+        args, kwargs, dynamic_shapes: As for `torch.export.export`, which captures the model in its current mode (`model.eval()`); none for
+            an ExportedProgram. Dynamic dimensions stay dynamic in the program. Numbers, strings and None among the arguments become
+            constants of it.
+        platforms: The platforms out of "cpu", "cuda", "rocm" and "tpu" on which the program runs, whatever this machine is. A program for
+            several platforms selects its code by the platform at run time.
+        weights: "arguments": the program takes them as arguments, and they are stored next to it; "constants": they are part of the
+            program.
 
-    Raises: CaptureError where torch.export cannot capture the model, or for a dimension that was to be dynamic and is not; UnsupportedOp
-    for an op that has no lowering, or not on these platforms; UnsupportedTensor; OptionError.
+    Raises:
+        CaptureError: torch.export cannot capture the model, or a dimension that should be dynamic is not.
+        UnsupportedOp: An op has no lowering, or none for these platforms.
+        UnsupportedTensor: A tensor that JAX cannot hold.
+        OptionError: An invalid option.
+
     Source: torch.export (graph signatures), jax.export (calling convention, symbolic dimensions)
     """
     platforms = _checked_platforms(platforms)
@@ -80,7 +88,10 @@ def _name(model: Any) -> str:
 
 
 class _Called(torch.nn.Module):
-    """A plain function, as torch.export takes it: with its own signature, and with the name of the functions whose lines torch notes."""
+    """A plain function as a module for torch.export, with the function's own signature.
+
+    Its code is renamed to `forward`, the name of the functions whose source lines torch records.
+    """
 
     def __init__(self, function: Any) -> None:
         super().__init__()
@@ -112,7 +123,7 @@ def _captured(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic
 
 
 def _apart(arguments: Any) -> Any:
-    """The same arguments with no tensor in two places: torch.export would take one for the other, in later calls too."""
+    """Clones tensors that occur more than once among the arguments: torch.export would treat them as one, in later calls too."""
     seen: set[int] = set()
 
     def copied(value: torch.Tensor) -> torch.Tensor:
@@ -125,7 +136,11 @@ def _apart(arguments: Any) -> Any:
 
 
 def _functional(program: ExportedProgram) -> ExportedProgram:
-    """The same without writes, of ops that have lowerings. Raises: CaptureError where functionalization would lose a write."""
+    """Returns the program without mutations, in ops that have lowerings.
+
+    Raises:
+        CaptureError: Functionalization would lose a write.
+    """
     try:
         with LostWrites():
             return program.run_decompositions(_decompositions())
@@ -134,7 +149,7 @@ def _functional(program: ExportedProgram) -> ExportedProgram:
 
 
 def _decompositions() -> dict[Any, Any]:
-    """Of every op without a lowering; composite ops that have one are kept whole."""
+    """Returns decompositions for all ops without a lowering; composite ops that have a lowering are kept whole."""
     table = dict(torch.export.default_decompositions().items())
     for op in list(table):
         if isinstance(op, torch._ops.OpOverload) and registry.find(op, PORTABLE) is not None:
@@ -143,14 +158,20 @@ def _decompositions() -> dict[Any, Any]:
 
 
 class _Exporter:
-    """A captured program with what its signature says. dynamic_shapes: as the user gave them."""
+    """A captured program with the contents of its signature. `dynamic_shapes`: as the user gave them."""
 
     def __init__(self, program: ExportedProgram, name: str, dynamic_shapes: Any) -> None:
-        """Raises: CaptureError for what no exported program can do; UnsupportedOp; UnsupportedTensor."""
+        """Reads the signature and looks up the lowerings.
+
+        Raises:
+            CaptureError: The program does something that an exported program cannot do.
+            UnsupportedOp: An op has no lowering.
+            UnsupportedTensor: A tensor that JAX cannot hold.
+        """
         self.program, self.name = program, name
         signature = program.graph_signature
         placeholders = program.graph.find_nodes(op="placeholder")
-        self.weights: dict[int, str] = {}  # by position among the program's inputs, as are the next ones
+        self.weights: dict[int, str] = {}  # by position among the program's inputs; so are `inputs` and `numbers`
         self.inputs: dict[int, str] = {}
         numbers: dict[int, Any] = {}
         self.values: dict[str, torch.Tensor] = {}
@@ -193,7 +214,7 @@ class _Exporter:
         }
 
     def _read_outputs(self) -> None:
-        """Which nodes are results, and which are new values of buffers."""
+        """Divides the output nodes into results and new values of buffers."""
         outputs = self.program.graph.output_node().args[0]
         results: list[Node] = []
         updated: list[Node] = []
@@ -220,7 +241,7 @@ class _Exporter:
         self.results = _structure(self.program.call_spec.out_spec, leaves, "the results")
 
     def exported(self, platforms: tuple[str, ...], *, constants: bool) -> ExportedModel:
-        """Raises: as `export`."""
+        """Returns the exported model. Raises the exceptions of `export`."""
         if constants and self.updates:
             raise OptionError(
                 f'weights="constants" for {self.name}, which writes to its buffers {", ".join(self.updates)}',
@@ -263,7 +284,12 @@ class _Exporter:
         return ArraySpec(item, _as_text(spec.shape), spec.jax_dtype.name)
 
     def _program(self, fixed: Mapping[str, np.ndarray], names: Sequence[str]) -> Any:
-        """A function of flat arrays. fixed: the weights that are constants; names: of those that it takes."""
+        """Returns a function of flat arrays.
+
+        Args:
+            fixed: The weights that are constants.
+            names: The names of the weights that are arguments.
+        """
 
         def program(*arrays: jax.Array) -> list[jax.Array]:
             rest = list(arrays[len(names) :])
@@ -306,19 +332,19 @@ class _Exporter:
         return made
 
     def _can_be_traced_with_numbers(self) -> bool:
-        """Whether it is the symbolic dimensions that a lowering cannot take, and not something else."""
+        """True if lowering succeeds with concrete sizes, so that the symbolic dimensions are the cause of a failure."""
         function = Function(self._interpreter, self.sizes.examples(), self._numbers, self.output_nodes)
         taken = [jax.ShapeDtypeStruct(spec.shape, spec.jax_dtype) for spec in function.specs.values()]
         try:
             with jax.enable_x64(True):
                 jax.eval_shape(lambda arrays: function(arrays, jax.random.key(0, impl="threefry2x32")), taken)
-        except Exception:  # as with symbolic dimensions: that error is the user's
+        except Exception:  # it fails with concrete sizes, too, so the original error is raised
             return False
         return True
 
 
 def _no_tensor(program: ExportedProgram, name: str, spec: InputSpec) -> CaptureError:
-    """For an input that is neither a tensor nor a number."""
+    """Returns the error for an input that is neither a tensor nor a number."""
     effect = next(iter(program.graph.find_nodes(op="call_function", target=with_effects)), None)
     if spec.kind == InputKind.TOKEN and effect is not None:
         hint = "an exported program does nothing but give its results: leave the op out"
@@ -338,7 +364,7 @@ def _checked(value: Any, name: str) -> Any:
 
 
 def _structure(spec: Any, leaves: Sequence[Structure], what: str) -> Structure:
-    """How arguments or results are nested. leaves: their descriptions, in torch's order."""
+    """Returns the nesting of arguments or results. `leaves`: the descriptions of the leaves, in torch's order."""
     order: list[int] = []
 
     def describe(value: Any) -> Structure:
@@ -362,7 +388,7 @@ def _structure(spec: Any, leaves: Sequence[Structure], what: str) -> Structure:
 
 
 def _remove_assertions_of_sizes(module: torch.fx.GraphModule) -> None:
-    """What the program's signature says of sizes already: JAX compares it with the arguments of a call."""
+    """Removes assertions about sizes that the program's signature makes already: JAX checks the arguments of a call against it."""
     for node in reversed(list(module.graph.nodes)):
         is_size = not node.users and node.op == "call_function" and not isinstance(node.meta.get("val"), torch.Tensor)
         about_sizes = node.target in (
@@ -375,6 +401,6 @@ def _remove_assertions_of_sizes(module: torch.fx.GraphModule) -> None:
 
 
 def _without_kernel(error: UnsupportedOp) -> UnsupportedOp:
-    """The same error, with what helps where torch's kernels cannot stand in."""
+    """Returns the same error with a hint for programs that cannot call torch's kernels."""
     hint = "register a lowering with dynaxla.lowers: an exported program cannot call torch's kernels"
     return UnsupportedOp(error.message, op=error.op, inputs=error.inputs, where=error.where, hint=hint)

@@ -1,8 +1,8 @@
-"""Calls of JAX functions as an op of torch's: `dynaxla::jax_call(operands, call)`, where `call` is the number of a `JaxCall`.
+"""Calls of JAX functions as a torch op: `dynaxla::jax_call(operands, call)`, where `call` is the number of a `JaxCall`.
 
-The op is pure. In a graph of dynaxla's it is lowered to the function itself, so that it becomes part of the program; other backends call
-it as they call any custom op. What it computes is traced once for given shapes and dtypes: the forward and the backward pass of a graph
-are made of the same trace, whatever has happened to the function meanwhile.
+The op is pure. In dynaxla's graphs it is lowered to the function itself, which becomes part of the program; other backends call it like any
+custom op. The function is traced once for given shapes and dtypes, so the forward and the backward pass of a graph use the same trace, even
+if the function has changed in between.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .border import Border, torch_dtype
 
 _numbers = itertools.count(1)
 _calls: weakref.WeakValueDictionary[int, JaxCall] = weakref.WeakValueDictionary()
-# Those that graphs of other backends name, which hold no reference to them.
+# Calls in graphs of other backends. Such graphs hold no reference to their calls, so this keeps the calls alive.
 _named_elsewhere: dict[int, JaxCall] = {}
 
 # Shape and dtype (JAX's) of each operand.
@@ -38,9 +38,12 @@ Avals = tuple[tuple[tuple[int, ...], np.dtype], ...]
 
 
 class JaxCall:
-    """A JAX function of arrays that gives a list of arrays, under a number.
+    """A JAX function from arrays to a list of arrays, with a number that identifies it.
 
-    function: takes an array for each operand. name: for errors. x64: whether it runs with JAX's 64-bit types.
+    Args:
+        function: Takes an array for each operand.
+        name: The function's name, for errors.
+        x64: It runs with JAX's 64-bit types enabled.
     """
 
     def __init__(self, function: Callable[..., Sequence[Any]], name: str, x64: bool) -> None:
@@ -51,7 +54,7 @@ class JaxCall:
         _calls[self.number] = self
 
     def traced(self, avals: Avals) -> Any:
-        """The function's jaxpr for such operands: the same one whenever it is asked for."""
+        """Returns the function's jaxpr for such operands, traced at the first request."""
         if avals not in self._traces:
             with jax.enable_x64(self.x64):
                 operands = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in avals]
@@ -59,22 +62,25 @@ class JaxCall:
         return self._traces[avals]
 
     def by_trace(self, *operands: jax.Array) -> list[jax.Array]:
-        """What the function gives, by its trace. Under jax tracing, too."""
+        """Returns the function's results, computed by its trace. Works under jax tracing, too."""
         with jax.enable_x64(self.x64):
             return list(jax.extend.core.jaxpr_as_fun(self.traced(avals_of(operands)))(*operands))
 
     def of_trace(self) -> JaxCall:
-        """The call whose function is this one's trace."""
+        """Returns the call whose function is this call's trace."""
         return self._derive("trace", lambda: self.by_trace)
 
     @functools.cached_property
     def compiled(self) -> Callable[..., list[jax.Array]]:
-        """The function by XLA. Only for functions that are made of a trace: they never change."""
+        """The function, compiled by XLA. Only for functions that are traces and so never change."""
         return jax.jit(self.function)
 
     def backward(self, wanted: tuple[int, ...], count: int) -> JaxCall:
-        """From the operands, `count` of them, and the cotangents of the results that are no integers, to the cotangents of the operands
-        `wanted` (positions)."""
+        """Returns the call of the backward pass.
+
+        It takes the `count` operands and the cotangents of the inexact results, and returns the cotangents of the operands at the positions
+        `wanted`.
+        """
 
         def pull_back(*arrays: jax.Array) -> list[jax.Array]:
             _, pull = vjp(self.function, arrays[:count], wanted)
@@ -83,7 +89,7 @@ class JaxCall:
         return self._derive(("backward", wanted), lambda: pull_back)
 
     def batched(self, dims: tuple[int | None, ...]) -> JaxCall:
-        """The function mapped over a dimension of each operand (None: it is the same for all), which is the results' first one."""
+        """Returns the call mapped over one dimension of each operand (None: not mapped). The results' dimension 0 is the mapped one."""
         return self._derive(("batched", dims), lambda: jax.vmap(self.function, in_axes=dims))
 
     def _derive(self, key: Any, make: Callable[[], Callable[..., Sequence[Any]]]) -> JaxCall:
@@ -95,9 +101,10 @@ class JaxCall:
 def vjp(
     function: Callable[..., Sequence[Any]], operands: Sequence[jax.Array], wanted: Sequence[int]
 ) -> tuple[list[jax.Array], Callable[[Sequence[jax.Array]], list[jax.Array]]]:
-    """The function's results; and what makes of cotangents, one for each result that is no integer, those of the operands `wanted`.
+    """Returns the function's results and its pullback.
 
-    Cotangents are conjugated, as torch's gradients of complex numbers are.
+    The pullback takes a cotangent for each inexact result, and returns the cotangents of the operands `wanted`. Cotangents are conjugated,
+    like torch's gradients of complex numbers.
     """
 
     def of_wanted(*values: jax.Array) -> tuple[list[jax.Array], list[jax.Array]]:
@@ -120,7 +127,9 @@ def _conjugate(value: jax.Array) -> jax.Array:
 
 
 def avals_of(operands: Sequence[Any]) -> Avals:
-    """Of arrays, or of torch tensors, whose sizes with symbols become numbers: JAX's functions are traced for sizes."""
+    """Returns the shapes and dtypes of arrays or torch tensors. Symbolic sizes become numbers, since JAX functions are traced for fixed
+    sizes.
+    """
     return tuple([(tuple(int(size) for size in operand.shape), _dtype(operand)) for operand in operands])
 
 
@@ -129,7 +138,11 @@ def _dtype(operand: Any) -> np.dtype:
 
 
 def find(number: int) -> JaxCall:
-    """Raises: DynaxlaError if nobody holds that call any more."""
+    """Returns the call with this number.
+
+    Raises:
+        DynaxlaError: The call no longer exists.
+    """
     found = _calls.get(number)
     if found is None:
         raise DynaxlaError(
@@ -140,7 +153,7 @@ def find(number: int) -> JaxCall:
 
 
 def run(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Call the function now."""
+    """Calls the function now."""
     with Border(tensors, call.name, call.x64) as border:
         return border.take(list(call.function(*border.arrays)))
 

@@ -26,21 +26,23 @@ _numbers = itertools.count(1)
 
 
 def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable[..., Any]:
-    """The JAX function as a function of torch tensors.
+    """Returns a JAX function as a function of torch tensors.
 
-    Its arguments are pytrees. Tensors among them (on one device: the CPU, a GPU, or "jax") reach `jax_fn` as arrays on the same memory,
-    which must not be changed before it returns; tensors that are not contiguous, or lie at an odd address, are copied. All else is handed
-    over as it is. Arrays and numbers in what `jax_fn` gives become tensors of the same device, and these have memory of their own.
+    The arguments are pytrees. Tensors in them (on one device: the CPU, a GPU, or "jax") reach `jax_fn` as arrays on the same memory, which
+    must not be written to before it returns; tensors that are not contiguous, or not aligned, are copied. Other leaves are passed
+    unchanged. Arrays and numbers in the result of `jax_fn` become tensors on the same device, with their own memory.
 
-    Gradients are those of `jax.vjp`, of any order; `torch.func.grad` and `torch.func.vmap` work, too. Integers have no gradient, and for
-    complex numbers it is torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes part
-    of the XLA program, forward and backward; its Python then runs while torch captures, and again when something that it reads (a closure,
-    a global) has changed. Its arguments' sizes are exact there: other sizes are another capture.
+    Gradients are those of `jax.vjp`, of any order; `torch.func.grad` and `torch.func.vmap` work, too. Integers have no gradient, and
+    complex numbers follow torch's convention. Inside `torch.compile(backend="dynaxla")` and `dynaxla.compile_step` the function becomes
+    part of the XLA program, forward and backward; its Python code then runs during torch's capture, and again when something that it reads
+    (a closure, a global) has changed. The sizes of its arguments are static there: other sizes need another capture.
 
-    x64: whether `jax_fn` runs with JAX's 64-bit types; None: as JAX is set where it is called. Where they are off, 64-bit tensors are
-    refused: JAX would cut them to 32 bits.
+    Args:
+        x64: `jax_fn` runs with JAX's 64-bit types on (True) or off (False); None: as JAX is configured at the call. While they are off,
+            64-bit tensors are refused, because JAX would cut them to 32 bits.
 
-    Raises: TypeError unless `jax_fn` can be called. A call raises what `jax_fn` raises; UnsupportedTensor; DeviceMismatch.
+    Raises:
+        TypeError: `jax_fn` is not callable. A call raises the exceptions of `jax_fn`, UnsupportedTensor and DeviceMismatch.
     """
     if not callable(jax_fn):
         raise TypeError(f"to_torch takes a function of JAX arrays, not {type(jax_fn).__name__}")
@@ -48,13 +50,17 @@ def to_torch(jax_fn: Callable[..., Any], *, x64: bool | None = None) -> Callable
     if not guards.CAN_ASK:
         return torch.compiler.disable(torch_fn)
     found = torch._dynamo.nonstrict_trace(torch_fn)
-    found.__code__ = found.__code__.replace()  # by its code TorchDynamo's guards tell a function from others
+    found.__code__ = found.__code__.replace()  # a code object of its own, since TorchDynamo's guards identify a function by its code
     return found
 
 
 @guards.answers_for_itself
 class JaxInTorch:
-    """What a function of `to_torch` does. Attributes: __wrapped__ (the JAX function)."""
+    """The implementation of a function of `to_torch`.
+
+    Attributes:
+        __wrapped__: The JAX function.
+    """
 
     def __init__(self, jax_fn: Callable[..., Any], x64: bool | None) -> None:
         self.__wrapped__ = jax_fn
@@ -70,7 +76,7 @@ class JaxInTorch:
         leaves, tree = jax.tree.flatten((args, kwargs))
         leaves = [_number(leaf) for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        if _is_traced(tensors):  # what traces sees that it is read
+        if _is_traced(tensors):  # NumPy arrays become tensors, so that the trace sees that they are read
             leaves = [torch.from_numpy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves]
             tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         x64 = x64_now() if self._x64 is None else self._x64
@@ -89,7 +95,7 @@ class JaxInTorch:
         return known.unflatten(results, jax_calls.avals_of(tensors))
 
     def stamp(self) -> int:
-        """A number that is another one when something that the function reads has changed: closures, globals, attributes, arrays."""
+        """Returns a number that changes when something that the function reads has changed: closures, globals, attributes, arrays."""
         stamp = self._readings.stamp()
         if stamp != self._stamp:
             self._stamp = stamp
@@ -97,7 +103,7 @@ class JaxInTorch:
         return stamp
 
     def answer(self) -> str:
-        """What a captured graph with this function depends on, besides its arguments."""
+        """Returns the state on which a captured graph with this function depends, besides its arguments. TorchDynamo guards on it."""
         return f"{self.stamp()} {x64_now()} {jax.config.jax_default_matmul_precision} {jax.config.jax_numpy_dtype_promotion}"
 
 
@@ -105,7 +111,10 @@ _owners: weakref.WeakValueDictionary[int, JaxInTorch] = weakref.WeakValueDiction
 
 
 class _Answers:
-    """By the name "of_N" a function that gives the answer of the torch function N; "" when that is gone. TorchDynamo's guards ask it."""
+    """An object whose attribute "of_N" is a function that returns the answer of torch function N, or "" if that no longer exists.
+
+    TorchDynamo's guards call it.
+    """
 
     def __getattr__(self, name: str) -> Callable[[], str]:
         if not name.startswith("of_"):
@@ -118,7 +127,11 @@ answers = _Answers()
 
 
 class _Flat:
-    """A JAX function with arguments of which only the tensors are open. Attributes: call."""
+    """A JAX function of the tensors among its arguments; all other arguments are fixed.
+
+    Attributes:
+        call: The function of flat arrays, as a `JaxCall`.
+    """
 
     def __init__(self, function: Callable[..., Any], tree: Any, leaves: Sequence[Any], name: str, x64: bool) -> None:
         positions = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
@@ -138,12 +151,16 @@ class _Flat:
         self.call = JaxCall(flat, name, x64)
 
     def unflatten(self, results: Sequence[torch.Tensor], avals: Any = None) -> Any:
-        """The tensors as the function has arranged its results. avals: of the operands, where calls for several were traced."""
+        """Arranges the tensors in the structure of the function's results.
+
+        Args:
+            avals: The operands' shapes and dtypes, if the call was traced for several.
+        """
         return jax.tree.unflatten(self._trees[avals], results)
 
 
 def apply(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """The call's results, with gradients where autograd wants some."""
+    """Returns the call's results, with gradients where autograd needs them."""
     if private.functorch_level() is not None:
         return list(_Differentiable.apply(_Pass(call), *tensors))
     wanted = tuple([index for index, tensor in enumerate(tensors) if tensor.requires_grad]) if torch.is_grad_enabled() else ()
@@ -157,14 +174,19 @@ def _plain(call: JaxCall, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]
 
 
 def _is_traced(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether torch traces what is called, or somebody watches the ops that are."""
+    """True if torch traces the call, or if a dispatch mode observes its ops."""
     return private.mode_count() > 0 or any(type(tensor) not in ORDINARY for tensor in tensors)
 
 
 @dataclass
 class _Pass:
-    """A call on its way through autograd. Attributes: call; wanted (which operands' gradients are; () if that is known later); pull (makes
-    them of the cotangents of the results that are no integers)."""
+    """A call on its way through autograd.
+
+    Attributes:
+        call: The call.
+        wanted: The positions of the operands whose gradients are needed; () if they are known only later.
+        pull: Computes these gradients from the cotangents of the inexact results.
+    """
 
     call: JaxCall
     wanted: tuple[int, ...] = ()
@@ -172,10 +194,10 @@ class _Pass:
 
 
 class _Differentiable(torch.autograd.Function):
-    """A call whose gradients JAX knows.
+    """A call whose gradients JAX computes.
 
-    The backward pass calls what `jax.vjp` gave in the forward pass. Where it is to be differentiated itself, or is traced, it is the
-    derivative of the call as a call of its own.
+    The backward pass calls the pullback that `jax.vjp` returned in the forward pass. Where the backward pass is differentiated itself, or
+    traced, it uses the call's derivative as a separate call instead.
     """
 
     @staticmethod
@@ -193,7 +215,7 @@ class _Differentiable(torch.autograd.Function):
         ctx.taken = taken
         ctx.given = tuple([index for index, result in enumerate(output) if _is_inexact(result)])
         ctx.mark_non_differentiable(*[result for result in output if not _is_inexact(result)])
-        ctx.save_for_backward(*tensors)  # all: it notices who writes to them
+        ctx.save_for_backward(*tensors)  # all of them, so that autograd detects later writes to them
 
     @staticmethod
     def backward(ctx: Any, *cotangents: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -227,14 +249,14 @@ def _is_inexact(tensor: torch.Tensor) -> bool:
 
 
 def _number(leaf: Any) -> Any:
-    """A size with a symbol as the number that it is, which is guarded."""
+    """Returns a symbolic number as a plain number, which torch guards on."""
     if isinstance(leaf, (torch.SymInt, torch.SymBool)):
         return int(leaf) if isinstance(leaf, torch.SymInt) else bool(leaf)
     return float(leaf) if isinstance(leaf, torch.SymFloat) else leaf
 
 
 def _fact(leaf: Any) -> Any:
-    """What is equal for the same. Of what can change inside, that is nothing at all."""
+    """Returns a hashable value that is equal for equal leaves. For a leaf whose content may change it is equal to no other value."""
     if isinstance(leaf, jax.Array):
         return same(leaf)
     found = content(leaf)

@@ -1,4 +1,4 @@
-"""One memory, seen as a torch tensor and as a JAX array."""
+"""Sharing memory between a torch tensor and a JAX array."""
 
 from __future__ import annotations
 
@@ -16,20 +16,24 @@ from .torch_under_jax import tensor_of, under_jax, undifferentiated
 
 
 def as_jax(value: Any) -> Any:
-    """A tensor as a JAX array on the same memory, which both keep alive; or a function of tensors as one of arrays.
+    """Returns a tensor as a JAX array on the same memory, which both keep alive; or a function of tensors as a function of arrays.
 
-    A function of tensors on the device "jax", compiled by torch.compile or not, becomes one of pytrees of arrays that JAX can trace:
+    A function of tensors on the device "jax", compiled by torch.compile or not, becomes a function of pytrees of arrays that JAX can trace:
     `jax.jit` and `jax.vmap` make it part of their program, and `jax.grad` calls torch's autograd, so `detach`, `torch.no_grad` and
-    `autograd.Function` mean what they mean in torch. What it closes over (parameters) is constant to JAX; `dynaxla.to_jax` makes arguments
-    of a module's parameters. It must not draw random numbers; what eager mode rejects by a tensor's values is not looked at.
+    `autograd.Function` mean what they mean in torch. Tensors in its closure (parameters) are constants to JAX; `dynaxla.to_jax` turns a
+    module's parameters into arguments. The function must not draw random numbers. Eager mode's checks of a tensor's values are not
+    performed.
 
-    JAX takes arrays for constant. What torch writes to the tensor afterwards, JAX may see or not: programs that run meanwhile read either,
-    and values that JAX has computed or kept do not follow. Write to the tensor only when JAX has done with it (`jax.block_until_ready`), in
-    whatever thread. A tensor on the device "jax" gives the array that it is; torch writes to such tensors by giving them other arrays, so
-    this one stays as it is. The array is on JAX's own CPU device or GPU; it can be a tracer if the tensor is one (see `as_torch`).
+    JAX assumes that arrays never change. A later write of torch to the tensor may or may not be visible to JAX: programs that run at the
+    same time read either value, and values that JAX has computed or cached do not follow. Write to the tensor only after JAX has finished
+    using it (`jax.block_until_ready`), in any thread. A tensor on the device "jax" returns its own array; torch writes to such a tensor by
+    giving it another array, so the returned one does not change. The array is on JAX's own CPU device or GPU; it can be a tracer if the
+    tensor is one (see `as_torch`).
 
-    For tensors: raises RuntimeError for one that requires a gradient, as `Tensor.numpy()` does; UnsupportedTensor, which says why, for one
-    whose memory an array cannot lie in, and for 64-bit types where JAX has them switched off.
+    Raises:
+        RuntimeError: A tensor that requires a gradient, as for `Tensor.numpy()`.
+        UnsupportedTensor: A tensor whose memory an array cannot use, or a 64-bit dtype while JAX has 64-bit types switched off. The message
+            gives the reason.
     """
     if not isinstance(value, torch.Tensor):
         if not callable(value):
@@ -48,17 +52,21 @@ def as_jax(value: Any) -> Any:
 
 
 def as_torch(array: jax.Array, device: torch.device | str | None = None) -> torch.Tensor:
-    """The JAX array as a torch tensor on the same memory, which both keep alive.
+    """Returns a JAX array as a torch tensor on the same memory, which both keep alive.
 
-    device: "cpu" or "cuda" for memory that is there, or "jax": a tensor that is this array (after `dynaxla.enable_device()`). None: where
-    the memory is; "jax" for tracers, and where torch cannot reach it. In a function under `jax.jit` or `jax.vmap` arguments are tracers: so
-    torch's code, compiled or not, becomes part of what JAX traces, and `as_jax` gives its results back. JAX refuses to differentiate that:
-    `as_jax(function)` is for `jax.grad`.
+    In a function under `jax.jit` or `jax.vmap`, arguments are tracers: torch's code, compiled or not, becomes part of the function that JAX
+    traces, and `as_jax` converts its results back. JAX refuses to differentiate such code; use `as_jax(function)` with `jax.grad`.
 
-    JAX takes arrays for constant: do not write to a tensor of the CPU or a GPU that shares an array's memory (copy it first: `x.clone()`).
-    Writing to one of "jax" changes no array. A CPU's array is waited for; a GPU's stream is.
+    JAX assumes that arrays never change: do not write to a tensor of the CPU or a GPU that shares an array's memory (copy it first:
+    `x.clone()`). Writing to a tensor on "jax" changes no array. The host waits for an array on the CPU; for a GPU, torch's stream waits.
 
-    Raises: UnsupportedTensor, which says why: a dtype that torch lacks, an array on several devices, or on another device than is wanted.
+    Args:
+        device: "cpu" or "cuda" for memory on that device, or "jax" for a tensor that is this array (after `dynaxla.enable_device()`). None:
+            the device of the memory; "jax" for tracers, and where torch cannot reach the memory.
+
+    Raises:
+        UnsupportedTensor: A dtype that torch lacks, an array on several devices, or on another device than `device`. The message gives the
+            reason.
     """
     if not isinstance(array, jax.Array):
         raise TypeError(f"as_torch takes a jax.Array, not {type(array).__name__}")

@@ -1,4 +1,4 @@
-"""A torch function, for operands of given shapes, as calls for JAX's programs; and its derivative, which is autograd's."""
+"""Captures a torch function, for operands of given shapes, as calls for JAX's programs, with autograd's derivative."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _COPIES = (aten.clone.default, aten.detach.default, aten.alias.default)
 class Operand:
     """A tensor that a torch function takes.
 
-    Attributes: shape; dtype; requires_grad (whether autograd follows what is computed from it).
+    Attributes:
+        shape: Its shape.
+        dtype: Torch's dtype.
+        requires_grad: True if autograd records the operations on it.
     """
 
     shape: tuple[int, ...]
@@ -62,12 +65,21 @@ class Operand:
 class TorchCall(Call):
     """A torch function of tensors with given shapes and dtypes.
 
-    run: from tensors to new tensors; it changes none of them. narrow: whether JAX's arrays around it have at most 32 bits. is_unchanged:
-    whether what the function reads besides its tensors is surely what it was.
-    Attributes: draws_random (whether it takes a key, as two uint32, before its operands); drawing (the line that draws first); copied (for
-    each result the operand that it is a copy of, if it is one).
+    Args:
+        function: Takes tensors and returns new tensors; it mutates none of its arguments.
+        operands: The tensors that it takes.
+        device: The device of the fake tensors with which it is traced.
+        narrow: The arrays of the surrounding JAX program have at most 32 bits.
+        is_unchanged: Returns True if it is certain that the other state that the function reads has not changed.
 
-    Raises: CaptureError if what Python does depends on a tensor's values; UnsupportedOp.
+    Attributes:
+        draws_random: True if it takes a key, as two uint32, before its operands.
+        drawing: The user's line that draws first.
+        copied: For each result, the index of the operand that it is a copy of; None if it is no copy.
+
+    Raises:
+        CaptureError: Python's control flow depends on a tensor's values.
+        UnsupportedOp: An op has no lowering.
     """
 
     def __init__(
@@ -98,11 +110,15 @@ class TorchCall(Call):
         super().__init__(run)
 
     def is_current(self) -> bool:
-        """Whether the tensors that are constants of the graph have the values that they had."""
+        """True if the tensors that are constants of the graph have kept their values."""
         return all(state_of(tensor) == state for tensor, state in self._constants)
 
     def _check_unchanged(self) -> None:
-        """Raises: CaptureError if the function would do something else now than when it was traced, as its derivative would."""
+        """Checks that the function still has the graph that was traced, since its derivative is traced later.
+
+        Raises:
+            CaptureError: It has another graph now.
+        """
         if self.is_current():
             if self._is_unchanged():
                 return
@@ -130,7 +146,7 @@ class TorchCall(Call):
                 graphs = partition(joint, inputs, platform=PORTABLE, num_fwd_outputs=len(self._results))
                 forward, backward = map(Function.portable, graphs)
         count, given = len(self._results), sum(mask)
-        if not moving:  # nothing depends on what is wanted in a way that autograd knows
+        if not moving:  # no result depends differentiably on a wanted operand
 
             def nothing(*_: Array) -> list[Array]:
                 return []
@@ -193,9 +209,12 @@ class TorchCall(Call):
         return lax.convert_element_type(array, narrowed(array.dtype) if self._narrow else array.dtype)
 
     def _graph(self, wanted: Sequence[bool], moving: list[int] | None = None) -> GraphModule:
-        """The function's graph; with gradients by what is wanted, if that is anything. moving: gets the results that have a gradient.
+        """Returns the function's graph; a joint graph with gradients if any operand is wanted.
 
-        Modes are off around it: they are a user's, or those of another trace that the JAX function around this one is part of.
+        Dispatch modes must be off around it: they are the user's, or those of another trace, which the surrounding JAX function is part of.
+
+        Args:
+            moving: Receives the indices of the results that have a gradient.
         """
         joint = any(wanted)
         sizes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
@@ -211,7 +230,7 @@ class TorchCall(Call):
                 if moving is not None:
                     moving[:] = [index for index, result in enumerate(results) if result.requires_grad]
                 return list(results)
-            with torch.enable_grad():  # what runs without gradients may be other code
+            with torch.enable_grad():  # without gradients the function may take another code path
                 given = [
                     tensor.detach().requires_grad_() if item.requires_grad else tensor
                     for tensor, item in zip(tensors, self._operands, strict=True)
@@ -221,7 +240,7 @@ class TorchCall(Call):
         with (
             capture_lock.capturing(), torch.inference_mode(False), torch.set_grad_enabled(joint), _explained(),
             torch.fx.traceback.preserve_node_meta(), _Lines(), _Writes(),
-            # TorchDynamo, which captures control flow, makes an operand of a number that has changed once: here that has no value.
+            # TorchDynamo, which captures control flow, would turn a float that has changed once into an operand, which has no value here.
             torch._dynamo.config.patch(specialize_float=True),
         ):  # fmt: skip
             graph: Any = aot_export_joint_simple(function, tuple(inputs), trace_joint=joint, decompositions=decompositions(PORTABLE))
@@ -230,14 +249,14 @@ class TorchCall(Call):
 
 
 def _source(node: Node) -> Node:
-    """What a node is a copy of."""
+    """Returns the node that a node is a copy of, or the node itself."""
     while node.target in _COPIES:
         node = node.args[0]
     return node
 
 
 def _packed(array: Array) -> Array:
-    """What JAX with 32 bits can hold, with nothing lost: the halves of 64-bit numbers."""
+    """Splits 64-bit numbers into halves, which 32-bit JAX can hold without loss."""
     if array.dtype.itemsize < 8 or array.dtype == np.complex64:
         return array
     if dtypes.is_complex(array.dtype):
@@ -255,12 +274,14 @@ def _unpacked(array: Array, dtype: dtypes.DType) -> Array:
 
 
 def _conjugated(array: Array) -> Array:
-    """torch's gradients of complex numbers are the conjugates of JAX's cotangents."""
+    """Converts between torch's gradients of complex numbers and JAX's cotangents, which are conjugates of each other."""
     return lax.conj(array) if dtypes.is_complex(array.dtype) else array
 
 
 def _marked(results: Results) -> list[Array]:
-    """The outputs. Where a check of eager mode's fails, as of an index, the floats among them are NaN, as in JAX's own indexing."""
+    """Returns the outputs. If a check of eager mode fails, such as one of an index, the floating-point outputs are NaN, as in JAX's own
+    indexing.
+    """
     outputs = list(results.outputs)
     if not results.checks:
         return outputs
@@ -271,7 +292,7 @@ def _marked(results: Results) -> list[Array]:
 
 
 def _graphs(graph: GraphModule) -> list[GraphModule]:
-    """The graph, and the branches and bodies of control flow in it."""
+    """Returns the graph, and the branches and bodies of the control flow in it."""
     return [module for module in graph.modules() if isinstance(module, GraphModule)]
 
 
@@ -293,7 +314,11 @@ def _same(new: torch.Tensor, old: torch.Tensor) -> bool:
 
 
 def _check_constants(graph: GraphModule) -> None:
-    """Raises: CaptureError for tensors from elsewhere that are no constants."""
+    """Checks the tensors in the graph that come from outside the function.
+
+    Raises:
+        CaptureError: One of them is no constant.
+    """
     for node in graph.graph.find_nodes(op="get_attr"):
         constant = constant_value(graph, node)
         if not isinstance(constant, torch.Tensor):
@@ -320,7 +345,11 @@ def _read_from_elsewhere(tensor: torch.Tensor, where: str) -> CaptureError:
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-    """Raises: CaptureError for what a tensor without values cannot tell, and for writes that would be lost."""
+    """Converts torch's exceptions for data-dependent code, and for writes that would be lost, to errors with hints.
+
+    Raises:
+        CaptureError: In place of them.
+    """
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode) as error:
@@ -350,8 +379,10 @@ def _explained() -> Iterator[None]:
 
 
 class _Writes(LostWrites):
-    """Refuses writes to tensors from elsewhere, too, before anything is written; and parameters from there in control flow, which torch
-    itself fails at."""
+    """A dispatch mode that also refuses writes to tensors from outside the function, before they happen.
+
+    It also refuses parameters from outside within control flow, where torch itself fails.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         if not isinstance(func, OpOverload):
@@ -370,10 +401,10 @@ class _Writes(LostWrites):
 
 
 class _Lines(TorchFunctionMode):
-    """Each node gets the line of the user's code that made it, where errors and `user_line` find it."""
+    """Records for each node the user's line that created it, where errors and `user_line` find it."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Control flow is captured by TorchDynamo, which traces modes, too, and notes lines itself.
+        # TorchDynamo captures control flow; it would trace this mode, too, and records lines itself.
         if not torch.compiler.is_dynamo_compiling() and (frame := _user_frame()) is not None:
             code = frame.f_code
             torch.fx.traceback.set_stack_trace([f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n    \n'])
@@ -381,7 +412,7 @@ class _Lines(TorchFunctionMode):
 
 
 def _user_frame() -> FrameType | None:
-    """The innermost frame of the user's own code that is being run."""
+    """Returns the innermost frame of the user's own code that is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_library(frame.f_code.co_filename):
         frame = frame.f_back
@@ -398,7 +429,7 @@ def _is_library(path: str) -> bool:
 
 
 def _line(error: BaseException, inner: Sequence[traceback.FrameSummary] = ()) -> str:
-    """The innermost line of the user's own code. inner: frames that were traced, not run."""
+    """Returns the innermost line of the user's own code in a traceback. `inner`: frames that were traced, not run."""
     frames = [*traceback.extract_tb(error.__traceback__), *inner]
     own = [frame for frame in frames if not _is_library(frame.filename) and not frame.filename.endswith("contextlib.py")]
     return f"{own[-1].filename}:{own[-1].lineno}, in {own[-1].name}" if own else ""

@@ -1,4 +1,4 @@
-"""PyTorch modules and functions as pure functions of JAX arrays."""
+"""Converts PyTorch modules and functions to pure functions of JAX arrays."""
 
 from __future__ import annotations
 
@@ -26,20 +26,25 @@ from .wide_calls import narrowed
 
 
 def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
-    """A PyTorch module, one of its methods, or a function, as a pure function for JAX.
+    """Converts a PyTorch module, one of its methods, or a function to a pure function for JAX.
 
         jax_fn, params = dynaxla.to_jax(model)
         y = jax_fn(params, x)                                    # under jax.jit, grad, vmap, jvp, lax.scan, shard_map, ...
         y = jax_fn(params, x, rng=jax.random.key(0))             # where the model draws random numbers
         y, buffers = jax_fn(params, x, buffers=jax_fn.buffers)   # where it changes buffers, as batch norms do while they train
 
-    Of a module, or of a method of one, this gives the function and its parameters, by name; of any other function the function alone, which
-    is called without `params`. See `JaxModule` and docs/torch-in-jax.md.
+    For a module, or a method of one, this returns the function and the module's parameters, by name; for any other function, only the
+    function, which is called without `params`. See `JaxModule` and docs/torch-in-jax.md.
 
-    dtype: of the floating-point parameters and buffers, as of `module.to(dtype)`. share: on the CPU, `params` and `buffers` are the
-    module's own memory, not copies. JAX takes its arrays for constants: nobody may write to the module's parameters (no optimizer step, no
-    `load_state_dict`, no training batch norm) as long as they live.
-    Raises: ArgumentError; OptionError; UnsupportedTensor.
+    Args:
+        dtype: The dtype of the floating-point parameters and buffers, as in `module.to(dtype)`.
+        share: On the CPU, `params` and `buffers` use the module's own memory, without copies. JAX assumes that arrays never change: while
+            they live, nothing may write to the module's parameters (no optimizer step, no `load_state_dict`, no training batch norm).
+
+    Raises:
+        ArgumentError: `function` is not callable.
+        OptionError: An invalid option.
+        UnsupportedTensor: A parameter or buffer that JAX cannot hold.
     """
     function = private.uncompiled(function)
     owner = function if isinstance(function, nn.Module) else private.uncompiled(getattr(function, "__self__", None))
@@ -55,7 +60,7 @@ def to_jax(function: Any, *, dtype: Any = None, share: bool = False) -> Any:
 
 
 class _Traced:
-    """What torch functions as JAX functions have in common: graphs by what a call is like."""
+    """Base of torch functions as JAX functions: caches graphs by the signature of a call."""
 
     def __init__(self, name: str, readings: Readings) -> None:
         self._readings = readings
@@ -70,7 +75,15 @@ class _Traced:
         kwargs: dict[str, Any],
         rng: Any,
     ) -> tuple[Any, list[Array], TorchCall]:
-        """What the function gives, new values of its state, and how. run: from tensors for the state, and arguments, to both."""
+        """Evaluates a call.
+
+        Args:
+            run: Takes tensors for the state, args and kwargs, and returns the result and the new values of the state.
+            state: By name, the state's arrays and the operands that they become.
+
+        Returns:
+            The function's result, the new values of its state, and the call.
+        """
         if torch.is_autocast_enabled(self._device.type):
             raise ArgumentError(
                 f"{self.__name__} is called under an autocast of torch", hint="put the autocast inside of the torch function"
@@ -88,7 +101,7 @@ class _Traced:
         leaves = [jnp.asarray(leaf) if array else leaf for leaf, array in zip(leaves, is_array, strict=True)]
         arrays = [value for value, _ in state.values()] + [leaf for leaf, array in zip(leaves, is_array, strict=True) if array]
         fixed = [leaf for leaf, array in zip(leaves, is_array, strict=True) if not array]
-        # By what it prints, too: 0.0 and -0.0 are equal.
+        # The repr is part of the key because 0.0 and -0.0 are equal.
         statics = tuple((type(leaf), leaf, repr(leaf) if isinstance(leaf, (float, complex)) else "") for leaf in fixed)
         narrow = not jax.config.jax_enable_x64
         operands = [operand for _, operand in state.values()] + [
@@ -120,9 +133,9 @@ class _Traced:
 
 
 class JaxFunction(_Traced):
-    """A torch function that takes and gives JAX arrays: `jax_fn(*args, rng=None, **kwargs)`.
+    """A torch function that takes and returns JAX arrays: `jax_fn(*args, rng=None, **kwargs)`.
 
-    Arguments that are no arrays (numbers, strings, None) reach the torch function as they are; give `jax.jit` those as static arguments.
+    Arguments that are no arrays (numbers, strings, None) reach the torch function unchanged; declare them as static arguments of `jax.jit`.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -130,7 +143,16 @@ class JaxFunction(_Traced):
         self._function = function
 
     def __call__(self, *args: Any, rng: Any = None, **kwargs: Any) -> Any:
-        """rng: a key of `jax.random`, where the function draws random numbers. Raises: ArgumentError; CaptureError; UnsupportedOp."""
+        """Calls the function with arrays.
+
+        Args:
+            rng: A key of `jax.random`, if the function draws random numbers.
+
+        Raises:
+            ArgumentError: An invalid argument, or a missing key.
+            CaptureError: The function cannot be captured.
+            UnsupportedOp: An op has no lowering.
+        """
 
         def run(_: Sequence[torch.Tensor], given: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, list[torch.Tensor]]:
             return self._function(*given, **named), []
@@ -141,11 +163,12 @@ class JaxFunction(_Traced):
 class JaxModule(_Traced):
     """A torch module as a pure function of its parameters: `jax_fn(params, *args, rng=None, buffers=None, **kwargs)`.
 
-    Whether it trains is what the module said when it was converted. A later `module.eval()` or `.train()` is refused by the next call that
-    is traced; a program that `jax.jit` has compiled already stays what it is. When something else that the
-    module reads has changed, the next call that is traced runs its Python anew.
+    The function keeps the module's training or evaluation mode at conversion. After a later `module.eval()` or `.train()`, the next call
+    that is traced raises; a program that `jax.jit` has compiled already does not change. If other state that the module reads has changed,
+    the next call that is traced runs its Python code again.
 
-    Attributes: buffers (of the module as it was converted, by name; where a call is not given others, it reads these).
+    Attributes:
+        buffers: The module's buffers at conversion, by name; the default of a call's `buffers`.
     """
 
     def __init__(self, module: nn.Module, method: Any, dtype: torch.dtype | None, share: bool) -> None:
@@ -175,11 +198,19 @@ class JaxModule(_Traced):
     def __call__(
         self, params: Mapping[str, Any], /, *args: Any, rng: Any = None, buffers: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> Any:
-        """params: the module's parameters by name. rng: a key of `jax.random`, where the module draws random numbers. buffers: the values
-        of its buffers by name; then the result is a pair, of what the module gives and of all buffers' new values.
+        """Calls the module with arrays.
 
-        Raises: ArgumentError for a tree that is not the module's, a missing key, or if the module changes a buffer and none were given;
-        CaptureError if what it does depends on a tensor's values, or its mode has changed; UnsupportedOp.
+        Args:
+            params: The module's parameters by name.
+            rng: A key of `jax.random`, if the module draws random numbers.
+            buffers: The values of its buffers by name. If given, the result is a pair of the module's result and the new values of all
+                buffers.
+
+        Raises:
+            ArgumentError: `params` or `buffers` do not match the module's, a key is missing, or the module changes a buffer and no buffers
+                were given.
+            CaptureError: The module's control flow depends on a tensor's values, or its mode has changed.
+            UnsupportedOp: An op has no lowering.
         """
         self._check_modes()
         given = self.buffers if buffers is None else buffers
@@ -210,7 +241,7 @@ class JaxModule(_Traced):
         return result
 
     def _checked(self, given: Any, names: Sequence[str], role: str) -> dict[str, Any]:
-        """The leaves of a tree of parameters or buffers, in the module's order."""
+        """Returns the checked parameters or buffers, in the module's order."""
         if not isinstance(given, Mapping):
             raise ArgumentError(f"{role} of {self.__name__} are a {type(given).__name__}", hint="give a dict of arrays by name")
         missing = [name for name in names if name not in given]
@@ -231,7 +262,9 @@ class JaxModule(_Traced):
         return {name: given[name] for name in names}
 
     def _operand(self, name: str, value: Any, narrow: bool) -> Operand:
-        """As what the module sees one of its tensors: with the array's dtype, unless that is the narrowed one of the tensor's."""
+        """Returns the operand for one of the module's tensors: of the array's dtype, or of the tensor's if the array has its narrowed
+        dtype.
+        """
         own = self._dtypes[name]
         given = np.dtype(value.dtype)
         dtype = own if given == dtypes.to_jax(own) or given == narrowed(dtypes.to_jax(own)) else _argument_dtype(given, narrow)
@@ -254,7 +287,7 @@ class JaxModule(_Traced):
 
 
 class _Holder(nn.Module):
-    """Calls a module, or a method of it, as a module's forward."""
+    """Makes a module, or a method of it, the forward of another module."""
 
     def __init__(self, inner: nn.Module, method: Any) -> None:
         super().__init__()
@@ -268,7 +301,13 @@ class _Holder(nn.Module):
 
 @contextlib.contextmanager
 def _nothing_kept(module: nn.Module) -> Iterator[None]:
-    """Raises: CaptureError if the module keeps a tensor that was computed inside: it is none outside of the trace."""
+    """Checks that the module keeps no tensor computed within the context, since such a tensor is invalid outside of the trace.
+
+    Restores the module's attributes if it does.
+
+    Raises:
+        CaptureError: The module keeps one.
+    """
     before = [(name, inner, dict(vars(inner)), _containers(inner)) for name, inner in module.named_modules()]
     kept = []
     try:
@@ -297,13 +336,13 @@ def _nothing_kept(module: nn.Module) -> Iterator[None]:
 
 
 def _containers(module: nn.Module) -> dict[str, Any]:
-    """Copies of a module's own dicts, lists and sets."""
+    """Returns shallow copies of a module's own dicts, lists and sets."""
     own = vars(nn.Module())
     return {name: copy.copy(value) for name, value in vars(module).items() if name not in own and isinstance(value, (dict, list, set))}
 
 
 def _tensors_in(value: Any) -> set[int]:
-    """The tensors among a value's leaves, by identity."""
+    """Returns the ids of the tensors among a value's leaves."""
     leaves = list(value) if isinstance(value, set) else torch.utils._pytree.tree_leaves(value)
     return {id(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor)}
 
@@ -313,7 +352,11 @@ def _modes(module: nn.Module) -> list[tuple[str, bool]]:
 
 
 def _dtype(dtype: Any) -> torch.dtype | None:
-    """torch's dtype of one of torch's, JAX's or NumPy's. Raises: OptionError."""
+    """Returns the torch dtype for one of torch's, JAX's or NumPy's.
+
+    Raises:
+        OptionError: It is no floating-point dtype.
+    """
     if dtype is None or isinstance(dtype, torch.dtype):
         found = dtype
     else:
@@ -327,7 +370,7 @@ def _dtype(dtype: Any) -> torch.dtype | None:
 
 
 def _argument_dtype(dtype: Any, narrow: bool) -> torch.dtype:
-    """What torch sees of an array: under JAX with 32 bits, int32 is torch's int64, in which torch has its indices."""
+    """Returns the dtype of the tensor that represents an array. In 32-bit JAX, int32 becomes int64, which torch requires for indices."""
     try:
         found = dtypes.to_torch(np.dtype(dtype))
     except (KeyError, TypeError):
@@ -341,7 +384,7 @@ def _argument(value: Any, narrow: bool) -> Operand:
 
 
 def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
-    """A tensor's value as an array that the user's JAX can hold."""
+    """Returns a tensor's value as an array that the user's JAX can hold."""
     wide = dtypes.to_jax(tensor.dtype)
     dtype = wide if jax.config.jax_enable_x64 else narrowed(wide)
     if dtype != wide and dtypes.is_inexact(wide):
@@ -366,7 +409,7 @@ def _array(name: str, tensor: torch.Tensor, share: bool) -> Array:
 
 
 def _key_data(rng: Any, name: str, where: str) -> Array:
-    """A key for one call, as threefry's data, whatever kind of key the user has."""
+    """Returns threefry key data for one call, uint32[2], derived from any kind of key."""
     if rng is None:
         raise ArgumentError(f"{name} draws random numbers, and was given no key", where=where, hint="call it with rng=jax.random.key(0)")
     try:
@@ -376,18 +419,18 @@ def _key_data(rng: Any, name: str, where: str) -> Array:
 
 
 class _Place:
-    """Where a tensor stands in a result."""
+    """A placeholder for a tensor in a result."""
 
 
 _PLACE = _Place()
 
 
 def _taken_apart(value: Any, found: list[torch.Tensor]) -> Any:
-    """A result with places for tensors, in containers that JAX knows. found: gets the tensors."""
+    """Returns a result with placeholders for its tensors, in containers that JAX knows, and appends the tensors to `found`."""
     if isinstance(value, torch.Tensor):
         found.append(value)
         return _PLACE
-    if isinstance(value, Mapping):  # a class of transformers' is a dict for JAX
+    if isinstance(value, Mapping):  # JAX gets a plain dict in place of transformers' output classes
         return {name: _taken_apart(item, found) for name, item in value.items()}
     if isinstance(value, (tuple, list)):
         items = [_taken_apart(item, found) for item in value]

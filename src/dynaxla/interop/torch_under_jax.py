@@ -1,4 +1,4 @@
-"""Torch's functions of tensors on the device "jax" as functions of JAX's arrays: JAX traces through them, and torch differentiates."""
+"""Torch functions of tensors on the device "jax" as functions of JAX arrays: JAX traces through them, and autograd differentiates them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..runtime import devices
 from ..runtime.layout import row_major
 from .border import check, is_tracer, torch_dtype, x64_now
 
-# Of a list of tensors.
+# A function from a list of tensors to a list of tensors.
 Flat = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _FLOAT0 = jax.dtypes.float0
 
 
 def under_jax(function: Callable[..., Any]) -> Callable[..., Any]:
-    """See `sharing.as_jax`."""
+    """Returns a torch function as a function of arrays; see `sharing.as_jax`."""
     name = str(getattr(function, "__name__", None) or type(function).__name__)
 
     @functools.wraps(function)
@@ -55,7 +55,10 @@ def under_jax(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _differentiable(flat: Flat) -> Callable[..., Any]:
-    """flat as a function of arrays. Its derivative is torch's, which calls it once more, and is made by this function in its turn."""
+    """Returns `flat` as a function of arrays whose derivative is autograd's.
+
+    The derivative calls `flat` once more, and is itself made differentiable by this function.
+    """
 
     @jax.custom_vjp
     def call(*arrays: jax.Array) -> list[jax.Array]:
@@ -72,7 +75,7 @@ def _differentiable(flat: Flat) -> Callable[..., Any]:
         def pull_back(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             return _pull_back(flat, tensors[: len(arrays)], wanted, dict(zip(given, tensors[len(arrays) :], strict=True)))
 
-        # For complex numbers, JAX's cotangents are torch's conjugated.
+        # For complex numbers, JAX's cotangents are the conjugates of torch's.
         found = iter(_differentiable(pull_back)(*arrays, *(jnp.conj(cotangents[index]) for index in given)))
         return tuple([jnp.conj(next(found)) if index in wanted else np.zeros(array.shape, _FLOAT0) for index, array in enumerate(arrays)])
 
@@ -81,7 +84,11 @@ def _differentiable(flat: Flat) -> Callable[..., Any]:
 
 
 def _pull_back(flat: Flat, operands: list[torch.Tensor], wanted: Sequence[int], cotangents: dict[int, torch.Tensor]) -> list[torch.Tensor]:
-    """Gradients of the operands `wanted`. Cotangents are of results, by position. It can be differentiated where its operands are."""
+    """Returns the gradients of the operands `wanted`, differentiable if the operands are.
+
+    Args:
+        cotangents: The cotangents of results, by the result's position.
+    """
     again = any(tensor.requires_grad for tensor in (*operands, *cotangents.values()))
     with torch.enable_grad():
         for index in wanted:
@@ -102,7 +109,7 @@ def _pull_back(flat: Flat, operands: list[torch.Tensor], wanted: Sequence[int], 
 
 @contextlib.contextmanager
 def _inside(arrays: Sequence[Any]) -> Any:
-    """Inside, nothing draws random numbers: the forward and the backward pass would draw others, and later calls the same."""
+    """Within the context, drawing random numbers raises: the two passes would draw different ones, and later calls the same ones again."""
     if any(map(is_tracer, arrays)):
         storages.may_hold_tracers()
     with generators.refusing():
@@ -110,7 +117,11 @@ def _inside(arrays: Sequence[Any]) -> Any:
 
 
 def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
-    """A tensor on the device "jax" that is this array or tracer. Raises: UnsupportedTensor."""
+    """Returns a tensor on the device "jax" that is this array or tracer.
+
+    Raises:
+        UnsupportedTensor: The array has no such tensor.
+    """
     kind = torch_dtype(array.dtype, "the array")
     if not devices.drives(storages.NAME):
         raise UnsupportedTensor('the tensor is to be on the device "jax"', hint="call dynaxla.enable_device() first")
@@ -129,7 +140,11 @@ def tensor_of(array: Any, device: torch.device | None = None) -> torch.Tensor:
 
 
 def array_of(tensor: torch.Tensor) -> Any:
-    """What such a tensor is, in its logical shape. Raises: UnsupportedTensor for one of another device."""
+    """Returns the array of a tensor on the device "jax", in its logical shape.
+
+    Raises:
+        UnsupportedTensor: The tensor is on another device.
+    """
     if tensor.device.type != storages.NAME:
         raise UnsupportedTensor(f"a result is on {tensor.device}", hint='give tensors on the device "jax": x.to("jax")')
     return copies.value_of(tensor)
@@ -137,7 +152,7 @@ def array_of(tensor: torch.Tensor) -> Any:
 
 @jax.custom_jvp
 def undifferentiated(array: jax.Array) -> jax.Array:
-    """The array, which JAX must not differentiate: it would not know torch's `detach`, `no_grad` and gradients of one's own."""
+    """Returns the array, and refuses to be differentiated: JAX does not know torch's `detach`, `no_grad` and custom gradients."""
     return array
 
 

@@ -1,10 +1,11 @@
-"""Calls within JAX's programs whose 64-bit numbers stay 64 bits wide, and whose derivatives are given.
+"""Calls within JAX's programs that keep 64-bit numbers 64 bits wide, and that have custom derivatives.
 
-Under 32-bit JAX (`jax_enable_x64` is not set) a program cannot hold 64-bit numbers: JAX narrows them again when it lowers what was traced.
-torch's programs are full of them, such as indices. So a torch function stands in a JAX program as one operation (a primitive of JAX): what
-it is made of is traced, differentiated, batched and lowered with 64 bits, and its operands and results are what the user's JAX can hold.
+Under 32-bit JAX (`jax_enable_x64` is off) a program cannot hold 64-bit numbers: JAX narrows them when it lowers a traced function. torch's
+programs are full of them, such as indices. So a torch function is one operation (a JAX primitive) in a JAX program: its body is traced,
+differentiated, batched and lowered with 64 bits, and its operands and results have the dtypes of the user's JAX.
 
-This is also where a derivative can be told: that of a torch function is torch's own, not the one that JAX would make of its operations.
+The primitive also takes custom derivatives: the derivative of a torch function is autograd's, not the one that JAX would derive from its
+operations.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..runtime.cache import LeastRecentlyUsed
 
 Run = Callable[..., Sequence[Array]]
 
-# Traces, batched and differentiated variants of one call that are kept.
+# The number of cached traces, batched and differentiated variants of one call.
 _KEPT = 32
 
 _call = Primitive("dynaxla_call")
@@ -33,10 +34,12 @@ _call.multiple_results = True
 
 
 class Call:
-    """A function of arrays, to be called in JAX's programs.
+    """A function of arrays that JAX's programs can call.
 
-    run: takes what it holds, then what it is linear in, if anything; gives arrays. transposed: if it is linear, the transpose, which takes
-    what `run` holds, and cotangents for its results. refusal: why its derivative is not to be taken, if so.
+    Args:
+        run: Takes the operands that it holds fixed, then those in which it is linear, if any, and returns arrays.
+        transposed: If the function is linear, its transpose: takes the fixed operands and cotangents of the results.
+        refusal: The exception to raise when its derivative is taken; None if it is differentiable.
     """
 
     def __init__(self, run: Run, transposed: Run | None = None, refusal: Exception | None = None) -> None:
@@ -47,7 +50,7 @@ class Call:
         self._kept: LeastRecentlyUsed[Any] = LeastRecentlyUsed(_KEPT)
 
     def __call__(self, held: Sequence[Any], linear: Sequence[Any] = ()) -> list[Array]:
-        """held, linear: arrays or tracers, as `run` takes them."""
+        """Calls the function with arrays or tracers. `held`: the fixed operands; `linear`: those in which `run` is linear."""
         operands = varying([*held, *linear], axes_of([*held, *linear]))
         found: list[Array] = _call.bind(*operands, call=self, held=len(held), jaxpr=self._traced(operands))
         return found
@@ -62,14 +65,22 @@ class Call:
         return self._transpose
 
     def derivative(self, wanted: tuple[bool, ...]) -> Derivative:
-        """By those operands that are wanted. Raises: the refusal, if there is one."""
+        """Returns the derivative with respect to the wanted operands.
+
+        Raises:
+            Exception: The refusal, if there is one.
+        """
         if self.refusal is not None:
             raise self.refusal
         return self._once(("derivative", wanted), lambda: _by_jax(self.run, wanted))
 
     def batched(self, flags: tuple[bool, ...], count: int) -> Call:
-        """The same function of batches, along dimension 0. flags: which of the operands that it holds are batches.
-        count: of the operands that it is linear in, which all are."""
+        """Returns the same function of batches, along dimension 0.
+
+        Args:
+            flags: For each fixed operand, True if it is a batch.
+            count: The number of linear operands, all of which are batches.
+        """
         return self._once(("batched", flags, count), lambda: self._batch(flags, count))
 
     def _batch(self, flags: tuple[bool, ...], count: int) -> Call:
@@ -102,22 +113,26 @@ class Call:
 
 
 def axes_of(arrays: Sequence[Any]) -> frozenset[str]:
-    """The axes of a mesh along which one of these differs, inside of `jax.shard_map`."""
+    """Returns the mesh axes along which any of these arrays varies, inside `jax.shard_map`."""
     return frozenset().union(*[private.varying_axes(jax.typeof(array)) for array in arrays])
 
 
 def varying(arrays: Sequence[Any], axes: frozenset[str]) -> list[Any]:
-    """The arrays, as JAX wants them where they meet others that differ along these axes. Of what is the same everywhere, the cotangent is
-    then the sum along the axes."""
+    """Returns the arrays marked as varying along these mesh axes, as JAX requires where they are combined with arrays that vary along them.
+
+    The cotangent of an array that is the same everywhere is then summed along the axes.
+    """
     missing = [tuple(sorted(axes - axes_of([array]))) for array in arrays]
     return [lax.pcast(array, names, to="varying") if names else array for array, names in zip(arrays, missing, strict=True)]
 
 
 class Derivative:
-    """How a call is differentiated.
+    """The derivative of a call.
 
-    Attributes: forward (takes the call's operands; gives its results and what `linear` holds); linear (takes that, and tangents of the
-    operands by which it is; gives the tangents of some results); moving (which results these are; known when `forward` has been called).
+    Attributes:
+        forward: Takes the call's operands, and returns its results followed by the residuals for `linear`.
+        linear: Takes the residuals and the tangents of the wanted operands, and returns the tangents of the results `moving`.
+        moving: The indices of the results that have tangents; known once `forward` has been called.
     """
 
     def __init__(self, forward: Call, linear: Call, moving: Sequence[int]) -> None:
@@ -125,7 +140,7 @@ class Derivative:
 
 
 class _Batched(Call):
-    """A call of batches, whose derivative is the batched derivative of the call."""
+    """A batched call, whose derivative is the batched derivative of the original call."""
 
     def __init__(self, call: Call, flags: tuple[bool, ...], run: Run, transposed: Run | None) -> None:
         super().__init__(run, transposed, call.refusal)
@@ -141,7 +156,7 @@ class _Batched(Call):
         forward = inner.forward.batched(self._flags, 0)
         plain = inner.linear
 
-        # Of an operand that is the same for the whole batch, the tangent is too; and its cotangent is the sum of the batch's.
+        # The tangent of an operand that is not batched is not batched either, and its cotangent is the sum over the batch.
         flags = [flag for flag, want in zip(self._flags, wanted, strict=True) if want]
         moving = tuple(0 if flag else None for flag in flags)
 
@@ -157,7 +172,7 @@ class _Batched(Call):
 
 
 def _by_jax(run: Run, wanted: tuple[bool, ...]) -> Derivative:
-    """The derivative that JAX makes of the function's operations."""
+    """Returns the derivative that JAX derives from the function's operations."""
     positions = [position for position, want in enumerate(wanted) if want]
     moving: list[int] = []
 
@@ -189,7 +204,7 @@ def _by_jax(run: Run, wanted: tuple[bool, ...]) -> Derivative:
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, call: Call, held: int, jaxpr: ClosedJaxpr) -> tuple[Any, Any]:
     wanted = tuple(type(tangent) is not ad.Zero for tangent in tangents)
-    if held < len(primals) and not any(wanted[:held]):  # linear in all that moves
+    if held < len(primals) and not any(wanted[:held]):  # linear in all operands that have tangents
         results = _call.bind(*primals, call=call, held=held, jaxpr=jaxpr)
         return results, call(primals[:held], [ad.instantiate_zeros(tangent) for tangent in tangents[held:]])
     derivative = call.derivative(wanted)
@@ -245,7 +260,7 @@ ad.primitive_transposes[_call] = _transpose
 batching.primitive_batchers[_call] = _batch
 mlir.register_lowering(_call, _lower)
 
-# What JAX with 32 bits makes of torch's wide numbers.
+# The dtypes to which 32-bit JAX narrows torch's 64-bit numbers.
 _NARROW = {
     np.dtype(wide): np.dtype(narrow)
     for wide, narrow in {"int64": "int32", "uint64": "uint32", "float64": "float32", "complex128": "complex64"}.items()
@@ -253,5 +268,5 @@ _NARROW = {
 
 
 def narrowed(dtype: dtypes.DType) -> dtypes.DType:
-    """What stands for a dtype where JAX has 32 bits."""
+    """Returns the dtype that replaces a dtype in 32-bit JAX."""
     return _NARROW.get(np.dtype(dtype), np.dtype(dtype))

@@ -1,16 +1,18 @@
-"""Ops that work in the background, with handles, or together with other processes: no fallback takes one, and no program but for
-collectives that it waits for itself (`in_program`).
+"""Finds asynchronous nodes: ops that work in the background, with handles, or together with other processes.
 
-What an asynchronous op returns is no value yet, and a program would copy it before it has arrived; what waits for it would wait for the
-copy. A handle is no array. Two programs of one graph may run their callbacks in different orders, and two processes that call collectives
-in different orders wait for each other for ever. Such a node is known by any of these:
+No fallback computes such a node, and a program holds only collectives whose results it waits for itself (`in_program`). The reasons: the
+result of an asynchronous op is no value yet, so a program would copy it before the data has arrived, and the op that waits for it would
+wait for the copy. A handle is no array. Two programs of one graph may run their callbacks in different orders, and two processes that call
+collectives in different orders deadlock.
 
-- its op, or one that it is told to call (`with_effects`, `auto_functionalized`), is of a namespace for collectives, streams or memory
-  that several processes share (`NAMESPACES`);
-- that op's schema takes or returns an object of a class (ProcessGroup, Work, any of `torch.classes`), a future, an awaitable, a remote
+A node is asynchronous if any of these holds:
+
+- its op, or an op among its arguments (`with_effects`, `auto_functionalized`), is in a namespace for collectives, streams or memory that
+  several processes share (`NAMESPACES`);
+- the op's schema takes or returns an object of a class (ProcessGroup, Work, any of `torch.classes`), a future, an awaitable, a remote
   reference, a stream or a storage;
-- what it takes or gives is neither a tensor nor plain data;
-- an op that waits, in one of those namespaces, reads its result: so also a library's own collective is known.
+- an argument or a result is neither a tensor nor plain data;
+- a wait op in one of those namespaces reads its result; this also finds collectives that a library defines.
 """
 
 from __future__ import annotations
@@ -27,12 +29,12 @@ NAMESPACES = frozenset(
     ["_c10d_functional", "_c10d_functional_autograd", "c10d_functional", "c10d", "_dtensor", "device_mesh", "fsdp", "streams", "symm_mem"]
 )
 
-# Kinds of a schema's types whose values are handles.
+# The kinds of schema types whose values are handles.
 _HANDLES = frozenset(
     ["AnyClassType", "AnyType", "AwaitType", "CapsuleType", "ClassType", "FutureType", "InterfaceType", "PyObjectType", "RRefType"]
 ).union(["StorageType", "StreamObjType"])
 
-# Collectives that return their results, of which a program calls torch's own; see ops/collectives.py.
+# Collectives that return their results. Their lowerings, which can call torch's own, are in ops/collectives.py.
 COLLECTIVES = (
     "_c10d_functional::all_gather_into_tensor",
     "_c10d_functional::all_gather_into_tensor_coalesced",
@@ -45,7 +47,7 @@ COLLECTIVES = (
     "_dtensor::shard_dim_alltoall",
 )
 WAIT = "_c10d_functional::wait_tensor"
-# Where programs can call torch back.
+# The devices on which a program can call back into torch.
 _DEVICES = ("cpu", "cuda")
 
 _PLAIN = (
@@ -57,9 +59,9 @@ _PLAIN = (
 
 
 def is_asynchronous(node: Node) -> bool:
-    """Whether a node's op works in the background, with handles, or together with other processes."""
+    """True if a node's op works in the background, with handles, or together with other processes."""
     values = leaves(node)
-    # Its own op, and those that it is told to call.
+    # The node's own op, and the ops among its arguments, which it calls.
     ops = [item for item in (node.target, *values) if isinstance(item, torch._ops.OpOverload)]
     if any(map(_is_asynchronous_op, ops)) or not all(isinstance(value, _PLAIN) for value in values):
         return True
@@ -68,17 +70,17 @@ def is_asynchronous(node: Node) -> bool:
 
 
 def is_collective(node: Node) -> bool:
-    """Whether a node's op is a collective that returns its result."""
+    """True if a node's op is one of the collectives that return their result (`COLLECTIVES`)."""
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.name in COLLECTIVES
 
 
 def groups_in(graph: torch.fx.Graph) -> tuple[str, ...]:
-    """The names of the groups of a graph's collectives."""
+    """Returns the names of the process groups that a graph's collectives use, each once."""
     return tuple(dict.fromkeys(str(node.args[-1]) for node in graph.nodes if is_collective(node)))
 
 
 def in_program(node: Node) -> bool:
-    """Whether a program can hold an asynchronous node: a collective, or what waits for one that is in a program."""
+    """True if a program can hold an asynchronous node: a collective, or the wait for a collective that is in the program."""
     if is_collective(node):
         tensors = [value for value in leaves(node) if isinstance(value, torch.Tensor)]
         return all(tensor.device.type in _DEVICES and tensor.layout == torch.strided for tensor in tensors)
@@ -87,14 +89,14 @@ def in_program(node: Node) -> bool:
 
 
 def leaves(node: Node) -> list[Any]:
-    """All values that a node takes and gives."""
+    """Returns all values that a node takes and returns, as a flat list: fake values, and the arguments themselves (nodes included)."""
     found: list[Any] = []
     _collect([node.meta.get("val"), *(source.meta.get("val") for source in node.all_input_nodes), node.args, node.kwargs], found)
     return found
 
 
 def _collect(values: Any, found: list[Any]) -> None:
-    """Add what nested containers hold."""
+    """Appends the leaves of nested tuples, lists and dicts to `found`."""
     for value in values:
         if isinstance(value, (tuple, list)):
             _collect(value, found)

@@ -1,10 +1,12 @@
-"""Collectives of several processes as XLA's own, in a program that each process compiles for itself, in shapes of its own.
+"""Lowers collectives over several processes to XLA's own collectives, in a program that each process compiles for itself, with its own
+shapes.
 
-XLA knows no order among collectives that do not depend on each other, and the processes' programs need not be alike. So each depends on
-the one before, by its first element, in a way that XLA cannot see through: they run in the order of the graph. Whether they do is read in
-the compiled program (`calls_in`): XLA believes that all processes run the same one, and might conclude something of that.
+XLA defines no order among collectives that do not depend on each other, and the processes' programs need not be alike. So each collective
+depends on the one before, through its first element, in a way that XLA cannot see through: the collectives run in the order of the graph.
+The compiled program is checked for that order (`calls_in`), because XLA assumes that all processes run the same program and might optimize
+on that assumption.
 
-What is computed here is what torch's collectives compute, but for the order of sums.
+The results are those of torch's collectives, up to the order of summation.
 """
 
 from __future__ import annotations
@@ -24,16 +26,20 @@ from ..runtime.private_processes import Groups
 from .context import Context
 from .fallback import call_back
 
-# What all_reduce and reduce_scatter can do. For the others, and for other dtypes, torch's collective is called.
+# The reductions of all_reduce and reduce_scatter. Torch's own collective is called for other reductions, and for other dtypes.
 _REDUCTIONS: dict[str, Callable[..., Any]] = {"sum": jnp.sum, "avg": jnp.sum, "product": jnp.prod, "max": jnp.max, "min": jnp.min}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _REDUCED = (*_FLOATS, "int8", "uint8", "int32", "int64")
 
 
 def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequence[Any], name: str, note: Callable[[], object]) -> Any:
-    """The results of the current node's collective by XLA, one for each array; None if torch's is to be called.
+    """Returns the results of the current node's collective, one for each array, or None if torch's own collective must be called.
 
-    kind: its op's name. settings: what besides tensors and group it is called with. name: the group's. note: is called if it is by XLA.
+    Args:
+        kind: The name of the collective's op.
+        settings: The op's arguments other than its tensors and its group.
+        name: The name of the process group.
+        note: Called if XLA's own collective is used.
     """
     members = ctx.members
     assert members is not None
@@ -58,17 +64,17 @@ def lower(ctx: Context, kind: str, arrays: Sequence[jax.Array], settings: Sequen
     return found
 
 
-# What a compiled program calls, in its order, as XLA writes it.
+# A collective call in the text of a compiled program.
 _CALL = re.compile(r"= \S+ (all-reduce|all-gather|all-to-all)(?:-start)?\(|= \([^=]*\) (all-reduce|all-gather|all-to-all)(?:-start)?\(")
 
 
 def calls_in(text: str) -> list[str]:
-    """The collectives in a compiled program, in the order in which it calls them."""
+    """Returns the names of the collectives in a compiled program's text, in the order in which the program calls them."""
     return [first or second for first, second in _CALL.findall(text)]
 
 
 def hold(ctx: Context) -> None:
-    """Have the program call all its collectives, whether or not a result depends on them."""
+    """Makes the program run all its collectives, whether or not a result depends on them."""
     call_back(ctx, lambda outputs, inputs: None, [], [], views=[], acts=True)
 
 
@@ -82,13 +88,13 @@ def _has_form(kind: str, array: jax.Array, settings: Sequence[Any], size: int) -
 
 
 def _in_order(ctx: Context, form: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """What a collective gives, called behind what came before, and before what comes after."""
+    """Returns the result of a collective that runs after the collective before it in the graph, and before the next one."""
     waits = processes.never()
     if ctx.turn is not None:
         waits &= ctx.turn[0] != 0
     start, one = (0,) * x.ndim, (1,) * x.ndim
     first = lax.slice(x, start, one)
-    # Another value: XLA takes what it knows here for what all processes have, and gathers nothing.
+    # Two different values to select from: XLA assumes that a value known at compile time is the same in all processes, and gathers nothing.
     first = lax.select(waits, (first == 0).astype(x.dtype), first)
     found = form(lax.dynamic_update_slice(x, first, start) if x.ndim else first)
     ctx.turn = lax.slice(found, (0,) * found.ndim, (1,) * found.ndim).reshape(1).astype(bool).astype(jnp.uint8)
@@ -106,7 +112,10 @@ def _all_gather(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Ar
 
 
 def _reduce_scatter(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Each process gets all parts for it, and adds them up itself, in one order. XLA's own waits for 30 s at most (jaxlib 0.10.2)."""
+    """Sends each process all parts that belong to it; the process then reduces them itself, in a fixed order.
+
+    XLA's own reduce-scatter waits for at most 30 s (jaxlib 0.10.2).
+    """
     reduction, size = settings[0], len(groups[0])
     parts = processes.all_to_all(x, groups).reshape(size, x.shape[0] // size, *x.shape[1:])
     wide = parts.astype(jnp.float32) if x.dtype in (jnp.float16, jnp.bfloat16) else parts
@@ -119,7 +128,10 @@ def _all_to_all(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Ar
 
 
 def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """XLA:CPU has none: all but the source give zeros to a sum, of whole numbers, so that every bit arrives."""
+    """Broadcasts by a sum to which every process but the source contributes zeros, because XLA:CPU has no broadcast.
+
+    The values are summed as integers of the same width, so that every bit arrives.
+    """
     (source,) = settings
     if jnp.iscomplexobj(x):
         real, imag = _broadcast(jnp.stack([x.real, x.imag]), groups, settings)
@@ -132,7 +144,7 @@ def _broadcast(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Arr
 
 
 def _shard_dim(x: jax.Array, groups: Groups, settings: Sequence[Any]) -> jax.Array:
-    """Of parts along one dimension, parts along another one."""
+    """Turns shards along one dimension into shards along another one."""
     gather, shard = (dim % x.ndim for dim in settings[:2])
     size = len(groups[0])
     cut = jnp.moveaxis(x.reshape(*x.shape[:shard], size, x.shape[shard] // size, *x.shape[shard + 1 :]), shard, 0)

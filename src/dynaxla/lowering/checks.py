@@ -1,4 +1,4 @@
-"""What a program verifies while it runs. It cannot raise: it returns the index of the first check that failed."""
+"""Runtime checks of a program. A program cannot raise, so it returns the index of the first check that failed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,20 @@ from jax import Array, lax
 from jax import numpy as jnp
 
 _INT32 = np.dtype(np.int32)
-# The index of the check that failed, where none did.
+# The index that stands for "no check failed".
 NONE_FAILED = -1
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["condition"], meta_fields=["error", "message"])
 @dataclass(frozen=True)
 class Check:
-    """What must hold while a program runs: condition (bool[]), and the exception that is raised if it does not. A pytree."""
+    """A condition that must hold while a program runs, and the exception to raise if it does not. A pytree.
+
+    Attributes:
+        condition: bool[], true if the check passes.
+        error: The class of the exception.
+        message: The text of the exception.
+    """
 
     condition: jax.Array
     error: type[Exception]
@@ -27,7 +33,7 @@ class Check:
 
     @staticmethod
     def first_failed(checks: Sequence[Check]) -> jax.Array:
-        """In a program: the index of the first check that does not hold, or their number. int32[]."""
+        """In a program: returns the index of the first check that does not hold, or the number of checks if all hold. int32[]."""
         code = jnp.int32(len(checks))
         for index, check in reversed(list(enumerate(checks))):
             code = lax.select(check.condition, code, jnp.int32(index))
@@ -35,14 +41,14 @@ class Check:
 
 
 class Checks(list[Check]):
-    """Those of one graph, in the order in which they are looked at."""
+    """The checks of one graph, in the order in which they are evaluated."""
 
     def require(self, condition: Array, error: type[Exception], message: str) -> None:
-        """All of `condition` must be true."""
+        """Adds a check that all elements of `condition` are true."""
         self.append(Check(lax.reduce_and(condition, tuple(range(condition.ndim))), error, message))
 
     def failure(self) -> Array:
-        """In a program: the index of the first check that does not hold, or NONE_FAILED. int32[]."""
+        """In a program: returns the index of the first check that does not hold, or NONE_FAILED. int32[]."""
         nothing = lax.full((), NONE_FAILED, _INT32)
         if not self:
             return nothing
@@ -50,7 +56,13 @@ class Checks(list[Check]):
         return lax.select(lax.eq(code, np.int32(len(self))), nothing, code)
 
     def report(self, inner: Sequence[Check], failure: Array, taken: Array | None = None) -> None:
-        """Those of an inner graph hold, whose `failure` this is. taken: whether that graph ran."""
+        """Adds the checks of an inner graph.
+
+        Args:
+            inner: The inner graph's checks.
+            failure: The result of the inner graph's `failure()`.
+            taken: True if the inner graph ran; None if it always runs.
+        """
         for index, check in enumerate(inner):
             failed = lax.eq(failure, np.int32(index))
             failed = failed if taken is None else lax.bitwise_and(failed, taken)

@@ -1,4 +1,4 @@
-"""What a lowering may ask besides its arguments. Each of its parts is made in a module of its own."""
+"""The context that the interpreter passes to lowerings. Most of its parts are defined in modules of their own."""
 
 from __future__ import annotations
 
@@ -23,14 +23,23 @@ from .settings import EXACT, Settings
 
 
 class Context:
-    """Passed to lowerings that have a `ctx` parameter. One lives as long as one trace.
+    """The interpreter's state, passed to lowerings that have a `ctx` parameter. One context lives as long as one trace.
 
-    Attributes: platform ("cpu", "cuda", "rocm", "tpu", or PORTABLE: see eager.py); eager (what eager mode does there); settings; choose
-    (the form for a problem: see forms.py); sum, max, min (over dimensions, which disappear); node (the FX node being lowered); values (of
-    the nodes so far); checks (what the program verifies while it runs); claims (later nodes that are computed already); kernels (what it
-    calls of torch's: node and arguments that are no tensors); agreement (on the collectives that it calls of torch's); members (the
-    processes whose collectives are XLA's own, if they are to be); turn (what the next kernel with an effect, or collective, waits for);
-    where (on a mesh: the sharding of what is whole on each device).
+    Attributes:
+        platform: "cpu", "cuda", "rocm", "tpu", or PORTABLE (see eager.py).
+        eager: The behaviour of eager mode on that platform.
+        settings: The numerical settings of this trace.
+        choose: Chooses the form (implementation) for a problem; see forms.py.
+        sum, max, min: Reductions over dimensions, which disappear from the result.
+        node: The FX node that is being lowered.
+        values: The values of the nodes so far.
+        checks: The conditions that the program verifies while it runs.
+        claims: Later nodes whose values were computed together with an earlier node.
+        kernels: The torch kernels that the program calls: each one's node, and its arguments that are no tensors.
+        agreement: The record of torch's collectives in the program, on which the processes must agree.
+        members: The processes over which XLA's own collectives run; None if torch's collectives are called.
+        turn: The value on which the next kernel with a side effect, or the next collective, depends.
+        where: On a mesh, the sharding of a value that is replicated on every device.
     """
 
     def __init__(
@@ -45,8 +54,13 @@ class Context:
         where: NamedSharding | None = None,
         members: Members | None = None,
     ) -> None:
-        """key: what random numbers come from. drawn: how many keys other programs take of it first.
-        reorders: whether cpu/transposes.py will see the traced program."""
+        """Starts a context for one trace.
+
+        Args:
+            key: The JAX PRNG key from which the graph's random numbers are derived.
+            drawn: The number of keys that other programs derive from `key` before this one.
+            reorders: True if cpu/transposes.py will process the traced program.
+        """
         self.platform = platform
         self.eager = eager_on(platform)
         self.settings = settings
@@ -69,26 +83,28 @@ class Context:
         self._keys = None if key is None else RandomKeys(key, drawn)
 
     def nested(self, key: Array | None) -> Context:
-        """For a graph that a control-flow op calls: with values and checks of its own, and this key for its random numbers."""
+        """Returns a context for a graph that a control-flow op calls, with its own values and checks, and with `key` for its random
+        numbers.
+        """
         inner = copy.copy(self)
-        inner.members = None  # XLA may call such a graph as often as it likes, or not at all: there collectives are torch's
+        inner.members = None  # XLA may run an inner graph any number of times, or never, so its collectives are torch's
         inner._begin(key)
         return inner
 
     def key(self) -> Array:
-        """A fresh JAX PRNG key, different for each random op of the graph and for each call of the program."""
+        """Returns a fresh JAX PRNG key, different for each random op of the graph and for each call of the program."""
         assert self._keys is not None, f"{self.node.target} draws random numbers but lacks torch.Tag.nondeterministic_seeded"
         return next(self._keys)
 
     @property
     def draws(self) -> int:
-        """How many keys the graph has taken so far."""
+        """The number of keys that the graph has taken so far."""
         return 0 if self._keys is None else self._keys.count
 
     def require(self, condition: Array, error: type[Exception], message: str) -> None:
-        """The call of the program raises error(message) unless all of `condition` is true, and nothing is mutated then.
+        """Makes the call of the program raise error(message) unless all of `condition` is true; in that case the call mutates nothing.
 
-        On a GPU, where looking would mean waiting, a later call raises it, as CUDA's own assertions do.
+        On a GPU, where reading the condition would need a synchronization, a later call raises the error, as CUDA's own assertions do.
         """
         self.checks.require(condition, error, message)
 
@@ -98,13 +114,15 @@ class Context:
         return self.spec(self.node)
 
     def input(self, index: int) -> Any:
-        """Metadata of the current node's positional argument: a TensorSpec, a list of them, or None."""
+        """Returns the metadata of a positional argument of the current node: a TensorSpec, a list of them, or None."""
         return torch.fx.node.map_arg(self.node.args[index], self.spec)
 
     def spec(self, node: Node) -> Any:
-        """Metadata of any node's result."""
+        """Returns the metadata of any node's result."""
         return self._symbols.concrete(node.meta["val"])
 
     def spec_of(self, argument: Any) -> Any:
-        """Metadata of an argument of the current node: a TensorSpec for a tensor, a number for a size, else the argument itself."""
+        """Returns the metadata of an argument of the current node: a TensorSpec for a tensor, a number for a size, else the argument
+        itself.
+        """
         return self._symbols.concrete(argument.meta.get("val")) if isinstance(argument, Node) else argument

@@ -1,6 +1,6 @@
-"""ATen's ways of naming dimensions and sizes, as plain non-negative ints.
+"""Normalizes ATen's dimensions and sizes to plain non-negative ints.
 
-In a program for export a size may be symbolic: JAX's expression of dynamic dimensions, of which some comparisons have no outcome.
+In a program for export a size may be symbolic: an expression of JAX's dynamic dimensions, for which some comparisons are inconclusive.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from ..errors import UnsupportedOp
 
 
 def surely(comparison: Callable[[], bool]) -> bool:
-    """The outcome of a comparison of sizes; False where it depends on the values of symbolic ones. For what only costs time or memory."""
+    """Returns the outcome of a comparison of sizes, or False where it depends on the values of symbolic sizes.
+
+    Only for decisions that affect time or memory, not results.
+    """
     try:
         return comparison()
     except jax.errors.InconclusiveDimensionOperation:
@@ -24,14 +27,15 @@ def surely(comparison: Callable[[], bool]) -> bool:
 
 
 def all_known(shape: Iterable[int]) -> bool:
-    """Whether no size is symbolic."""
+    """True if no size is symbolic."""
     return not any(export.is_symbolic_dim(size) for size in shape)
 
 
 def wrap(dim: int, rank: int) -> int:
-    """A dimension counted from the front. A rank-0 tensor has dimensions 0 and -1, both 0.
+    """Returns a dimension counted from the front. A rank-0 tensor has dimensions 0 and -1, both 0.
 
-    Raises UnsupportedOp for a dimension that the tensor does not have: torch's kernel then computes the op, and raises eager mode's error.
+    Raises:
+        UnsupportedOp: The tensor does not have the dimension. Torch's kernel then computes the op, and raises eager mode's error.
     """
     size = max(rank, 1)
     if not -size <= dim < size:
@@ -40,12 +44,12 @@ def wrap(dim: int, rank: int) -> int:
 
 
 def wrap_all(dims: Iterable[int], rank: int) -> tuple[int, ...]:
-    """Dimensions counted from the front."""
+    """Returns dimensions counted from the front."""
     return tuple(wrap(dim, rank) for dim in dims)
 
 
 def reduced(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
-    """The dimensions that a reduction runs over: all of them for None and for an empty list, none for a rank-0 tensor."""
+    """Returns the dimensions that a reduction covers: all of them for None and for an empty list, none for a rank-0 tensor."""
     if rank == 0:
         return ()
     if dims is None:
@@ -56,7 +60,7 @@ def reduced(dims: int | Iterable[int] | None, rank: int) -> tuple[int, ...]:
 
 
 def infer(sizes: Sequence[int], count: int) -> tuple[int, ...]:
-    """Sizes with the -1, if any, filled in so that they hold `count` elements."""
+    """Returns `sizes` with a -1 replaced by the size for which the shape has `count` elements."""
     if -1 not in sizes:
         return tuple(sizes)
     known = -math.prod(sizes)
@@ -64,7 +68,7 @@ def infer(sizes: Sequence[int], count: int) -> tuple[int, ...]:
 
 
 def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) -> tuple[int, int, int]:
-    """A Python slice over a dimension of `size`, as (start, end, number of elements) with start <= end."""
+    """Returns a Python slice over a dimension of `size` as (start, end, number of elements), with start <= end."""
     if not all_known(value for value in (size, start, end) if value is not None):
         first, last = _clamped(size, 0 if start is None else start), _clamped(size, size if end is None else end)
         last = core.max_dim(first, last)
@@ -75,7 +79,7 @@ def clamp_slice(size: int, start: int | None, end: int | None, step: int = 1) ->
 
 
 def _clamped(size: int, place: int) -> int:
-    """A place in a dimension of symbolic size, which counts from the end if it is negative."""
+    """Clamps an index into a dimension of symbolic size; a negative index counts from the end."""
     if isinstance(place, int) and place >= sys.maxsize:
         return size
     if isinstance(place, int) and place == 0:
@@ -84,7 +88,7 @@ def _clamped(size: int, place: int) -> int:
 
 
 def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> jax.Array:
-    """x[start:end:step] in one dimension; 0 <= start <= end <= size."""
+    """Returns x[start:end:step] in one dimension; 0 <= start <= end <= size."""
     if start == 0 and end == x.shape[dim] and step == 1:
         return x
     starts, ends, steps = [0] * x.ndim, list(x.shape), [1] * x.ndim
@@ -93,7 +97,7 @@ def slice_dim(x: jax.Array, dim: int, start: int, end: int, step: int = 1) -> ja
 
 
 def move(x: jax.Array, source: int, destination: int) -> jax.Array:
-    """Move one dimension."""
+    """Moves one dimension."""
     if source == destination:
         return x
     order = [dim for dim in range(x.ndim) if dim != source]

@@ -1,4 +1,4 @@
-"""The correspondence of PyTorch's and JAX's dtypes, and small rules about them."""
+"""The mapping between PyTorch's and JAX's dtypes, and small functions on dtypes."""
 
 from __future__ import annotations
 
@@ -40,17 +40,25 @@ _SHORT = {"bool": "bool", "bfloat16": "bf16", "float8_e4m3fn": "f8e4m3fn", "floa
 
 
 def is_supported(dtype: torch.dtype) -> bool:
-    """Whether JAX has a counterpart of torch's dtype."""
+    """True if JAX has a counterpart of a torch dtype."""
     return dtype in _TORCH_TO_JAX
 
 
 def to_jax(dtype: torch.dtype) -> DType:
-    """Raises: KeyError for dtypes without a JAX counterpart (quantized, complex32, bit-packed)."""
+    """Returns the JAX dtype for a torch dtype.
+
+    Raises:
+        KeyError: A dtype without a JAX counterpart (quantized, complex32, bit-packed).
+    """
     return _TORCH_TO_JAX[dtype]
 
 
 def to_torch(dtype: DType) -> torch.dtype:
-    """Raises: KeyError for dtypes without a counterpart in torch, such as int4."""
+    """Returns the torch dtype for a JAX dtype.
+
+    Raises:
+        KeyError: A dtype without a torch counterpart, such as int4.
+    """
     return _JAX_TO_TORCH[np.dtype(dtype)]
 
 
@@ -77,29 +85,31 @@ def is_inexact(dtype: DType) -> bool:
 
 
 def accumulator(dtype: DType) -> DType:
-    """The dtype in which ATen computes and adds: float32 for narrower floats, the dtype itself otherwise."""
+    """Returns the dtype in which ATen computes and accumulates: float32 for narrower floats, the dtype itself otherwise."""
     if is_float(dtype) and np.dtype(dtype).itemsize < 4:
         return np.dtype(np.float32)
     return np.dtype(dtype)
 
 
 def widen_integers(dtype: DType) -> DType:
-    """int64 for bool and integers (the dtype of ATen's sums and products), the dtype itself otherwise."""
+    """Returns int64 for bool and integers (the dtype of ATen's sums and products), the dtype itself otherwise."""
     return dtype if is_inexact(dtype) else np.dtype("int64")
 
 
 def real(dtype: DType) -> DType:
-    """The dtype of the real part."""
+    """Returns the dtype of the real part."""
     halves: dict[DType, DType] = {np.dtype("complex64"): np.dtype("float32"), np.dtype("complex128"): np.dtype("float64")}
     return halves.get(np.dtype(dtype), np.dtype(dtype))
 
 
-_thread = threading.local()  # default: see `defaulting_to`
+_thread = threading.local()  # its attribute `default` is set by `defaulting_to`
 
 
 @contextlib.contextmanager
 def defaulting_to(dtype: torch.dtype) -> Iterator[None]:
-    """Inside, in this thread, this is the default dtype: what torch's was when a graph met its sizes, whatever it is now."""
+    """Sets the result of `default()` within the context, in this thread, to torch's default dtype at the time when the graph was
+    specialized.
+    """
     outer = getattr(_thread, "default", None)
     _thread.default = dtype
     try:
@@ -109,17 +119,17 @@ def defaulting_to(dtype: torch.dtype) -> Iterator[None]:
 
 
 def default() -> torch.dtype:
-    """`torch.get_default_dtype()`, unless inside `defaulting_to`."""
+    """Returns the dtype that `defaulting_to` set in this thread, else `torch.get_default_dtype()`."""
     return getattr(_thread, "default", None) or torch.get_default_dtype()
 
 
 def default_float() -> DType:
-    """What an integer becomes where ATen needs a float."""
+    """Returns the dtype to which ATen converts an integer where it needs a float."""
     return to_jax(default())
 
 
 def describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
-    """`f32[8, 1024]`, as XLA writes it, for messages."""
+    """Returns a dtype and shape as XLA writes it, for messages: `f32[8, 1024]`."""
     name = str(dtype).removeprefix("torch.")
     for long, short in (("uint", "u"), ("int", "i"), ("complex", "c"), ("float", "f")):
         if name.startswith(long) and name not in _SHORT:

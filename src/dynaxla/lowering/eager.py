@@ -1,31 +1,35 @@
-"""What eager mode does on one platform and not on another, because ATen has kernels of its own for each."""
+"""Differences of eager mode between platforms, where ATen has separate kernels for each."""
 
 from __future__ import annotations
 
 import platform as machine
 from dataclasses import dataclass, replace
 
-# In the place of a platform's name, for a function that runs on every platform and that JAX may differentiate, batch and shard: of nothing
-# but JAX's own operations, with no form, lowering or order of dimensions that is there for one platform alone.
+# Used in place of a platform's name for a function that runs on every platform, and that JAX may differentiate, batch and shard. Such a
+# function consists of JAX's own operations only, without any form, lowering or dimension order that is specific to one platform.
 PORTABLE = "portable"
 
 
 @dataclass(frozen=True)
 class Eager:
-    """What ATen's kernels for a platform do.
+    """The behaviour of ATen's kernels on one platform.
 
-    Attributes: refuses_zero_divisors (an integer divided by zero raises; else the result is some number); divides_exactly (also by a
-    number that several elements share; else by a product with its reciprocal); fused_gelu (which GELU is computed together with a
-    product of matrices: its argument `approximate`); widens_small_scales (what is quantized with a very small scale gets a larger one);
-    casts_like_x86 (a float that an integer cannot hold becomes the lowest one; else the nearest); centers_first (a batch norm by running
-    statistics takes the mean away before it multiplies; else it adds one shift for a channel afterwards); rounds_operands (what stands
-    beside a tensor of a half type is rounded to that type, though the op computes in float32; else it is not);
-    loops_over_few_terms (ATen itself computes products of batches of small matrices, and complex products with vectors; else BLAS does).
+    Attributes:
+        refuses_zero_divisors: An integer division by zero raises; otherwise its result is an arbitrary number.
+        divides_exactly: A division by a number that several elements share is a true division; otherwise a product with the reciprocal.
+        fused_gelu: The `approximate` argument of the GELU that is computed together with a matrix product.
+        widens_small_scales: Quantization replaces a very small scale by a larger one.
+        casts_like_x86: A float outside an integer dtype's range becomes the lowest integer; otherwise the nearest one.
+        centers_first: A batch norm with running statistics subtracts the mean before it multiplies; otherwise it adds one shift per channel
+            afterwards.
+        rounds_operands: The other operand of a half-precision tensor is rounded to that dtype, although the op computes in float32.
+        loops_over_few_terms: ATen's own loops compute products of batches of small matrices, and complex matrix-vector products; otherwise
+            BLAS does.
     """
 
     refuses_zero_divisors: bool = False
     divides_exactly: bool = False
-    fused_gelu: str = "tanh"  # cuBLAS has no other
+    fused_gelu: str = "tanh"  # the only one that cuBLAS has
     widens_small_scales: bool = False
     casts_like_x86: bool = False
     centers_first: bool = True
@@ -44,10 +48,10 @@ _CPU = Eager(
     loops_over_few_terms=True,
     casts_like_x86=machine.machine().lower() in ("x86_64", "amd64", "i386", "i686"),
 )
-# As on the CPU, whatever machine this is, and without what only costs time: a barrier that keeps a quotient's last bit.
+# As on the CPU, independent of this machine's processor, and without the barrier that keeps a quotient's last bit, which costs time.
 _PORTABLE = replace(_CPU, divides_exactly=False, casts_like_x86=False)
 
 
 def eager_on(platform: str) -> Eager:
-    """platform: JAX's name, or PORTABLE."""
+    """Returns eager mode's behaviour on a platform: a JAX platform name, or PORTABLE."""
     return {"cpu": _CPU, PORTABLE: _PORTABLE}.get(platform, _OTHER)

@@ -1,4 +1,4 @@
-"""Activations that are computed together with a product of matrices, because nothing else reads the product."""
+"""Epilogues: activations that are computed together with a matrix product because no other node reads the product."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from .context import Context
 
 
-# They only say that the same numbers have another shape.
+# Ops that change only the shape.
 _RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 @dataclass(frozen=True)
 class Epilogue:
-    """An activation that is computed together with a product.
+    """An activation that is computed together with a matrix product.
 
-    Attributes: name ("gelu", "gelu_tanh", "sigmoid", "tanh"); node (that of the activation); passed (the nodes between product and
-    activation).
+    Attributes:
+        name: "gelu", "gelu_tanh", "sigmoid" or "tanh".
+        node: The node of the activation.
+        passed: The nodes between the product and the activation.
     """
 
     name: str
@@ -33,7 +35,7 @@ class Epilogue:
 
 
 def follow(node: Node) -> Epilogue | None:
-    """The activation that is computed of a node's result, if nothing else uses the result."""
+    """Returns the activation of a node's result, if nothing else uses the result."""
     passed = []
     while len(node.users) == 1:
         (user,) = node.users
@@ -49,13 +51,13 @@ def follow(node: Node) -> Epilogue | None:
 
 
 class Claims:
-    """Later nodes whose values are known already: they were computed with an earlier one."""
+    """The values of later nodes that were computed together with an earlier node."""
 
     def __init__(self) -> None:
         self._values: dict[Node, Array | None] = {}
 
     def add(self, epilogue: Epilogue, value: Array) -> None:
-        """The activation's value. Of the nodes that only lead to it, none is needed."""
+        """Adds the activation's value. The nodes between the product and the activation need no value."""
         self._values[epilogue.node] = value
         self._values.update(dict.fromkeys(epilogue.passed))
 
@@ -63,14 +65,16 @@ class Claims:
         return node in self._values
 
     def __getitem__(self, node: Node) -> Array | None:
-        """A claimed node's value; None if it is not needed."""
+        """Returns a claimed node's value; None if no value is needed."""
         return self._values[node]
 
 
 def with_activation(ctx: Context, offered: Collection[str], compute: Callable[[str], Array]) -> Array:
-    """The current node's value, computed with the activation that follows it.
+    """Returns the current node's value, computed together with the activation that follows it.
 
-    offered: the activations that can be computed with it. compute: gets one of them, or "" if none of them follows.
+    Args:
+        offered: The names of the activations that `compute` supports.
+        compute: Takes the name of the activation, or "" if no offered activation follows, and returns the value.
     """
     following = follow(ctx.node)
     if following is None or following.name not in offered:

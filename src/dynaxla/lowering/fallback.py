@@ -1,8 +1,7 @@
-"""Ops without a lowering: the program calls torch's own kernel on its own buffers, through XLA's foreign function interface.
+"""Fallback for ops without a lowering: the program calls torch's own kernel on its buffers, through XLA's foreign function interface.
 
-Two kinds of op never go this way, but run between programs (`dynaxla.capture.between`): what works in the background or with handles
-(`asynchronous.py` says how such ops are known), since its result would be read before it has arrived; and what writes to an operand, since
-a buffer of the program would be written.
+Two kinds of op run between programs instead (`dynaxla.capture.between`): asynchronous ops (see `asynchronous.py`), because their result
+would be read before it has arrived, and ops that write to an operand, because they would write to a buffer of the program.
 """
 
 from __future__ import annotations
@@ -27,41 +26,48 @@ from .asynchronous import is_asynchronous
 from .context import Context
 from .metadata import TensorSpec
 
-# XLA can call back into this process on these platforms.
+# The platforms on which XLA can call back into this process.
 PLATFORMS = ("cpu", "cuda", "rocm")
 
-# What these read depends on the storage behind their operand, and a buffer holds the operand alone.
+# The results of these ops depend on the whole storage of their operand, and a buffer holds only the operand.
 _READS_STORAGE = frozenset({"aten::as_strided", "aten::as_strided_copy", "aten::as_strided_scatter"})
 
 
 def can_stand_in(op: Any) -> bool:
-    """Whether torch's kernel, given an operand's values, computes what it would in eager mode."""
+    """True if torch's kernel, given the values of the operands only, computes the result of eager mode."""
     return not isinstance(op, torch._ops.OpOverload) or op._schema.name not in _READS_STORAGE
 
 
 def writes(op: Any) -> bool:
-    """Whether an op changes one of its operands."""
+    """True if an op mutates one of its operands."""
     return isinstance(op, torch._ops.OpOverload) and op._schema.is_mutable
 
 
-# The namespaces of torch's own kernels, which keep nothing of what they are called with.
+# The namespaces of torch's own kernels, which retain none of their operands.
 _KEEPS_NOTHING = ("aten", "prims")
 
 
 def may_keep(op: Any) -> bool:
-    """Whether an op may keep its operands, or what shares their memory, after it has returned. Ops of other libraries may, to log or to
-    cache them.
+    """True if an op may retain its operands, or tensors that share their memory, after it has returned.
+
+    Ops of other libraries may do so, to log or to cache them.
     """
     return not isinstance(op, torch._ops.OpOverload) or op.namespace not in _KEEPS_NOTHING
 
 
 def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], must_run: bool = False, into: bool = False) -> Any:
-    """The current node's results, computed by the op's own kernel when the program runs.
+    """Returns the current node's results, computed by the op's own kernel when the program runs.
 
-    args, kwargs: the node's, with arrays for tensors; tensors reach the kernel with the strides that they have in eager mode. A kernel
-    that is not ATen's gets them in memory of its own. must_run: also where nothing is to be computed, as the kernel will raise.
-    into: whether it may write its results into the program's memory itself, as an op may whose results are known to be as promised.
-    Raises: UnsupportedOp if a result is neither a tensor nor None, or for an op that must not go this way.
+    Tensors reach the kernel with the strides that they have in eager mode. A kernel that is not ATen's receives copies in torch's memory.
+
+    Args:
+        args, kwargs: The node's arguments, with arrays in place of tensors.
+        must_run: The kernel is called even if nothing uses its results, because it will raise.
+        into: The kernel may write its results into the program's memory directly; for ops whose results surely have the promised shapes and
+            dtypes.
+
+    Raises:
+        UnsupportedOp: A result is neither a tensor nor None, or the op is one that must run between programs.
     """
     function: Any = ctx.node.target
     if is_asynchronous(ctx.node) or writes(function):
@@ -69,7 +75,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     given, tree = pytree.tree_flatten((list(args), dict(kwargs)))
     specs = [ctx.spec_of(leaf) for leaf in pytree.tree_leaves((list(ctx.node.args), dict(ctx.node.kwargs)))]
     positions = [index for index, leaf in enumerate(given) if isinstance(leaf, jax.Array)]
-    # The kernel lives as long as the program, so it must hold no tracers: these hold the whole trace.
+    # The kernel lives as long as the program, so it must hold no tracers, which would keep the whole trace alive.
     leaves = [None if isinstance(leaf, jax.Array) else leaf for leaf in given]
     arrays, views = [], []
     for index in positions:
@@ -86,7 +92,7 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
     if any(not isinstance(spec, TensorSpec) and spec is not None for spec in outputs):
         raise UnsupportedOp(f"{function} returns numbers, which a program cannot", op=str(function))
 
-    # Without this, XLA would merge two draws of random numbers that look the same, and drop an op that is called for its effect.
+    # Without a side effect XLA would merge two equal draws of random numbers, and remove an op that is called only for its effect.
     draws = not isinstance(function, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded in function.tags
 
     variant = _out_variant(function) if into and len(tensor_outputs) == len(outputs) else None
@@ -124,7 +130,12 @@ def call_kernel(ctx: Context, args: Sequence[Any], kwargs: Mapping[str, Any], mu
 
 @dataclass(frozen=True)
 class _OutVariant:
-    """An overload that writes its results where it is told. Attributes: op; names (of the arguments that say where, in order)."""
+    """An out overload, which writes its results to given tensors.
+
+    Attributes:
+        op: The overload.
+        names: The names of its out arguments, in order.
+    """
 
     op: torch._ops.OpOverload
     names: tuple[str, ...]
@@ -132,7 +143,7 @@ class _OutVariant:
 
 @functools.cache
 def _out_variant(op: Any) -> _OutVariant | None:
-    """That of an op of ATen's; None if it has none."""
+    """Returns the out overload of an ATen op; None if it has none."""
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return None
     packet = getattr(torch.ops.aten, op._schema.name.removeprefix("aten::"))
@@ -157,11 +168,17 @@ def call_back(
     acts: bool,
     copies: bool = False,
 ) -> list[jax.Array]:
-    """What torch writes when the program runs, for the current node.
+    """Returns the results that torch writes when the program runs, for the current node.
 
-    write, views, copies: as of `Kernel`, for these arrays. outputs: what the results are like. plain: the node's arguments that are no
-    tensors, by which programs that look the same are told apart. acts: whether it does more than compute; such calls have one order.
-    Raises: UnsupportedOp for one that acts, over a mesh of devices.
+    Args:
+        write, views, copies: See `Kernel`.
+        arrays: The operands.
+        outputs: The specs of the results.
+        plain: The node's arguments that are no tensors; they distinguish programs that are otherwise the same.
+        acts: The call has an effect besides computing its results. Such calls run in a fixed order.
+
+    Raises:
+        UnsupportedOp: A call with an effect, over a mesh of devices.
     """
     if ctx.where is not None and acts:
         raise UnsupportedOp(
@@ -182,8 +199,8 @@ def call_back(
         buffers[-1].zero_()
         write(buffers[:-1], tensors[:-1])
 
-    # A turn is handed on from one to the next, since XLA knows no order among them. AOTAutograd's tokens say it, but have no elements,
-    # and XLA takes what has none for known.
+    # XLA defines no order among such calls, so each one takes a value (`turn`) that the call before it has written. AOTAutograd's tokens
+    # express the order, too, but they have no elements, and XLA treats an array without elements as a constant.
     turn = jnp.zeros(1, jnp.uint8) if ctx.turn is None else ctx.turn
     kernel = Kernel(in_turn, [*views, ((1,), (1,))], copies)
     shapes.append(jax.ShapeDtypeStruct((1,), jnp.uint8))

@@ -1,12 +1,13 @@
-"""Forms: one op, computed in one of several ways. Which is fastest depends on the platform and the shapes.
+"""Forms: the alternative implementations of one op. The fastest form depends on the platform and the shapes.
 
     @CONVOLUTION.form("onednn", platforms=["cpu"], fits=..., suits=...)
     def by_onednn(problem, x, weight, bias): ...
 
-A form is a function from the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands to the
-result. All forms of an op give the same result up to rounding. The first that fits and suits is taken, in the order in which they are
-written; the last one must exist on every platform, and fit and suit everything. With the option `tune`, all that fit are measured
-instead (see dynaxla.tuning). A form that calls what a machine may lack says that XLA may refuse it; the program is then compiled without.
+A form is a function of the problem (a hashable description of shapes, dtypes, settings and the platform) and the operands. All forms of an
+op return the same result up to rounding. The first form, in registration order, that supports the problem (`fits`) and is expected to be
+fastest (`suits`) is used. The last form must support every problem on every platform. With the option `tune`, all supported forms are
+measured instead (see dynaxla.tuning). A form whose library or hardware feature a machine may lack is registered as refusable: if XLA
+refuses to compile it, the program is compiled without it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from .registry import registry
 
 @dataclass(frozen=True)
 class Operand:
-    """An array as a network holds it. order: its dimensions from the slowest in memory to the fastest; None: row-major."""
+    """An operand's array.
+
+    Attributes:
+        shape: Its logical shape.
+        dtype: Its dtype.
+        order: Its dimensions from the slowest-varying in memory to the fastest; None for row-major.
+    """
 
     shape: tuple[int, ...]
     dtype: DType
@@ -33,7 +40,11 @@ class Operand:
 
 
 class Posed(Protocol):
-    """A problem. Attributes: platform (JAX's name of the one on which it is to be solved)."""
+    """A problem for which a form is chosen.
+
+    Attributes:
+        platform: JAX's name of the platform on which the op runs.
+    """
 
     @property
     def platform(self) -> str: ...
@@ -41,9 +52,11 @@ class Posed(Protocol):
 
 @runtime_checkable
 class Measurable(Posed, Protocol):
-    """A problem that can be measured. Two with the same repr are the same; str() is for people.
+    """A problem whose forms can be measured. Two problems with the same repr are the same; str() is for people.
 
-    Attributes: operands (what a form takes besides the problem); result_order (of the result's dimensions, as in `Operand`).
+    Attributes:
+        operands: The arguments of a form after the problem.
+        result_order: The order of the result's dimensions, as in `Operand`.
     """
 
     @property
@@ -58,12 +71,17 @@ Problem = TypeVar("Problem", bound=Posed)
 
 @dataclass(frozen=True)
 class Form(Generic[Problem]):
-    """One way to compute an op.
+    """One implementation of an op.
 
-    Attributes: name; run (the problem and the operands to the result); platforms (where it exists; empty means everywhere); fits (whether
-    it can solve a problem at all, on those); suits (whether it is expected to be the fastest, among the forms behind it); epilogues (what
-    it can compute besides: see epilogue.py); is_refusable (whether a machine may lack what it calls, which XLA says when it compiles); by
-    (the module that registered it).
+    Attributes:
+        name: Its name, unique for the op.
+        run: Takes the problem and the operands, and returns the result.
+        platforms: The platforms on which it exists; empty for all.
+        fits: True if it supports a problem on those platforms.
+        suits: True if it is expected to be the fastest for a problem, among itself and the forms registered after it.
+        epilogues: The activations that it can compute together with the op (see epilogue.py).
+        is_refusable: True if XLA may refuse to compile it on a machine that lacks a library or a hardware feature.
+        by: The module that registered it.
     """
 
     name: str
@@ -76,12 +94,12 @@ class Form(Generic[Problem]):
     by: str = ""
 
     def solves(self, problem: Problem) -> bool:
-        """Whether it exists on the problem's platform, and fits."""
+        """True if the form exists on the problem's platform, and supports the problem."""
         return (not self.platforms or problem.platform in self.platforms) and self.fits(problem)
 
 
 class Forms(Generic[Problem]):
-    """The forms of one op, in the order in which they are preferred."""
+    """The forms of one op, in order of preference."""
 
     def __init__(self, op: str) -> None:
         self.op = op
@@ -98,7 +116,7 @@ class Forms(Generic[Problem]):
         epilogues: Iterable[str] = (),
         is_refusable: bool = False,
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register a function as a form."""
+        """Registers a function as a form."""
         by = str(sys._getframe(1).f_globals.get("__name__"))
 
         def decorate(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -108,28 +126,32 @@ class Forms(Generic[Problem]):
         return decorate
 
     def fitting(self, problem: Problem, forced: Mapping[str, str]) -> list[Form[Problem]]:
-        """The forms that can solve a problem. forced: forms by op that are taken wherever they fit, so that there is no other then."""
+        """Returns the forms that support a problem.
+
+        Args:
+            forced: For some ops, the name of the only form to return wherever it supports the problem.
+        """
         wanted = self.forms.get(forced.get(self.op, ""))
         if wanted is not None and wanted.solves(problem):
             return [wanted]
         return [form for form in self.forms.values() if form.solves(problem)]
 
     def choose(self, problem: Problem, forced: Mapping[str, str]) -> Form[Problem]:
-        """The form that is expected to be the fastest. forced: as in `fitting`."""
+        """Returns the form that is expected to be the fastest. `forced`: as in `fitting`."""
         fitting = self.fitting(problem, forced)
         return fitting[0] if len(fitting) == 1 else next(form for form in fitting if form.suits(problem))
 
     def choose_certain(self, problem: Problem) -> Form[Problem]:
-        """As `choose`, of those alone that no machine refuses."""
+        """Returns the form that is expected to be the fastest among those that no machine refuses."""
         return next(form for form in self.forms.values() if not form.is_refusable and form.solves(problem) and form.suits(problem))
 
 
-# By op, as far as the lowerings have been imported (`Registry.fill`).
+# By op. Complete only after all lowerings have been imported (`Registry.fill`).
 FORMS: dict[str, Forms[Any]] = {}
 
 
 def places() -> list[tuple[str, str, str, str]] | None:
-    """The forms that others have registered: op, name, module and function. None if one is not of dynaxla's."""
+    """Returns the forms registered outside dynaxla.lowering as (op, name, module, function); None if one is not defined in dynaxla."""
     forms = [(op, form) for op, known in FORMS.items() for form in known.forms.values() if not form.by.startswith("dynaxla.lowering.")]
     found = [(op, form.name, form.run.__module__, form.run.__qualname__) for op, form in forms]
     return None if any(module.partition(".")[0] != "dynaxla" for _, _, module, _ in found) else sorted(found)
@@ -139,19 +161,21 @@ Choice = Callable[[Forms[Any], Any], Form[Any]]
 
 
 def expected(forms: Forms[Any], problem: Any) -> Form[Any]:
-    """The form that is expected to be the fastest."""
+    """Returns the form that is expected to be the fastest."""
     return forms.choose(problem, {})
 
 
 def generic(forms: Forms[Any], problem: Any) -> Form[Any]:
-    """The form that fits everything, of nothing but JAX's own operations: they can be differentiated and batched."""
+    """Returns the form that supports every problem. It uses only JAX's own operations, which can be differentiated and batched."""
     return list(forms.forms.values())[-1]
 
 
 class Choices:
-    """A `Choice` that can do without forms that the machine may lack. choose: what it asks otherwise.
+    """A `Choice` that wraps another one, records the refusable forms, and can avoid them.
 
-    Attributes: refusable (such forms that it has chosen, as "op=form"); is_certain (whether it does without them).
+    Attributes:
+        refusable: The refusable forms that it has chosen, as "op=form".
+        is_certain: True if it chooses no refusable form.
     """
 
     def __init__(self, choose: Choice) -> None:
@@ -177,7 +201,11 @@ class Choices:
 
 
 def check_forced(forced: Mapping[str, str]) -> None:
-    """Raises: OptionError for an op without forms, or a form that it does not have."""
+    """Checks that each op has forms, and the named form among them.
+
+    Raises:
+        OptionError: An op without forms, or an unknown form.
+    """
     if forced:
         registry.fill()
     for op, name in forced.items():

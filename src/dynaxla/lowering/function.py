@@ -1,4 +1,4 @@
-"""An ATen graph with concrete sizes as a pure function of JAX arrays: what `jax.jit`, `jax.grad`, `jax.vmap` and `jax.export` take."""
+"""An ATen graph with concrete sizes as a pure function of JAX arrays, for `jax.jit`, `jax.grad`, `jax.vmap` and `jax.export`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ from .settings import Settings
 @partial(jax.tree_util.register_dataclass, data_fields=["outputs", "checks"], meta_fields=["numbers", "kernels", "draws"])
 @dataclass(frozen=True)
 class Results:
-    """The values that a function gives. A pytree, whose arrays are the outputs and the checks' conditions.
+    """The results of a `Function`. A pytree, whose leaves are the outputs and the checks' conditions.
 
-    Attributes: outputs (arrays in logical shapes); checks (conditions that must hold, or the call fails); numbers (outputs that are no
-    tensors, but follow from sizes); kernels (those of torch that it calls: the node, and the arguments that are no tensors); draws (how
-    many keys it takes).
+    Attributes:
+        outputs: The output arrays, in logical shapes.
+        checks: Conditions that must hold; otherwise the call fails.
+        numbers: The outputs that are no tensors and follow from sizes.
+        kernels: The torch kernels that the function calls: each one's node, and its arguments that are no tensors.
+        draws: The number of PRNG keys that the function takes.
     """
 
     outputs: tuple[jax.Array, ...]
@@ -43,22 +46,33 @@ class Results:
 class Function:
     """A graph with concrete sizes, callable with arrays.
 
-    interpreter: the graph. symbols: its sizes. numbers: the inputs that are no tensors, by position. outputs: the nodes whose arrays it
-    gives (else the graph's outputs); returned: those whose numbers it gives. settings, choose, reorders, where,
-    members: as for `Context`.
-    Attributes: default_dtype (torch's, as it was when this was made); draws_random (whether it needs a key); specs (what each tensor among
-    the inputs is like, by position); read (those of these positions that something is computed from); reorders.
+    Args:
+        interpreter: The graph with its lowerings.
+        symbols: The values of its symbolic sizes.
+        numbers: The inputs that are no tensors, by position.
+        outputs: The nodes whose arrays the function returns; by default the graph's tensor outputs.
+        returned: The nodes whose numbers it returns.
+        settings, choose, reorders, where, members: See `Context`.
 
-    Without `choose` the forms are generic ones, so that JAX can batch the function. The derivative that JAX makes of it is not always
-    torch's (`detach`, maxima of equal numbers), which is a graph of its own.
+    Attributes:
+        default_dtype: Torch's default dtype at construction.
+        draws_random: True if it needs a PRNG key.
+        specs: The spec of each tensor input, by position.
+        read: The positions of the tensor inputs that have users.
+        reorders: See `Context`.
+
+    Without `choose` it uses the generic forms, so that JAX can batch the function. JAX's derivative of the function is not always torch's
+    (`detach`, ties in a maximum): torch's backward pass is a graph of its own.
     """
 
     @staticmethod
     def portable(module: GraphModule) -> Function:
-        """A graph without symbols as a function for all platforms: no kernel of torch's, no call of a library, no callback.
+        """Returns a graph without symbols as a function for all platforms: it calls no torch kernel, no library and no callback.
 
-        Trace it under `jax.enable_x64(True)`. What it draws and what it checks are the caller's (`draws_random`, `Results.checks`).
-        Raises: UnsupportedOp for an op that only torch's kernel can compute.
+        Trace it under `jax.enable_x64(True)`. The caller handles its random numbers (`draws_random`) and its checks (`Results.checks`).
+
+        Raises:
+            UnsupportedOp: An op that only torch's kernel can compute.
         """
         return Function(Interpreter(module, PORTABLE, kernels=False))
 
@@ -93,10 +107,16 @@ class Function:
         self.read = [position for position in self.specs if placeholders[position].users]
 
     def __call__(self, inputs: Sequence[jax.Array], key: jax.Array | None = None, drawn: jax.Array | int = 0) -> Results:
-        """inputs: an array for each tensor among the graph's inputs, in logical shape. key: of jax.random, if it draws random numbers.
-        drawn: how many keys other functions take of that one before this function does.
+        """Computes the outputs.
 
-        Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
+        Args:
+            inputs: An array in logical shape for each tensor among the graph's inputs.
+            key: A jax.random key, if the function draws random numbers.
+            drawn: The number of keys that other functions derive from `key` before this one.
+
+        Raises:
+            LoweringError: A lowering fails, or disagrees with PyTorch about a shape or dtype.
+            UnsupportedOp: An op that cannot be lowered for these inputs.
         """
         if self._members is not None:
             self._members.begin()

@@ -1,5 +1,7 @@
-"""Questions about a graph's nodes that several packages ask. (fx itself lists inputs and outputs: `graph.find_nodes(op="placeholder")`,
-`graph.output_node()`.)"""
+"""Queries on graphs and nodes that several packages use.
+
+fx itself lists inputs and outputs: `graph.find_nodes(op="placeholder")`, `graph.output_node()`.
+"""
 
 from __future__ import annotations
 
@@ -17,27 +19,29 @@ from ..runtime import private
 from ..torch_ops import aten
 from . import dtypes
 
-# In the metadata of a node whose value nobody may want, but whose checks count.
+# Metadata key of a node that is evaluated for its checks, even if nothing uses its value.
 FOR_CHECKS = "dynaxla_for_checks"
 
-# Their results are views of their operand, but their schemas keep that from autograd.
+# Ops whose results are views of their operand, although their schemas do not declare it to autograd.
 _UNDECLARED_VIEWS = (aten.unsafe_split.Tensor, aten.unsafe_split_with_sizes.default)
 
 
 def is_view(node: Node) -> bool:
-    """Whether the node's results lie in its argument's memory, by its op's schema."""
+    """True if the node's results alias its argument's memory, by its op's schema."""
     if node.target is operator.getitem:
         return isinstance(node.args[0], Node) and is_view(node.args[0])
     return isinstance(node.target, torch._ops.OpOverload) and node.target.is_view
 
 
 def is_wanted(node: Node, index: int) -> bool:
-    """Whether the graph uses this one of an op's several results."""
+    """True if the graph uses result number `index` of a node with several results."""
     return any(user.target is not operator.getitem or user.args[1] == index for user in node.users)
 
 
 def viewed(node: Node) -> Node | None:
-    """The node in whose memory this one's value lies, if it is made as a view of it, declared or not, or by writing to it."""
+    """Returns the node whose memory this node's value aliases as a view, declared or not, or as the target of a mutation; None if there is
+    none.
+    """
     maker = node.args[0] if node.target is operator.getitem else node
     if not isinstance(maker, Node) or not isinstance(maker.target, torch._ops.OpOverload):
         return None
@@ -46,7 +50,7 @@ def viewed(node: Node) -> Node | None:
 
 
 def is_undeclared_view(node: Node) -> bool:
-    """Whether the node's value is a view that autograd takes for a tensor of its own."""
+    """True if the node's value is a view that autograd does not know as one."""
     origin: Node | None = node
     while origin is not None:
         maker = origin.args[0] if origin.target is operator.getitem else origin
@@ -57,10 +61,10 @@ def is_undeclared_view(node: Node) -> bool:
 
 
 def storage_of(node: Node) -> int:
-    """What tells the storage of a node's value from all others.
+    """Returns an id of the storage of a node's value: values that share storage have the same id.
 
-    One of an op's several results has a storage of its own, unless the op is a view: fake results of control-flow ops may share one
-    that real ones do not.
+    One of an op's several results has its own storage, unless the op is a view: fake results of control-flow ops may share a storage that
+    real results do not share.
     """
     origin = node
     while (source := viewed(origin)) is not None:
@@ -69,7 +73,7 @@ def storage_of(node: Node) -> int:
 
 
 def describe_inputs(node: Node) -> str:
-    """The node's arguments, tensors as `f32[8, 1024]`, other values under their schema's names."""
+    """Returns the node's arguments as text: tensors as `f32[8, 1024]`, other values under their schema's names."""
     parts: list[str] = []
     arguments = node.target._schema.arguments if isinstance(node.target, torch._ops.OpOverload) else ()
     for index, arg in enumerate(node.args):
@@ -90,7 +94,7 @@ def _describe(arg: Any) -> str:
 
 
 def user_line(node: Node) -> str:
-    """`model.py:41, in forward`: the innermost line of the user's own code that made this node."""
+    """Returns the innermost line of the user's own code that created this node: `model.py:41, in forward`."""
     frame = user_frame(node.meta.get("stack_trace")).partition("\n")[0].strip()
     if not frame or "/torch/" in frame:
         return frame
@@ -100,8 +104,10 @@ def user_line(node: Node) -> str:
 
 @contextlib.contextmanager
 def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
-    """Inside, what is traced has the user's line in the name that XLA knows it by: on a mesh as `at[model.py:41, in forward]`, and where
-    somebody listens by its number."""
+    """Puts the user's line into the XLA op names of the operations traced within the context.
+
+    On a mesh the name is `at[model.py:41, in forward]`. If events have listeners, the line's number is added as well.
+    """
     line = user_line(node).rpartition("/")[2] if on_mesh else ""
     numbered = events.line_scope(user_frame(node.meta.get("stack_trace"))) if events.is_heard() else contextlib.nullcontext()
     with jax.named_scope(f"at[{line}]") if line else contextlib.nullcontext(), numbered:
@@ -109,7 +115,9 @@ def line_scope(node: Node, *, on_mesh: bool) -> Iterator[None]:
 
 
 def user_frame(trace: str | None) -> str:
-    """Of a node's stack trace the innermost frame of the user's own code: its place, and its code in the next line. "" if there is none."""
+    """Returns the innermost frame of the user's own code in a node's stack trace: its location, and its code on the next line; "" if there
+    is none.
+    """
     lines = (trace or "").splitlines()
     frames = [index for index, line in enumerate(lines) if line.strip().startswith("File ")]
     own = [index for index in frames if "/torch/" not in lines[index]]

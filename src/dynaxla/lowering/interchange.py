@@ -1,9 +1,13 @@
-"""Which graphs torch's kernels and programs may run in turn, one call by the ones, the next by the others.
+"""Decides which graphs torch's kernels and XLA programs may run interchangeably, one call by one and the next call by the other.
 
-Not those that draw random numbers, which would be others. Nor those that hand on, or are given, what an op keeps for its gradient alone in
-a form of its own: a workspace of oneDNN's, the state of a generator, logarithms whose dtype or padding only the kernel knows. If one kind
-has run the forward graph, the other one must not run the backward graph. Nor those with collectives: programs compare with other processes
-which ones they call (runtime/same_collectives.py), and kernels do not.
+Three kinds of graph are excluded:
+
+- graphs that draw random numbers, since torch and XLA draw different ones;
+- graphs that return or take a value that an op saves for its gradient in a format of its own: a oneDNN workspace, a generator's state, or
+  logarithms whose dtype or padding only the kernel knows. If torch ran the forward graph, XLA must not run the backward graph, and vice
+  versa;
+- graphs with collectives: programs compare the collectives that they call with those of other processes (runtime/same_collectives.py), and
+  kernels do not.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from .graphs import viewed
 from .interpreter import draws_random, inner_graphs
 from .keyed import keyed
 
-# Such ops, with the index of the first result of that kind.
+# Ops that save results for their gradient in a format of their own, with the index of the first such result.
 _KEEPING = {
     aten._batch_norm_with_update_functional.default: 3,
     aten._cudnn_rnn.default: 3,
@@ -35,7 +39,8 @@ _KEEPING = {
     aten.log_sigmoid_forward.default: 1,
     aten.mkldnn_rnn_layer.default: 3,
 }
-# What their gradients call it. On the CPU attention's logarithms are as anyone would compute them, but before torch 2.13 not for float64.
+# The names of these results among the arguments of the gradient ops. The logarithms of attention on the CPU have a standard format, except
+# for float64 before torch 2.13.
 _KEPT = frozenset(
     {"bag_size", "buffer", "logsumexp", "maximum_indices", "offset2bag", "philox_seed", "reserve", "reserveSpace", "rng_state", "workspace"}
 )
@@ -44,7 +49,7 @@ _CPU_ATTENTION_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backw
 
 
 def is_interchangeable(module: GraphModule) -> bool:
-    """Whether it makes no difference beyond rounding who runs a graph, nor who runs those that it exchanges tensors with."""
+    """True if torch and XLA give the same results for this graph, and for the graphs that it exchanges tensors with, up to rounding."""
     for graph in (module, *inner_graphs(module)):
         nodes = list(graph.graph.nodes)
         if any(draws_random(node) or node.target is keyed or is_collective(node) for node in nodes):
@@ -65,7 +70,7 @@ def _origin(node: Node) -> Node:
 
 
 def _is_kept(node: Node) -> bool:
-    """Whether a node is what an op keeps for its gradient."""
+    """True if a node is a result that an op saves for its gradient in its own format."""
     if node.target is not operator.getitem or not isinstance(maker := node.args[0], Node):
         return False
     target: Any = maker.target
@@ -74,7 +79,7 @@ def _is_kept(node: Node) -> bool:
 
 
 def _taken(node: Node) -> list[Node]:
-    """The operands of a gradient that are of that kind."""
+    """Returns the operands of a gradient op that the forward op saved in its own format."""
     op: Any = node.target
     if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten":
         return []

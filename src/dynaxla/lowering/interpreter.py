@@ -1,4 +1,6 @@
-"""Walks an ATen graph and calls the lowering of each node, under jax tracing. An op without one is computed by torch's own kernel."""
+"""The interpreter: walks an ATen graph under jax tracing and calls the lowering of each node. Torch's own kernel computes an op without
+one.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,23 @@ from .symbolic_numbers import FUNCTIONS
 
 with_effects = torch.ops.higher_order.with_effects
 
-# Where among their arguments nodes that call another op have it.
+# Nodes with these targets call another op, which is at this position among their arguments.
 _OP_PLACES: dict[Any, int] = {with_effects: 1, keyed: 0}
 
 
 @dataclass(frozen=True)
 class _Step:
-    """One node, ready to run: its function (None: torch's kernel), and its arguments with nodes in the places of values.
+    """One node, ready to be evaluated.
 
-    reason: why it is torch's kernel. refused: whether that will raise, so that it must run even if nobody wants its result. has_numbers:
-    whether it takes numbers that a call decides, such as sizes.
+    Attributes:
+        node: The FX node.
+        function: Its lowering; None for torch's kernel.
+        args, kwargs: The lowering's arguments, with nodes in place of their values.
+        takes_context: True if the lowering takes the context.
+        checked: True if the result's shapes and dtypes are compared with the fake tensors'.
+        reason: The reason for torch's kernel.
+        refused: True if torch's kernel will raise, so that it must run even if nothing uses its result.
+        has_numbers: True if the op takes numbers whose values only a call determines, such as sizes.
     """
 
     node: Node
@@ -70,7 +79,8 @@ _CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default, we
 class Interpreter:
     """A graph with its lowerings looked up and its arguments bound: everything that does not depend on shapes.
 
-    Raises: UnsupportedOp, naming the ops without a lowering, where torch's kernels must not or cannot stand in.
+    Raises:
+        UnsupportedOp: Ops without a lowering where torch's kernels are not allowed or not available. The message names the ops.
     """
 
     def __init__(
@@ -82,8 +92,11 @@ class Interpreter:
         kernels: bool = True,
         is_lowered: bool = False,
     ) -> None:
-        """kernels: whether an op without a lowering is computed by torch's kernel, or else refused. is_lowered: whether each op is known to
-        have a lowering. Then they are looked up when the graph is evaluated.
+        """Looks up the lowerings of the graph's ops.
+
+        Args:
+            kernels: If True, torch's kernel computes an op without a lowering; otherwise the op is refused.
+            is_lowered: True if each op is known to have a lowering. The lookup is then deferred until the graph is evaluated.
         """
         self.module = module
         self.is_lowered = is_lowered
@@ -101,7 +114,9 @@ class Interpreter:
             _ = self._steps
 
     def reorders(self, inputs: Iterable[TensorSpec]) -> bool:
-        """Whether arrays may lie in another order than that of their dimensions. On the CPU cpu/transposes.py evaluates such a program."""
+        """True if arrays may have another memory order than that of their dimensions. On the CPU, cpu/transposes.py evaluates such a
+        program.
+        """
         return self._has_convolutions or not all(spec.is_row_major for spec in inputs)
 
     @functools.cached_property
@@ -131,7 +146,7 @@ class Interpreter:
 
     @functools.cached_property
     def _acting(self) -> set[Node]:
-        """The nodes that do more than give their results."""
+        """The nodes that do more than return their results."""
         if not self.is_lowered:
             return {step.node for step in self._steps if step.acts}
         called = [node for node in self.module.graph.nodes if node.op == "call_function"]
@@ -139,14 +154,19 @@ class Interpreter:
 
     @property
     def acts(self) -> bool:
-        """Whether the graph does anything besides computing its outputs: checks, or ops that are called for their effect."""
+        """True if the graph does anything besides computing its outputs: checks, or ops that are called for their effect."""
         return bool(self._acting)
 
     def run(self, inputs: Sequence[Any], ctx: Context, wanted: Sequence[Node]) -> list[Any]:
-        """Evaluate the graph.
+        """Evaluates the graph.
 
-        inputs: one array or int per placeholder. wanted: the nodes whose values are returned.
-        Raises: LoweringError if a lowering fails or disagrees with PyTorch about shape or dtype; UnsupportedOp.
+        Args:
+            inputs: One array or int per placeholder.
+            wanted: The nodes whose values are returned.
+
+        Raises:
+            LoweringError: A lowering fails, or disagrees with PyTorch about a shape or dtype.
+            UnsupportedOp: An op that cannot be lowered for these inputs.
         """
         with casting_as(ctx.eager):
             return self._run(inputs, ctx, wanted)
@@ -177,13 +197,16 @@ class Interpreter:
         return [values[node] for node in wanted]
 
     def count_lowered(self, wanted: Sequence[Node]) -> None:
-        """Count what `run` would, for a graph of which no op is computed by torch's kernel."""
+        """Adds the counts that `run` would add, for a graph in which torch's kernels compute no op."""
         for node in self.needed(wanted):
             if isinstance(node.target, torch._ops.OpOverload):
                 coverage.lowered(str(node.target))
 
     def needed(self, wanted: Sequence[Node]) -> set[Node]:
-        """The nodes that the wanted ones are computed from, and those that act; without views of inputs that only outputs need."""
+        """Returns the nodes from which the wanted ones are computed, and the nodes that act.
+
+        Views of inputs that are only outputs of the graph are not among them, unless they are wanted.
+        """
         needed = set(wanted)
         for node in reversed(self.module.graph.nodes):
             if node.op in ("call_function", "get_attr") and (node in needed or node in self._acting):
@@ -192,7 +215,10 @@ class Interpreter:
         return needed
 
     def _control_flow_step(self, node: Node, registry: Registry) -> _Step:
-        """A control-flow op with its graphs ready to run. Torch's kernel computes it if the sizes in one of them depend on values."""
+        """Returns the step of a control-flow op, with its graphs ready to run.
+
+        Torch's kernel computes the op if a size in one of its graphs depends on the values of a tensor.
+        """
         args: list[Any] = list(node.args)
         for position, graph in _graph_arguments(node).items():
             if any(free_unbacked_symbols(inner.meta.get("val")) for inner in graph.graph.nodes):
@@ -205,20 +231,23 @@ class Interpreter:
         return _Step(node, CONTROL_FLOW[node.target], args, dict(node.kwargs), takes_context=True, checked=True)
 
     def _refused_step(self, node: Node, refusal: str) -> _Step:
-        """Torch's kernel runs the op when the program does, and raises then, as in eager mode."""
+        """Returns a step in which torch's kernel runs when the program does, and then raises as in eager mode."""
         message = f"torch's kernel refuses it: {refusal}"
         if not self.kernels:
             raise _located(UnsupportedOp(message, op=str(node.target)), node)
         return _Step(node, None, list(node.args), dict(node.kwargs), reason=message, refused=True)
 
     def _keyed_step(self, node: Node, registry: Registry) -> _Step:
-        """An op that draws with a key of its own. Torch's kernel cannot take its place: it would draw from torch's generator."""
+        """Returns the step of an op that draws with a key of its own.
+
+        Torch's kernel cannot replace its lowering: it would draw from torch's generator.
+        """
         interpreter = Interpreter(alone(node), self.platform, registry, kernels=False)
         graph = Subgraph(interpreter.run_whole, True)
         return _Step(node, functools.partial(draw, graph), [node.args[1], operands(node)], {}, takes_context=True, checked=True)
 
     def run_whole(self, inputs: Sequence[Any], ctx: Context) -> list[Any]:
-        """Evaluate the graph, and return its outputs; constants among them as they are."""
+        """Evaluates the graph and returns all its outputs; outputs that are constants are returned unchanged."""
         outputs = self.output_node.args[0]
         outputs = list(outputs) if isinstance(outputs, (list, tuple)) else [outputs]
         found = iter(self.run(inputs, ctx, [output for output in outputs if isinstance(output, Node)]))
@@ -248,7 +277,7 @@ class Interpreter:
             if not self.kernels or not fallback.can_stand_in(node.target):
                 raise _located(error, node) from None
             return _by_kernel(node, values, ctx, error.message)
-        except (DynaxlaError, jax.errors.UnexpectedTracerError):  # the latter says that a value outlived its trace
+        except (DynaxlaError, jax.errors.UnexpectedTracerError):  # the latter means that a value outlived its trace
             raise
         except Exception as error:
             if self.kernels and (refusal := _refusal_of(node, values)):
@@ -266,19 +295,21 @@ class Interpreter:
 
 
 def _dtypes(node: Node) -> set[torch.dtype]:
-    """The dtypes of the tensors that a node gives."""
+    """Returns the dtypes of the tensors that a node returns."""
     value = node.meta.get("val")
     return {item.dtype for item in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(item, torch.Tensor)}
 
 
 def _refusal_of(node: Node, values: dict[Node, Any]) -> str:
-    """The message with which torch's kernel refuses a node's arguments, of the shapes that they have in this trace; "" if it does not."""
+    """Returns the message with which torch's kernel refuses a node's arguments in the shapes of this trace; "" if it accepts them."""
     with _disable_current_modes():
         return refusals.refusal_of_these(node.target, *_stand_ins(node, values))
 
 
 def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
-    """The message with which torch's kernel refuses the numbers that a node takes in this trace, such as 300 for an int8."""
+    """Returns the message with which torch's kernel refuses the numbers that a node takes in this trace, such as 300 for an int8; "" if
+    none.
+    """
     name, numbers = node.target._schema.name.removeprefix("aten::"), [values[item] for item in _call_numbers(node)]
     if not refusals.is_doubtful(name, numbers, {dtype for item in (node, *node.all_input_nodes) for dtype in _dtypes(item)}):
         return ""
@@ -287,7 +318,7 @@ def _refusal_of_numbers(node: Node, values: dict[Node, Any]) -> str:
 
 
 def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:
-    """A node's args and kwargs in this trace, with tensors of zeros in place of arrays."""
+    """Returns a node's args and kwargs in this trace, with tensors of zeros in place of arrays."""
 
     def stand_in(value: Any) -> Any:
         return torch.zeros((), dtype=dtypes.to_torch(value.dtype)).expand(value.shape) if isinstance(value, jax.Array) else value
@@ -296,11 +327,11 @@ def _stand_ins(node: Node, values: dict[Node, Any]) -> list[Any]:
 
 
 def _call_numbers(node: Node) -> list[Node]:
-    """The nodes whose values an op takes as numbers of any kind, and that a call decides."""
+    """Returns the nodes whose values an op takes as numbers of any kind, and which only a call determines."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return []
     called = str(node.meta.get("original_aten") or node.target)
-    if called not in (str(node.target), "aten.constant_pad_nd.default"):  # the latter's kernel fills the padding, too
+    if called not in (str(node.target), "aten.constant_pad_nd.default"):  # its kernel fills the padding, and refuses numbers as `full` does
         return []
     schema = {argument.name: argument for argument in node.target._schema.arguments}
     given = [*zip(schema.values(), node.args, strict=False), *((schema[name], value) for name, value in node.kwargs.items())]
@@ -325,20 +356,20 @@ def _call_kernel(node: Node, values: dict[Node, Any], ctx: Context, must_run: bo
 
 
 def find_rule(node: Node, platform: str, registry: Registry = default_registry) -> Rule | None:
-    """The lowering of a node's op, if there is one."""
+    """Returns the lowering of a node's op, if there is one."""
     op = node.args[_OP_PLACES[node.target]] if node.target in _OP_PLACES else node.target
     return registry.find(op, platform) if isinstance(op, torch._ops.OpOverload) else None
 
 
 def _acts(node: Node) -> bool:
-    """Whether a node does more than give its result."""
+    """True if a node does more than return its result."""
     if node.target is with_effects or node.target is aten._functional_assert_async.msg or FOR_CHECKS in node.meta:
         return True
     return is_collective(node) or (isinstance(node.target, torch._ops.OpOverload) and not node.target._schema.returns)
 
 
 def _graph_arguments(node: Node) -> dict[int, GraphModule]:
-    """The graphs that a control-flow op calls, by their positions among its arguments."""
+    """Returns the graphs that a control-flow op calls, by their positions among its arguments."""
     found = {}
     for position, arg in enumerate(node.args):
         if isinstance(arg, Node) and arg.op == "get_attr" and arg.graph.owning_module is not None:
@@ -349,15 +380,17 @@ def _graph_arguments(node: Node) -> dict[int, GraphModule]:
 
 
 def inner_graphs(module: GraphModule) -> list[GraphModule]:
-    """The graphs that a graph's control-flow ops call, and those that these call."""
+    """Returns the graphs that a graph's control-flow ops call, recursively."""
     nodes = [node for node in module.graph.nodes if node.op == "call_function" and node.target in CONTROL_FLOW]
     graphs = [graph for node in nodes for graph in _graph_arguments(node).values()]
     return [found for graph in graphs for found in (graph, *inner_graphs(graph))]
 
 
 def draws_random(node: Node) -> bool:
-    """Whether the node takes random numbers from torch's generator. Attention carries the tag even without dropout: then it must leave the
-    generator alone."""
+    """True if the node draws random numbers from torch's generator.
+
+    Attention ops have the tag even without dropout; they must not advance the generator then.
+    """
     if node.target is random_key or node.target is run_and_save_rng_state:
         return True
     if not isinstance(node.target, torch._ops.OpOverload) or torch.Tag.nondeterministic_seeded not in node.target.tags:
@@ -370,7 +403,7 @@ def draws_random(node: Node) -> bool:
 
 
 def is_plain_python(node: Node) -> bool:
-    """Arithmetic on sizes, and getitem on an op's several results."""
+    """True for arithmetic on sizes, and for getitem on an op's several results."""
     return (
         getattr(node.target, "__module__", None) in ("_operator", "math", "builtins", "torch", "torch.utils._sympy.functions")
         and not isinstance(node.target, torch._ops.OpOverload)
@@ -409,7 +442,7 @@ def _reduce(function: Callable[[Any, Any], Any], *args: Any) -> Any:
 
 
 def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
-    """AOTAutograd threads a token through ops that act besides returning something, to keep their order."""
+    """Wraps a lowering so that it takes and returns AOTAutograd's token first; the token orders ops that have an effect."""
 
     def ordered(token: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         result = function(*args, **kwargs)
@@ -419,12 +452,12 @@ def _with_token(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _located(error: UnsupportedOp, node: Node) -> UnsupportedOp:
-    """The same error, with the node's inputs and its place in the user's code."""
+    """Returns the same error with the node's inputs and its place in the user's code."""
     return UnsupportedOp(error.message, op=error.op, inputs=describe_inputs(node), where=user_line(node), hint=error.hint)
 
 
 def constant_value(module: GraphModule, node: Node) -> Any:
-    """The object that a get_attr node names."""
+    """Returns the object that a get_attr node names."""
     value: Any = module
     for name in str(node.target).split("."):
         value = getattr(value, name)
@@ -432,7 +465,7 @@ def constant_value(module: GraphModule, node: Node) -> Any:
 
 
 def _constant_step(module: GraphModule, node: Node) -> _Step:
-    """The step that gives a constant: a tensor's value as an array, or the graph that a control-flow op calls as it is."""
+    """Returns the step of a constant: a tensor becomes an array, the graph of a control-flow op stays as it is."""
     value = constant_value(module, node)
     if not isinstance(value, torch.Tensor):
         return _Step(node, lambda: value, [], {})
@@ -442,7 +475,7 @@ def _constant_step(module: GraphModule, node: Node) -> _Step:
 
 def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     with _disable_current_modes():
-        # A copy has no conjugate or negative bit, and a stride of 1 also if it has one element.
+        # A copy has no conjugate or negative bit, and its last stride is 1 even if it has one element.
         tensor = tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
         target = dtypes.to_jax(tensor.dtype)
         if tensor.numel() == 0:
@@ -462,7 +495,11 @@ def _substitute(arg: Any, values: dict[Node, Any]) -> Any:
 
 
 def _check(node: Node, value: Any, expected: Any) -> None:
-    """A lowering must agree with PyTorch about every result's shape and dtype."""
+    """Checks that a lowering agrees with PyTorch about every result's shape and dtype.
+
+    Raises:
+        LoweringError: It does not.
+    """
     if isinstance(expected, TensorSpec):
         if isinstance(value, jax.Array) and value.shape == expected.shape and value.dtype == expected.jax_dtype:
             return
@@ -480,7 +517,7 @@ def _check(node: Node, value: Any, expected: Any) -> None:
                 _check(node, item, item_expected)
 
 
-# Where other words help than for most ops.
+# Hints for particular ops, in place of the general one.
 _HINTS = {
     "while_loop_stack_output": "call while_loop under torch.no_grad(), or use torch's scan: the gradient of a while_loop needs the "
     "values of all its steps, and no program can know how many there are"

@@ -1,7 +1,8 @@
-"""Random draws that can be made again: ops of a graph that say which key they draw with.
+"""Reproducible random draws: ops of a graph whose PRNG key is an explicit argument.
 
-What a checkpointed region computes again in the backward pass must draw the numbers of the forward pass. There a draw is written as two
-nodes: `random_key`, which the backward graph gets from the forward graph, and `keyed`, the op itself, which is a pure function of it.
+A checkpointed region that is recomputed in the backward pass must draw the numbers of the forward pass. There a draw is written as two
+nodes: `random_key`, whose value the forward graph passes to the backward graph, and `keyed`, the op itself, which is a pure function of the
+key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from .registry import lowers
 _library = torch.library.Library("dynaxla", "FRAGMENT")
 _library.define("random_key(int number, *, Device device) -> Tensor")
 
-# The number tells a graph's keys apart: torch makes one node of two that are the same.
+# The number distinguishes a graph's keys: torch merges two equal nodes into one.
 random_key = torch.ops.dynaxla.random_key.default
 
 KEY_SHAPE, KEY_DTYPE = (2,), torch.int32
@@ -39,12 +40,12 @@ def _random_key(number: int, ctx: Context) -> Array:
 
 
 def keyed(op: torch._ops.OpOverload, key: Any, *args: Any, **kwargs: Any) -> Any:
-    """In a graph: op(*args, **kwargs), drawn with the value of a `random_key`. Only programs run it."""
+    """In a graph: op(*args, **kwargs), drawn with the value of a `random_key`. Only programs run it; the Python function raises."""
     raise AssertionError(f"{op} with a key is an op of programs alone")
 
 
 def alone(node: Node) -> GraphModule:
-    """The op of a `keyed` node as a graph, whose inputs are the node's, in the order of `operands`."""
+    """Returns the op of a `keyed` node as a graph, whose inputs are the node's operands, in the order of `operands`."""
     op, _, *args = node.args
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -59,14 +60,20 @@ def alone(node: Node) -> GraphModule:
 
 
 def operands(node: Node) -> list[Node]:
-    """The nodes among the arguments of a `keyed` node's op, each once."""
+    """Returns the nodes among the arguments of a `keyed` node's op, each once."""
     found: dict[Node, None] = {}
     torch.fx.node.map_arg((node.args[2:], dict(node.kwargs)), lambda source: found.setdefault(source))
     return list(found)
 
 
 def draw(graph: Subgraph, key: Array, inputs: Sequence[Any], ctx: Context) -> Any:
-    """In a program: the value of a `keyed` node. graph: its op's (`alone`), with these inputs."""
+    """In a program: returns the value of a `keyed` node.
+
+    Args:
+        graph: The op's own graph (`alone`).
+        key: The value of the `random_key`, int32[2].
+        inputs: The values of the op's operands.
+    """
     inner = ctx.nested(jax.random.wrap_key_data(lax.bitcast_convert_type(key, np.uint32), impl="threefry2x32"))
     (value,) = graph.run(inputs, inner)
     ctx.checks += inner.checks

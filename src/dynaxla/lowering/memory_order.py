@@ -1,4 +1,4 @@
-"""How the operands of a node lie in memory, as the graph tells: their dimensions from the slowest to the fastest."""
+"""The memory order of a node's operands, derived from the graph: the dimensions from the slowest-varying to the fastest."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .dimensions import all_known
 from .graphs import is_view
 from .metadata import TensorSpec
 
-# Views of the same numbers, at most with dimensions exchanged.
+# Views that keep the dimensions, at most in another order.
 _TRANSPOSES = (aten.permute.default, aten.t.default, aten.transpose.int, aten.alias.default, aten.detach.default)
 
-# XLA computes these anew in each loop that reads them.
+# XLA recomputes these ops in each loop that reads them.
 _AGAIN = frozenset(
     [
         aten._to_copy.default,
@@ -31,7 +31,7 @@ _AGAIN = frozenset(
 
 
 def eager_spec(ctx: Context, value: Array) -> TensorSpec | None:
-    """The metadata of an argument of the current node; None of other values."""
+    """Returns the metadata of `value` if it is an argument of the current node, else None."""
     for argument in (*ctx.node.args, *ctx.node.kwargs.values()):
         if isinstance(argument, Node) and ctx.values.get(argument) is value:
             found: TensorSpec = ctx.spec(argument)
@@ -40,14 +40,17 @@ def eager_spec(ctx: Context, value: Array) -> TensorSpec | None:
 
 
 def eager_order(ctx: Context, value: Array) -> tuple[int, ...] | None:
-    """The order in eager's memory of an argument of the current node; None of other values."""
+    """Returns the memory order that `value` has in eager mode if it is an argument of the current node, else None."""
     spec = eager_spec(ctx, value)
     return None if spec is None else spec.order
 
 
 def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
-    """The current node's positional argument `value` as it was before the transposes that made it, if any did, and where each of
-    its dimensions lies there. A contraction over the original's dimensions needs no transpose at all."""
+    """Undoes the transposes that produced the current node's positional argument `value`.
+
+    Returns the array before the transposes (or `value` itself), and for each dimension of `value` its position in that array. A contraction
+    over the original's dimensions needs no transpose at all.
+    """
     node, places = ctx.node.args[index], list(range(value.ndim))
     while isinstance(node, Node) and node.target in _TRANSPOSES:
         source = ctx.values[node.args[0]]
@@ -62,10 +65,11 @@ def untransposed(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[i
 
 
 def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tuple[int, ...]]:
-    """The current node's positional argument `value` with its dimensions in the order in which XLA reads fastest what it is computed
-    from, and where each of its dimensions lies there. XLA:CPU computes what is reduced within the reduction's loop, in the order of that.
+    """Returns the current node's positional argument in the dimension order in which XLA reads its sources fastest.
 
-    What is read in several orders is taken in that whose last dimension is the longest, or as it is.
+    Returns the array, and for each dimension of `value` its position in that array. The order matters because XLA:CPU computes the operand
+    of a reduction within the reduction's loop, in the loop's order. If the sources have several orders, the one whose last dimension is
+    longest is taken, and row-major order among equals.
     """
     source, places = untransposed(ctx, index, value)
     node = ctx.node.args[index]
@@ -77,8 +81,11 @@ def in_memory_order(ctx: Context, index: int, value: Array) -> tuple[Array, tupl
 
 
 def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
-    """Those of the tensors of a node's shape that its loop reads. Elementwise ops are in that loop if nothing outside of it reads them, and
-    those of `_AGAIN` if all who read them do so in loops; what these read is read again then, too."""
+    """Returns the memory orders of the tensors of the node's shape that the node's loop reads.
+
+    An elementwise op is part of that loop if nothing outside the loop uses its result. An op of `_AGAIN` is also part of it if all its
+    users read it in loops; its sources are then read again, too.
+    """
     shape, inside, found = ctx.spec(node).shape, set[Node](), dict[Node, tuple[int, ...]]()
     left = [(node, len(node.users) > 1)]
     while left:
@@ -86,7 +93,7 @@ def _orders(ctx: Context, node: Node) -> list[tuple[int, ...]]:
         if not _is_pointwise(each) or (again and not (each.target in _AGAIN and all(map(_reads_in_a_loop, each.users)))):
             spec = ctx.spec(each)
             is_there = each.op == "placeholder" or is_view(each)
-            if 0 not in spec.stride:  # else it is read fast in any order
+            if 0 not in spec.stride:  # an expanded tensor is read fast in any order
                 found[each] = spec.order if is_there else tuple(range(len(shape)))
             continue
         inside.add(each)

@@ -1,4 +1,4 @@
-"""What is known of a graph's values before it runs: shapes, strides, dtypes and devices, with concrete numbers."""
+"""Metadata of a graph's values before it runs: shapes, strides, dtypes and devices, with concrete numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ from .dtypes import DType
 class TensorSpec:
     """A tensor's metadata with concrete numbers.
 
-    Attributes: shape; stride (in elements); dtype (torch's); device; offset (storage offset in elements).
+    Attributes:
+        shape: The sizes.
+        stride: The strides in elements; empty for layouts other than strided.
+        dtype: Torch's dtype.
+        device: Torch's device.
+        offset: The storage offset in elements.
     """
 
     shape: tuple[int, ...]
@@ -31,12 +36,12 @@ class TensorSpec:
 
     @property
     def order(self) -> tuple[int, ...]:
-        """The dimensions from the slowest in memory to the fastest."""
+        """The dimensions from the slowest-varying in memory to the fastest."""
         return tuple(sorted(range(len(self.shape)), key=lambda dim: -self.stride[dim]))
 
     @property
     def is_row_major(self) -> bool:
-        """Whether memory has the dimensions in their order. Those of one element lie anywhere."""
+        """True if the dimensions are in memory order. Dimensions of size 1 do not count."""
         order = [dim for dim in self.order if self.shape[dim] > 1]
         return order == sorted(order)
 
@@ -45,25 +50,25 @@ class TensorSpec:
 
 
 class SymbolValues:
-    """Concrete values for the symbols, or whole expressions of symbols, of a graph with dynamic shapes."""
+    """Concrete values for the symbols, or for whole expressions of symbols, of a graph with dynamic shapes."""
 
     def __init__(self, values: Mapping[Any, int] | None = None) -> None:
         self.values = dict(values or {})
         self._expressions: dict[Any, int] = dict(self.values)
-        self._specs: dict[int, tuple[torch.Tensor, TensorSpec]] = {}  # by identity, which a tensor keeps as long as it is held
+        self._specs: dict[int, tuple[torch.Tensor, TensorSpec]] = {}  # by id; the entry holds the tensor, so that its id is not reused
 
     def integer(self, value: int | torch.SymInt) -> int:
-        """The value of a size, stride or offset."""
+        """Returns the value of a size, stride or offset."""
         return value if isinstance(value, int) else self.number(value.node.expr)
 
     def number(self, expression: Any) -> int:
-        """The value of an expression of symbols."""
+        """Returns the value of an expression of symbols."""
         if (known := self._expressions.get(expression)) is None:
             known = self._expressions[expression] = int(expression.xreplace(self.values))
         return known
 
     def spec(self, fake: torch.Tensor) -> TensorSpec:
-        """The concrete metadata of a fake tensor."""
+        """Returns the concrete metadata of a fake tensor."""
         if (known := self._specs.get(id(fake))) is not None:
             return known[1]
         integer = self.integer
@@ -78,7 +83,7 @@ class SymbolValues:
         return spec
 
     def concrete(self, value: Any) -> Any:
-        """What a node's metadata says with numbers: a TensorSpec of a tensor, a tuple of what several values are, an int of a size."""
+        """Returns a node's metadata with concrete numbers: a TensorSpec for a tensor, a tuple for several values, an int for a size."""
         if isinstance(value, torch.Tensor):
             return self.spec(value)
         if isinstance(value, (tuple, list)):

@@ -1,9 +1,9 @@
-"""Python numbers that a program takes as inputs, though lowerings see them as numbers.
+"""Python numbers that are inputs of a program instead of constants, so that a new value needs no new compilation.
 
-A lowering gets an `OpenNumber` where the graph has a float or an int. Where it makes an array of it (`promotion.number`), the program
-has an input of that dtype. Where it compares it with another number, the outcome is noted, and the program holds for numbers with the
-same outcomes: `alpha == 1` makes two programs, not one for each alpha. It may calculate with it. Any other look raises `LookedAt`, and
-the number has to be compiled in.
+A lowering gets an `OpenNumber` where the graph has a float or an int. Where the lowering converts it to an array (`promotion.number`), the
+program gets an input of that dtype. Where the lowering compares it with another number, the comparison becomes a guard: the program is
+valid for all numbers with the same outcomes, so `alpha == 1` causes two programs, not one for each alpha. Arithmetic on the number is
+recorded. Any other access to the value raises `LookedAt`, and the number has to be compiled in as a constant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class LookedAt(Exception):
 
 
 class Guard(NamedTuple):
-    """A comparison that has been made: compare(left, right) was outcome."""
+    """A recorded comparison: compare(left, right) returned `outcome`."""
 
     compare: Callable[[Any, Any], bool]
     left: Formula
@@ -32,14 +32,14 @@ class Guard(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """An input of the program: a number, cast as ATen casts numbers."""
+    """An input of the program: the value of a formula, cast to `dtype` as ATen casts numbers."""
 
     formula: Formula
     dtype: np.dtype
 
 
 def evaluate(formula: Formula, numbers: Sequence[Any]) -> Any:
-    """The number that a formula gives. numbers: those that are open."""
+    """Returns the value of a formula. `numbers`: the values of the open numbers, by position."""
     if type(formula) is not tuple:
         return formula
     if formula[0] == "input":
@@ -48,10 +48,13 @@ def evaluate(formula: Formula, numbers: Sequence[Any]) -> Any:
 
 
 class Watch:
-    """One trace of a function with open numbers.
+    """The record of one trace of a function with open numbers.
 
-    Attributes: numbers (their values now); guards (comparisons so far); wanted (the inputs that the program needs, as far as they are
-    known); looked (whether a lowering had to know a value).
+    Attributes:
+        numbers: The present values of the open numbers.
+        guards: The comparisons so far.
+        wanted: The inputs that the program needs, as known so far.
+        looked: True if a lowering had to know a value.
     """
 
     def __init__(self, numbers: Sequence[Any]) -> None:
@@ -63,7 +66,11 @@ class Watch:
         self._inputs: Sequence[Array] = ()
 
     def begin(self, inputs: Sequence[Array]) -> None:
-        """A trace begins. inputs: one for each that is wanted; none in a first trace, which finds out what is wanted."""
+        """Starts a trace.
+
+        Args:
+            inputs: One array for each entry of `wanted`. Empty in a first trace, which determines `wanted`.
+        """
         self._inputs = inputs
         self.guards.clear()
 
@@ -76,8 +83,8 @@ class Watch:
         return outcome
 
     def cast(self, formula: Formula, dtype: Any) -> Array:
-        """The program's input for a number in a dtype. (In a first trace, something that is like it.)"""
-        key = repr(formula), np.dtype(dtype)  # by repr, 1, 1.0 and True are three
+        """Returns the program's input for the value of a formula in a dtype; in a first trace, a placeholder array."""
+        key = repr(formula), np.dtype(dtype)  # by repr, since 1, 1.0 and True are equal
         place = self._places.setdefault(key, len(self.wanted))
         if place == len(self.wanted):
             self.wanted.append(Wanted(formula, np.dtype(dtype)))
@@ -89,24 +96,24 @@ class Watch:
 
 
 class Variant(NamedTuple):
-    """For which numbers a program holds, and what it takes of them. Attributes: guards; wanted."""
+    """The conditions under which a program is valid, and the inputs that it computes from the open numbers."""
 
     guards: tuple[Guard, ...]
     wanted: tuple[Wanted, ...]
 
     def inputs(self, numbers: Sequence[Any]) -> list[Any] | None:
-        """What the program takes, for `promotion.number`: (value, dtype). None if it does not hold for these numbers."""
+        """Returns the program's inputs for these numbers as (value, dtype) for `promotion.number`; None if a guard fails."""
         try:
             for guard in self.guards:
                 if bool(guard.compare(evaluate(guard.left, numbers), evaluate(guard.right, numbers))) is not guard.outcome:
                     return None
             return [(evaluate(formula, numbers), dtype) for formula, dtype in self.wanted]
-        except ArithmeticError:  # Python refuses the calculation, as in 1 / 0
+        except ArithmeticError:  # such as 1 / 0
             return None
 
 
 class OpenNumber:
-    """A number whose value the program does not know. To `isinstance` it is a float or an int."""
+    """A number whose value the program does not know. It passes `isinstance` as a float or an int."""
 
     __array_ufunc__ = None  # NumPy leaves arithmetic with it to its own methods
 
@@ -118,7 +125,7 @@ class OpenNumber:
         return self._kind
 
     def cast(self, dtype: Any) -> Array:
-        """As an array of rank 0."""
+        """Returns the number as an array of rank 0."""
         return self.watch.cast(self.formula, dtype)
 
     def _refuse(self, *_: Any, **__: Any) -> Any:
@@ -137,12 +144,12 @@ class OpenNumber:
 
 
 def is_open(value: Any) -> bool:
-    """Whether a value is an open number (which `isinstance` does not tell)."""
+    """True if a value is an open number, which `isinstance` cannot determine."""
     return type(value) is OpenNumber
 
 
 def _formula(value: Any) -> Formula:
-    """That of an operand; None for what is no number."""
+    """Returns the formula of an operand; None if the operand is no number."""
     if is_open(value):
         return value.formula
     return value if isinstance(value, (bool, int, float, np.number, np.bool_)) else None

@@ -1,4 +1,4 @@
-"""The windows of a pooling, and what lies in them."""
+"""The geometry of pooling windows, and reductions over them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jax import numpy as jnp
 from . import dtypes
 from .dtypes import DType
 
-# Beyond this many places in a window, each is no longer looked at on its own.
+# With more elements in a window, the lowerings no longer handle each element of a window by an operation of its own.
 MOST_TAPS = 36
 
 Sizes = Sequence[int]
@@ -21,7 +21,7 @@ Sizes = Sequence[int]
 
 @dataclass(frozen=True)
 class PoolWindows:
-    """The windows along one dimension of size `size`: `out` of them, each reading `kernel` places, `dilation` apart."""
+    """The windows along one dimension: `out` windows over a dimension of size `size`, each of `kernel` elements, `dilation` apart."""
 
     dim: int
     size: int
@@ -33,43 +33,49 @@ class PoolWindows:
 
     @property
     def margins(self) -> tuple[int, int]:
-        """How much the windows reach beyond both ends; negative where they leave a rest unread."""
+        """The padding that the windows need at both ends; negative where they leave a remainder of the input unread."""
         reach = (self.out - 1) * self.stride + (self.kernel - 1) * self.dilation + 1
         return self.padding, reach - self.size - self.padding
 
     @property
     def starts(self) -> np.ndarray:
-        """The first place of each window, with 0 the first of the input."""
+        """The index of each window's first element; 0 is the first element of the unpadded input. int64[out]."""
         return np.arange(self.out) * self.stride - self.padding
 
     def tap(self, x: Array, number: int) -> Array:
-        """The place of this number of every window along the dimension, which has been padded."""
+        """Returns element `number` of every window along the dimension. `x` is padded already."""
         first = number * self.dilation
         last = first + (self.out - 1) * self.stride
         return lax.slice_in_dim(x, first, last + 1, self.stride, self.dim)
 
 
 def lowest(dtype: DType) -> float | int:
-    """The lowest number of a dtype; minus infinity for floats."""
+    """Returns the lowest number of a dtype; minus infinity for floats."""
     return -math.inf if dtypes.is_float(dtype) else int(jnp.iinfo(dtype).min)
 
 
 def pad(x: Array, value: float | int, margins: dict[int, tuple[int, int]], spacing: int = 0) -> Array:
-    """Pad, or crop where negative, along some dimensions, with `spacing` new places between the old ones."""
+    """Pads some dimensions, or crops them where a margin is negative, with `spacing` new elements between adjacent old ones."""
     return lax.pad(x, lax.full((), value, x.dtype), [(*margins[dim], spacing) if dim in margins else (0, 0, 0) for dim in range(x.ndim)])
 
 
 def windows_along(
     space: Sizes, out: Sizes, rank: int, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes = (1,)
 ) -> list[PoolWindows]:
-    """space, out: the last sizes of input and output. Settings given once hold for all dimensions; stride () means that of the kernel."""
+    """Returns the windows along each spatial dimension.
+
+    Args:
+        space, out: The trailing (spatial) sizes of the input and the output.
+        rank: The number of dimensions of the input.
+        kernel, stride, padding, dilation: One value for each spatial dimension, or one for all. An empty stride means the kernel size.
+    """
     count = len(space)
     settings = [list(values) * count if len(values) == 1 else list(values) for values in (kernel, stride or kernel, padding, dilation)]
     return [PoolWindows(rank - count + i, space[i], out[i], *(values[i] for values in settings)) for i in range(count)]
 
 
 def reduce_window(x: Array, initial: float | int, function: str, dims: Sequence[PoolWindows]) -> Array:
-    """The sum or maximum of each window; beyond the ends lies `initial`."""
+    """Returns the sum or maximum of each window. Elements beyond the ends have the value `initial`."""
     crop = {dim.dim: (0, min(dim.margins[1], 0)) for dim in dims}
     if any(high for _, high in crop.values()):
         x = pad(x, initial, crop)

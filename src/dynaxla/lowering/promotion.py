@@ -1,7 +1,7 @@
-"""ATen's type promotion.
+"""ATen's type promotion and casts, as operations on JAX arrays.
 
-Source: c10/core/ScalarType (promoteTypes) and ATen/native/TypeProperties.cpp (result_type): tensors with dimensions outrank rank-0
-tensors, which outrank Python numbers; a lower rank only counts where its category (bool < int < float < complex) is higher.
+Source: c10/core/ScalarType (promoteTypes) and ATen/native/TypeProperties.cpp (result_type): tensors with dimensions outrank rank-0 tensors,
+which outrank Python numbers; a lower rank only counts where its category (bool < int < float < complex) is higher.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .symbolic_numbers import as_array, is_symbolic
 
 
 class Promotion(enum.Enum):
-    """How an elementwise op computes and what it returns, as in `torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND`."""
+    """The dtypes in which an elementwise op computes and returns, as in `torch._prims_common.ELEMENTWISE_TYPE_PROMOTION_KIND`."""
 
     DEFAULT = enum.auto()  # compute in the common dtype (half types in float32), return the common dtype
     NO_OPMATH = enum.auto()  # the same, but half types are computed as they are (moves and comparisons: exact anyway)
@@ -61,7 +61,7 @@ def _number_dtype(number: Any) -> torch.dtype:
 
 
 def result_type(operands: Sequence[Any]) -> DType:
-    """The common dtype of arrays and Python numbers, as `torch.result_type` gives it."""
+    """Returns the common dtype of arrays and Python numbers, as `torch.result_type` does."""
     dimensioned: torch.dtype | None = None
     rank_zero: torch.dtype | None = None
     number: torch.dtype | None = None
@@ -83,7 +83,7 @@ def result_type(operands: Sequence[Any]) -> DType:
 
 
 def computation_and_result_dtype(operands: Sequence[Any], kind: Promotion) -> tuple[DType, DType]:
-    """The dtype to compute in, and the dtype of the result."""
+    """Returns the dtype to compute in, and the dtype of the result."""
     common = result_type(operands)
     if kind is Promotion.INT_TO_FLOAT and not dtypes.is_inexact(common):
         common = dtypes.default_float()
@@ -100,7 +100,7 @@ def computation_and_result_dtype(operands: Sequence[Any], kind: Promotion) -> tu
 
 
 def convert(operand: Any, dtype: DType) -> jax.Array:
-    """An array of `dtype` from an array or a Python number; complex to real drops the imaginary part, as ATen's copies do."""
+    """Returns an array or a Python number as an array of `dtype`; complex to real drops the imaginary part, as ATen's copies do."""
     if isinstance(operand, jax.Array):
         if operand.dtype == dtype:
             return operand
@@ -113,7 +113,7 @@ def convert(operand: Any, dtype: DType) -> jax.Array:
         if dtype == _E8M0:
             return _to_power_of_two(lax.convert_element_type(operand, np.float32))
         if dtypes.is_bool(operand.dtype) and dtypes.is_inexact(dtype):
-            # XLA would make a selection of x times a converted bool, and inf * 0 must be nan.
+            # XLA would rewrite the product of x and a converted bool as a select of x or 0, but inf * 0 must be nan.
             return lax.select(operand, full_like(operand, 1, dtype), full_like(operand, 0, dtype))
         if dtype == _E4M3 and _saturates():
             if not dtypes.is_float(operand.dtype) or operand.dtype.itemsize == 1:
@@ -129,15 +129,19 @@ _E4M3, _E8M0 = (dtypes.to_jax(dtype) for dtype in (torch.float8_e4m3fn, torch.fl
 
 @functools.cache
 def _saturates() -> bool:
-    """True if this torch casts what is above float8_e4m3fn's largest number, infinity too, to that number, 448: releases after 2.11 do. XLA
-    makes NaN of it."""
+    """True if this torch casts numbers above float8_e4m3fn's maximum, 448, to 448, infinity included.
+
+    Releases after 2.11 do. XLA returns NaN for them.
+    """
     with _disable_current_modes():
         return bool(torch.tensor([torch.inf]).to(torch.float8_e4m3fn).float() == 448)
 
 
 def _to_power_of_two(x: jax.Array) -> jax.Array:
-    """A float32 as float8_e8m0fnu: the bits of its exponent. The sign is lost, ties go up, and zero becomes the smallest power of two. XLA
-    makes NaN of zero and of negative numbers.
+    """Casts float32 to float8_e8m0fnu, which holds only the bits of an exponent.
+
+    The sign is lost, ties round up, and zero becomes the smallest power of two. XLA's own cast returns NaN for zero and for negative
+    numbers.
 
     Source: c10/util/Float8_e8m0fnu.h, fp8e8m0fnu_from_fp32_value
     """
@@ -159,7 +163,7 @@ _here = threading.local()
 
 @contextlib.contextmanager
 def casting_as(eager: Eager) -> Iterator[None]:
-    """Inside, in this thread, operands are cast as these kernels cast them."""
+    """Within the context, in this thread, operands are cast as this platform's ATen kernels cast them."""
     before = getattr(_here, "like_x86", False), getattr(_here, "rounds_operands", False)
     _here.like_x86, _here.rounds_operands = eager.casts_like_x86, eager.rounds_operands
     try:
@@ -169,39 +173,46 @@ def casting_as(eager: Eager) -> Iterator[None]:
 
 
 def _float_to_integer(x: jax.Array, dtype: DType) -> jax.Array:
-    """Towards zero. C++ leaves open what nan and numbers out of range become, and ATen what its processor makes of them: XLA saturates, as
-    CUDA and ARM do; x86's instructions give the lowest integer for all of them.
+    """Casts a float to an integer, rounding towards zero.
 
-    Narrow dtypes wrap (-1.0 is 255 as uint8), through int32; uint8 and uint32 do so through int64. (ATen's vectorized loops give for what
-    is below int32 or beyond uint32 another uint32 than its loops over the rest and over strided memory, whose results these are.)
+    C++ leaves the result for NaN and for numbers out of range undefined, so ATen's result depends on the processor: XLA saturates, as CUDA
+    and ARM do; x86's instructions return the lowest integer for all of them.
+
+    Narrow dtypes wrap (-1.0 is 255 as uint8), through int32; uint8 and uint32 wrap through int64. For numbers below int32 or above uint32,
+    ATen's vectorized loops return another uint32 than its scalar loops (over the remainder, and over strided memory); this function follows
+    the scalar loops.
+
     Source: the instructions CVTTSS2SI and CVTTPS2DQ; c10/util/TypeCast.h, static_cast_with_inter_type
     """
     if not getattr(_here, "like_x86", False):
         return lax.convert_element_type(lax.convert_element_type(x, np.int32) if dtype.itemsize < 4 else x, dtype)
     if x.dtype.itemsize < 4:
-        x = lax.convert_element_type(x, np.float32)  # which is what XLA:CPU would do for each of the steps, and has an infinity
+        x = lax.convert_element_type(x, np.float32)  # once, where XLA:CPU would convert at each step; and float32 has an infinity
     if dtype == np.uint64:
         half = number(2.0**63, x.dtype)
         upper = lax.ge(x, half)
         low = _to_signed(lax.select(upper, lax.sub(x, half), x), np.dtype(np.int64))
         return lax.convert_element_type(lax.bitwise_xor(low, lax.select(upper, full_like(low, -(2**63)), full_like(low, 0))), dtype)
-    # Whole float32 numbers that int32 does not hold are multiples of 256: as uint8 they are 0, as is the lowest integer.
+    # A float32 outside the range of int32 is a multiple of 256, so it wraps to 0 as uint8, and so does the lowest integer.
     is_wide = dtype in (np.int64, np.uint32) or (dtype == np.uint8 and x.dtype == np.float64)
     return lax.convert_element_type(_to_signed(x, np.dtype(np.int64 if is_wide else np.int32)), dtype)
 
 
 def _to_signed(x: jax.Array, dtype: DType) -> jax.Array:
-    """As x86 makes int32 and int64 of floats. One comparison is enough: the lowest integer is what also becomes of itself."""
+    """Casts floats to int32 or int64 as x86 does.
+
+    One comparison is enough: it excludes the lowest integer itself, but the result for excluded numbers is the lowest integer.
+    """
     limits = np.iinfo(dtype)
     fits = lax.lt(lax.abs(x), number(-float(limits.min), x.dtype))
     return lax.select(fits, lax.convert_element_type(x, dtype), full_like(x, limits.min, dtype))
 
 
 def number(value: Any, dtype: DType) -> Any:
-    """A Python number as a NumPy scalar of `dtype`, as ATen casts them: integers wrap, floats overflow to infinity.
+    """Returns a Python number as a NumPy scalar of `dtype`, cast as ATen casts it: integers wrap, floats overflow to infinity.
 
-    JAX's elementwise primitives take it beside an array of that dtype and broadcast it. An open number is an array of rank 0, which they
-    take as well, and so is one that follows from symbolic sizes.
+    JAX's elementwise primitives accept the scalar as an operand next to an array of that dtype, and broadcast it. An open number, or a
+    number that depends on symbolic sizes, becomes an array of rank 0, which the primitives accept as well.
     """
     if is_open(value):
         return value.cast(dtype)
@@ -218,28 +229,36 @@ def number(value: Any, dtype: DType) -> Any:
 
 
 def full_like(array: jax.Array, value: Any, dtype: DType | None = None) -> jax.Array:
-    """An array like `array` that holds one number everywhere; cheaper to trace than `lax.full_like`."""
+    """Returns an array of the shape of `array` filled with one number; cheaper to trace than `lax.full_like`."""
     return lax.broadcast_in_dim(number(value, dtype or array.dtype), array.shape, ())
 
 
 def broadcast_shapes(shapes: Sequence[Sequence[int]]) -> tuple[int, ...]:
-    """The common shape. Raises: ValueError if there is none."""
+    """Returns the common shape.
+
+    Raises:
+        ValueError: There is none.
+    """
     if not any(export.is_symbolic_dim(size) for shape in shapes for size in shape):
         return np.broadcast_shapes(*map(tuple, shapes))
     rank = max(map(len, shapes))
     columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
-    # torch has compared these sizes: a symbolic one is not 1, and equal to others beside it that are not.
+    # torch has compared these sizes already: a symbolic size is not 1, and it equals all sizes of its dimension that are not 1.
     return tuple(next((size for size in column if export.is_symbolic_dim(size) or size != 1), 1) for column in columns)
 
 
 def broadcast(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """All arrays at their common shape (NumPy's rules, which are ATen's)."""
+    """Broadcasts all arrays to their common shape (NumPy's rules, which are ATen's)."""
     shape = broadcast_shapes([array.shape for array in arrays])
     return [expand(array, shape) for array in arrays]
 
 
 def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """Broadcast to `shape`, aligning the trailing dimensions. Raises: ValueError if the array cannot have that shape."""
+    """Broadcasts to `shape`, aligning the trailing dimensions.
+
+    Raises:
+        ValueError: The array does not broadcast to `shape`.
+    """
     if array.shape == tuple(shape):
         return array
     offset = len(shape) - array.ndim
@@ -252,10 +271,13 @@ def expand(array: jax.Array, shape: Sequence[int]) -> jax.Array:
 
 
 def elementwise(function: Any, operands: Sequence[Any], kind: Promotion, *, wide_second: bool = False) -> jax.Array:
-    """Apply `function` to promoted, broadcast operands and cast its result.
+    """Applies `function` to promoted, broadcast operands and casts its result.
 
-    On the CPU, ATen casts operands to the common dtype before it computes in a wider one: beside a tensor of a half type, a number or a
-    rank-0 float32 is rounded to that type first. wide_second: but not a second operand of one element, as in products and quotients.
+    On the CPU, ATen casts operands to the common dtype before it computes in a wider one: with a half-precision tensor as the other
+    operand, a number or a rank-0 float32 is first rounded to that dtype.
+
+    Args:
+        wide_second: A second operand of one element is not rounded, as in ATen's products and quotients.
     """
     computation, result = computation_and_result_dtype(operands, kind)
     common = result_type(operands) if getattr(_here, "rounds_operands", False) else computation

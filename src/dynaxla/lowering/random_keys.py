@@ -1,4 +1,4 @@
-"""Keys for a program's random numbers."""
+"""PRNG keys for a program's random numbers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from jax import Array
 
 
 class RandomKeys:
-    """JAX's PRNG keys, each different from the others, that follow from one. An iterator.
+    """An iterator over distinct JAX PRNG keys that are derived from one key.
 
-    before: how many a caller has taken from the same key already. Attributes: count (of those taken here).
+    Args:
+        before: The number of keys that the caller has already derived from the same key.
+
+    Attributes:
+        count: The number of keys taken from this iterator.
     """
 
     def __init__(self, key: Array, before: Array | int = 0) -> None:

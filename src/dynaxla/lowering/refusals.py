@@ -1,15 +1,15 @@
-"""Which arguments torch's own kernels refuse: a lowering would take them.
+"""Finds arguments that torch's own kernels refuse, although a lowering would accept them.
 
 PyTorch's fake tensors seldom check what a kernel checks (`"bmm" not implemented for 'Bool'`, "expected m1 and m2 to have the same dtype",
 "Dimension out of range", the maximum of no elements, a number that the dtype does not hold), and XLA computes with every dtype. So the
-kernel itself is asked, once for each op with given arguments, before a program is made of it: it is called with the op's arguments, but
-with small tensors of zeros, which takes microseconds. The kernel computes an op whose arguments it refuses, as it does an op without a
-lowering: it runs when the program does, and raises what it raises in eager mode. An answer that was wrong would cost speed alone.
+kernel itself is called once for each op with given arguments, before the graph is compiled. This trial uses the op's arguments, but small
+tensors of zeros, and takes microseconds. If the kernel refuses the arguments, it computes the op in the program, like an op without a
+lowering, and raises there what it raises in eager mode. A wrong answer would cost only speed.
 
-Tensors with few elements are given to the kernel in their own shapes, and any exception counts. Larger ones are made smaller: then only
-exceptions count that do not depend on sizes.
+Tensors with few elements keep their own shapes in the trial, and any exception counts. Larger ones are made smaller; then only exceptions
+count that do not depend on sizes.
 
-Asked are only ops that the user's program, or autograd, called: what a decomposition makes of them need have no kernel for its dtypes.
+Only ops that the user's program or autograd called are tried: the ops of a decomposition need no kernel for their dtypes.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from .. import forks
 from ..runtime import private
 from . import dtypes
 
-# Words of messages about dtypes. Other messages are about shapes or values: those of the trial, not of the program.
+# Words of messages about dtypes. Other messages are about the shapes or values of the trial, which are not the program's.
 _ABOUT_DTYPES = re.compile(
     r"not implemented for|representable range|type|floating|complex|integral|integer|[Bb]ool|\b(Half|Long|Float|Double|Int)\b"
 )
 
-# Words of messages about numbers and dimensions, whatever the sizes are.
+# Words of messages about numbers and dimensions that do not depend on the sizes.
 _ABOUT_NUMBERS = re.compile(
     "[Dd]imension out of range|[Dd]im .*repeated|non-zero size|without overflow|representable range|[Ee]xpected reduction dim"
     "|support (negative|non-positive)|alpha"
 )
 
-# Tensors with no more elements in all are given to kernels in their own shapes.
+# Tensors with at most this many elements in all keep their own shapes in a trial.
 _FEW_ELEMENTS = 1024
 _MANY_ELEMENTS = 2**24
 
-# Ops that may trust their arguments, as only ATen's own code calls them; those whose kernels want more than sizes of one; and histc, of
-# which torch's fake kernels know: CUDA's takes integers.
+# Ops that are not tried: those that only ATen's own code calls, so that their kernels may not check their arguments; those whose kernels
+# refuse sizes of one; and histc, whose fake kernel checks the dtype by device (CUDA's takes integers).
 _UNASKED = re.compile(
     "backward|flash|efficient|cudnn|miopen|mkldnn|fused|foreach|nested|jagged|embedding_bag|rnn|lstm|gru|int_mm|int4|int8|mixed_dtypes"
     "|segment|sparse|quant|scaled|grouped|ctc|assert|check|functional_sym|cslt|histc|empty|as_strided|resize|set_|item|equal|unsafe_view"
 )
 
-# Numbers that sizes follow from, or have to fit, and what they are for small tensors. (Kernels that resize only copy what has the right
-# size already, so the output's size is another.)
+# Arguments that determine sizes, or must fit them, with their values in trials with small tensors. (The output_size of a resizing kernel
+# differs from the tensors' size, since such kernels only copy a tensor that has the right size already.)
 _FIXED = dict.fromkeys(["kernel_size", "stride", "dilation", "groups", "group", "num_samples", "bins", "bin_ct", "upscale_factor"], 1)
 _FIXED |= dict.fromkeys(["padding", "output_padding", "low"], 0) | {"pad": 1, "high": 1, "output_size": 2}
 
@@ -61,9 +61,9 @@ _known: dict[Any, str] = {}
 
 
 def reason(node: Node) -> str:
-    """The message with which torch's kernel refuses the dtypes of a node's operands; "" if it takes them, or cannot be asked."""
+    """Returns the message with which torch's kernel refuses the dtypes of a node's operands; "" if it accepts them, or cannot be tried."""
     op = node.target
-    if not isinstance(op, OpOverload) or str(node.meta.get("original_aten") or op) != str(op):  # graphs hold copies of overloads
+    if not isinstance(op, OpOverload) or str(node.meta.get("original_aten") or op) != str(op):  # by name: graphs hold copies of overloads
         return ""
 
     def value(argument: Any) -> Any:
@@ -73,12 +73,12 @@ def reason(node: Node) -> str:
 
 
 def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """The message with which torch's kernel refuses these arguments: as `reason`, with fake tensors instead of a node's operands."""
+    """Returns the message with which torch's kernel refuses these arguments, like `reason`, but given fake tensors instead of a node."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if not _can_be_asked(op, tensors, args):
         return ""
     if not all(tensor.is_cpu or tensor.device.type == "jax" for tensor in tensors):
-        # Other devices' kernels take other dtypes than the CPU's, which is asked, but refuse the same numbers.
+        # The trial runs on the CPU. Other devices' kernels accept other dtypes, but refuse the same numbers.
         numbers, name = torch.utils._pytree.tree_leaves((args, kwargs)), op._schema.name.removeprefix("aten::")
         is_asked = is_doubtful(name, numbers, {tensor.dtype for tensor in tensors})
         return refusal_of_numbers(op, args, kwargs) if is_asked else ""
@@ -86,7 +86,7 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
     key = (op, _key(op, args, kwargs, is_small))
     if (known := _known.get(key)) is None:
         known = _ask(op, args, kwargs, _TRIALS[op._schema.name in _WARN_OF_ONE :])
-        # Not in a forked child, which lacks the threads that larger products wait for.
+        # Not in a forked child: larger matrix products would wait for threads that it does not have.
         if not known and op._schema.name not in _WARN_OF_ONE and not forks.is_cut_off():
             known = _ask(op, args, kwargs, _OWN_SHAPES, None) if is_small else _ask(op, args, kwargs, _SMALLER, _ABOUT_NUMBERS)
         _known[key] = known
@@ -94,7 +94,7 @@ def refusal(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> s
 
 
 def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """True if a symbol, a mask or the values of tensors decide what a kernel takes: in a trial they are zeros."""
+    """True if a symbol, a mask or the values of tensors decide which arguments a kernel accepts: in a trial these values are zeros."""
     tags = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
     values = torch.SymInt, torch.SymFloat, torch.SymBool
     leaves = torch.utils._pytree.tree_leaves((args, kwargs))
@@ -104,7 +104,10 @@ def _is_decided_by_values(op: OpOverload, args: Sequence[Any], kwargs: Mapping[s
 
 
 def refusal_of_these(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """As `refusal`, for the arguments of a lowering that has failed: with all their elements, unless they are very many."""
+    """Like `refusal`, for the arguments of a lowering that has failed.
+
+    The trial keeps their shapes, unless they have very many elements.
+    """
     if not isinstance(op, OpOverload):
         return ""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -114,14 +117,20 @@ def refusal_of_these(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
 
 
 def refusal_of_numbers(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """As `refusal`, of just these numbers: kernels refuse some for their values, as 300 for an int8."""
+    """Like `refusal`, for these numbers only: kernels refuse some for their values, such as 300 for an int8."""
     tensors = [leaf for leaf in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    # Those of one element are often filled without a look at the number.
+    # Kernels often fill a tensor of one element without checking the number, so the trial with size 1 is left out.
     return _ask(op, args, kwargs, _TRIALS[1:]) if _can_be_asked(op, tensors, args) else ""
 
 
 def is_doubtful(name: str, numbers: Iterable[Any], found: Iterable[torch.dtype]) -> bool:
-    """True if torch's kernel may refuse numbers for their values, next to operands of these dtypes. name: the op's."""
+    """True if torch's kernel may refuse numbers for their values.
+
+    Args:
+        name: The op's name, without namespace.
+        numbers: The numbers among its arguments.
+        found: The dtypes of its tensors.
+    """
     limits: tuple[float, float] | None = None
     for value in numbers:
         kind = type(value)
@@ -140,7 +149,9 @@ def _unlimited(dtype: torch.dtype) -> bool:
 
 
 def trusts(op: OpOverload) -> bool:
-    """True for an op whose kernel may trust its arguments, as only ATen's own code calls it, or wants more of them than small sizes."""
+    """True for an op that is not tried: its kernel may not check its arguments, since only ATen's own code calls it, or refuses small
+    sizes.
+    """
     return _UNASKED.search(op._schema.name) is not None
 
 
@@ -151,13 +162,13 @@ def _can_be_asked(op: OpOverload, tensors: Sequence[torch.Tensor], numbers: Sequ
         if with_generator(op) is None:
             return False  # it would draw from torch's own generator
     elif not tensors:
-        name = op._schema.name  # of other ops, sizes follow from numbers
+        name = op._schema.name  # for other ops without tensors, the numbers determine sizes
         return name in _FILLED or (name in _COUNTED and all(type(n) is not int or n <= _FEW_ELEMENTS for n in numbers))
     return all(tensor.layout == torch.strided and dtypes.is_supported(tensor.dtype) for tensor in tensors)
 
 
 def with_generator(op: OpOverload) -> OpOverload | None:
-    """The overload of an op that can be told from which generator to draw, and takes the same arguments else; None if there is none."""
+    """Returns the overload of an op that takes a generator, and otherwise the same arguments; None if there is none."""
     wanted = [_facts(argument) for argument in op._schema.arguments if argument.name != "generator"]
     for name in (op._overloadname, *op.overloadpacket.overloads()):
         found = getattr(op.overloadpacket, name)
@@ -177,12 +188,12 @@ def _is_small(tensors: Sequence[torch.Tensor], limit: int) -> bool:
 
 
 def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_small: bool) -> Any:
-    """What an answer depends on. is_small: whether shapes and sizes are among that."""
+    """Returns a hashable key of the properties of the arguments that determine the answer. `is_small`: shapes and sizes are among them."""
     schema = {argument.name: argument for argument in op._schema.arguments}
 
     def key(argument: Any, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            # Of a larger tensor it matters which dimensions are empty.
+            # For a larger tensor, only its empty dimensions matter.
             return value.dtype, tuple(value.shape) if is_small else tuple(type(size) is int and size == 0 for size in value.shape)
         if isinstance(value, (list, tuple)):
             return tuple(key(argument, item) for item in value)
@@ -195,19 +206,19 @@ def _key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], is_smal
     return positional, tuple((name, key(schema[name], value)) for name, value in kwargs.items())
 
 
-# Ops that make tensors of the sizes that they are told, and fill them with a number; and those that are told how many numbers to make.
+# Ops that create a tensor of given sizes and fill it with a number; and ops that create a given count of numbers.
 _FILLED = frozenset(["aten::full", "aten::scalar_tensor"])
 _COUNTED = frozenset(["aten::linspace", "aten::logspace"])
 
-# The size of all dimensions of all tensors, and what is in them. Some kernels (linalg_cross) refuse other sizes than three before they look
-# at dtypes, some (lu_solve) zeros. A negative number means the sizes that tensors have, up to that one: the last dimension of a
-# grid_sampler's grid has as many numbers as space has dimensions.
+# Each trial is the size of all dimensions of all tensors, and the value of all elements. Some kernels (linalg_cross) refuse sizes other
+# than three before they check dtypes, some (lu_solve) refuse zeros. A negative size means the tensors' own sizes, limited to its absolute
+# value: the size of the last dimension of a grid_sampler's grid is the number of spatial dimensions.
 _TRIALS = ((1, 0), (3, 0), (-4, 0), (3, 1))
 _OWN_SHAPES = ((-sys.maxsize, 0), (-sys.maxsize, 1))
 _SMALLER = ((-2, 0),)
 
 
-# Of one number they warn that it has no degrees of freedom.
+# Ops that warn about degrees of freedom if their input has one element.
 _WARN_OF_ONE = frozenset(["aten::std", "aten::var", "aten::std_mean", "aten::var_mean"])
 
 
@@ -218,7 +229,12 @@ def _ask(
     trials: Sequence[tuple[int, int]],
     about: re.Pattern[str] | None = _ABOUT_DTYPES,
 ) -> str:
-    """The message of the first trial whose exception is `about` what is asked; if that is None, of the last one if all have failed."""
+    """Runs trials and returns the message of a refusal, or "".
+
+    Args:
+        trials: (size, content) pairs for `_small`, run until one succeeds.
+        about: The first exception whose message matches is the refusal. If None, the last exception is the refusal if all trials fail.
+    """
     message = ""
     schema = {argument.name: argument for argument in op._schema.arguments}
     with _disable_current_modes(), private.below_autograd(), torch.no_grad():
@@ -231,11 +247,11 @@ def _ask(
                     drawing(*small, **named | {"generator": torch.Generator()})
                 else:
                     op(*small, **named)
-            except torch.linalg.LinAlgError:  # of these values
+            except torch.linalg.LinAlgError:  # caused by the trial's values
                 return ""
             except Exception as error:
                 message = str(error).partition("\n")[0] or type(error).__name__
-                # There is no such kernel on this machine, or a library lacks what it needs: batches of nothing.
+                # This machine has no such kernel, or a library (MKL's FFT) does not support empty batches.
                 if about is None and (isinstance(error, NotImplementedError) or message.startswith("MKL FFT error")):
                     return ""
                 if about is not None and about.search(message):
@@ -246,7 +262,7 @@ def _ask(
 
 
 def _small(argument: Any, value: Any, size: int, content: int) -> Any:
-    """An argument that fits tensors with this size in all dimensions, or, if it is negative, with at most that size."""
+    """Returns a trial's argument for tensors of this size in all dimensions, or, if `size` is negative, of at most -size."""
     if isinstance(value, torch.Tensor):
         sizes = [size if size > 0 or not isinstance(given, int) else min(given, -size) for given in value.shape]
         return torch.full([abs(given) for given in sizes], content, dtype=value.dtype)
@@ -262,12 +278,12 @@ def _small(argument: Any, value: Any, size: int, content: int) -> Any:
 
 
 def _is_replaced(argument: Any) -> bool:
-    """True if a number of this argument is another one beside small tensors."""
+    """True if a trial with small tensors replaces numbers of this argument."""
     return argument.name in _FIXED or _is_size(argument)
 
 
 def _is_size(argument: Any) -> bool:
-    """Whether a number, or each of several, may be symbolic: such are sizes, or what sizes follow from."""
+    """True if the argument is a SymInt or a list of them: sizes, or numbers that sizes depend on."""
     kind = argument.real_type
     while (inner := getattr(kind, "getElementType", None)) is not None:
         kind = inner()
@@ -278,7 +294,7 @@ _decomposing = threading.local()
 
 
 def checked(op: OpOverload, decomposition: Callable[..., Any]) -> Callable[..., Any]:
-    """A decomposition that leaves an op as it is where its kernel refuses the dtypes."""
+    """Wraps a decomposition so that it leaves an op as it is where the op's kernel refuses the dtypes."""
 
     def decompose(*args: Any, **kwargs: Any) -> Any:
         if getattr(_decomposing, "inside", False):

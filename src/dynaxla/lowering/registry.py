@@ -3,10 +3,10 @@
     @lowers(aten.cumsum.default)
     def cumsum(x, dim, *, dtype=None): ...
 
-A lowering receives the op's arguments as the schema orders them: positional ones by position, keyword-only ones by name. Tensors come
-as `jax.Array` (tracers), dtypes as NumPy dtypes, sizes as ints. It may leave out keyword-only arguments that cannot change the values
-(`layout`, `device`, `pin_memory`, `memory_format`, `non_blocking`) or that it does not support: an unsupported one with another value
-than its default is an `UnsupportedOp`. A parameter named `ctx` receives the `Context`.
+A lowering receives the op's arguments as the schema orders them: positional ones by position, keyword-only ones by name. Tensors come as
+`jax.Array` (tracers), dtypes as NumPy dtypes, sizes as ints. A lowering may omit keyword-only arguments that cannot change the values
+(`layout`, `device`, `pin_memory`, `memory_format`, `non_blocking`), and arguments that it does not support: a node that sets an unsupported
+argument to another value than its default raises `UnsupportedOp`. A parameter named `ctx` receives the `Context`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .promotion import Promotion, elementwise
 Lowering = Callable[..., Any]
 Function = TypeVar("Function", bound=Lowering)
 
-# Arguments that say where or how a result is stored. Results are placed and laid out by the runtime, so lowerings need not know them.
+# Arguments that determine where or how a result is stored. The runtime places and lays out results, so lowerings do not need these.
 STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format", "non_blocking"})
 
 
@@ -40,8 +40,13 @@ STORAGE_ARGUMENTS = frozenset({"layout", "device", "pin_memory", "memory_format"
 class Rule:
     """One registered lowering.
 
-    Attributes: op; function; platforms (JAX's names: "cpu", "cuda", "rocm", "tpu"; empty means all); takes_context; where (its place); by
-    (the module that registered it).
+    Attributes:
+        op: The overload.
+        function: The lowering.
+        platforms: JAX's names of its platforms ("cpu", "cuda", "rocm", "tpu"); empty for all.
+        takes_context: True if the function has a `ctx` parameter.
+        where: The place of its definition, as module:line.
+        by: The module that registered it.
     """
 
     op: OpOverload
@@ -54,9 +59,10 @@ class Rule:
     _keywords: frozenset[str] = field(repr=False, default=frozenset())
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """Arrange a node's arguments for the function.
+        """Arranges a node's arguments for the function.
 
-        Raises: UnsupportedOp if an argument that the lowering leaves out has another value than its default.
+        Raises:
+            UnsupportedOp: An argument that the lowering omits has another value than its default.
         """
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
@@ -87,7 +93,7 @@ class Rule:
 
 
 def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str], bool]:
-    """How many positional arguments `function` takes, which keyword-only ones, and whether it takes the context."""
+    """Returns the number of positional arguments that `function` takes, its keyword-only arguments, and True if it takes the context."""
     schema = op._schema.arguments
     keyword_only = {argument.name for argument in schema if argument.kwarg_only}
     available = sum(not argument.kwarg_only for argument in schema)
@@ -112,7 +118,12 @@ def _parameters(op: OpOverload, function: Lowering) -> tuple[int, frozenset[str]
 
 @dataclass(frozen=True)
 class _Named:
-    """A lowering of an op that is known by its name alone. Attributes: function; platforms, where, by (as in `Rule`)."""
+    """A lowering of an op that is known only by its name.
+
+    Attributes:
+        function: The lowering.
+        platforms, where, by: As in `Rule`.
+    """
 
     function: Lowering
     platforms: tuple[str, ...]
@@ -120,15 +131,16 @@ class _Named:
     by: str
 
 
-# Modules whose lowerings are known by the hash of dynaxla's sources.
+# The prefix of modules whose lowerings the hash of dynaxla's sources identifies.
 _OWN = "dynaxla."
 
 
 class Registry:
-    """Lowerings by overload and platform. A platform's own lowering goes before the general one, an overload's before its name's.
+    """Lowerings by overload and platform. A platform-specific lowering precedes the general one, an overload's own precedes its name's.
 
-    load: what registers dynaxla's own lowerings. It is called when a lowering is looked for, or one of others is registered: importing
-    them takes longer than all else that a later process needs for a program that it finds compiled.
+    Args:
+        load: Registers dynaxla's own lowerings. It is called lazily, at the first lookup or the first registration by another library:
+            importing the lowerings takes longer than everything else that a new process needs to run a program from the cache.
     """
 
     def __init__(self, load: Callable[[], object] | None = None) -> None:
@@ -141,12 +153,15 @@ class Registry:
         self._holding: dict[OpOverload, Callable[[Node], Any]] = {}
 
     def fill(self) -> None:
-        """Register dynaxla's own lowerings, once. After a failure, the next call tries again, and fails in the same way if nothing has
-        changed: nothing of a module that did not load is left in the registry."""
+        """Registers dynaxla's own lowerings, once.
+
+        After a failure the next call tries again, and fails in the same way if nothing has changed: the registry keeps no lowering of a
+        module that did not load.
+        """
         if self._load is None:
             return
         with self._lock:
-            if self._load is None or self._is_loading:  # the imported modules look for lowerings, too
+            if self._load is None or self._is_loading:  # the modules that are being imported look up lowerings, too
                 return
             self._is_loading = True
             try:
@@ -159,7 +174,9 @@ class Registry:
                 self._is_loading = False
 
     def _forget_unloaded_modules(self) -> None:
-        """Remove the lowerings of dynaxla's modules whose import has failed: Python runs these modules from their start again."""
+        """Removes the lowerings of dynaxla modules whose import failed, since Python executes these modules from the start at the next
+        import.
+        """
 
         def is_kept(lowering: Rule | _Named) -> bool:
             return not lowering.by.startswith(_OWN) or lowering.by in sys.modules
@@ -170,11 +187,15 @@ class Registry:
     def register(
         self, op: OpOverload, function: Lowering, platforms: Iterable[str] = (), source: Lowering | None = None, by: str | None = None
     ) -> None:
-        """Add a lowering for one overload, unless the installed torch does not have it.
+        """Adds a lowering for one overload, unless the installed torch does not have it.
 
-        source: the function whose place is reported, if not this one. by: the module that registers it, if not the caller.
+        Args:
+            source: The function whose place is reported, if not `function`.
+            by: The module that registers the lowering, if not the caller.
 
-        Raises: ValueError if the op has such a lowering already; TypeError if the function does not fit the op's schema.
+        Raises:
+            ValueError: The op already has a lowering for the platform.
+            TypeError: The function does not fit the op's schema.
         """
         if isinstance(op, MissingOp):
             return
@@ -188,20 +209,23 @@ class Registry:
             self._rules[op, platform] = rule
 
     def hold(self, op: OpOverload, find: Callable[[Node], Any]) -> None:
-        """What a node of this op only names in its arguments: whoever keeps the graph keeps it alive. find: gives it."""
+        """Registers a function for nodes of this op that returns the object which a node's arguments only name; holders of the graph keep
+        it alive.
+        """
         self._holding[op] = find
 
     def held(self, node: Node) -> Any:
-        """What is to be kept alive for a node; None for most."""
+        """Returns the object that must be kept alive for a node; None for most nodes."""
         find = self._holding.get(node.target) if isinstance(node.target, OpOverload) else None
         return None if find is None else find(node)
 
     def register_name(self, name: str, function: Lowering, platforms: Iterable[str] = (), by: str | None = None) -> None:
-        """For an op of another library, which may not exist yet, as "namespace::name": for all its overloads whose schema it fits.
+        """Adds a lowering for an op of another library by its name, "namespace::name". The op need not exist yet.
 
-        by: as of `register`.
+        The lowering serves all overloads of the op whose schema it fits. `by`: as in `register`.
 
-        Raises: ValueError if the name has such a lowering already.
+        Raises:
+            ValueError: The name already has a lowering for the platform.
         """
         by = by or _caller()
         if not by.startswith(_OWN):
@@ -213,9 +237,10 @@ class Registry:
             self._named[name, platform] = named
 
     def find(self, op: OpOverload, platform: str | None = None) -> Rule | None:
-        """The lowering of an overload for a platform; None if there is none.
+        """Returns the lowering of an overload for a platform; None if there is none.
 
-        Raises: TypeError if the op has a lowering by its name, which fits none of its overloads.
+        Raises:
+            TypeError: The lowering registered for the op's name fits none of its overloads.
         """
         self.fill()
         if isinstance(op, MissingOp):
@@ -229,19 +254,19 @@ class Registry:
         return None
 
     def _bind(self, op: OpOverload, named: _Named) -> Rule | None:
-        """The rule for one of the overloads of a name; None if the lowering does not fit this one, but another."""
+        """Returns the rule for one of the overloads of a name; None if the lowering fits only other overloads."""
         key = op, named
         if key not in self._bound:
             rule, refusal = _try_rule(op, named)
             if refusal is not None and not any(_try_rule(other, named)[0] for other in _overloads(op)):
                 raise refusal
-            self._bound[key] = rule  # whoever else comes here at the same time puts an equal one
+            self._bound[key] = rule  # another thread that gets here at the same time stores an equal rule
         return self._bound[key]
 
     def places(self) -> list[str] | None:
-        """Which op has from where a lowering that others have registered: dynaxla's sources say which it registers itself.
+        """Returns the lowerings registered by other libraries, as "op platform module:line". Dynaxla's own are identified by its sources.
 
-        None if one of them is from elsewhere than dynaxla and JAX, whose versions say what it does.
+        Returns None if one of them is defined outside dynaxla and JAX, since only the versions of these two identify the code.
         """
         found = [(str(op), platform, rule.where, rule.by) for (op, platform), rule in list(self._rules.items())]
         found += [(name, platform, lowering.where, lowering.by) for (name, platform), lowering in list(self._named.items())]
@@ -255,7 +280,7 @@ class Registry:
         return len(self._rules) + len(self._named)
 
     def ops(self) -> set[OpOverload]:
-        """Every overload that has a lowering on some platform, of those ops that exist."""
+        """Returns every existing overload that has a lowering on some platform."""
         self.fill()
         named = {op for (name, _), lowering in list(self._named.items()) for op in _existing(name) if self._bind(op, lowering) is not None}
         return {op for op, _ in list(self._rules)} | named
@@ -274,13 +299,13 @@ def _try_rule(op: OpOverload, named: _Named) -> tuple[Rule | None, TypeError | N
 
 
 def _place(function: Lowering) -> str:
-    """Where a function is written, as module:line."""
+    """Returns the place where a function is defined, as module:line."""
     code = inspect.unwrap(function)
     return f"{getattr(inspect.getmodule(code), '__name__', '?')}:{getattr(getattr(code, '__code__', None), 'co_firstlineno', '?')}"
 
 
 def _caller() -> str:
-    """The module that has called the function that calls this one."""
+    """Returns the name of the module that called the caller of this function."""
     return str(sys._getframe(2).f_globals.get("__name__"))
 
 
@@ -290,14 +315,18 @@ def _overloads(op: OpOverload) -> list[OpOverload]:
 
 
 def _existing(name: str) -> list[OpOverload]:
-    """The overloads of an op that is known by its name; none if it does not exist (yet)."""
+    """Returns the overloads of an op that is known by its name; an empty list if the op does not exist (yet)."""
     namespace, _, base = name.partition("::")
     packet = getattr(getattr(torch.ops, namespace), base, None)
     return [] if packet is None else [getattr(packet, overload) for overload in packet.overloads()]
 
 
 def _load() -> None:
-    """Raises: UnsupportedVersion for a failure with releases of torch or JAX that are newer than the tested ones."""
+    """Imports dynaxla's lowerings.
+
+    Raises:
+        UnsupportedVersion: The import fails with a newer release of torch or JAX than the tested ones.
+    """
     try:
         importlib.import_module(".ops", __package__).load()
     except Exception as error:
@@ -310,7 +339,7 @@ registry = Registry(_load)
 
 
 def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promotion | None = None) -> Callable[[Function], Function]:
-    """Register a function as the lowering of `ops`: overloads, or names ("namespace::name") of ops that another library may define later.
+    """Registers a function as the lowering of `ops`: overloads, or names ("namespace::name") of ops that another library may define later.
 
     A name stands for all the op's overloads whose schema the function fits, and that have no lowering of their own.
 
@@ -334,7 +363,7 @@ def lowers(*ops: OpOverload | str, platforms: Iterable[str] = (), promote: Promo
 
 
 def lower_table(table: Mapping[OpOverload, Lowering], promote: Promotion | None = None) -> None:
-    """Register one-line lowerings: a table from overloads to functions. `promote`: as of `lowers`."""
+    """Registers one-line lowerings: a table from overloads to functions. `promote`: as in `lowers`."""
     by = _caller()
     for op, function in table.items():
         registry.register(op, _promoting(function, promote) if promote else function, source=function, by=by)

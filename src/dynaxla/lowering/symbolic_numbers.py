@@ -1,7 +1,7 @@
-"""Numbers that follow from symbolic sizes, as operands of a program for export, which computes them when it runs.
+"""Numbers that depend on symbolic sizes, as operands of a program for export, which computes them at run time.
 
-A size is JAX's symbolic dimension; lowerings may take it where a shape has it, and `promotion.number` makes an array of it. A float made of
-sizes is a `SymbolicFloat`.
+A symbolic size is a JAX symbolic dimension. Lowerings may use it wherever a shape has it, and `promotion.number` converts it to an array. A
+float that is computed from symbolic sizes is a `SymbolicFloat`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,11 @@ from jax.errors import InconclusiveDimensionOperation
 
 
 class SymbolicFloat:
-    """A Python float that depends on symbolic sizes. To `isinstance` it is a float. Comparisons of it have no outcome.
+    """A Python float that depends on symbolic sizes. It passes `isinstance` as a float. Its comparisons raise
+    InconclusiveDimensionOperation.
 
-    Attributes: array (its value, a float64 of rank 0).
+    Attributes:
+        array: Its value, float64[].
     """
 
     __array_ufunc__ = None  # NumPy leaves arithmetic with it to its own methods
@@ -56,12 +58,12 @@ for _name, _function in {"neg": lax.neg, "abs": lax.abs, "pos": lambda x: x}.ite
 
 
 def is_symbolic(value: Any) -> bool:
-    """Whether a number depends on symbolic sizes."""
+    """True if a number depends on symbolic sizes."""
     return type(value) is SymbolicFloat or export.is_symbolic_dim(value)
 
 
 def as_array(value: Any) -> jax.Array:
-    """A symbolic number as a float64 or an int64 of rank 0."""
+    """Returns a symbolic number as a float64 or an int64 array of rank 0."""
     return value.array if type(value) is SymbolicFloat else jax.numpy.asarray(value)
 
 
@@ -93,7 +95,7 @@ def _is_size(*values: Any) -> bool:
     return any(map(export.is_symbolic_dim, values))
 
 
-# What graphs calculate with sizes, where Python's own functions do not take symbolic ones.
+# Replacements for the functions on sizes in graphs that do not accept symbolic sizes.
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.sym_float: _sym_float,
     torch._sym_sqrt: _sym_sqrt,

@@ -1,7 +1,7 @@
-"""Tensors that are others with a few slices replaced, as a key/value cache is after a token, and the products that read them.
+"""Products that read a tensor with a few slices replaced, such as a key/value cache after a new token.
 
-A product can read the old tensor and the new slices instead, so that nobody needs the changed tensor. Whether that is so, the graph tells:
-all who read it must be such products, at most through views.
+A product can read the old tensor and the new slices instead, so that the updated tensor is never materialized. The graph determines whether
+this is possible: all readers of the updated tensor must be such products, directly or through views.
 """
 
 from __future__ import annotations
@@ -26,9 +26,12 @@ from .ops.strided import may_overlap
 
 @dataclass(frozen=True)
 class Update:
-    """A node that gives a tensor with some slices replaced.
+    """A node that returns a tensor with some slices replaced.
 
-    Attributes: node; dims (each slice has one place in each of them, and the whole of all others); count (of slices).
+    Attributes:
+        node: The node.
+        dims: The updated dimensions: each slice has one index in each of them, and covers all others.
+        count: The number of slices.
     """
 
     node: Node
@@ -37,23 +40,26 @@ class Update:
 
     @property
     def base(self) -> Node:
-        """The tensor before."""
+        """The tensor before the update."""
         base = self.node.args[0]
         assert isinstance(base, Node)
         return base
 
 
-# A part of a dimension: which of the base's dimensions it is (None: the numbers are repeated along it), and its size.
+# A part of a dimension: the base's dimension that it is (None if the values are repeated along it), and its size.
 Factor = tuple[int | None, int]
 Factors = tuple[tuple[Factor, ...], ...]
 
 
 @dataclass(frozen=True)
 class Roles:
-    """What a product does with an operand.
+    """The dimensions of one operand of a product, by their role.
 
-    Attributes: over (the dimensions that are summed); batch (those that both operands keep); other (the position of the other operand, or
-    of one that is as long in its dimensions `outer`: those that are not summed).
+    Attributes:
+        over: The dimensions that are summed.
+        batch: The dimensions that both operands keep.
+        other: The position of the other operand, or of an argument that has the same sizes in the dimensions `outer`.
+        outer: The dimensions of `other` that are not summed.
     """
 
     over: tuple[int, ...]
@@ -63,7 +69,7 @@ class Roles:
 
 
 _ATTENTION = {1: Roles((3,), (0, 1), 0, (0, 1, 2)), 2: Roles((2,), (0, 1), 0, (0, 1, 2))}
-# By op and by the position of the operand.
+# By op, and by the position of the operand.
 PRODUCTS: dict[Any, dict[int, Roles]] = {
     aten.mm.default: {0: Roles((1,), (), 1, (1,)), 1: Roles((0,), (), 0, (0,))},
     aten.bmm.default: {0: Roles((2,), (0,), 1, (0, 2)), 1: Roles((1,), (0,), 0, (0, 1))},
@@ -76,10 +82,15 @@ PRODUCTS: dict[Any, dict[int, Roles]] = {
 class Reading:
     """A product's operand that is a view of an updated tensor.
 
-    Attributes: updates (one after the other, with slices in the same dimensions); parts (the sizes that each dimension of the tensor is
-    split in; of all these dimensions, in their order, is meant what follows); factors (what the operand's dimensions are made of, without
-    dimensions of size 1); dims (that slices have places in); dtype (of the tensor); roles; rows (how many vectors each of the tensor's
-    vectors is multiplied with).
+    Attributes:
+        updates: The updates, in the order in which they are applied, with slices in the same dimensions.
+        parts: For each dimension of the tensor, the sizes into which the views split it. The other attributes refer to these split
+            dimensions, in their order.
+        factors: For each dimension of the operand, the split dimensions that it consists of, without dimensions of size 1.
+        dims: The updated dimensions, in which slices have indices.
+        dtype: The tensor's dtype.
+        roles: The roles of the operand's dimensions.
+        rows: The number of vectors with which each of the tensor's vectors is multiplied.
     """
 
     updates: tuple[Update, ...]
@@ -92,12 +103,12 @@ class Reading:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The tensor's, with its dimensions split."""
+        """The tensor's shape, with its dimensions split."""
         return tuple(size for sizes in self.parts for size in sizes)
 
     @property
     def places(self) -> int:
-        """How many places there are for a slice."""
+        """The number of possible slices."""
         return math.prod(self.shape[dim] for dim in self.dims)
 
     @property
@@ -106,14 +117,17 @@ class Reading:
 
     @property
     def is_moved(self) -> bool:
-        """Whether the dimensions that both operands keep are not the tensor's first."""
+        """True if the dimensions that both operands keep are not the leading dimensions of the tensor."""
         kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim] if origin is not None}
         others = [dim for dim, size in enumerate(self.shape) if size > 1 and dim not in kept]
         return bool(kept) and min(others) < max(kept)
 
     @property
     def has_strides(self) -> bool:
-        """Whether the product sums one of the tensor's dimensions and has one other in its result, and one of these two is the fastest."""
+        """True if the product sums one of the tensor's dimensions, has one other in its result, and one of these two is fastest in memory.
+
+        Dimensions that both operands keep do not count.
+        """
         kept = {origin for dim in self.roles.batch for origin, _ in self.factors[dim]}
         over = {origin for dim in self.roles.over for origin, _ in self.factors[dim]}
         long = [dim for dim, size in enumerate(self.shape) if size > 1]
@@ -121,12 +135,15 @@ class Reading:
 
     @property
     def sums_slices(self) -> bool:
-        """Whether the product adds over a dimension that slices have places in; else its result has them."""
+        """True if the product sums over an updated dimension; otherwise its result has these dimensions."""
         return any(origin in self.dims for dim in self.roles.over for origin, _ in self.factors[dim])
 
 
 def reading(ctx: Context, position: int) -> Reading | None:
-    """How the current node, a product, reads its argument: None if that is no updated tensor, or somebody needs it whole."""
+    """Returns the way in which the current node, a product, reads an argument.
+
+    Returns None if the argument is not an updated tensor, or if some other node needs the whole updated tensor.
+    """
     found = _structure(ctx, ctx.node, position)
     if found is None or not _is_avoidable(ctx, found.updates[0]):
         return None
@@ -137,7 +154,7 @@ def reading(ctx: Context, position: int) -> Reading | None:
 
 
 def _is_avoidable(ctx: Context, update: Update) -> bool:
-    """Whether all that read the changed tensor are products that can do without, or later updates of which this holds."""
+    """True if all readers of the updated tensor are products that can read its parts, or later updates for which the same is true."""
     for user, read in _readers(update.node):
         positions = [position for position, argument in enumerate(user.args) if argument is read]
         if _uses(user, read) != len(positions):
@@ -152,14 +169,14 @@ def _is_avoidable(ctx: Context, update: Update) -> bool:
 
 
 def _uses(user: Node, node: Node) -> int:
-    """How often a node stands among another one's arguments, also in lists."""
+    """Returns how often `node` occurs among the arguments of `user`, including those in lists."""
     found: list[Node] = []
     torch.fx.node.map_arg((user.args, user.kwargs), lambda argument: found.append(argument))
     return found.count(node)
 
 
 def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
-    """Who reads a node's numbers, also through views: the reader, and which node it reads."""
+    """Yields the nodes that read a node's values, directly or through views: the reader, and the node that it takes."""
     for user in node.users:
         if user.target in _VIEWS and user.args[0] is node:
             yield from _readers(user)
@@ -168,7 +185,7 @@ def _readers(node: Node) -> Iterator[tuple[Node, Node]]:
 
 
 def _structure(ctx: Context, product: Node, position: int) -> Reading | None:
-    """How a product reads an argument, apart from other readers; None if it cannot read the parts."""
+    """Returns the way in which a product reads an argument, regardless of other readers; None if it cannot read the parts."""
     roles = PRODUCTS.get(product.target, {}).get(position)
     node, other = product.args[position], product.args[roles.other] if roles is not None else None
     if roles is None or not isinstance(node, Node) or not isinstance(other, Node):
@@ -197,7 +214,7 @@ def _structure(ctx: Context, product: Node, position: int) -> Reading | None:
 
 
 def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], ...]:
-    """The sizes that dimensions are split in, by one view after the other."""
+    """Returns the sizes into which a sequence of views splits each dimension."""
     whole = [[size] for size in shape]
     for view in views:
         ends = sorted({*accumulate((size for sizes in whole for size in sizes), mul), *accumulate(view, mul)})
@@ -214,8 +231,11 @@ def _split(shape: Sequence[int], views: Sequence[Sequence[int]]) -> tuple[tuple[
 
 
 def _fits(factors: Factors, roles: Roles, updated: Sequence[int]) -> bool:
-    """Whether only dimensions that both operands keep repeat numbers, and what is done with the updated ones has a meaning for slices: each
-    belongs to one of what both keep, or all are summed, or all are in the result; a single one is not kept by both."""
+    """True if the product can be computed from the old tensor and the slices.
+
+    Only batch dimensions, which both operands keep, may repeat values. An updated dimension may be a batch dimension unless it is the only
+    updated one; the others must either all be summed, or all be in the result.
+    """
     kinds = set()
     for dim, factor in enumerate(factors):
         is_batch = dim in roles.batch
@@ -226,7 +246,7 @@ def _fits(factors: Factors, roles: Roles, updated: Sequence[int]) -> bool:
     return not kinds >= {"over", "free"} and (len(updated) > 1 or "batch" not in kinds)
 
 
-# Views, and what gives the same numbers in the same shape.
+# Ops that keep the values in their order: views that at most change the shape, and copies.
 _RESHAPES = frozenset(
     [
         aten.view.default,
@@ -245,7 +265,7 @@ _VIEWS = _RESHAPES | {aten.expand.default, aten.permute.default, aten.transpose.
 
 
 def _viewed(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | None:
-    """What the dimensions of a view are made of; None if some would have to be split."""
+    """Returns the factors of the dimensions of a view; None if a factor would have to be split."""
     factors: Factors | None = tuple(((dim, size),) if size != 1 else () for dim, size in enumerate(shape))
     for node in views:
         assert factors is not None
@@ -269,7 +289,7 @@ def _viewed(ctx: Context, shape: Sequence[int], views: list[Node]) -> Factors | 
 
 
 def _regrouped(factors: Factors, shape: Sequence[int]) -> Factors | None:
-    """The same factors, for the dimensions of another shape."""
+    """Regroups the factors for the dimensions of another shape; None if a factor would have to be split."""
     left = [factor for group in factors for factor in group]
     groups = []
     for size in shape:
@@ -287,7 +307,7 @@ _INTEGERS = (torch.int32, torch.int64)
 
 
 def _update(ctx: Context, node: Node) -> Update | None:
-    """The update that a node is, if its slices have places in some dimensions and the whole of all others."""
+    """Returns the update that a node performs, if each slice has one index in some dimensions and covers all others; else None."""
     rule = _UPDATES.get(node.target)
     if rule is None or not isinstance(node.args[0], Node):
         return None
@@ -312,7 +332,7 @@ def _of_index_put(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int
 
 
 def _of_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, ...], int] | None:
-    """Slices, if the indices are repeated along dimensions that they have the whole of."""
+    """Returns the updated dimensions and the number of slices, if the indices are repeated along the dimensions that the slices cover."""
     dim, index = wrap(node.args[1], len(spec.shape)), node.args[2]
     given = ctx.spec_of(index).shape
     if (*given[:dim], *given[dim + 1 :]) != (*spec.shape[:dim], *spec.shape[dim + 1 :]):
@@ -322,7 +342,7 @@ def _of_scatter(ctx: Context, node: Node, spec: TensorSpec) -> tuple[tuple[int, 
 
 
 def chosen_by(ctx: Context, index: Node) -> tuple[int, ...]:
-    """The dimensions along which an index differs."""
+    """Returns the dimensions along which the values of an index tensor differ."""
     shape = ctx.spec_of(index).shape
     if index.target is not aten.expand.default:
         return tuple(range(len(shape)))
@@ -332,7 +352,7 @@ def chosen_by(ctx: Context, index: Node) -> tuple[int, ...]:
 
 
 def sliced(ctx: Context, node: Node) -> range:
-    """The places that slice_scatter or select_scatter writes to."""
+    """Returns the indices to which slice_scatter or select_scatter writes."""
     size = ctx.spec(node).shape[wrap(_argument(node, 2, "dim", 0), len(ctx.spec(node).shape))]
     if node.target is aten.select_scatter.default:
         index = ctx.spec_of(_argument(node, 3, "index", 0))

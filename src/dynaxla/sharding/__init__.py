@@ -1,10 +1,11 @@
-"""One program on several devices: tensors on the device "jax" whose arrays lie on a mesh, where XLA's partitioner decides what moves.
+"""One program on several devices: tensors on the device "jax" that are sharded over a mesh, with XLA's partitioner choosing the
+communication.
 
-mesh.py         devices with axes
-marking.py      which dimension of a tensor lies along which axes
-checkpoints.py  torch.distributed.checkpoint, part by part
-planning.py     a search for placements: placements.py says what is tried, hypothetical.py what programs are compiled for
-traffic.py      what programs move between devices, and what each of them keeps; pictures.py draws it
+mesh.py         devices with named axes
+marking.py      the mesh axes along which a tensor's dimensions are sharded
+checkpoints.py  torch.distributed.checkpoint, shard by shard
+planning.py     a search for placements: placements.py generates candidates, hypothetical.py the inputs for which they are compiled
+traffic.py      the data that programs move between devices, and the memory that they need; pictures.py draws it
 """
 
 from .checkpoints import checkpointable as checkpointable

@@ -1,8 +1,8 @@
-"""`torch.distributed.checkpoint` (DCP) and tensors of the device "jax": each part of a sharded tensor is written, and read, by itself.
+"""`torch.distributed.checkpoint` (DCP) for tensors on the device "jax": each shard is written and read by itself.
 
-DCP's planners ask an object for its parts by a protocol of three methods, which DTensor has too; and at both ends of a load DCP asks what
-is `Stateful`. A view of a state dict has such objects in its tensors' places. What is read lies beside the tensors, on the devices that it
-is for, until all has been read.
+DCP's planners ask an object for its shards through a protocol of three methods, which DTensor implements, too; and at both ends of a load
+DCP calls `Stateful` objects. A view of a state dict has such objects in place of its tensors. Loaded shards are kept apart from the
+tensors, on their devices, until everything has been read.
 """
 
 from __future__ import annotations
@@ -21,15 +21,20 @@ from ..runtime.layout import ORDINARY
 
 
 def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
-    """A view of a state dict for `torch.distributed.checkpoint.save` and `load`: as their state dict, or as one of its values.
+    """Returns a view of a state dict for `torch.distributed.checkpoint.save` and `load`: as their state dict, or as one of its values.
 
-    state_dict: names to values, nested as DCP allows; its keys in a checkpoint are those that it has without the view. Of each tensor on
-    the device "jax" that fills its storage, `save` writes the parts on the devices, each once, and never has more than one on the CPU.
-    `load` reads what each device needs, whatever mesh or processes the parts were saved from. The tensors stay the same objects, with
-    their aliases and shardings, and their versions count on; what is no tensor is put into `state_dict`. Until all is read, nothing on the
-    device is written to: so a load needs the memory for what it loads once more.
+    `save` writes the shards of each tensor on the device "jax" that fills its storage, each shard once, and has at most one shard on the
+    CPU at a time. `load` reads the data that each device needs, whatever mesh or processes the shards were saved from. The tensors stay the
+    same objects, with their aliases and shardings, and their version counters increase; values that are no tensors are put into
+    `state_dict`. Nothing on the device is written to until everything has been read, so a load needs memory for a second copy of the loaded
+    tensors.
 
-    Raises: ArgumentError for what is no dict; UnsupportedTensor where the view is given to DCP as a part of a value, or to `async_save`.
+    Args:
+        state_dict: Values by name, nested as DCP allows. The keys in a checkpoint are the same as without the view.
+
+    Raises:
+        ArgumentError: `state_dict` is no dict.
+        UnsupportedTensor: When the view is given to DCP as a part of a value, or to `async_save`.
     """
     if not isinstance(state_dict, MutableMapping):
         raise ArgumentError(
@@ -39,7 +44,9 @@ def checkpointable(state_dict: MutableMapping[str, Any]) -> Checkpointable:
 
 
 class Checkpointable(dict[str, Any]):
-    """See `checkpointable`. DCP asks the values for what they hold if this is the state dict, and this itself if it is a value of it."""
+    """See `checkpointable`. DCP calls `state_dict` of the values if this is the whole state dict, and of this object if it is one of the
+    values.
+    """
 
     def __init__(self, state_dict: MutableMapping[str, Any]) -> None:
         self._state_dict, self._arriving = state_dict, _Arriving()
@@ -55,7 +62,7 @@ class Checkpointable(dict[str, Any]):
 
 
 class _Value:
-    """One of a state dict's values, which DCP asks for what it holds before it saves or loads, and tells when all has been loaded."""
+    """A value of a state dict. DCP calls `state_dict` before it saves or loads, and `load_state_dict` when everything has been loaded."""
 
     def __init__(self, state_dict: MutableMapping[str, Any], key: str, arriving: _Arriving) -> None:
         self._state_dict, self._key, self._arriving = state_dict, key, arriving
@@ -76,20 +83,25 @@ class _Value:
 
 
 class _Part(NamedTuple):
-    """A part of a tensor: its sizes, and by device that has it an array, in the order in which the tensor lies in memory."""
+    """A distinct shard of a tensor.
+
+    Attributes:
+        sizes: Its sizes.
+        arrays: The array on each device that has the shard, with dimensions in the tensor's memory order.
+    """
 
     sizes: tuple[int, ...]
     arrays: dict[jax.Device, jax.Array]
 
 
 class _Arriving:
-    """Parts that are being read, on the CPU. Those that the reader has let go of go to their devices, so that there are few."""
+    """Shards that are being loaded, on the CPU. A shard that the reader has released is moved to its device, so that few are on the CPU."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[_Leaf, tuple[int, ...], torch.Tensor]] = []
 
     def of(self, leaf: _Leaf, offsets: tuple[int, ...]) -> torch.Tensor:
-        """The part of a tensor that begins there, in the order in which the tensor lies in memory: to be written to."""
+        """Returns the shard of a tensor that starts at these offsets, as a CPU tensor to be written to, with dimensions in memory order."""
         self.move_on()
         for known, place, host in self._parts:
             if known is leaf and place == offsets:
@@ -99,7 +111,7 @@ class _Arriving:
         return host
 
     def move_on(self, is_over: bool = False) -> None:
-        """is_over: whether nobody reads any more."""
+        """Moves the shards that the reader has released to their devices. `is_over`: the reader has finished, so all of them."""
         kept = []
         while self._parts:
             leaf, offsets, host = self._parts.pop()
@@ -110,17 +122,17 @@ class _Arriving:
         self._parts = kept
 
 
-# The uses of a storage that one tensor and the storage's Python object have.
+# The use count of a storage that only one tensor and the storage's Python object refer to.
 _UNUSED = 2
 
 
 class _Leaf(torch.Tensor):
-    """An alias of a tensor, with DCP's protocol for what has parts."""
+    """An alias of a tensor that implements DCP's protocol for sharded objects."""
 
     tensor: torch.Tensor
     arriving: _Arriving
     is_loading: bool
-    # What has been read, by the place of a part's first element: on the first of the devices that have the part.
+    # The loaded shards, by the offsets of their first element, each on the first of the devices that have the shard.
     read: dict[tuple[int, ...], jax.Array]
 
     @staticmethod
@@ -150,14 +162,14 @@ class _Leaf(torch.Tensor):
         return [ChunkStorageMetadata(torch.Size(offsets), torch.Size(part.sizes)) for offsets, part in _parts(self.tensor).items()]
 
     def __get_tensor_shard__(self, index: Any) -> torch.Tensor:
-        """A part on the CPU: for `save` a copy, for `load` what is to be written to."""
+        """Returns a shard on the CPU: for `save` a copy, for `load` the tensor to be written to."""
         offsets = tuple(index.offset)
         host = self.arriving.of(self, offsets) if self.is_loading else storages.on_host(self.now(offsets)[1], self.tensor.dtype)
         permutation = Place.of(self.tensor).layout.permutation
         return host.permute(sorted(range(len(permutation)), key=permutation.__getitem__))
 
     def now(self, offsets: tuple[int, ...]) -> tuple[jax.Device, jax.Array]:
-        """A part as it has been read, or else as it is; and the device where it lies."""
+        """Returns a shard's first device, and the shard's array: the loaded one, or else the present one."""
         device, array = next(iter(_parts(self.tensor)[offsets].arrays.items()))
         return device, self.read.get(offsets, array)
 
@@ -168,13 +180,13 @@ class _Leaf(torch.Tensor):
         )
 
     def arrived(self) -> jax.Array | None:
-        """The tensor's array with what has been read; None if nothing has."""
+        """Returns the tensor's array with the loaded shards; None if none was loaded."""
         if not self.read:
             return None
         found: dict[jax.Device, jax.Array] = {}
         for offsets, part in _parts(self.tensor).items():
             first, new = self.now(offsets)
-            for device in part.arrays:  # what is read is ours; else a program that writes to one array would write to another, too
+            for device in part.arrays:  # no array may alias another, or a program that writes to one in place would change the other
                 is_ours = device == first and offsets in self.read
                 found[device] = new if is_ours else jax.device_put(new, device, may_alias=False)
         whole = copies.packed_array(self.tensor)
@@ -185,7 +197,7 @@ class _Leaf(torch.Tensor):
 
 
 def _parts(tensor: torch.Tensor) -> dict[tuple[int, ...], _Part]:
-    """The different parts of a tensor that fills its storage, by the place of their first elements."""
+    """Returns the distinct shards of a tensor that fills its storage, by the offsets of their first elements."""
     array = copies.packed_array(tensor)
     permutation = Place.of(tensor).layout.permutation
     found: dict[tuple[int, ...], _Part] = {}
@@ -199,7 +211,7 @@ def _parts(tensor: torch.Tensor) -> dict[tuple[int, ...], _Part]:
 
 
 def _viewed(value: Any, arriving: _Arriving) -> Any:
-    """A value of a state dict, with leaves in the places of tensors. Containers are copied, but for those that DCP does not look into."""
+    """Returns a value of a state dict with leaves in place of tensors. Containers are copied, except those that DCP does not look into."""
     if isinstance(value, Mapping):
         return {key: _viewed(item, arriving) for key, item in value.items()}
     if isinstance(value, list):
@@ -208,7 +220,7 @@ def _viewed(value: Any, arriving: _Arriving) -> Any:
 
 
 def _has_parts(value: Any) -> bool:
-    """Whether it is a tensor of the device that is alone in its storage. Others DCP treats as it treats any tensor."""
+    """True for a tensor on the device that fills its storage. DCP treats other values as it always does."""
     if type(value) not in ORDINARY or not storages.is_ours(value) or not value.numel():
         return False
     return not (value.is_conj() or value.is_neg()) and Place.of(value).fills(value.untyped_storage().nbytes())
@@ -223,7 +235,7 @@ def _leaves(loaded: Any) -> list[_Leaf]:
 
 
 def _commit(loaded: Any) -> None:
-    """Let tensors have what has been read for them."""
+    """Gives the tensors the data that was loaded for them."""
     ready = [(leaf, array) for leaf in _leaves(loaded) if (array := leaf.arrived()) is not None]
     for leaf, array in ready:
         tensor, storage = leaf.tensor, leaf.tensor.untyped_storage()
@@ -237,7 +249,7 @@ def _commit(loaded: Any) -> None:
 
 
 def _take_back(mine: Any, loaded: Any) -> None:
-    """Put what is no tensor of ours where DCP puts it without a view: into the state dict and its containers."""
+    """Puts loaded values other than such tensors where DCP puts them without a view: into the state dict and its containers."""
     items = loaded.items() if isinstance(loaded, Mapping) else enumerate(loaded)
     for key, value in items:
         if isinstance(value, _Leaf):

@@ -1,4 +1,4 @@
-"""Tensors as if they lay on a mesh: what a program is compiled for, without anything that could run it."""
+"""Tensors as they would be on a mesh: a program can be compiled for them, but cannot run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..lowering.ops import sharding_constraints
 from ..runtime import private
 from .mesh import Mesh
 
-# For each dimension of a tensor the axes along which it is sharded.
+# The axes along which each dimension of a tensor is sharded.
 Dims = tuple[tuple[str, ...], ...]
 
 
@@ -26,10 +26,12 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[Any]:
-    """Inputs of a program as they would be on a mesh. What is on the device gets memory of its own that nobody can read, shared as that of
-    the inputs is; all else is as it is.
+    """Returns a program's inputs as they would be on a mesh.
 
-    dims: by `storage_key` of tensors that fill their storages; what is not in it is whole on each device.
+    Tensors on the device get storages without data, which alias each other as the inputs' storages do; other inputs are unchanged.
+
+    Args:
+        dims: The sharding by `storage_key`, for tensors that fill their storages; all other tensors are replicated on each device.
     """
     made: dict[int, torch.UntypedStorage] = {}
     found = []
@@ -40,7 +42,7 @@ def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[
         key = storage_key(tensor)
         if key not in made:
             shape, dtype, sharding = _lies(tensor, mesh, dims.get(key, ()))
-            # It has what is asked of an array before a program is called.
+            # It has the attributes of an array that are read before a program is called.
             array: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
             made[key] = storages.make_storage(tensor.untyped_storage().nbytes(), tensor.device, array)
         found.append(storages.on(made[key], tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.dtype))
@@ -48,7 +50,7 @@ def placed(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> list[
 
 
 def _lies(tensor: torch.Tensor, mesh: Mesh, dims: Dims) -> tuple[tuple[int, ...], Any, NamedSharding]:
-    """Of the array in a tensor's storage: its shape, its dtype, and how it would lie."""
+    """Returns the shape and dtype of the array in a tensor's storage, and the sharding that it would have."""
     storage, place = tensor.untyped_storage(), Place.of(tensor)
     if place.fills(storage.nbytes()):
         by_dim = [",".join(axes) for axes in dims] + [""] * (tensor.dim() - len(dims))
@@ -64,7 +66,7 @@ def _sharding(mesh: Mesh, spec: Sequence[str]) -> NamedSharding:
 
 
 def bytes_of_inputs(inputs: Sequence[Any], mesh: Mesh, dims: Mapping[int, Dims]) -> int:
-    """What the inputs need on each device."""
+    """Returns the number of bytes that the inputs need on each device."""
     sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
     found: dict[int, int] = {}
     for tensor in inputs:

@@ -1,4 +1,4 @@
-"""Which dimension of a tensor lies along which axes of a mesh."""
+"""Marks the mesh axes along which a tensor's dimensions are sharded."""
 
 from __future__ import annotations
 
@@ -19,18 +19,26 @@ from ..lowering.ops import sharding_constraints
 from ..runtime import meshes, private
 from .mesh import Mesh
 
-# By dimension: the axes along which it is sharded.
+# The axes along which each dimension is sharded.
 Spec: TypeAlias = Sequence[str | Sequence[str] | None] | PartitionSpec
 
 
 def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
-    """Have a tensor on the device "jax" lie on a mesh. Its values, views and identity stay; so does its version.
+    """Shards a tensor on the device "jax" over a mesh. Its values, views, identity and version do not change.
 
-    spec: for each dimension None, an axis' name, or a tuple of names, as in JAX's PartitionSpec; dimensions that are left out are whole on
-    each device. Inside a program (torch.compile, compile_step, to_jax, and for what lazy mode has recorded) it says how the result lies
-    there; gradients lie alike, but in steps, where XLA chooses. Returns: the tensor; inside a program a new one.
+    Inside a program (torch.compile, compile_step, to_jax, and ops recorded in lazy mode) it is a constraint on the sharding of the result
+    there; gradients get the same sharding, except in steps, where XLA chooses.
 
-    Raises: ArgumentError for what is no spec of the tensor; UnsupportedTensor for one that is not on the device, or a part of another.
+    Args:
+        spec: For each dimension None, an axis' name, or a tuple of names, as in JAX's PartitionSpec. Omitted trailing dimensions are not
+            sharded.
+
+    Returns:
+        The tensor; inside a program, a new one.
+
+    Raises:
+        ArgumentError: The spec does not fit the tensor.
+        UnsupportedTensor: The tensor is not on the device, or is a part of another tensor.
     """
     mesh = Mesh.of(mesh)
     axes = _checked(tensor, mesh, spec)
@@ -66,8 +74,10 @@ def mark_sharding(tensor: torch.Tensor, mesh: Any, spec: Spec) -> torch.Tensor:
 
 
 def _recorded(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """What a step that is recorded has in a tensor's place. It does not record functions with a derivative of their own, nor hooks, so how
-    the gradient lies is left to XLA."""
+    """Returns the constrained copy that replaces a tensor in a step that is being recorded.
+
+    Such a step does not record functions with custom derivatives, or hooks, so the gradient's sharding is left to XLA.
+    """
     result = tensor.clone()
     with torch.no_grad(), private.below_autograd():
         result.copy_(constrain(result))
@@ -75,7 +85,11 @@ def _recorded(tensor: torch.Tensor, constrain: Callable[[torch.Tensor], torch.Te
 
 
 def _checked(tensor: torch.Tensor, mesh: Mesh, spec: Spec) -> list[str]:
-    """The spec as the op takes it: for each dimension, axes with commas between them. Raises: ArgumentError."""
+    """Returns the spec as the op takes it: for each dimension, axis names separated by commas.
+
+    Raises:
+        ArgumentError: The spec does not fit the tensor.
+    """
     if isinstance(spec, str) or len(tuple(spec)) > tensor.dim():
         raise ArgumentError(
             f"spec {spec!r} has {len(tuple(spec))} entries for a tensor {_shown(tensor)} of {tensor.dim()} dimensions",
@@ -122,13 +136,17 @@ def _shown(tensor: torch.Tensor) -> str:
 
 
 def shard_module(model: nn.Module, mesh: Any, specs: Mapping[str, Spec]) -> nn.Module:
-    """Have a module's parameters and buffers, and the gradients that they have, lie on a mesh. It is moved to the device "jax" if it is not
-    there.
+    """Shards a module's parameters and buffers, and their gradients, over a mesh. Moves the module to the device "jax" if necessary.
 
-    specs: by pattern, as of fnmatch, of names in `named_parameters` and `named_buffers`; the last one that matches holds. What none
-    matches is whole on each device. Returns: the module.
+    Args:
+        specs: Specs by fnmatch pattern of names in `named_parameters` and `named_buffers`. The last matching pattern applies; a tensor that
+            none matches is replicated on each device.
 
-    Raises: ArgumentError for a pattern that matches no name; as `mark_sharding`. If a spec is none of its tensor, nothing has been sharded.
+    Returns:
+        The module.
+
+    Raises:
+        ArgumentError: A pattern matches no name, or as in `mark_sharding`. If a spec does not fit its tensor, nothing has been sharded.
     """
     mesh = Mesh.of(mesh)
     if not all(map(storages.is_ours, _tensors(model).values())):
@@ -156,18 +174,20 @@ def _tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def sharding_of(tensor: torch.Tensor) -> jax.sharding.NamedSharding | None:
-    """How a tensor that fills its storage lies on a mesh, by its own dimensions; None for one on a single device.
+    """Returns the sharding of a tensor that fills its storage, by the tensor's dimensions; None for a tensor on a single device.
 
-    Raises: UnsupportedTensor for one that is not on the device "jax".
+    Raises:
+        UnsupportedTensor: The tensor is not on the device "jax".
     """
     _check_kind(tensor)
     return meshes.sharding_of(copies.value_of(tensor.detach()))
 
 
 def local_shards(tensor: torch.Tensor) -> list[tuple[torch.device, tuple[slice, ...], torch.Tensor]]:
-    """The parts of a tensor on the devices of this process: where each lies, which part it is, and a copy on the CPU.
+    """Returns the shards of a tensor on this process's devices: each one's device, its index in the tensor, and a copy on the CPU.
 
-    Raises: UnsupportedTensor for a tensor that is not on the device "jax".
+    Raises:
+        UnsupportedTensor: The tensor is not on the device "jax".
     """
     _check_kind(tensor)
     array = copies.value_of(tensor.detach())

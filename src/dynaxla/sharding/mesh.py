@@ -1,4 +1,4 @@
-"""Devices with axes: what tensors are sharded over."""
+"""Meshes: devices with named axes, over which tensors are sharded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from ..lowering.ops import sharding_constraints
 
 
 class Mesh:
-    """Devices of the device "jax" in rows and columns, each axis with a size and a name.
+    """Devices of the device type "jax" as a grid, each of whose axes has a size and a name.
 
-    Attributes: sizes; names; devices (by their numbers: 3 is "jax:3"; negative numbers are virtual ones), in row-major order.
+    Attributes:
+        sizes: The axes' sizes.
+        names: The axes' names.
+        devices: The devices' numbers, in row-major order: 3 is "jax:3"; negative numbers are virtual devices.
+        is_virtual: True if the devices do not exist.
     """
 
     def __init__(
@@ -28,11 +32,16 @@ class Mesh:
         *,
         virtual: bool = False,
     ) -> None:
-        """devices: which ones, in order; by default as many as are needed, from "jax:0" on. virtual: devices that are not there, as many as
-        are needed. Tensors that are marked for these stay where they are, with their values, and all that runs ignores it:
-        `dynaxla.sharding.report` alone compiles programs for such a mesh, and runs none of them.
+        """Creates a mesh.
 
-        Raises: ArgumentError for sizes and names that are no mesh, or too few devices; RuntimeError for a device that does not exist.
+        Args:
+            devices: The devices, in order; by default as many as needed, starting at "jax:0".
+            virtual: Use as many virtual devices as needed. Tensors marked for them keep their place and their values, and code that runs
+                ignores the mesh: only `dynaxla.sharding.report` compiles programs for it, and runs none of them.
+
+        Raises:
+            ArgumentError: Sizes and names that are no mesh, or too few devices.
+            RuntimeError: A device that does not exist.
         """
         self.sizes, self.names = tuple(int(size) for size in sizes), tuple(names)
         count = math.prod(self.sizes)
@@ -63,7 +72,11 @@ class Mesh:
 
     @staticmethod
     def of(mesh: Any) -> Mesh:
-        """A mesh, or torch's DeviceMesh, whose ranks are the devices' numbers. Raises: ArgumentError for something else."""
+        """Returns a mesh, also for torch's DeviceMesh, whose ranks are the devices' numbers.
+
+        Raises:
+            ArgumentError: Another object.
+        """
         if isinstance(mesh, Mesh):
             return mesh
         names, ranks = getattr(mesh, "mesh_dim_names", None), getattr(mesh, "mesh", None)
@@ -75,7 +88,7 @@ class Mesh:
 
     @property
     def jax(self) -> jax.sharding.Mesh:
-        """The same for JAX."""
+        """The same mesh in JAX."""
         return sharding_constraints.mesh(self.sizes, self.names, self.devices)
 
     def __repr__(self) -> str:

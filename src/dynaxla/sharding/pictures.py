@@ -1,4 +1,4 @@
-"""Pictures of what programs move and keep."""
+"""Charts of the communication and the memory of programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 if TYPE_CHECKING:
     from .traffic import Collective, Memory
 
-# Rows of each part: what moves, or needs, most.
+# The maximum number of rows in each chart; the largest ones are shown.
 _MOST_ROWS = 24
 _COLORS = {
     "all-reduce": "#4269d0", "all-gather": "#efb118", "reduce-scatter": "#3ca951", "all-to-all": "#ff725c", "collective-permute": "#a463f2",
@@ -22,7 +22,7 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
 
 
 def draw(path: str | Path, collectives: Sequence[Collective], memory: Sequence[Memory]) -> None:
-    """See `Report.picture`."""
+    """Draws a report's figures to a file; see `Report.picture`."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -73,7 +73,12 @@ def _draw_kept(axes: Any, kept: Sequence[Memory]) -> None:
 
 
 def _finish(axes: Any, names: Sequence[str], title: str, left_out: int, most: int) -> None:
-    """left_out: how many rows are not shown. most: the longest bar."""
+    """Labels one chart.
+
+    Args:
+        left_out: The number of rows that are not shown.
+        most: The length of the longest bar, in bytes.
+    """
     axes.set_yticks(range(len(names)), names, fontsize=8)
     axes.set_ylim(max(len(names), 2) - 0.5, -0.5)
     axes.set_xlim(0, 1.45 * max(most, 1))
@@ -96,13 +101,13 @@ def _legend(axes: Any, colors: dict[str, str]) -> None:
 
 
 def _ticks(most: int) -> list[float]:
-    """From nothing to a number of bytes, in round steps of a unit."""
+    """Returns tick positions from zero to a number of bytes, in round steps of a unit."""
     size = next(size for _, size in _UNITS if most >= size)
     step = next(step for step in (1, 2, 5, 10, 20, 50, 100, 200, 500) if most / size / step <= 6)
     return [size * step * index for index in range(int(most / size / step) + 1)]
 
 
 def _shown(count: float) -> str:
-    """A number of bytes in words."""
+    """Returns a number of bytes as text, with a unit."""
     unit, size = next(((unit, size) for unit, size in _UNITS if count >= size), _UNITS[-1])
     return f"{count / size:.3g} {unit}"

@@ -1,4 +1,4 @@
-"""Which ways of placing a model's parameters and a batch on a mesh there are to try."""
+"""Generates the candidate placements of a model's parameters and a batch on a mesh."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ from torch import nn
 from .hypothetical import Dims
 from .mesh import Mesh
 
-# How many matrices in a row are tried as one pair: as many as attention has.
+# The maximum number of consecutive matrices that are changed together: attention has this many.
 _LONGEST_RUN = 4
 
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters that lie alike: those of equal modules in equal places of repeated blocks.
+    """Parameters with the same placement: those at the same position in modules of the same kind in repeated blocks.
 
-    Attributes: role (their name, with "*" for what is repeated); names; shape; nbytes (of all of them); followers (vectors of the same
-    modules, as biases, that lie as the first dimension does).
+    Attributes:
+        role: Their common name, with "*" for the repeated part.
+        names: The parameters' names.
+        shape: Their shape.
+        nbytes: The size of all of them.
+        followers: Vectors of the same modules, such as biases, which are sharded like the first dimension.
     """
 
     role: str
@@ -34,14 +38,19 @@ class Group:
 
 
 class Placement(NamedTuple):
-    """batch: the axes along which a batch's first dimension lies. dims: by group, for each dimension its axes."""
+    """A placement of a batch and of all groups.
+
+    Attributes:
+        batch: The axes along which the batch's first dimension is sharded.
+        dims: For each group, the axes along which each dimension is sharded.
+    """
 
     batch: tuple[str, ...]
     dims: tuple[Dims, ...]
 
 
 def groups_of(model: nn.Module) -> list[Group]:
-    """In the order in which the model has them."""
+    """Returns the groups of a model's parameters, in the model's order."""
     parameters = dict(model.named_parameters())
     found: dict[tuple[object, ...], list[str]] = {}
     followers: dict[str, list[str]] = {}
@@ -63,7 +72,7 @@ def groups_of(model: nn.Module) -> list[Group]:
 
 
 def _role(model: nn.Module, name: str) -> str:
-    """A parameter's name without the numbers of repeated modules."""
+    """Returns a parameter's name without the numbers of repeated modules."""
     module, found = model, []
     *path, last = name.split(".")
     for part in path:
@@ -72,7 +81,7 @@ def _role(model: nn.Module, name: str) -> str:
             found.append(part)
         elif next(child.children(), None) is not None:
             found.append("*")
-        else:  # layers in a row: of square ones every other one has the same role
+        else:  # consecutive layers: square ones alternate between two roles
             alike = [other for other in module.children() if _shapes(other) == _shapes(child)]
             weight = getattr(child, "weight", None)
             is_square = isinstance(weight, torch.Tensor) and weight.dim() > 1 and weight.shape[0] == weight.shape[1]
@@ -91,11 +100,16 @@ def _shapes(module: nn.Module) -> object:
 
 
 class Choices:
-    """The placements of groups on a mesh. Attributes: groups; axes (those with several devices); tuples (of them, that a dimension may lie
-    along)."""
+    """The placements of groups on a mesh.
+
+    Attributes:
+        groups: The groups.
+        axes: The axes with more than one device.
+        tuples: The combinations of axes along which one dimension may be sharded.
+    """
 
     def __init__(self, groups: Sequence[Group], mesh: Mesh, batch: int | None) -> None:
-        """batch: the size of the batch's first dimension; None if there is none."""
+        """Prepares the choices. `batch`: the size of the batch's first dimension; None if there is no batch."""
         self.groups = groups
         self._sizes = {name: size for name, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1}
         self.axes = tuple(self._sizes)
@@ -116,12 +130,12 @@ class Choices:
         return all(size % self._count(axes) == 0 for size, axes in zip(group.shape, dims, strict=True))
 
     def along(self, group: Group, dim: int, axes: tuple[str, ...]) -> Dims | None:
-        """One dimension along axes; None if they do not divide it."""
+        """Returns the sharding of one dimension along axes; None if the axes' size does not divide it."""
         dims = tuple(axes if index == dim else () for index in range(len(group.shape)))
         return dims if self._fits(group, dims) else None
 
     def of_group(self, index: int) -> Iterator[Dims]:
-        """Whole; one dimension along axes; two dimensions along one axis each."""
+        """Yields a group's shardings: none; one dimension along axes; two dimensions along one axis each."""
         group = self.groups[index]
         count = len(group.shape)
         yield ((),) * count
@@ -134,7 +148,7 @@ class Choices:
                     yield dims
 
     def sharded(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
-        """As FSDP: of each parameter, the first dimension that nothing lies along and that axes divide is sharded along these, too."""
+        """Also shards, as in FSDP, the first dimension of each parameter that is not sharded yet and that the axes' size divides."""
         found = []
         for group, dims in zip(self.groups, placement.dims, strict=True):
             free = [dim for dim, size in enumerate(group.shape) if not dims[dim] and size % self._count(axes) == 0]
@@ -142,7 +156,7 @@ class Choices:
         return placement._replace(dims=tuple(found))
 
     def seeds(self) -> dict[str, Placement]:
-        """Where a search begins, by a name."""
+        """Returns the placements from which a search starts, by a descriptive name."""
         found: dict[str, Placement] = {"all whole": self.whole()}
         for batch in self.batches():
             if batch:
@@ -158,14 +172,16 @@ class Choices:
         return found
 
     def in_pairs(self, placement: Placement, axes: tuple[str, ...]) -> Placement:
-        """In each block the matrices by their first dimension, and the last one of a module's by its second."""
+        """Shards the matrices of each module in a block by their first dimension, and the last of them by its second."""
         for run in self._blocks:
             if run.is_whole:
                 placement = self._run(placement, run.members, axes, 0, 1) or placement
         return placement
 
     def moves(self, placement: Placement) -> Iterator[tuple[str, Placement]]:
-        """What differs from a placement in one thing, with a name: several matrices, the batch, or a group, the largest first."""
+        """Yields the neighbours of a placement with descriptive names. They differ in a run of matrices, the batch, or one group, largest
+        first.
+        """
         for run, axes, (first, last) in itertools.product(self._blocks, self.tuples, ((0, 1), (1, 0))):
             if (found := self._run(placement, run.members, axes, first, last)) is not None:
                 names = ", ".join(self.groups[index].role for index in run.members)
@@ -185,7 +201,7 @@ class Choices:
         return placement
 
     def _runs(self) -> list[_Run]:
-        """Matrices that follow each other in a block: those of one module first."""
+        """Returns runs of consecutive matrices in a block; first those that are all the matrices of one module."""
         found: list[_Run] = []
         blocks: dict[str, list[int]] = {}
         for index, group in enumerate(self.groups):
@@ -205,7 +221,12 @@ class Choices:
 
 
 class _Run(NamedTuple):
-    """members: groups, by index. is_whole: whether they are all the matrices of one module's children."""
+    """A run of consecutive matrices.
+
+    Attributes:
+        members: The groups' indices.
+        is_whole: True if they are all the matrices of one module's children.
+    """
 
     members: tuple[int, ...]
     is_whole: bool

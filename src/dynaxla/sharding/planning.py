@@ -1,4 +1,4 @@
-"""A search for how a training step's parameters and batch should lie on a mesh: XLA compiles what is tried, and nothing runs."""
+"""Searches for a sharding of a training step's parameters and batch on a mesh. XLA compiles the candidates; nothing runs."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _log = logging.getLogger("dynaxla")
 
 @dataclass(frozen=True)
 class Costs:
-    """A placement's time is flops / flops_per_second + bytes / bytes_per_second + collectives * seconds_per_collective, of one device.
+    """The cost model: flops / flops_per_second + bytes / bytes_per_second + collectives * seconds_per_collective, for one device.
 
-    bytes: what it sends, by ring algorithms: of a result of b bytes between n devices 2 b (n - 1) / n in an all-reduce, b (n - 1) in a
-    reduce-scatter, b in a permute, and b (n - 1) / n in all others. flops: as XLA counts them. What is in the body of a loop counts once.
-    That memory is read and written, and that devices compute while data moves, is not in it. The defaults are round numbers for a GPU
-    among others in a machine.
+    bytes: the data that the device sends in ring algorithms. For a result of b bytes among n devices: 2 b (n - 1) / n in an all-reduce, b
+    (n - 1) in a reduce-scatter, b in a permute, and b (n - 1) / n in all other collectives. flops: as XLA counts them. The body of a loop
+    counts once. The model ignores memory bandwidth, and that computation and communication may overlap. The defaults are round numbers for
+    a GPU in a machine with several.
     """
 
     flops_per_second: float = 1e14
@@ -53,9 +53,16 @@ class Costs:
 class Trial:
     """A placement that was tried.
 
-    Attributes: what (in words; "3, but" is as the third one, but for one thing); memory (bytes on each device); seconds (by the model);
-    flops, moved (bytes), collectives (of each device). What was not compiled, since what the step reads does not fit, has the bytes of
-    that as its memory, and infinite seconds.
+    If the step's inputs alone do not fit into memory, the placement was not compiled: `memory` is then the size of the inputs, and
+    `seconds` is infinite.
+
+    Attributes:
+        what: A description; "3, but ..." means the third trial with one change.
+        memory: Bytes on each device.
+        seconds: The time by the cost model.
+        flops: The operations of each device.
+        moved: The bytes that each device sends.
+        collectives: The number of collectives of each device.
     """
 
     what: str
@@ -68,10 +75,16 @@ class Trial:
 
 @dataclass(frozen=True)
 class Plan:
-    """How parameters and a batch should lie on a mesh. Its text is a table of what was tried.
+    """A sharding of parameters and a batch on a mesh. Its text is a table of all trials.
 
-    Attributes: mesh; specs (by parameter's name, for `shard_module`); inputs (specs of the tensors among the step's arguments, in order);
-    trial (the figures); collectives; memory (XLA's figures, in bytes); tried (everything that was tried, in order).
+    Attributes:
+        mesh: The mesh.
+        specs: Specs by parameter name, for `shard_module`.
+        inputs: The specs of the tensors among the step's arguments, in order.
+        trial: The figures of this placement.
+        collectives: Its collectives.
+        memory: XLA's memory figures, in bytes.
+        tried: All trials, in order.
     """
 
     mesh: Mesh
@@ -83,9 +96,9 @@ class Plan:
     tried: tuple[Trial, ...]
 
     def apply(self, model: nn.Module, *optimizers: torch.optim.Optimizer) -> nn.Module:
-        """Have a model's parameters lie as planned, what state optimizers have as its parameters do, and buffers whole on each device.
+        """Shards a model's parameters as planned, and optimizer state like its parameters. Buffers are replicated on each device.
 
-        Raises: as `shard_module`.
+        Raises the exceptions of `shard_module`.
         """
         shard_module(model, self.mesh, self.specs)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
@@ -96,7 +109,7 @@ class Plan:
         return model
 
     def apply_to_inputs(self, *args: Any, **kwargs: Any) -> None:
-        """Have a step's arguments lie as planned. Raises: as `mark_sharding`."""
+        """Shards a step's arguments as planned. Raises the exceptions of `mark_sharding`."""
         for tensor, spec in zip(_tensors((args, kwargs)), self.inputs, strict=True):
             if storages.is_ours(tensor):
                 mark_sharding(tensor, self.mesh, spec)
@@ -121,28 +134,38 @@ def plan(
     compilations: int = 60,
     **kwargs: Any,
 ) -> Plan:
-    """Search for how a step's parameters and batch should lie on a mesh, so that it fits and takes the least time by a simple model.
+    """Searches for a sharding of a step's parameters and batch on a mesh that fits into memory and takes the least time by a simple model.
 
-    step: what compile_step has made, or a function that it could make one of; it is recorded, as at a first call, and does not run. args,
-    kwargs: as for a call. model: whose parameters are placed; by default the one module that the step reads. memory: the bytes that a
-    program may need on each device; None: any. costs: see `Costs`. compilations: how many placements XLA may compile.
+    The search starts with data parallelism, fully sharded parameters, pairs of matrices, and combinations of these. It takes the best one,
+    and changes one thing at a time for as long as that improves it. Optimizer state and gradients are sharded like their parameters;
+    buffers are replicated. Tensors, modules, optimizers and random number generators are left unchanged. The trials are logged (INFO).
 
-    The search begins with data parallelism, fully sharded parameters, pairs of matrices, and what combines these, takes the best, and
-    changes one thing at a time for as long as that is better. Optimizers' state and gradients lie as parameters do; buffers are whole.
-    Tensors, modules, optimizers and random numbers are as before. The log (INFO) tells what is tried.
+    Args:
+        step: The result of compile_step, or a function that could be given to it. It is recorded, as at a first call, and does not run.
+        args, kwargs: As for a call of the step.
+        memory: The bytes that a program may need on each device; None for no limit.
+        model: The module whose parameters are placed; by default the only module that the step reads.
+        costs: The parameters of the time model; see `Costs`.
+        compilations: The maximum number of placements that XLA compiles.
 
-    Raises: ArgumentError if nothing that was tried fits into `memory` (it says which needs the least), if the step is several programs, or
-    if it reads no one module with parameters on the device "jax"; CaptureError for a step that cannot be recorded.
+    Raises:
+        ArgumentError: No trial fits into `memory` (the message names the smallest), the step is several programs, or it does not read
+            exactly one module with parameters on the device "jax".
+        CaptureError: The step cannot be recorded.
     """
     search = _Search(_Recorded.of(step, args, kwargs, model), Mesh.of(mesh), memory, costs or Costs(), compilations)
     return search.run()
 
 
 class _Recorded:
-    """A step as a program of which nothing is compiled yet.
+    """A step recorded as a program that has not been compiled.
 
-    Attributes: program; inputs (of a call of it); model (the parameters by name); like (by `storage_key` of an input: the name of the
-    parameter as which it lies); batch (the tensors among the step's arguments).
+    Attributes:
+        program: The program.
+        inputs: The inputs of one call of it.
+        model: The module whose parameters are placed.
+        like: By `storage_key` of an input: the name of the parameter whose sharding it gets.
+        batch: The tensors among the step's arguments.
     """
 
     def __init__(self, program: Program, inputs: list[Any], model: nn.Module, like: Mapping[int, str], batch: list[torch.Tensor]) -> None:
@@ -151,7 +174,7 @@ class _Recorded:
     @staticmethod
     def of(step: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], model: nn.Module | None) -> _Recorded:
         function, options = (step._function, step._options) if isinstance(step, CompiledStep) else (step, Options())
-        quickly = quick_options() if _platform() == "cpu" else {}  # code that is never run need not be fast
+        quickly = quick_options() if _platform() == "cpu" else {}  # the code never runs, so compile time is all that matters
         options = dataclasses.replace(options, cache="", dump=None, tune=False, xla={**quickly, **options.xla})
         watched = Watched(function, options)
         try:
@@ -174,7 +197,12 @@ def _platform() -> str:
 
 
 def _states(walk: Any, model: nn.Module | None) -> tuple[nn.Module, dict[int, str]]:
-    """The model that a step reads, and what lies as its parameters do. Raises: ArgumentError if there is none, or several."""
+    """Returns the model that a step reads, and by `storage_key` the tensors that are sharded like its parameters, with the parameters'
+    names.
+
+    Raises:
+        ArgumentError: There is no model, or several.
+    """
     if model is None:
         modules = [value for value in walk.objects.values() if isinstance(value, nn.Module)]
         inner = {id(child) for module in modules for child in module.modules() if child is not module}
@@ -273,7 +301,7 @@ class _Search:
         return Trial(what, memory.arguments + memory.results + memory.temporary, seconds, flops, moved, count), executable
 
     def _sent(self, item: Collective) -> int:
-        """The bytes that a device sends. See `Costs`."""
+        """Returns the bytes that a device sends; see `Costs`."""
         sizes = dict(zip(self._mesh.names, self._mesh.sizes, strict=True))
         names = item.axes.split(", ")
         count = math.prod(sizes[name] for name in names) if all(name in sizes for name in names) else math.prod(self._mesh.sizes)
@@ -285,7 +313,7 @@ class _Search:
         return self._excess(trial), trial.seconds, trial.memory
 
     def _excess(self, trial: Trial) -> int:
-        """The bytes that do not fit."""
+        """Returns the number of bytes by which a trial exceeds the memory limit."""
         return 0 if self._memory is None else max(0, trial.memory - self._memory)
 
     def _bytes(self, placement: Placement) -> int:
@@ -327,5 +355,5 @@ class _Search:
 
 
 def _spec(dims: Dims) -> tuple[Any, ...]:
-    """As `mark_sharding` takes it."""
+    """Returns the dims as a spec for `mark_sharding`."""
     return tuple(None if not axes else axes[0] if len(axes) == 1 else axes for axes in dims)

@@ -1,4 +1,4 @@
-"""Tables as text."""
+"""Tables as text, by rich."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def table(*columns: str, title: str) -> Table:
     state = random.getstate()
-    from rich.table import Table  # it draws from Python's random numbers when it is imported
+    from rich.table import Table  # its import draws from Python's random number generator
 
     random.setstate(state)
     return Table(*columns, title=title)

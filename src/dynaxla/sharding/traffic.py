@@ -1,4 +1,4 @@
-"""What compiled programs move between the devices of a mesh, and what each device keeps: read from XLA's own text of them."""
+"""Reports the collectives between the devices of a mesh, and the memory on each device, of compiled programs, from XLA's text of them."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ from .printed import table, text_of
 
 _INSTRUCTION = re.compile(rf"^\s*(?:ROOT )?%?\S+ = (?P<type>.*?) (?P<kind>{KINDS})(?:-start)?\((?P<rest>.*)$", re.MULTILINE)
 _ARRAY = re.compile(r"\b(pred|[a-z]+\d+\w*)\[([\d,]*)\]")
-# Letters of what is told of groups that are no axes.
+# The maximum length of the text for groups of devices that match no axes.
 _MOST = 60
-# Instructions that are looked at for a line.
+# The maximum number of instructions that are searched for a line.
 _CONSUMERS = 16
 _LINE = re.compile(r"at\[([^\]]*)\]")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """Collectives that are alike, of all runs of the programs of one name.
+    """All collectives of one kind over the same axes, in all runs of the programs of one name.
 
-    Attributes: program (its name; an eager op's; "recorded_ops" of lazy mode); kind (XLA's); axes (of the mesh, between whose devices it
-    moves data; those of its groups as text where they are no axes); count; bytes (of all their results on one device); lines (the user's,
-    as far as they are known: of what XLA has made one of several collectives, one).
+    Attributes:
+        program: The program's name; an eager op's name; "recorded_ops" for lazy mode.
+        kind: XLA's name of the collective.
+        axes: The mesh axes between whose devices it moves data; the groups of devices as text if they match no axes.
+        count: The number of collectives.
+        bytes: The size of all their results on one device.
+        lines: The user's lines that caused them, as far as known; only one line for a collective into which XLA has combined several.
     """
 
     program: str
@@ -52,9 +56,14 @@ class Collective:
 
 @dataclass(frozen=True)
 class Memory:
-    """Of a program on each device, in bytes; of programs of one name, as of an eager op for several shapes, of the one that needs most.
+    """The memory of a program on each device, in bytes; for several programs of one name (an eager op for several shapes), the largest.
 
-    Attributes: program; arguments; results (without those that are written in place); temporary; runs (how often they ran).
+    Attributes:
+        program: The program's name.
+        arguments: The bytes of its arguments.
+        results: The bytes of its results, without those written in place.
+        temporary: The bytes of its temporary buffers.
+        runs: The number of runs.
     """
 
     program: str
@@ -70,20 +79,28 @@ class Memory:
 
 @dataclass(frozen=True)
 class Report:
-    """What programs move and keep. Attributes: collectives; memory. Its text is a table, and `picture` draws it."""
+    """The communication and memory of programs. Its text is a table, and `picture` draws it.
+
+    Attributes:
+        collectives: The collectives, by program, kind and axes.
+        memory: The memory, by program.
+    """
 
     collectives: tuple[Collective, ...]
     memory: tuple[Memory, ...]
 
     def count(self, kind: str) -> int:
-        """How many collectives of a kind there are in all programs."""
+        """Returns the number of collectives of a kind in all programs."""
         return sum(item.count for item in self.collectives if item.kind == kind)
 
     def picture(self, path: str | Path) -> None:
-        """Draw it: bytes that are moved, by kind and axes, with the lines that move them; bytes that programs need on each device.
+        """Draws the bytes moved, by kind and axes, with the lines that move them, and the bytes that programs need on each device.
 
-        path: of the file, whose ending says of what kind it is: .png, .svg, .pdf. Raises: ArgumentError without matplotlib, and for an
-        ending that it does not know.
+        Args:
+            path: The file; its ending determines the format: .png, .svg, .pdf.
+
+        Raises:
+            ArgumentError: matplotlib is not installed, or does not know the ending.
         """
         draw(path, self.collectives, self.memory)
 
@@ -100,14 +117,17 @@ class Report:
 
 
 def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs: Any) -> Report:
-    """What the programs of one call move and keep: compiled graphs and steps, eager ops, and what lazy mode has recorded. The function is
-    called, with all that it does: a training step trains. What it records in lazy mode counts if it runs in the call. A step of
+    """Returns the communication and memory of the programs in one call: compiled graphs and steps, eager ops, and lazy mode's recordings.
+
+    The function is called with all its effects: a training step trains. A lazy recording counts if it runs during the call. A step of
     `compile_step` that has no program yet is recorded at once, as with `fullgraph`.
 
-    run: with False programs are compiled, as quickly as that can be done, and do not run, also for a virtual mesh: what they write to stays
-    as it was, and tensors that they make are zeros. All else in the function is done, also by eager mode.
+    Args:
+        run: If False, programs are compiled, as quickly as possible, but do not run, for a virtual mesh too: tensors that they write to
+            keep their values, and tensors that they create are zeros. Everything else in the function happens, including eager mode's ops.
 
-    Raises: ArgumentError if the call runs no program on a mesh.
+    Raises:
+        ArgumentError: The call runs no program on a mesh.
     """
     call = function.call_as_program if isinstance(function, CompiledStep) else function
     with executable.watched() as ran, contextlib.nullcontext() if run else meshes.planning():
@@ -122,7 +142,7 @@ def report(function: Callable[..., Any], *args: Any, run: bool = True, **kwargs:
 
 
 def _together(ran: Sequence[Ran]) -> tuple[Collective, ...]:
-    """What programs of one name move in all their runs."""
+    """Returns the collectives of all runs, combined by program name, kind and axes."""
     once: dict[int, list[Collective]] = {}
     found: dict[tuple[str, str, str], list[tuple[Collective, str]]] = {}
     for item in ran:
@@ -142,7 +162,7 @@ def _together(ran: Sequence[Ran]) -> tuple[Collective, ...]:
 
 
 def _largest(ran: Sequence[Ran]) -> tuple[Memory, ...]:
-    """Of programs of one name, that which needs most."""
+    """Returns for each program name the memory of the program that needs most."""
     runs = Counter(item.name for item in ran)
     found: dict[str, Memory] = {}
     for memory in [_memory(item) for item in {id(item.program): item for item in ran}.values()]:
@@ -167,12 +187,12 @@ def _collectives(ran: Ran | Executable) -> list[Collective]:
 
 
 def _line(instruction: str, text: str) -> str:
-    """The user's line that an instruction belongs to, or else the first consumer of its result that has one; "" if there is none.
+    """Returns the user's line of an instruction, or of the first consumer of its result that has one; "" if there is none.
 
-    jaxlib 0.12 gives a collective of a parameter the parameter's name in the place of a line.
+    In jaxlib 0.12, a collective on a parameter has the parameter's name in place of a line.
     """
     found, left = {instruction.strip()}, [instruction.strip()]
-    for current in itertools.islice(left, _CONSUMERS):  # each one is looked for in the whole text
+    for current in itertools.islice(left, _CONSUMERS):  # bounded, since each step searches the whole text
         if line := _LINE.search(current):
             return line[1]
         name = re.escape(current.removeprefix("ROOT ").partition(" = ")[0])
@@ -183,22 +203,27 @@ def _line(instruction: str, text: str) -> str:
 
 
 def _bytes(text: str, is_start: bool) -> int:
-    """The size of a collective's result. text: its type in HLO; is_start: which has the operands first."""
+    """Returns the size of a collective's result in bytes.
+
+    Args:
+        text: The result's type in HLO.
+        is_start: The instruction is an asynchronous start, whose type lists the operands before the results.
+    """
     sizes = [-(-math.prod(map(int, filter(None, shape.split(",")))) * _bits(dtype) // 8) for dtype, shape in _ARRAY.findall(text)]
     return sum(sizes[len(sizes) // 2 :] if is_start and len(sizes) > 1 else sizes)
 
 
 def _bits(dtype: str) -> int:
-    """Of an element. dtype: as in HLO."""
+    """Returns the size of an element of an HLO dtype, in bits."""
     found = re.search(r"\d+", dtype)
     return 8 if found is None else int(found[0])
 
 
 def _axes(text: str, mesh: Any) -> str:
-    """The axes of a mesh between whose devices a collective works. text: its attributes in HLO."""
+    """Returns the mesh axes between whose devices a collective works. `text`: its attributes in HLO."""
     try:
         groups = groups_in(text)
-    except ValueError:  # a release of XLA that writes it in another way
+    except ValueError:  # another release of XLA may use another notation
         return text.partition("replica_groups=")[2][:_MOST]
     if groups is None:
         return ", ".join(mesh.axis_names)

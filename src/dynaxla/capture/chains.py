@@ -333,7 +333,7 @@ def _number(value: Any) -> Any:
 
 
 def _has_memory_of_its_own(value: Any) -> bool:
-    """True for a strided tensor of which no two elements are known to share memory, with neither the conjugate nor the negative bit."""
+    """True for a strided tensor whose elements are not known to share memory, with neither the conjugate nor the negative bit."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_conj() or value.is_neg():
         return False
     pairs: Sequence[tuple[Any, Any]] = list(zip(map(_number, value.shape), map(_number, value.stride()), strict=True))

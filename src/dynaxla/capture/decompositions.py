@@ -157,7 +157,7 @@ def cudnn_rnn_backward(
     return *wanted, rest if output_mask[3] else []
 
 
-# Ops whose fake implementation in torch is missing, or reports wrong shapes, strides or errors. These decompositions replace it.
+# Decompositions of ops whose fake implementation in torch is missing, or differs from eager mode in shapes, strides or errors.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     **{
         op: _of_memory_format(op)

@@ -2,7 +2,7 @@
 
 A graph runs with sizes rounded up. The valid positions of a dimension are then a product of prefixes. A dimension of batch * length has the
 factors (batch, length), the slower first, and a position is valid if each of its coordinates is less than the true value of its factor.
-Sizes that are not rounded are factors of which every position is valid.
+All positions of a factor that is not rounded are valid.
 """
 
 from __future__ import annotations

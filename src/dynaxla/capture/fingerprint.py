@@ -40,7 +40,7 @@ def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | N
     """Returns a TorchDynamo graph as text, with its inputs and the user's lines that errors name, or None if it has none.
 
     Such a graph only names the functions that it calls; AOTAutograd traces what they do. So the text covers only functions of torch and
-    Python. It also covers only inputs of which no two share memory: AOTAutograd detects shared memory on the tensors themselves.
+    Python. It also covers only inputs that share no memory with each other: AOTAutograd detects shared memory on the tensors themselves.
     """
     if not all(type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) for item in example_inputs):
         return None

@@ -157,7 +157,7 @@ class GlobalView:
         return Own(whole.flatten(0, len(self.mesh.sizes) - 1))
 
     def make_whole(self, own: Own, placements: Sequence[Any]) -> torch.Tensor:
-        """Returns the whole tensor of which each process has this local tensor."""
+        """Returns the whole tensor that these local tensors are parts of."""
         whole = own.tensor.unflatten(0, self.mesh.sizes)
         for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
             if placement.is_shard():

@@ -260,7 +260,7 @@ class _Cut:
 
 
 class _Memory:
-    """The memory of some inputs."""
+    """The storages of a set of inputs."""
 
     def __init__(self, inputs: Collection[Node]) -> None:
         self._inputs = set(inputs)

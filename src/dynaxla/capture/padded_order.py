@@ -33,7 +33,10 @@ from .padded_rules import (
 
 @rule(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.topk.default, aten.kthvalue.default)
 def _sorted(masks: Masks, node: Node) -> Any:
-    """Fills the padding with a value that sorts last. XLA sorts stably, so equal valid elements stay in front of it."""
+    """Fills the padding with a value that sorts last.
+
+    XLA sorts stably and, where it selects, prefers the first of equal elements, so equal valid elements stay in front of the padding.
+    """
     source = node.args[0]
     assert isinstance(source, Node)
     masks.exact(*others(node, "self"))

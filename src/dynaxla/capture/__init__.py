@@ -1,1 +1,1 @@
-"""From what TorchDynamo hands over to a functional ATen graph, and what that graph's inputs and outputs are in memory."""
+"""Turns TorchDynamo's graphs into functional ATen graphs, and describes how the inputs and outputs of these lie in memory."""

@@ -1,4 +1,4 @@
-"""What every part of the way of a graph needs to know of it."""
+"""The ATen graph that all later stages work on, with helpers that read its mutated inputs and its devices."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from ..torch_ops import aten
 from .between import is_array
 from .inputs import check_tensor
 
-# Forward and backward graphs hand each other values that nobody else sees.
+# A forward graph passes values to its backward graph that no other code sees.
 Phase = Literal["forward", "backward", "inference"]
 
 
 class Loose:
-    """Inputs that whoever calls a graph can give in any order in memory: the first program of the graph chooses it.
+    """Inputs of a graph whose memory order is open: the caller can pass any order, and the graph's first program chooses it.
 
-    Attributes: positions (of these inputs); orders (by position, as in `runtime.layout.Layout.ordered`; None until they are chosen).
+    Attributes:
+        positions: the positions of these inputs.
+        orders: the memory order of each input, by position, as in `runtime.layout.Layout.ordered`; None until they are chosen.
     """
 
     def __init__(self, positions: Collection[int] = ()) -> None:
@@ -32,13 +34,18 @@ class Loose:
 
 @dataclass(frozen=True)
 class AtenGraph:
-    """A graph as AOTAutograd gives it.
+    """A graph as AOTAutograd returns it.
 
-    Attributes: name; module (functional ATen ops); static (the positions of parameters and buffers among its inputs); phase (what a forward
-    program gives to a backward program alone may have other strides than in the graph); waits (whether a call waits for the program's
-    checks on a GPU, too: what is written after it depends on other programs as well); loose; remade (outputs, by index, that whoever calls
-    the graph makes anew from an input, and looks at for their sizes and strides alone); is_lowered (whether it is known that each op has a
-    lowering).
+    Attributes:
+        name: the graph's name.
+        module: the graph of functional ATen ops.
+        static: the positions of parameters and buffers among the inputs.
+        phase: results that a forward program passes only to a backward program may have other strides than in the graph.
+        waits: True if a call waits for the program's checks on a GPU, too, because later writes also depend on other programs.
+        loose: the inputs whose memory order is open.
+        remade: the indices of outputs that the caller derives again from an input. The caller reads only the sizes and strides of the
+            graph's own results for them.
+        is_lowered: True if every op is known to have a lowering.
     """
 
     name: str
@@ -52,30 +59,36 @@ class AtenGraph:
 
 
 def written_inputs(graph: torch.fx.Graph) -> dict[int, int]:
-    """The outputs, by index, whose values AOTAutograd will write to inputs when the call is over, and the positions of these inputs."""
+    """Returns a dict from output index to input position, for the outputs that AOTAutograd copies to inputs after the call."""
     positions = {node.meta["desc"]: index for index, node in enumerate(graph.find_nodes(op="placeholder")) if node.meta.get("desc")}
     targets = [getattr(description, "mutated_input", None) for description in graph.output_node().meta.get("desc") or ()]
     return {index: positions[target] for index, target in enumerate(targets) if target is not None}
 
 
-# Ops whose result may be on another device than their operand.
+# Ops whose result may be on a different device than their operand.
 COPIES = (aten._to_copy.default, torch.ops.prims.device_put.default)
 
 
 def tensors_of(node: Node) -> list[torch.Tensor]:
-    """The tensors that a node gives."""
+    """Returns the fake tensors among a node's results."""
     value = node.meta.get("val")
     return [value] if isinstance(value, torch.Tensor) else [item for item in pytree.tree_leaves(value) if isinstance(item, torch.Tensor)]
 
 
 def goes_along(tensor: torch.Tensor) -> bool:
-    """Whether a tensor may stand beside those of any device. What is on the CPU and has no dimensions may, as in eager mode, and so may
-    what has no elements, such as the tokens by which AOTAutograd keeps effects in order."""
+    """True if an op may take a tensor together with tensors of any other device.
+
+    As in eager mode, this holds for CPU tensors of rank 0. It also holds for CPU tensors without elements, such as the tokens with which
+    AOTAutograd orders effects.
+    """
     return tensor.device.type == "cpu" and (not tensor.dim() or any(isinstance(size, int) and not size for size in tensor.shape))
 
 
 def computed_on(node: Node) -> set[torch.device]:
-    """The devices of a node's operands and results, without what may stand beside any. A constant may be copied to any, too."""
+    """Returns the devices of a node's operands and results.
+
+    Tensors that may be combined with any device (`goes_along`) and constants that a copy op reads are left out.
+    """
     if node.op in ("get_attr", "output"):
         return set()
     sources = [source for source in node.all_input_nodes if not (source.op == "get_attr" and node.target in COPIES)]
@@ -83,9 +96,12 @@ def computed_on(node: Node) -> set[torch.device]:
 
 
 def graph_devices(module: GraphModule, between: Collection[Node] = ()) -> set[torch.device]:
-    """The devices of what a graph computes, or else of what it is given and may stand beside any.
+    """Returns the devices that a graph computes on. If its tensors may all be combined with any device, returns their devices.
 
-    between: the nodes that run between programs; what only they read or give may be anything.
+    Args:
+        module: the graph.
+        between: the nodes that run between programs. A tensor that only these read or return need not be an array.
+
     Raises: UnsupportedTensor.
     """
     found: set[torch.device] = set()
@@ -101,8 +117,8 @@ def graph_devices(module: GraphModule, between: Collection[Node] = ()) -> set[to
 
 
 def graph_device(module: GraphModule) -> torch.device:
-    """The device of a graph that one program computes.
+    """Returns the one device of a graph that a single program computes.
 
-    Raises: DeviceMismatch; UnsupportedTensor.
+    Raises: DeviceMismatch, UnsupportedTensor.
     """
     return devices.common_device(graph_devices(module))

@@ -1,13 +1,15 @@
-"""Which nodes of a graph run between programs, on torch's own tensors, because no XLA program can hold them.
+"""Finds the nodes of a graph that no XLA program can hold. torch runs them on its own tensors, between programs.
 
-ON_VALUES     A node brings a symbol that no node before it has, or its op carries `Tag.data_dependent_output`: the symbol of an `.item()`
-              may be known by then, but the number is still read from a tensor.
-ASYNCHRONOUS  Work in the background or with handles: see `dynaxla.lowering.asynchronous`. A collective that returns its result a program
-              holds, but no graph that a control-flow op calls: nothing orders the collectives of two such graphs.
-WRITES        An op that changes its operand, which in a program would be a copy. AOTAutograd takes all of them out of a graph, except for
-              those that a backward pass makes to an input.
-NO_ARRAY      A tensor that the node takes or gives is sparse or quantized.
-DRAWS         A draw of random numbers that saves or restores the state of torch's generator.
+The reasons:
+
+ON_VALUES     The node introduces a symbol that no earlier node has, or its op carries `Tag.data_dependent_output`: the symbol of an
+              `.item()` may be known by then, but the number is still read from a tensor.
+ASYNCHRONOUS  The op works in the background or with handles: see `dynaxla.lowering.asynchronous`. A program can hold a collective that
+              returns its result, but a graph that a control-flow op calls cannot: nothing orders the collectives of two such graphs.
+WRITES        The op writes to an operand, which in a program would be a copy. Functionalization removes all such ops from a graph, except
+              for the writes of a backward pass to an input.
+NO_ARRAY      A tensor that the node takes or returns is sparse or quantized.
+DRAWS         The node draws random numbers and saves or restores the state of torch's generator.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ DRAWS = "it saves or restores the state of torch's generator"
 
 
 def between_programs(module: GraphModule, *, is_inner: bool = False) -> dict[Node, str]:
-    """The nodes of a graph that no program can hold, in its order, each with the reason. is_inner: whether a control-flow op calls it."""
+    """Returns the nodes of a graph that no program can hold, in the graph's order, each with the reason.
+
+    is_inner: True if a control-flow op calls the graph.
+    """
     found: dict[Node, str] = {}
     known: set[Any] = set()
     for node in module.graph.nodes:
@@ -54,12 +59,12 @@ def between_programs(module: GraphModule, *, is_inner: bool = False) -> dict[Nod
 
 
 def is_array(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's elements lie in memory one by one."""
+    """True for a strided tensor that is not quantized."""
     return tensor.layout == torch.strided and not tensor.is_quantized
 
 
 def last_writes(module: GraphModule, found: dict[Node, str]) -> set[Node]:
-    """Those of the found nodes that only copy a result to an input, and that nothing but such nodes follows: the end of a backward pass."""
+    """Returns the copies to inputs at the end of a backward graph: those among `found` that only such copies follow."""
     last: set[Node] = set()
     for node in reversed(module.graph.nodes):
         if node.op == "output":
@@ -75,7 +80,7 @@ def _has_tag(node: Node, tag: torch.Tag) -> bool:
 
 
 def _inner(node: Node) -> list[GraphModule]:
-    """The graphs that a node's op calls."""
+    """Returns the subgraphs that a node's op calls."""
     owner = node.graph.owning_module
     found = []
     for source in node.all_input_nodes:

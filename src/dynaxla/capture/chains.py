@@ -1,4 +1,4 @@
-"""Which values of a functional graph are what an input is after a chain of writes to places in it.
+"""Finds the values of a functional graph that are views of an input after a chain of writes to parts of that input.
 
 Functionalization turns `c[0, :, 3] = k` into reads and writes of whole tensors:
 
@@ -6,8 +6,8 @@ Functionalization turns `c[0, :, 3] = k` into reads and writes of whole tensors:
     row = select_scatter(select(c, 0, 0), new, 1, 3)
     c' = select_scatter(c, row, 0, 0)
 
-Each of these values is a place of c (a view of it), as it is after some writes to places of c: `part` after none, the others after one,
-`copy_` of k to the place `part`. That is followed here from node to node. It is about values alone: where a result lies does not matter.
+Each of these values is a place (a view) of c after some writes to places of c: `part` after no write, the others after one, a `copy_` of k
+to the place of `part`. This module derives that state node by node. It describes values only, not the memory that results lie in.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ _VIEWS = (
     aten.squeeze.dims,
     aten.view.default,
 )
-# These give several views.
+# Ops that return several views.
 _SPLITS = (aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
-# What gives a tensor with the view of it replaced that the second op gives; other arguments are the view's.
+# Scatter ops, each with its view op: the result is the operand with that view replaced. Both take the same further arguments.
 _PUTS_BACK = {
     aten.select_scatter.default: aten.select.int,
     aten.slice_scatter.default: aten.slice.Tensor,
     aten.diagonal_scatter.default: aten.diagonal.default,
 }
-# What writes all of its operand, and does the same in place.
+# Ops that overwrite their whole operand, each with its in-place variant.
 _FILLS = {
     aten.copy.default: aten.copy_.default,
     aten.fill.Scalar: aten.fill_.Scalar,
     aten.fill.Tensor: aten.fill_.Tensor,
     aten.zero.default: aten.zero_.default,
 }
-# What writes to places that its indices choose, and does the same in place.
+# Ops that write to the positions that indices choose, each with its in-place variant.
 _INDEXED = {
     aten.index_copy.default: aten.index_copy_.default,
     aten.index_put.default: aten.index_put_.default,
@@ -65,13 +65,19 @@ _INDEXED = {
     aten.scatter_add.default: aten.scatter_add_.default,
 }
 
-# What tells places of one tensor apart: sizes, strides and offset.
+# Identifies a place within one tensor: sizes, strides and offset.
 _Spec = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """A view of a tensor, as a call of an op. Attributes: op; args (after the tensor); item (which of several views, or None)."""
+    """One view of a tensor, as the call of an op.
+
+    Attributes:
+        op: the view op.
+        args: the arguments after the tensor.
+        item: the index of the view if the op returns several, else None.
+    """
 
     op: Any
     args: tuple[Any, ...]
@@ -82,7 +88,10 @@ class Step:
 class Place:
     """A part of an input, reached by views.
 
-    Attributes: steps; specs (of the input, and after each step); value (a fake tensor there).
+    Attributes:
+        steps: the views, from the input on.
+        specs: sizes, strides and offset of the input and after each step.
+        value: a fake tensor like the part.
     """
 
     steps: tuple[Step, ...]
@@ -90,7 +99,7 @@ class Place:
     value: torch.Tensor
 
     def lies_in(self, other: Place) -> bool:
-        """Whether this is that place or, as its steps show, a part of it."""
+        """True if this place is `other` or, as its steps show, a part of it."""
         return other.specs[-1] in self.specs
 
     def is_same(self, other: Place) -> bool:
@@ -98,12 +107,14 @@ class Place:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the input itself."""
+        """True if the place is the whole input."""
         return self.specs[-1] == self.specs[0]
 
     def is_apart(self, other: Place) -> bool:
-        """Whether these places of one input have no element in common, as far as their steps show: where these first differ, they take
-        other parts of one dimension."""
+        """True if the steps show that two places of one input share no element.
+
+        Only the first step that differs is compared: both places must take parts of the same dimension there, without overlap.
+        """
         for mine, theirs, spec in zip(self.steps, other.steps, self.specs, strict=False):
             if mine != theirs:
                 sizes = spec[: len(spec) // 2]
@@ -114,7 +125,7 @@ class Place:
         return False
 
     def after(self, step: Step) -> Place | None:
-        """The place that a view of this one is; None if the input's memory cannot be viewed so."""
+        """Returns the place that a view of this one is, or None if the input's memory cannot be viewed so."""
         mode = detect_fake_mode(self.value)
         if mode is None:
             return None
@@ -122,11 +133,11 @@ class Place:
         try:
             with mode, torch.no_grad():
                 value = step.op(self.value, *args)
-        except (RuntimeError, ValueError):  # a view that needs a copy of what has these strides
+        except (RuntimeError, ValueError):  # these strides have no such view: torch would have to copy
             return None
         value = value if step.item is None else value[step.item]
         spec = _spec(value)
-        if spec in self.specs:  # back, as from a transpose
+        if spec in self.specs:  # the step undoes earlier ones, as a second transpose does
             length = self.specs.index(spec)
             return Place(self.steps[:length], self.specs[: length + 1], value)
         return Place((*self.steps, step), (*self.specs, spec), value)
@@ -134,7 +145,15 @@ class Place:
 
 @dataclass(frozen=True, eq=False)
 class Write:
-    """What one op of the graph writes. Attributes: node; op (the same in place); place; args, kwargs (after the tensor that is written)."""
+    """The write of one op of the graph.
+
+    Attributes:
+        node: the op's node.
+        op: the in-place variant of the op.
+        place: the part of the input that is written.
+        args: the arguments after the tensor that is written.
+        kwargs: the keyword arguments.
+    """
 
     node: Node
     op: Any
@@ -144,13 +163,19 @@ class Write:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether it checks indices."""
+        """True if the op writes by index, and so checks indices."""
         return self.node.target in _INDEXED
 
 
 @dataclass(frozen=True)
 class State:
-    """A value: a place of an input after writes. Attributes: source (the input's node); writes (in their order); place."""
+    """A value that is a place of an input after writes.
+
+    Attributes:
+        source: the input's node.
+        writes: the writes, in their order.
+        place: the part of the input.
+    """
 
     source: Node
     writes: tuple[Write, ...]
@@ -158,12 +183,15 @@ class State:
 
     @property
     def seen(self) -> tuple[Write, ...]:
-        """The writes that the value may depend on: without those to places that are known to lie elsewhere."""
+        """The writes that the value may depend on: all but those to places that are known to be disjoint from this one."""
         return tuple(write for write in self.writes if not write.place.is_apart(self.place))
 
 
 def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, State]:
-    """The values that are places of these inputs after writes. An input whose elements share memory has none."""
+    """Returns the state of every value that is a place of one of these inputs after writes.
+
+    An input whose elements share memory has no states.
+    """
     found: dict[Node, State] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -175,7 +203,7 @@ def states(graph: Graph, inputs: Collection[Node]) -> dict[Node, State]:
 
 
 def reads_through_writes(node: Node) -> bool:
-    """Whether a value that has a state is a view of what has had a part put back."""
+    """True if a node that has a state is a view of the result of a scatter op (`_PUTS_BACK`)."""
     source = node
     while source.target in _VIEWS or source.target is operator.getitem:
         source = source.args[0].args[0] if source.target is operator.getitem else source.args[0]
@@ -183,7 +211,7 @@ def reads_through_writes(node: Node) -> bool:
 
 
 def call(graph: Graph, op: Any, *args: Any) -> Node:
-    """Add a node where the graph grows."""
+    """Adds the call of an op at the graph's insertion point, with its fake value."""
     node = graph.call_function(op, args)
     values = torch.fx.node.map_arg(args, lambda source: source.meta["val"])
     with detect_fake_mode(values) or contextlib.nullcontext(), torch.no_grad():
@@ -192,7 +220,10 @@ def call(graph: Graph, op: Any, *args: Any) -> Node:
 
 
 def viewed_at(graph: Graph, place: Place, source: Node, copies: Mapping[Node, Node]) -> Node:
-    """Add the views that lead from an input to a place of it. copies: the nodes of `graph` for those of the place's graph."""
+    """Adds the views that lead from an input to a place of it, and returns the last one.
+
+    copies: the nodes of `graph` for those of the place's graph.
+    """
     view = copies[source]
     for step in place.steps:
         view = call(graph, step.op, view, *torch.fx.node.map_arg(step.args, copies.__getitem__))
@@ -232,7 +263,10 @@ def _written(state: State, write: Write) -> State:
 
 
 def _put_back(node: Node, base: State, found: dict[Node, State]) -> State | None:
-    """`base` with a part of it replaced: by what the same part is after more writes to it, or by another value."""
+    """Returns the state of a scatter op's result: `base` with one part replaced.
+
+    If the new part is the old one after further writes to it, the result has these writes. Any other value counts as a `copy_` to the part.
+    """
     part, args = node.args[1], tuple(node.args[2:])
     place = base.place.after(Step(_PUTS_BACK[node.target], args))
     if place is None or not isinstance(part, Node):
@@ -251,7 +285,7 @@ def _put_back(node: Node, base: State, found: dict[Node, State]) -> State | None
 
 
 def _takes(node: Node) -> bool:
-    """Whether torch's op in place takes what the program takes, for every value of the indices that passes the program's checks."""
+    """True if torch's in-place op accepts the operands of a program's op whenever their indices pass the program's checks."""
     is_put = node.target is aten.index_put.default
     chosen, others = (node.args[1], node.args[2:]) if is_put else (node.args[2:3], node.args[3:])
     indices, dtype = _tensors(chosen), node.args[0].meta["val"].dtype
@@ -261,7 +295,10 @@ def _takes(node: Node) -> bool:
 
 
 def _chosen(step: Step, sizes: Sequence[Any]) -> tuple[int, int, int] | None:
-    """The dimension that a view takes a part of, where that begins and where it ends at the latest; None if that is not known."""
+    """Returns the dimension that a `select` or `slice` takes a part of, the part's start, and an upper bound of its end.
+
+    None if they are not known.
+    """
     if step.op is aten.select.int:
         dim, start = step.args
         end = start + 1 if isinstance(start, int) and start != -1 else None
@@ -291,12 +328,12 @@ def _spec(value: torch.Tensor) -> _Spec:
 
 
 def _number(value: Any) -> Any:
-    """What tells a size from others without asking for its value."""
+    """Returns a number that is comparable without a guard: the expression of a symbol, any other number as it is."""
     return value.node.expr if isinstance(value, torch.SymInt) else value
 
 
 def _has_memory_of_its_own(value: Any) -> bool:
-    """Whether no two elements are known to share memory, and memory holds them as they are."""
+    """True for a strided tensor whose elements are not known to share memory, with neither the conjugate nor the negative bit."""
     if not isinstance(value, torch.Tensor) or value.layout != torch.strided or value.is_conj() or value.is_neg():
         return False
     pairs: Sequence[tuple[Any, Any]] = list(zip(map(_number, value.shape), map(_number, value.stride()), strict=True))

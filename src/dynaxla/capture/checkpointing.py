@@ -1,8 +1,8 @@
-"""Random draws in checkpointed regions, which the backward graph makes again with the same numbers.
+"""Random draws in checkpointed regions: the backward graph recomputes them and must get the same numbers.
 
-torch's partitioner knows such draws by a tag. It has the forward graph save the generator's state before each of them, and the backward
-graph restore it: work for torch between programs (`draws_by_state`), which option exact_rng wants. Else the draws that have a lowering
-are written, before the partitioner sees them, as pure functions of a key, and the key is saved.
+torch's partitioner recognizes such draws by a tag. It makes the forward graph save the generator's state before each draw, and the backward
+graph restore it. torch does that work between programs (`draws_by_state`), as the option exact_rng requires. Without that option, draws
+that have a lowering are rewritten before the partitioner runs, as pure functions of a key, and the key is saved.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ _COMPUTED_AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECO
 
 
 def draws_by_state(node: Node) -> bool:
-    """Whether a node draws as torch's partitioner wrote it: it saves the generator's state, or draws from a saved one."""
+    """True if torch's partitioner made this node of a draw: it saves the generator's state, or draws from a saved state."""
     return node.target in (run_and_save_rng_state, run_with_rng_state)
 
 
 def give_keys(joint: GraphModule, platform: str, exact_rng: bool) -> None:
-    """Write the draws that are computed again as functions of keys; and what only could draw, as attention without dropout, without one,
-    so that torch's partitioner takes it for an op as any other. To be undone by `complete` in that case."""
+    """Rewrites the random ops that the backward graph recomputes as `keyed` calls.
+
+    Draws become functions of keys. Random ops that draw nothing here, such as attention without dropout, are wrapped without a key, so that
+    torch's partitioner treats them as deterministic; `complete` unwraps these.
+    """
     numbers = itertools.count()
     for node in list(joint.graph.nodes):
         if not _may_draw(node) or node.meta.get("recompute") not in _COMPUTED_AGAIN:
@@ -49,9 +52,9 @@ def give_keys(joint: GraphModule, platform: str, exact_rng: bool) -> None:
 
 @contextlib.contextmanager
 def states_as_tensors(platform: str) -> Iterator[None]:
-    """Inside, torch's partitioner saves generators' states as tensors, on CUDA too, where else the graphs would get generators.
+    """Makes torch's partitioner save generator states as tensors on CUDA, too, where graphs would otherwise receive generators.
 
-    Nothing is set for the CPU: before torch 2.12 all threads would see it.
+    Sets nothing for the CPU: before torch 2.12 all threads would see the setting.
     """
     name = "graphsafe_rng_functionalization"
     with config.patch({name: False}) if platform != "cpu" and hasattr(config, name) else contextlib.nullcontext():
@@ -59,7 +62,7 @@ def states_as_tensors(platform: str) -> Iterator[None]:
 
 
 def complete(module: GraphModule) -> None:
-    """Of a graph that the partitioner made: ops without keys as they were, and what the nodes that it added give (`meta["val"]`)."""
+    """Finishes a graph from the partitioner: unwraps ops without keys, and sets `meta["val"]` of the nodes that the partitioner added."""
     for node in list(module.graph.nodes):
         if node.target is keyed and node.args[1] is None:
             node.target, node.args = node.args[0], node.args[2:]
@@ -102,7 +105,7 @@ def _device(node: Node) -> torch.device:
 
 
 def _state_like(node: Node) -> torch.Tensor:
-    """What a generator's state looks like. The partitioner makes its size a symbol, though it never changes."""
+    """Returns a fake tensor like a generator's state. The partitioner makes its size a symbol, though it never changes."""
     value = node.meta["val"]
     size = value.shape[0]
     known = size if isinstance(size, int) else size.node.hint

@@ -1,7 +1,7 @@
-"""Numbers among a graph's inputs that no tensor depends on: a model adds to such a counter at every call, and hands it back.
+"""Takes Python counters out of a graph: numbers among its inputs that no tensor depends on, and that the graph returns increased.
 
-TorchDynamo makes an input of a number that changes from call to call, and a graph has an executable for every value of its numbers. What
-is only counted would so cost a compilation at every call.
+TorchDynamo makes a number that changes from call to call an input of the graph, and a graph has one executable for each value of its
+numbers. A counter would therefore cost a compilation at every call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ from .split import symbols
 
 @dataclass(frozen=True)
 class Counters:
-    """A graph taken apart.
+    """A graph without its counters, and a second graph that computes them.
 
-    Attributes: rest (the graph without its counters, and what is computed of them); kept (the inputs of the whole graph that `rest`
-    takes, by position); returned (the outputs of the whole graph that `rest` gives, by position); counted (the other outputs, computed from
-    the inputs `sources`, by position).
+    Attributes:
+        rest: the graph without its counters and the values computed from them.
+        kept: the positions of the whole graph's inputs that `rest` takes.
+        returned: the positions of the whole graph's outputs that `rest` returns.
+        counted: a graph that computes the other outputs.
+        sources: the positions of the whole graph's inputs that `counted` takes.
     """
 
     rest: GraphModule
@@ -35,7 +38,7 @@ class Counters:
 
 
 def take_apart(module: GraphModule) -> Counters | None:
-    """None if there are no counters."""
+    """Splits the counters off a graph; returns None if it has none."""
     nodes = list(module.graph.nodes)
     placeholders = module.graph.find_nodes(op="placeholder")
     outputs: Sequence[Any] = module.graph.output_node().args[0]
@@ -70,7 +73,7 @@ def take_apart(module: GraphModule) -> Counters | None:
 
 
 def _counters(graph: Graph) -> set[Node]:
-    """The inputs that are numbers which no tensor, and nothing but plain arithmetic on numbers, depends on."""
+    """Returns the inputs that are numbers on which only plain arithmetic on numbers depends: no tensor and no tensor's size."""
     found = {node: node.meta["val"] for node in graph.find_nodes(op="placeholder") if isinstance(node.meta["val"], torch.SymInt)}
     reached: dict[Node, set[Node]] = {node: {node} for node in found}
     sizes: set[Any] = set()
@@ -86,12 +89,12 @@ def _counters(graph: Graph) -> set[Node]:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether a node is plain arithmetic on numbers."""
+    """True if a node is plain arithmetic on numbers."""
     return is_plain_python(node) and isinstance(node.meta.get("val"), torch.SymInt | torch.SymFloat | torch.SymBool | int | float)
 
 
 def _computing(module: GraphModule, results: Sequence[Node], needed: set[Node]) -> GraphModule:
-    """A module that computes some nodes. needed: they, and all that they are computed from."""
+    """Returns a module that computes the nodes `results`. needed: these nodes and all nodes that they are computed from."""
     graph, copies = Graph(), dict[Node, Node]()
     for node in module.graph.nodes:
         if node in needed:

@@ -1,13 +1,13 @@
-"""Graphs with tensors on several devices: each program has one device, and what goes from one to another goes between programs.
+"""Graphs with tensors on several devices: each program runs on one device, and data moves between devices between the programs.
 
-In such a graph
-- what ATen brings to another device by itself (an index, what is copied into a tensor) is brought there by a node of its own;
-- what a node copies to another device, though it is known before any input is, is made there: constants, new tensors filled by a rule, and
-  what is computed from these alone;
-- nodes of one device stand together, as far as what they need from other devices allows, so that there are few programs.
+Such a graph is rewritten:
+- Where ATen moves an operand to another device implicitly (an index, the source of a copy), an explicit copy node does it.
+- A value that depends on no input (a constant, a new tensor filled by a rule, a function of such values) is computed on the device that
+  needs it, instead of being copied there.
+- Nodes of one device are grouped, as far as their operands from other devices allow, so that there are few programs.
 
-What remains are copies of what is known at run time only, and the few other ops that take or give tensors of several devices. torch runs
-both between the programs, and refuses what eager mode refuses.
+The rest are copies of values that are known only at run time, and the few other ops that take or return tensors of several devices. torch
+runs both between the programs, and raises the errors that eager mode raises.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from .aten_graph import COPIES, computed_on, tensors_of
 COPY = "it copies to another device"
 MIXED = "it takes or gives tensors of several devices"
 
-# The arguments, by position, that ATen brings to the device of the first one: indices from the CPU, what is copied from anywhere.
+# The position of the argument that ATen moves to the device of the first one: indices from the CPU, the source of a copy from any device.
 _INDEXING = {op: 1 for op in (aten.index.Tensor, aten._unsafe_index.Tensor, aten.index_put.default, aten._unsafe_index_put.default)}
 _BROUGHT = {**_INDEXING, aten.copy.default: 1}
 
 
 def has_several(module: GraphModule) -> bool:
-    """Whether a graph computes on more than one device."""
+    """True if a graph computes on more than one device."""
     nodes = module.graph.nodes
     if len({tensor.device for node in nodes for tensor in tensors_of(node)}) < 2:
         return False
@@ -44,7 +44,7 @@ def has_several(module: GraphModule) -> bool:
 
 
 def copied(module: GraphModule) -> GraphModule:
-    """Another graph of the same nodes, which may be changed."""
+    """Returns a copy of a graph that the caller may change."""
     graph, copies = Graph(), dict[Node, Node]()
     output = graph.output(graph.graph_copy(module.graph, copies))
     output.meta = dict(module.graph.output_node().meta)
@@ -52,14 +52,16 @@ def copied(module: GraphModule) -> GraphModule:
 
 
 def remove_detours(graph: Graph) -> None:
-    """Change a graph so that each op but a copy has its operands on its own device, where they can be, and that what is known before any
-    input is made where it is wanted."""
+    """Changes a graph so that each op except copies has its operands on its own device, where possible.
+
+    A value that depends on no input is computed on the device that needs it.
+    """
     known = _Known(graph)
     for node in list(graph.nodes):
         device = _device_of(node)
         if node.target in COPIES and device is not None and computed_on(node) - {device}:
             source = known.on(device, node.args[0], node)
-            # What reads a copy on the CPU, AOTAutograd's wrapper among it, does not wait for it, so the copy itself does.
+            # Consumers of a copy on the CPU, such as AOTAutograd's wrapper, do not wait for it, so the copy itself blocks.
             waits = {"non_blocking": False} if device.type == "cpu" else {}
             node.args, node.kwargs = _with(node.target, (source, *node.args[1:]), node.kwargs, device=device, **waits)
         elif node.target in _BROUGHT and device is not None:
@@ -69,7 +71,7 @@ def remove_detours(graph: Graph) -> None:
 
 
 def _bring(node: Node, position: int, device: torch.device, known: _Known) -> None:
-    """Let an op read what it would bring to its device by itself from copies there."""
+    """Gives an op explicit copies of the operands that ATen would move to its device implicitly."""
 
     def there(source: Node) -> Node:
         here = _device_of(source)
@@ -82,7 +84,7 @@ def _bring(node: Node, position: int, device: torch.device, known: _Known) -> No
 
 
 def copy_to(device: torch.device, source: Node, before: Node) -> Node:
-    """A node that copies to a device."""
+    """Adds a node in front of `before` that copies `source` to a device."""
     with before.graph.inserting_before(before):
         made = before.graph.call_function(aten._to_copy.default, (source,), {"device": device})
     made.meta = {**_origin(before), "val": _like(source.meta["val"], device)}
@@ -90,7 +92,7 @@ def copy_to(device: torch.device, source: Node, before: Node) -> Node:
 
 
 class _Known:
-    """The nodes of a graph whose values follow from constants and sizes alone."""
+    """The nodes of a graph whose values depend only on constants and sizes."""
 
     def __init__(self, graph: Graph) -> None:
         self._nodes: dict[Node, None] = {}
@@ -118,7 +120,7 @@ class _Known:
         )
 
     def on(self, device: torch.device, node: Any, before: Node) -> Any:
-        """The node that has a known node's value on a device, made before another one; any other node as it is."""
+        """Returns a node with a known node's value on a device; returns any other node as it is. Adds nodes in front of `before`."""
         if node not in self._nodes or all(tensor.device == device for tensor in tensors_of(node)) or not self._can_be_on(device, node):
             return node
         made = self._made.get((node, device))
@@ -127,7 +129,7 @@ class _Known:
         return made
 
     def _can_be_on(self, device: torch.device, node: Node) -> bool:
-        """Whether a program for a device can compute a node, and all that it is computed from, as there are lowerings."""
+        """True if there are lowerings, for a device's platform, of a known node and of all known nodes that it is computed from."""
         if node.op == "get_attr":
             return True
         is_lowered = node.target is operator.getitem or find_rule(node, devices.platform_of(device)) is not None
@@ -145,14 +147,14 @@ class _Known:
         return made
 
     def remove_unused(self) -> None:
-        """Erase those that nothing reads any more."""
+        """Erases the known nodes that have no users any more."""
         for node in reversed(self._nodes):
             if not node.users:
                 node.graph.erase_node(node)
 
 
 def _with(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **settings: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """An op's arguments, with others for those of these names that it has."""
+    """Returns an op's arguments with new values for the arguments named in `settings`. Names that the op lacks are ignored."""
     args, kwargs = tuple(args), dict(kwargs)
     for index, argument in enumerate(op._schema.arguments):
         if argument.name in settings:
@@ -164,7 +166,7 @@ def _with(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], **settings:
 
 
 def _origin(node: Node) -> dict[str, Any]:
-    """What a node's metadata says of where it comes from: the line of the user's, the pass."""
+    """Returns the part of a node's metadata that says where it comes from: the user's line, the pass."""
     return {name: value for name, value in node.meta.items() if name not in ("val", "tensor_meta", "recompute", "desc")}
 
 
@@ -173,29 +175,34 @@ def _leaves(node: Node) -> list[Any]:
 
 
 def _device_of(node: Node) -> torch.device | None:
-    """Where a node's one result is; None if it has none, or several."""
+    """Returns the device of a node's result; None unless the result is a single tensor."""
     value = node.meta.get("val")
     return value.device if isinstance(value, torch.Tensor) else None
 
 
 def _like(value: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A fake tensor of the same size, strides and dtype."""
+    """Returns a fake tensor on a device, with the size, strides and dtype of `value`."""
     with detect_fake_mode(value):
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device)
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    """Attributes: crossings (the nodes that no program of one device can hold, with the reason); devices (of all others)."""
+    """The device of each node of a graph.
+
+    Attributes:
+        crossings: the nodes that no program for one device can hold, each with the reason.
+        devices: the device of each other node.
+    """
 
     crossings: dict[Node, str]
     devices: dict[Node, torch.device]
 
 
 def arrange(module: GraphModule, between: Collection[Node]) -> Arrangement:
-    """Say which device computes each node of a graph, and bring nodes of one device together: the graph's order is changed.
+    """Assigns a device to each node of a graph, and reorders the graph so that nodes of one device stand together.
 
-    between: the nodes that run between programs for other reasons. They stay where they are among all others, as they may act.
+    between: the nodes that run between programs for other reasons. No node is moved across them, since they may have side effects.
     """
     everything = set[torch.device]().union(*map(computed_on, module.graph.nodes))
     main = devices.main_device(everything)
@@ -218,17 +225,20 @@ def arrange(module: GraphModule, between: Collection[Node]) -> Arrangement:
 
 
 def _device_of_sources(node: Node, found: Arrangement, main: torch.device) -> torch.device:
-    """Where to compute what may be anywhere: where that is from which it is computed."""
+    """Returns the device for a node that any device can compute: the device of its sources, or `main` if they have none or several."""
     sources = {found.devices[source] for source in node.all_input_nodes if source in found.devices}
     return sources.pop() if len(sources) == 1 else main
 
 
 def _group(graph: Graph, found: Arrangement, between: Collection[Node], order: Sequence[torch.device]) -> None:
-    """Bring nodes of one device together. Copies come as early as they can."""
+    """Reorders a graph so that nodes of one device stand together, with copies between devices as early as possible."""
     waiting: dict[Node, None] = {}
 
     def place(before: Node, turn: torch.device | None) -> None:
-        """turn: a device; None: the crossings'. Nodes that are neither, as arithmetic on sizes is, go along with a device's."""
+        """Places the ready nodes of a device, or the ready crossings if `turn` is None.
+
+        A node that is neither, such as arithmetic on sizes, is placed with any device.
+        """
         for node in list(waiting):
             owner = None if node in found.crossings else found.devices.get(node, turn or order[0])
             if owner == turn and waiting.keys().isdisjoint(node.all_input_nodes):

@@ -1,4 +1,4 @@
-"""Which ops AOTAutograd takes apart: those of PyTorch's core decompositions that have no lowering of their own."""
+"""The decompositions for AOTAutograd: PyTorch's core decompositions of ops that have no lowering, and corrected ones."""
 
 from __future__ import annotations
 
@@ -21,36 +21,39 @@ from . import floats
 
 
 def max_unpool2d(x: torch.Tensor, indices: torch.Tensor, output_size: list[int]) -> torch.Tensor:
-    """As unpooling of volumes of depth 1. The result is laid out like x, which torch's fake implementation does not say."""
+    """Unpools x as volumes of depth 1. The result has x's memory format, which torch's fake implementation does not report."""
     volume = aten.max_unpool3d(x.unsqueeze(-3), indices.unsqueeze(-3), [1, *output_size], [1, 1, 1], [0, 0, 0])
     return volume.squeeze(-3).contiguous(memory_format=suggest_memory_format(x))
 
 
 def index_fill(x: torch.Tensor, dim: int, index: torch.Tensor, value: Any) -> torch.Tensor:
-    """Eager mode fills a clone, whose order of dimensions is x's; torch's fake implementation says so of dense tensors only."""
+    """Fills a clone of x, as eager mode does. The clone keeps x's dimension order; torch's fake implementation does so for dense x only."""
     return NotImplemented if is_non_overlapping_and_dense_or_false(x) else torch.index_fill(x.clone(), dim, index, value)
 
 
 def pow_scalar(base: Any, exponent: torch.Tensor) -> torch.Tensor:
-    """Eager mode's result is contiguous, whatever the exponent is."""
+    """Gives a contiguous result for any strides of the exponent, as eager mode does."""
     if isinstance(base, torch.SymFloat):
         return floats.DECOMPOSITIONS[aten.pow.Scalar](base, exponent.contiguous())
     return NotImplemented if exponent.is_contiguous() else torch.pow(base, exponent.contiguous())
 
 
 def pixel_unshuffle(x: torch.Tensor, downscale_factor: int) -> torch.Tensor:
-    """Eager mode returns what has no elements with its shape unchanged. All else stays as it is."""
+    """Returns a clone of a tensor without elements, in its own shape, as eager mode does. Other tensors are not decomposed."""
     return x.clone() if guard_or_false(x.numel() == 0) else NotImplemented
 
 
 def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
-    """On the CPU, eager mode's batch norms give a result in one of torch's memory formats, whatever the order of x's dimensions is."""
+    """Returns a decomposition of a batch norm op that converts x to one of torch's memory formats first.
+
+    On the CPU, eager mode's result has one of these formats, whatever the order of x's dimensions.
+    """
 
     def batch_norm(x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         form = suggest_memory_format(x)
         if x.device.type != "cpu" or x.is_contiguous(memory_format=form):
             return NotImplemented
-        # Of dimensions of size 1, by whose strides torch suggests another one, such an order does not depend.
+        # torch's suggestion depends on the strides of dimensions of size 1. Whether x is channels-last does not.
         last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(x.ndim)
         if last is not None and x.is_contiguous(memory_format=last):
             return NotImplemented
@@ -60,7 +63,10 @@ def _of_memory_format(op: OpOverload) -> Callable[..., Any]:
 
 
 def _loss_backward(op: OpOverload) -> Callable[..., Any]:
-    """torch's gradients of these losses divide by the number of elements, as a Python number. Of no elements the gradient has none."""
+    """Returns a decomposition of a loss's gradient that also takes tensors without elements; their gradient has none.
+
+    torch's decompositions divide by the number of elements, which is a Python number.
+    """
 
     def backward(grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, *args: Any) -> torch.Tensor:
         if guard_or_false(x.numel() == 0):
@@ -72,32 +78,32 @@ def _loss_backward(op: OpOverload) -> Callable[..., Any]:
 
 
 def repeat_interleave(repeats: torch.Tensor, *, output_size: int | None = None) -> torch.Tensor:
-    """Of no repeats eager mode makes no index, whatever output size it is told. All else stays as it is."""
+    """Returns an empty index for empty `repeats`, as eager mode does whatever `output_size` is. Other calls are not decomposed."""
     return repeats.clone() if guard_or_false(repeats.numel() == 0) else NotImplemented
 
 
 def multinomial(weights: torch.Tensor, num_samples: int, *_: Any, **__: Any) -> torch.Tensor:
-    """Of a result without elements no program is made, which would notice that no samples are wanted."""
+    """Raises eager mode's error for num_samples <= 0: the result has no elements, so no program would run that checks it."""
     if guard_or_false(num_samples <= 0):
         raise RuntimeError("cannot sample n_sample <= 0 samples")
     return NotImplemented
 
 
-# torch's fake implementations of the prims of transforms say that the results are contiguous.
+# torch's fake implementations of the FFT prims report contiguous results; ATen's ops report the right strides.
 
 
 def fft_c2r(x: torch.Tensor, *, dim: list[int], last_dim_size: int) -> torch.Tensor:
-    """prims.fft_c2r in ATen's terms, unscaled."""
+    """prims.fft_c2r as an ATen op, unscaled."""
     return torch._fft_c2r(x, dim, 0, last_dim_size)
 
 
 def fft_r2c(x: torch.Tensor, *, dim: list[int], onesided: bool) -> torch.Tensor:
-    """prims.fft_r2c in ATen's terms, unscaled."""
+    """prims.fft_r2c as an ATen op, unscaled."""
     return torch._fft_r2c(x, dim, 0, onesided)
 
 
 def fft_c2c(x: torch.Tensor, *, dim: list[int], forward: bool) -> torch.Tensor:
-    """prims.fft_c2c in ATen's terms, unscaled."""
+    """prims.fft_c2c as an ATen op, unscaled."""
     return torch._fft_c2c(x, dim, 0, forward)
 
 
@@ -110,10 +116,10 @@ def cudnn_rnn(
     cx: torch.Tensor | None, mode: int, hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool,
     bidirectional: bool, batch_sizes: list[int], dropout_state: torch.Tensor | None,
 ) -> Any:  # fmt: skip
-    """cuDNN goes through time first: eager mode transposes its result where batches come first.
+    """Rewrites cuDNN's recurrent network for a lowering that takes time first and draws no random numbers.
 
-    What it drops between layers is drawn here. Which numbers it keeps stands in place of cuDNN's state of random numbers, and in the
-    reserve, so that the backward pass knows it too.
+    With `batch_first`, the result is a transposed view, as in eager mode. The dropout masks between layers are drawn here. They replace
+    cuDNN's dropout state among the arguments and the reserve among the results, so that the backward pass gets them, too.
     """
     if batch_first and not batch_sizes:
         out, *rest = torch._cudnn_rnn(
@@ -140,7 +146,7 @@ def cudnn_rnn_backward(
     hidden_size: int, proj_size: int, num_layers: int, batch_first: bool, dropout: float, train: bool, bidirectional: bool,
     batch_sizes: list[int], dropout_state: torch.Tensor | None, reserve: torch.Tensor, output_mask: list[bool],
 ) -> Any:  # fmt: skip
-    """torch has no fake implementation."""
+    """Computes the gradients with `rnn_gradients`: torch has no fake implementation of this op, so no graph can contain it."""
     kept = reserve if _drops_between_layers(num_layers, dropout, train) else None
     of_x, of_hx, *rest = rnn_gradients(
         x, weight, weight_stride0, hx, cx, grad_output, grad_hy, grad_cy, mode, hidden_size, proj_size, num_layers, batch_first,
@@ -151,7 +157,7 @@ def cudnn_rnn_backward(
     return *wanted, rest if output_mask[3] else []
 
 
-# Where torch's fake implementation of an op misleads, or is missing: right by what it is made of.
+# Decompositions of ops whose fake implementation in torch is missing, or differs from eager mode in shapes, strides or errors.
 _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
     **{
         op: _of_memory_format(op)
@@ -181,7 +187,8 @@ _CORRECTED: dict[OpOverload, Callable[..., Any]] = {
 }
 
 
-# Ops of PT2E quantization whose kernels are functions of these names, made of ATen ops; others of these ops read numbers from tensors.
+# Ops of PT2E quantization whose kernels are Python functions of the same name, made of ATen ops. The other ops of that library read numbers
+# from tensors.
 _QUANTIZED = (
     "quantize_per_tensor", "dequantize_per_tensor", "quantize_per_channel", "dequantize_per_channel", "choose_qparams_per_token",
     "choose_qparams_per_token_asymmetric", "quantize_per_token", "dequantize_per_token", "dequantize_per_channel_group",
@@ -189,12 +196,12 @@ _QUANTIZED = (
 
 
 def decompositions(platform: str) -> dict[OpOverload, Callable[..., Any]]:
-    """Those for AOTAutograd, by op: of every op that has no lowering on this platform. The caller may change the dict."""
+    """Returns the decompositions for AOTAutograd, by op, of ops without a lowering on this platform. The caller may change the dict."""
     return _without_lowering(platform, len(registry)) | _of_quantization()
 
 
 def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
-    """The kernels of PT2E quantization's ops, if these have been imported."""
+    """Returns the kernels of PT2E quantization's ops as decompositions, if their module has been imported."""
     module = sys.modules.get("torch.ao.quantization.fx._decomposed")
     names = [name for name in _QUANTIZED if hasattr(module, name)]
     found = {getattr(torch.ops.quantized_decomposed, name).default: getattr(module, name) for name in names}
@@ -203,12 +210,15 @@ def _of_quantization() -> dict[OpOverload, Callable[..., Any]]:
 
 @functools.lru_cache(maxsize=4)
 def _without_lowering(platform: str, registered: int) -> dict[OpOverload, Callable[..., Any]]:
-    """registered: how many lowerings there are; with one more, the table is another."""
+    """Returns the cached table for a platform. registered: the number of lowerings, so that a new lowering invalidates the cache."""
     core = {op: refusals.checked(op, function) for op, function in _core_decompositions() if registry.find(op, platform) is None}
     return core | floats.DECOMPOSITIONS | {op: refusals.checked(op, function) for op, function in present(_CORRECTED).items()}
 
 
 @functools.cache
 def _core_decompositions() -> tuple[tuple[OpOverload, Callable[..., Any]], ...]:
-    """Those of overloads; torch takes tens of milliseconds to collect them. Composite ops defined later are taken apart without them."""
+    """Returns torch's core decompositions of op overloads, cached because torch takes tens of milliseconds to collect them.
+
+    Composite ops that are defined later need no entry: torch decomposes them by itself.
+    """
     return tuple((op, function) for op, function in core_aten_decompositions().items() if isinstance(op, OpOverload))

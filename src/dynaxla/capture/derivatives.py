@@ -1,8 +1,9 @@
-"""Derivatives of products, where eager mode looks at the values to take a shorter way: no zeros are the usual case.
+"""Derivatives of `prod` and `cumprod` that need no branch on the values.
 
-A graph cannot look. PyTorch's formulas for graphs serve all values by several scans of all numbers, and take two to four times eager mode's
-time. In these here, a zero costs a comparison. Where there are both zeros and infinities, an infinity's own gradient is NaN, as eager
-mode's is where there are no zeros, and so may that of the first zero of a running product be.
+Eager mode inspects the values and takes a shorter way if there are no zeros, the usual case. A graph cannot. PyTorch's formulas for graphs
+handle all values with several scans of all elements, which takes two to four times eager mode's time. With the formulas here, zeros cost
+only comparisons. Where an operand has both zeros and infinities, the gradient of an infinity is NaN, as in eager mode without zeros. The
+gradient of the first zero of a running product may be NaN, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class _Product(torch.autograd.Function):
         zeros = is_zero.sum(dims, keepdim=True)
         others = torch.where(is_zero, 1, x)
         others = others.prod() if ctx.dim is None else others.prod(ctx.dim, keepdim=True)
-        # Beside a zero it is zero, or NaN if the product is, which an infinity makes of a zero.
+        # If there is a zero, the gradient of every other element is 0, or NaN where the product is NaN: zero times infinity.
         elsewhere = torch.where(zeros == 0, grad * (result / x), grad * result)
         found = torch.where(is_zero, torch.where(zeros == 1, grad * others, grad * result), elsewhere)
         return (found if ctx.dim is not None else torch.where(zeros > 1, 0, found)), None, None
@@ -64,7 +65,7 @@ class _RunningProduct(torch.autograd.Function):
 
 
 def prod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """torch.prod, or the method. function: what was called."""
+    """Replaces `torch.prod` and `Tensor.prod`. function: the one of the two that was called."""
     given = dict(zip(("input", "dim", "keepdim"), args, strict=False)) | kwargs
     if not given.keys() <= {"input", "dim", "keepdim"} or not _is_differentiated(given["input"]):
         return function(*args, **kwargs)
@@ -72,7 +73,7 @@ def prod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def cumprod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """torch.cumprod, or the method. function: what was called."""
+    """Replaces `torch.cumprod` and `Tensor.cumprod`. function: the one of the two that was called."""
     given = dict(zip(("input", "dim"), args, strict=False)) | kwargs
     if given.keys() != {"input", "dim"} or not _is_differentiated(given["input"]) or not given["input"].ndim:
         return function(*args, **kwargs)
@@ -80,6 +81,6 @@ def cumprod(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _is_differentiated(x: torch.Tensor) -> bool:
-    """Backward, once, and by nothing but autograd; real numbers."""
+    """True if the only derivative of x is autograd's: x is floating-point, and neither functorch nor forward mode is active."""
     wanted = torch.is_grad_enabled() and x.requires_grad and x.is_floating_point()
     return wanted and private.functorch_level() is None and forward_ad.unpack_dual(x).tangent is None

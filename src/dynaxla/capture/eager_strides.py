@@ -1,9 +1,9 @@
-"""The strides of an op's results in eager mode, where the trace of the op gives others.
+"""Gives the results of a traced op the strides that they have in eager mode.
 
-A trace knows strides from torch's fake implementation of an op, or from the ops that the op is decomposed into. Both can differ from the
-op's kernel when operands are not contiguous. So the kernel itself is asked, as refusals.py does for dtypes: it runs once on small tensors
-that lie in memory as the operands do. A result that lies otherwise in the trace is copied to the kernel's order there; XLA makes nothing of
-such a copy but the layout of what is returned.
+A trace takes strides from the fake implementation of an op, or from the ops that the op is decomposed into. Both can differ from the op's
+kernel when operands are not contiguous. So the kernel itself runs once, on small tensors with the operands' memory order, as
+refusals.py does for dtypes. If a traced result has another order than the kernel's, the trace copies it to the kernel's order. In XLA,
+such a copy only changes the layout of the returned array.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from .. import forks
 from ..lowering import dtypes, refusals
 from ..runtime import private
 
-# Kernels that take pointers for weights, or lengths that have to fit each other; and ops that are not there to compute.
+# Kernels that interpret weights as pointers, or need lengths that match each other, and ops that compute nothing. These are not tried.
 _OPAQUE = re.compile(
     "mkldnn|quant|fbgemm|pack|sparse|nested|jagged|cudnn|miopen|rnn|lstm|gru|cslt|ctc|assert|functional_sym|pin_memory|empty"
 )
 
-# Up to so many elements of operands and results a kernel is asked with just these; beyond it with fewer.
+# A kernel is tried with the operands' own sizes if operands and results have at most so many elements, else with smaller ones.
 _FEW = 1 << 16
-# The most, for a kernel that trusts the numbers among its arguments, so that it gets no operands but those that they fit. A product or a
-# convolution of so many takes too long.
+# The limit for a kernel that does not check its numeric arguments, and so can only be tried with operands that match them. Products and
+# convolutions are excluded: with so many elements they take too long.
 _MOST = 1 << 24
-# The sizes of dimensions that are longer, where a kernel is asked with fewer elements.
+# The sizes that longer dimensions are cut to, where a kernel is tried with fewer elements.
 _SHORT = (4, 8)
 
-# So many answers are remembered.
+# The most answers that are cached.
 _REMEMBERED = 4096
-# By an op, its other arguments and how its operands lie: the strides of its results, by kernel and by fake implementation.
+# The sizes and strides of results, by op, arguments, sizes and strides of the operands, and kernel or fake implementation.
 _known: dict[Any, Any] = {}
 
 
 def as_in_eager_mode(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """An op's result in a trace, or several, with the strides that the op's kernel gives."""
+    """Returns the traced result of an op, one or several, with the strides that the op's kernel gives it."""
     if forks.is_cut_off() or not _has_order(op):  # kernels with threads, which a forked child lacks, would not return
         return result
     operands = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -63,7 +63,7 @@ def as_in_eager_mode(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
 
 @functools.cache
 def _has_order(op: OpOverload) -> bool:
-    """True for an op whose kernel can be asked for the strides of new results."""
+    """True for an op that returns new tensors and whose kernel can be tried for their strides."""
     if op.namespace not in ("aten", "prims") or op.is_view or op._schema.is_mutable or _OPAQUE.search(op._schema.name):
         return False
     if any(item.alias_info is not None for item in op._schema.returns):
@@ -74,7 +74,7 @@ def _has_order(op: OpOverload) -> bool:
 
 
 def _laid_out(result: Any, order: tuple[int, ...] | None) -> Any:
-    """A tensor with its dimensions in this order in memory; None: as they are."""
+    """Returns a tensor copied to this order of dimensions in memory; None leaves it as it is."""
     if order is None:
         return result
     inverse = sorted(range(len(order)), key=order.__getitem__)
@@ -84,7 +84,10 @@ def _laid_out(result: Any, order: tuple[int, ...] | None) -> Any:
 def _wanted(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, operands: Sequence[torch.Tensor]
 ) -> list[tuple[int, ...] | None] | None:
-    """For each of the results: the order of its dimensions in memory, if another one than in the trace is wanted. None if none is."""
+    """Returns, for each result, its dimension order in the kernel's memory where the trace has another one, else None.
+
+    Returns None if no result needs another order.
+    """
     results = pytree.tree_leaves(result)
     tensors = [*operands, *(leaf for leaf in results if isinstance(leaf, torch.Tensor))]
     if not all(x.device.type == "cpu" and x.layout == torch.strided and dtypes.is_supported(x.dtype) for x in tensors):
@@ -105,7 +108,7 @@ def _wanted(
         if _compared(traced, found) is None:
             return None
         if _compared(_by_kernel(op, args, kwargs, most, fake=True), found) is None:
-            # The fake implementation does as the kernel does: what it says of all elements counts, and not the decomposition.
+            # The fake implementation agrees with the kernel for small operands: take its answer for the real ones, not the decomposition's.
             return _compared(traced, _without_decomposition(op, args, kwargs))
         return _compared(traced, found)
     return None
@@ -116,7 +119,7 @@ _Lie = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _numbers(x: torch.Tensor) -> _Lie | None:
-    """Sizes and strides in numbers, symbols as in the call that is traced; None where nobody knows them."""
+    """Returns sizes and strides as numbers, with the hints of the traced call for symbols; None if one has no hint."""
     sizes, strides = [_number(size) for size in x.shape], [_number(step) for step in x.stride()]
     if any(number is None for number in (*sizes, *strides)):
         return None
@@ -128,9 +131,9 @@ def _number(value: Any) -> Any:
 
 
 def _compared(traced: Sequence[_Lie | None] | None, found: Sequence[_Lie | None] | None) -> list[tuple[int, ...] | None] | None:
-    """For each result the order that was found, where it differs from the traced one; None if none does.
+    """Returns, for each result, the order in `found` where it differs from the one in `traced`, else None; None if no order differs.
 
-    Orders are those of the dimensions in which there is something to stride over.
+    Only the strides of dimensions with more than one element are compared.
     """
     if traced is None or found is None or len(traced) != len(found):
         return None
@@ -153,7 +156,7 @@ def _other_order(traced: _Lie, found: _Lie) -> tuple[int, ...] | None:
 
 
 def _dense_order(lie: _Lie) -> tuple[int, ...] | None:
-    """The dimensions from the slowest in memory to the fastest, of a tensor without gaps or overlaps; None for others."""
+    """Returns the dimensions from the slowest in memory to the fastest; None for a tensor with gaps or overlaps."""
     sizes, strides = lie
     order = sorted(range(len(sizes)), key=lambda dim: (-strides[dim], -sizes[dim]))
     step = 1
@@ -167,8 +170,13 @@ def _dense_order(lie: _Lie) -> tuple[int, ...] | None:
 def _by_kernel(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], most: int | None, fake: bool = False
 ) -> list[_Lie | None] | None:
-    """How the results of the kernel lie, with dimensions of at most that size; None if it takes no such operands. fake: those of torch's
-    fake implementation instead."""
+    """Returns the sizes and strides of the kernel's results; None if the kernel does not accept such operands.
+
+    Args:
+        op, args, kwargs: the traced call.
+        most: the size that longer dimensions are cut to; None for the operands' own sizes.
+        fake: True to run torch's fake implementation instead of the kernel.
+    """
     key = (op, _key(args, most), _key(dict(kwargs), most), fake)
     if key not in _known:
         if len(_known) >= _REMEMBERED:
@@ -190,7 +198,7 @@ def _key(value: Any, most: int | None) -> Any:
 
 
 def _short(lie: _Lie, most: int | None) -> _Lie | None:
-    """The same memory order, gaps and repetitions with dimensions of at most that size. None for what overlaps otherwise."""
+    """Returns sizes of at most `most`, with strides of the same order, gaps and broadcasts. None if dimensions overlap in another way."""
     sizes, strides = lie
     if most is None:
         return lie
@@ -218,7 +226,7 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], most: i
             raise ValueError("no such tensor")
         sizes, strides = short
         extent = 1 + sum((size - 1) * step for size, step in zip(sizes, strides, strict=True)) if 0 not in sizes else 0
-        flat = torch.zeros(extent, dtype=value.dtype)  # also what indices are
+        flat = torch.zeros(extent, dtype=value.dtype)  # zeros are valid as indices, too
         if value.dtype.is_floating_point and value.dtype.itemsize > 1:
             flat.uniform_(generator=generator)
         return flat.as_strided(sizes, strides)
@@ -239,15 +247,15 @@ def _ask(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], most: i
         for _ in range(2):
             try:
                 return [_numbers(leaf) if isinstance(leaf, torch.Tensor) else None for leaf in pytree.tree_leaves(results())]
-            except Warning:  # an error by the user's filter; torch gives most warnings once
+            except Warning:  # the user's filter made it an error; torch emits most warnings only once, so try again
                 continue
-            except Exception:  # the kernel wants other operands than these
+            except Exception:  # the kernel does not accept these operands
                 return None
     return None
 
 
 def _without_decomposition(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Lie | None] | None:
-    """How the results of the op's fake implementation lie for the operands of the trace."""
+    """Returns the sizes and strides that the op's fake implementation gives for the traced operands."""
     with disable_functional_mode(), disable_proxy_modes_tracing():
 
         def value(x: Any) -> Any:

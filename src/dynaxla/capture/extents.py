@@ -1,8 +1,8 @@
-"""Which positions of a padded dimension count.
+"""Extents: descriptions of the valid positions of a padded dimension.
 
-A graph runs with sizes rounded up. What counts of a dimension is then a product of prefixes: a dimension of batch * length has the factors
-(batch, length), the slower first, and a position counts if each of its coordinates is less than the true value of its factor. Sizes that
-are not rounded are factors of which everything counts.
+A graph runs with sizes rounded up. The valid positions of a dimension are then a product of prefixes. A dimension of batch * length has the
+factors (batch, length), the slower first, and a position is valid if each of its coordinates is less than the true value of its factor.
+All positions of a factor that is not rounded are valid.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import torch
 
 
 class Unknown(Exception):
-    """What counts of a result cannot be said in these terms. Its text says why.
+    """Raised where extents cannot describe the valid positions of a result. The message says why.
 
-    Attributes: product (a size that an input has, and the factors that it should have been taken for); None if that would not help. same
-    (pairs of sizes; it can be said if the two of each pair are the same).
+    Attributes:
+        product: a size of an input, with the factors as which the caller may try again; None if that would not help.
+        same: pairs of sizes. The result can be described if the two sizes of each pair are equal.
     """
 
     def __init__(self, why: str, product: tuple[Any, tuple[Any, ...]] | None = None, same: Sequence[tuple[Any, Any]] = ()) -> None:
@@ -30,10 +31,12 @@ class Unknown(Exception):
 
 @dataclass(frozen=True)
 class Extent:
-    """What counts of a dimension.
+    """The valid positions of a dimension.
 
-    Attributes: factors (sizes, as sympy's expressions or numbers, none of them 1); uniform (every position holds the same as all others
-    that differ from it in this dimension alone, so that any of them may count: one factor).
+    Attributes:
+        factors: sizes, as sympy expressions or ints, none of them 1.
+        uniform: True if the tensor has the same values at all positions of this dimension, so that any prefix may be taken as valid. A
+            uniform dimension has one factor.
     """
 
     factors: tuple[Any, ...]
@@ -41,7 +44,7 @@ class Extent:
 
     @staticmethod
     def of(size: Any, uniform: bool = False) -> Extent:
-        """A prefix of the dimension. size: an expression or a number."""
+        """Returns the extent of a dimension that is one prefix. size: an expression or a number."""
         return Extent(() if size == 1 else (size,), uniform)
 
     @property
@@ -53,7 +56,7 @@ Extents = tuple[Extent, ...]
 
 
 def size_of(size: int | torch.SymInt) -> Any:
-    """A size as an expression, or a number if it is one. Raises: Unknown if it is no whole number."""
+    """Returns a size as an int if it is known, else as a sympy expression. Raises: Unknown if it is not an integer."""
     if isinstance(size, (torch.SymFloat, torch.SymBool, float)):
         raise Unknown("a number made of sizes that is no whole number")
     if not isinstance(size, torch.SymInt):
@@ -64,10 +67,14 @@ def size_of(size: int | torch.SymInt) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _settled(size: Any) -> Any:
-    """One form for a // d + k and (a + k * d) // d: convolutions write the first, slices with a step the second. What divides without a
-    rest, and the least of sizes that differ by numbers, is written as that; the size of a flattened batch without last elements, s * t - s,
-    as s * (t - 1)."""
-    kind = type(size).__name__  # of torch's own functions
+    """Returns an expression in a canonical form.
+
+    - a // d + k, as convolutions write it, becomes (a + k * d) // d, as slices with a step write it.
+    - A division without remainder becomes its quotient.
+    - The minimum of sizes that differ by constants becomes the least of them.
+    - s * t - s, the size of a flattened batch without last elements, becomes s * (t - 1).
+    """
+    kind = type(size).__name__  # torch's own sympy functions
     if kind in ("FloorDiv", "CleanDiv"):
         whole = quotient(*size.args)
         return size if whole is None else whole
@@ -95,14 +102,14 @@ def symbols_in(size: Any) -> frozenset[Any]:
 
 
 def symbols_of(number: Any) -> Collection[Any]:
-    """The symbols of a number of a graph, symbolic or not."""
+    """Returns the symbols in a number of a graph; none if it is a plain number."""
     return number.node.expr.free_symbols if isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)) else ()
 
 
 def joined(extents: Sequence[Extent]) -> Extent:
-    """What counts where all of these count, in dimensions that are broadcast together.
+    """Returns the extent of dimensions that are broadcast together.
 
-    Raises: Unknown if they are made of different factors.
+    Raises: Unknown if the extents have different factors.
     """
     told = {extent for extent in extents if extent.factors and not extent.uniform}
     if len(told) > 1:
@@ -114,7 +121,7 @@ def joined(extents: Sequence[Extent]) -> Extent:
 
 
 def broadcast(operands: Sequence[Extents]) -> Extents:
-    """What counts of operands' elements that are combined one by one. Raises: Unknown."""
+    """Returns the extents of the result of a pointwise op on operands with these extents. Raises: Unknown."""
     rank = max(map(len, operands))
     padded = [(Extent(()),) * (rank - len(extents)) + extents for extents in operands]
     return tuple(joined(dims) for dims in zip(*padded, strict=True))
@@ -125,7 +132,11 @@ def replaced(extents: Extents, dim: int, extent: Extent) -> Extents:
 
 
 def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Extents:
-    """After a reshape to these sizes. symbols: those that are rounded. Raises: Unknown if a rounded size would be taken apart."""
+    """Returns the extents after a reshape to `sizes`.
+
+    symbols: the rounded symbols.
+    Raises: Unknown if the reshape splits a rounded size.
+    """
     left = [factor for extent in extents for factor in extent.factors][::-1]
     if 0 in left:
         raise Unknown("a reshape of nothing")
@@ -152,7 +163,7 @@ def reshaped(extents: Extents, sizes: Sequence[Any], symbols: Set[Any]) -> Exten
 
 
 def merged(factors: Sequence[Any], symbols: Set[Any]) -> tuple[Any, ...]:
-    """Factors with neighbours of which everything counts made one."""
+    """Returns factors with adjacent ones multiplied together where neither depends on a rounded symbol. symbols: the rounded symbols."""
     found: list[Any] = []
     for factor in factors:
         if found and symbols.isdisjoint([*symbols_in(found[-1]), *symbols_in(factor)]):
@@ -164,7 +175,7 @@ def merged(factors: Sequence[Any], symbols: Set[Any]) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def quotient(size: Any, divisor: Any) -> Any:
-    """size / divisor if that is a whole number whatever the symbols are, else None."""
+    """Returns size / divisor if that is an integer for all values of the symbols, else None."""
     if size == divisor:
         return 1
     if isinstance(size, int) and isinstance(divisor, int):
@@ -177,7 +188,7 @@ def quotient(size: Any, divisor: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def grows(size: Any) -> bool:
-    """Whether a size never shrinks where its symbols grow, as far as can be seen."""
+    """True if a size is known never to decrease when its symbols increase."""
     if isinstance(size, int) or size.is_Integer or size.is_Symbol:
         return True
     if isinstance(size, sympy.Add):
@@ -186,16 +197,16 @@ def grows(size: Any) -> bool:
         return all(grows(item) and (item.is_nonnegative or (item.is_Add and _is_positive(item))) for item in size.args)
     if isinstance(size, sympy.Pow):
         return bool(size.exp.is_Integer and size.exp > 0 and size.base.is_nonnegative) and grows(size.base)
-    kind = type(size).__name__  # of torch's own functions
+    kind = type(size).__name__  # torch's own sympy functions
     if kind in ("FloorDiv", "CleanDiv"):
         return grows(size.args[0]) and bool(size.args[1].is_Integer) and bool(size.args[1] > 0)
     return kind in ("Min", "Max") and all(map(grows, size.args))
 
 
 def _rest_grows(size: Any) -> bool:
-    """Whether a size grows that is what parts of a size leave: s - (s + 1) // 2.
+    """True if a sum of one symbol's multiples and quotients never decreases when the symbol increases, such as s - (s + 1) // 2.
 
-    Where a symbol grows by one, (k * s + c) // d grows by k / d at most, rounded up.
+    When s increases by one, (k * s + c) // d increases by at most k / d, rounded up.
     """
     if len(size.free_symbols) != 1:
         return False

@@ -1,8 +1,8 @@
-"""What a graph is, as text: two graphs with the same text are made into the same program, whichever process has captured them.
+"""Graphs as text: graphs with the same text compile to the same program, in whichever processes they were captured.
 
-Whatever a program is made of has to be in the text: ops and their arguments, what fake tensors say of every value, which values share a
-storage, constants by their bytes. A graph with anything else has no text: ops of other libraries, whose Python nobody compares, sizes with
-symbols, graphs within the graph.
+The text contains everything that a program depends on: ops and their arguments, the metadata of every fake tensor, which values share a
+storage, and a hash of each constant's bytes. A graph has no text if it contains anything else: ops of other libraries, whose Python code is
+not compared, symbolic sizes, or subgraphs.
 """
 
 from __future__ import annotations
@@ -22,16 +22,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..lowering.graphs import FOR_CHECKS, user_frame
 from ..runtime import private
 
-# Whose kernels, fake kernels and decompositions the versions of torch and of dynaxla decide.
+# Namespaces whose kernels, fake kernels and decompositions depend only on the versions of torch and dynaxla.
 _KNOWN_NAMESPACES = ("aten", "prims")
 _PLAIN = (bool, int, float, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 
 def fingerprint(module: GraphModule) -> str | None:
-    """The graph as text; None for one that has none.
-
-    Not in it: the names of nodes, and the lines that they came from.
-    """
+    """Returns an ATen graph as text, or None if it has none. The text leaves out node names and source lines."""
     try:
         with _disable_current_modes():
             return "\n".join(_lines(module))
@@ -40,10 +37,10 @@ def fingerprint(module: GraphModule) -> str | None:
 
 
 def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """A graph of TorchDynamo's as text, with its inputs and the user's lines that errors name; None for one that has none.
+    """Returns a TorchDynamo graph as text, with its inputs and the user's lines that errors name, or None if it has none.
 
-    Such a graph says of its nodes which functions they call, and AOTAutograd finds the rest out. So only functions of torch's and Python's
-    own have a text, and inputs of which no two share memory: what follows from that AOTAutograd sees in the tensors themselves.
+    Such a graph only names the functions that it calls; AOTAutograd traces what they do. So the text covers only functions of torch and
+    Python. It also covers only inputs that share no memory with each other: AOTAutograd detects shared memory on the tensors themselves.
     """
     if not all(type(item) in (torch.Tensor, torch.nn.Parameter, FakeTensor) for item in example_inputs):
         return None
@@ -64,17 +61,20 @@ def captured_text(module: GraphModule, example_inputs: Sequence[Any]) -> str | N
 
 
 def _input(node: Node) -> str:
-    """What TorchDynamo says of an input, whose sizes may be symbols here, and whether it is a parameter or buffer for AOTAutograd."""
+    """Returns TorchDynamo's metadata of an input as text: the fake tensor, and whether AOTAutograd sees a parameter or buffer.
+
+    Raises: _Unknown, as for a fake tensor with symbolic sizes.
+    """
     mark = (node.meta.get("tensor_dict") or {}).get("_dynamo_static_input_type")
     return f"{_value(node.meta.get('example_value'), {})} {mark}"
 
 
-# Modules whose functions the versions of torch and of Python decide. torch.ops has those of all libraries.
+# Modules whose functions depend only on the versions of torch and Python. torch.ops is an exception: it has the ops of all libraries.
 _KNOWN_MODULES = ("torch", "_operator", "builtins", "math")
 
 
 def _called(node: Node) -> str:
-    """What a node of TorchDynamo's calls."""
+    """Returns the name of the function that a TorchDynamo node calls. Raises: _Unknown."""
     target = node.target
     if node.op == "call_method" and isinstance(target, str):
         if not _is_known_code(getattr(torch.Tensor, target, None)):
@@ -98,12 +98,12 @@ def _called(node: Node) -> str:
 
 
 def _is_known_code(function: Any) -> bool:
-    """Whether Python code is of a known module, whatever name it has: others can put functions into torch, named like its own."""
+    """True unless a function is Python code from an unknown module: other packages can assign functions into torch under torch's names."""
     return not isinstance(function, FunctionType) or str(function.__globals__.get("__name__")).partition(".")[0] in _KNOWN_MODULES
 
 
 class _Unknown(Exception):
-    """Something whose content cannot be written down."""
+    """Raised for an object whose content cannot be written as text."""
 
 
 def _lines(module: GraphModule) -> Iterator[str]:
@@ -112,7 +112,7 @@ def _lines(module: GraphModule) -> Iterator[str]:
     for node in module.graph.nodes:
         numbers[node] = len(numbers)
         parts = [node.op, _target(module, node), _argument(node.args, numbers), _argument(dict(node.kwargs), numbers)]
-        # An op says of itself when it stands for another: what torch's kernel refuses is asked of those that the user called.
+        # Whether the user called this op itself: only such ops are checked for what torch's kernel refuses (lowering/refusals.py).
         original = str(node.meta.get("original_aten") or node.target) == str(node.target)
         description = repr(node.meta.get("desc"))
         parts += [_value(node.meta.get("val"), storages), description, f"{FOR_CHECKS in node.meta} {original}"]
@@ -159,7 +159,7 @@ def _argument(value: Any, numbers: Mapping[Node, int]) -> str:
 
 
 def _value(value: Any, storages: dict[int, int]) -> str:
-    """What a node's metadata says of its value. storages: those seen so far, each with a number."""
+    """Returns the metadata of a node's value as text. storages: a number for each storage met so far; new ones are added."""
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_value(item, storages) for item in value) + ",)"
     if not isinstance(value, torch.Tensor):

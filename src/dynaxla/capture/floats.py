@@ -1,8 +1,8 @@
-"""Python floats that change from call to call, such as a learning rate under a schedule, stay inputs of the graph.
+"""Decompositions that keep Python floats that change from call to call, such as a scheduled learning rate, inputs of the graph.
 
-TorchDynamo makes such a float a tensor of the graph, and PyTorch then rewrites the ops that read it, but only the plainest ones: at any
-other op it compiles the graph again for each new value. The decompositions here bring those others, and the `_foreach` ops of
-optimizers, down to the plainest. What has only ordinary numbers is not taken apart.
+TorchDynamo makes such a float a tensor of the graph, and PyTorch then rewrites the ops that read it, but only a few basic ones. At any
+other op, it compiles the graph again for each new value. The decompositions here reduce the other ops, and the `_foreach` ops of
+optimizers, to the basic ones. Calls without symbolic floats are not decomposed.
 
 Source: torch.fx.passes._tensorify_python_scalars (SUPPORTED_OPS).
 """
@@ -28,14 +28,14 @@ def _changes(values: Sequence[Any]) -> bool:
 
 
 def _pointwise(formula: Callable[..., Tensor], *operands: Any) -> Tensor:
-    """Computed as eager mode's kernels do: in the dtype that they compute in, and rounded once."""
+    """Evaluates a formula in the dtype in which eager mode's kernels compute, and rounds once."""
     kinds = [operand if isinstance(operand, Tensor) else 1.0 for operand in operands]
     wide, dtype = elementwise_dtypes(*kinds, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
     return formula(*(operand.to(wide) if isinstance(operand, Tensor) else operand for operand in operands)).to(dtype)
 
 
 def _tensor(number: Any, like: Tensor) -> Tensor:
-    """Shape (), in the dtype of `like`."""
+    """Returns a number as a tensor of rank 0 in the dtype of `like`."""
     return torch.ones((), dtype=torch.float64, device=like.device).mul(number).to(like.dtype)
 
 
@@ -64,7 +64,7 @@ def _addr(x: Tensor, y: Tensor, z: Tensor, *, beta: Any = 1, alpha: Any = 1) -> 
         return NotImplemented
 
     def rows(x: Tensor, y: Tensor, z: Tensor, beta: Any, alpha: Any) -> Tensor:
-        """With beta = 0, not even x's NaNs count."""
+        """beta * x + alpha * outer(y, z). With beta = 0, x is ignored, even NaNs in it."""
         product = y * alpha * z
         if isinstance(beta, SymFloat):
             return torch.where(_tensor(beta, x) == 0, 0.0, x * beta) + product
@@ -96,9 +96,9 @@ def _pow(x: Any, exponent: Any) -> Tensor:
 
 
 def _each(function: Callable[..., Tensor], keyword: str | None = None) -> Decomposition:
-    """Of a `_foreach` op: the function for each tensor.
+    """Returns a decomposition of a `_foreach` op that calls `function` for each tensor.
 
-    keyword: what the function calls the op's last operand, where it takes that by name only.
+    keyword: the name of the op's last operand in `function`, if that takes it by keyword only.
     """
 
     def decomposition(*operands: Any, **keywords: Any) -> list[Tensor]:
@@ -150,5 +150,5 @@ _SINGLE: dict[OpOverload, Decomposition] = {
 _ALL: dict[Any, Decomposition] = _SINGLE | {
     getattr(getattr(aten, name), overload): decomposition for name, decomposition in _FOREACH.items() for overload in _OVERLOADS
 }
-_ALL[prims.fma.default] = _fma  # TorchDynamo makes it of addcmul_ and addcdiv_
+_ALL[prims.fma.default] = _fma  # TorchDynamo decomposes addcmul_ and addcdiv_ to it
 DECOMPOSITIONS: dict[OpOverload, Decomposition] = present(_ALL)

@@ -1,4 +1,4 @@
-"""Takes out of a graph for inference what depends on parameters and buffers alone, so that it is computed once and not at every call."""
+"""Splits off the part of an inference graph that depends only on parameters and buffers, so that it is computed once, not at every call."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from .split import Part, part_of
 class Frozen:
     """A graph in two parts.
 
-    Attributes: module (the whole graph, batch norms folded); prepared (what parameters and buffers alone decide); rest (what else there
-    is; among its inputs are `prepared`'s outputs); packed (whether `pack` has packed any weights).
+    Attributes:
+        module: the whole graph, with batch norms folded.
+        prepared: the part that depends only on parameters and buffers.
+        rest: the remaining part. The outputs of `prepared` are among its inputs.
+        packed: True if `pack` has packed any weights.
     """
 
     module: GraphModule
@@ -35,11 +38,16 @@ Pack = Callable[[Graph, Collection[Node]], bool]
 
 
 def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambda graph, fixed: False) -> Frozen | None:
-    """The graph in two parts; None if nothing can be prepared. The module stays as it is.
+    """Splits a graph in two parts; returns None if nothing can be prepared. The module itself is not changed.
 
-    static_inputs: positions of parameters and buffers among the inputs. Only what torch computes with them becomes part of `prepared`:
-    views stay where they are, since they cost nothing, and so does what the graph returns, since the caller may write to it.
-    pack: changes a graph so that it reads weights in another order; it is given the nodes that parameters and buffers decide, and these.
+    Only computations on parameters and buffers become part of `prepared`. Views stay in place, since they cost nothing, and so do values
+    that the graph returns, since the caller may write to them.
+
+    Args:
+        module: the graph.
+        static_inputs: the positions of parameters and buffers among the inputs.
+        pack: changes a graph so that it reads weights in another memory order, and returns True if it packed any. Its second argument has
+            the parameters, the buffers and the nodes that depend only on them.
     """
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -51,7 +59,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     packed = pack(graph, static | _decided(graph, static))
     returned = _returned(graph)
     decided = _decided(graph, static) - returned
-    # A view is prepared only on the way to something that is computed.
+    # A view is prepared only as an operand of a computation.
     wanted = {node for node in decided if not is_view(node)}
     for node in reversed(graph.nodes):
         if node in wanted:
@@ -59,7 +67,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
     if not wanted:
         return None
     nodes = [node for node in graph.nodes if node.op == "call_function"]
-    # What is returned, and views, both parts make if both need them.
+    # Returned values and views are computed in both parts if both need them.
     shared = {node for node in wanted if node in returned or is_view(node)}
     rest = part_of(module, _needed([node for node in nodes if node not in wanted or node in shared], shared - returned))
     read = set(rest.inputs)
@@ -68,7 +76,7 @@ def freeze(module: GraphModule, static_inputs: Sequence[int], pack: Pack = lambd
 
 
 def _needed(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
-    """Without those optional ones that none of the others needs."""
+    """Returns the nodes, less those in `optional` that no other node needs."""
     needed = {node for node in nodes if node not in optional}
     for node in reversed(nodes):
         if node in needed:
@@ -77,7 +85,10 @@ def _needed(nodes: Sequence[Node], optional: Collection[Node]) -> list[Node]:
 
 
 def _decided(graph: Graph, static: Collection[Node]) -> set[Node]:
-    """What is computed from parameters, buffers and constants, not without the first two, and without random numbers or effects."""
+    """Returns the nodes that depend only on parameters, buffers and constants, without random numbers or side effects.
+
+    Nodes that depend only on constants are not among them.
+    """
     decided: set[Node] = set()
     constant: set[Node] = set()
     for node in graph.nodes:
@@ -98,13 +109,13 @@ def _decided(graph: Graph, static: Collection[Node]) -> set[Node]:
 
 
 def _is_tensor(node: Node) -> bool:
-    """Whether the node gives a tensor, or several."""
+    """True if all results of a node are tensors."""
     value = node.meta.get("val")
     return all(isinstance(item, torch.Tensor) for item in (value if isinstance(value, (tuple, list)) else [value]))
 
 
 def _returned(graph: Graph) -> set[Node]:
-    """What the graph returns, or may share memory with that."""
+    """Returns the nodes that the graph returns or that may share memory with a returned value."""
     output = graph.output_node()
     found = set(output.all_input_nodes)
     for node in reversed(graph.nodes):
@@ -114,7 +125,7 @@ def _returned(graph: Graph) -> set[Node]:
 
 
 def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
-    """Let a convolution whose result only a batch norm reads do its work, by scaling weight and bias: they must be parameters.
+    """Folds batch norms into convolutions that have no other consumer, by scaling weight and bias, which must be parameters.
 
     Source: Jacob et al., Quantization and Training of Neural Networks (arXiv:1712.05877), section 3.2.
     """
@@ -134,9 +145,12 @@ def fold_batch_norms(graph: Graph, static: Collection[Node]) -> None:
 
 
 def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
-    """Let convolutions read copies of row-major parameters, which can lie in whatever order a program wants. Nothing is packed: False.
+    """Makes convolutions read copies of row-major parameters, since a program can choose the memory order of a copy.
 
-    fixed: parameters, buffers, and what they alone decide. A kernel of one place needs no copy: its order changes nothing.
+    Pointwise (1x1) kernels get no copy: for them the order makes no difference.
+
+    fixed: parameters, buffers, and the nodes that depend only on them.
+    Returns: False, since no weight is packed.
     """
     copies: dict[Node, Node] = {}
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
@@ -155,7 +169,7 @@ def copy_weights(graph: Graph, fixed: Collection[Node]) -> bool:
 
 
 def _plain(node: Node, static: Collection[Node]) -> bool:
-    """Whether it is a parameter, or one in another dtype, as autocast makes it."""
+    """True for a parameter or buffer, or one cast to another dtype, as autocast does."""
     return node in static or (node.target is aten._to_copy.default and node.args[0] in static)
 
 

@@ -1,5 +1,5 @@
-"""Parameters that a graph gathers from several processes: the backward graph gathers them again, instead of keeping them from the forward
-graph on, so that no process has all of them at once."""
+"""Makes the backward graph all-gather sharded parameters again instead of saving the gathered ones, so that no process holds all of them
+at once."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ from ..torch_ops import aten
 
 _GATHERS = ("_c10d_functional::all_gather_into_tensor", "_c10d_functional::all_gather_into_tensor_coalesced")
 _WAIT = "_c10d_functional::wait_tensor"
-# What only moves elements, besides views.
+# Ops other than views that only move or convert elements.
 _MOVES = frozenset([aten.cat.default, aten.clone.default, aten.constant_pad_nd.default, aten._to_copy.default, operator.getitem])
 
 
 def gather_again(joint: GraphModule, parameters: Collection[int]) -> None:
-    """Tag what gathers parameters, and what is moved and converted on the way there and from there, for torch's partitioner; but for what
-    has been tagged by the user's policy (`torch.utils.checkpoint`).
+    """Tags the nodes that gather parameters for torch's partitioner: the backward graph must recompute them.
 
-    parameters: their positions among the inputs that AOTAutograd was given.
+    Cheap ops before and after the gathers, which move and convert elements, are tagged, too. Nodes that the user's policy
+    (`torch.utils.checkpoint`) has tagged keep their tag.
+
+    parameters: the positions of the parameters among AOTAutograd's inputs.
     """
     of_parameters = {node for node in joint.graph.find_nodes(op="placeholder") if _position(node) in parameters}
     gathered: set[Node] = set()
@@ -42,7 +44,7 @@ def gather_again(joint: GraphModule, parameters: Collection[int]) -> None:
 
 
 def _position(placeholder: Node) -> int | None:
-    """Of the input that a placeholder is, or is a part of."""
+    """Returns the position of the input that a placeholder is, or is a part of; None if the placeholder is no such input."""
     description = placeholder.meta.get("desc")
     while hasattr(description, "base"):  # a tensor that wraps others
         description = description.base

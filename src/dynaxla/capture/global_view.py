@@ -1,11 +1,11 @@
-"""A graph with DTensors as a function of whole tensors, for which XLA's partitioner chooses the collectives.
+"""Turns a graph with DTensors into a function of whole tensors, for which XLA's partitioner chooses the collectives.
 
-TorchDynamo's graph has DTensors as the user's code has them. Run with whole tensors in their places it computes what they stand for. Where
-the graph takes the part that a process has for itself (`to_local`), the parts of all processes become one tensor with a dimension more, and
-what is done with them is done with each (`torch.vmap`), until the graph makes a DTensor of it again (`from_local`). So what a process does
-for itself needs no rules of ours: it is neither looked at nor supposed to be equal anywhere.
+TorchDynamo's graph contains DTensors as the user's code does. Run with the whole tensors in their place, it computes the same values. Where
+the graph takes a process's local part (`to_local`), the parts of all processes become one tensor with an extra dimension, and each further
+op is applied to every part (`torch.vmap`) until the graph makes a DTensor of them again (`from_local`). So the ops on local tensors need no
+sharding rules of ours, and their values are not assumed to be equal on all processes.
 
-What this cannot say, or would say otherwise than eager mode, is `NotPartitioned`, and the graph goes the way of local tensors.
+A graph that cannot be expressed this way, or not with eager mode's results, raises `NotPartitioned`. It is then compiled on local tensors.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if torch.distributed.is_available():
 
 
 class NotPartitioned(DynaxlaError):
-    """Why a graph is not one whose collectives XLA chooses."""
+    """Raised for a graph whose collectives XLA's partitioner cannot choose. The message says why."""
 
 
 Spec = tuple[str, ...]
@@ -40,8 +40,13 @@ Spec = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Border:
-    """A tensor where a graph begins or ends. Attributes: spec (how it lies in the program); placements (of a DTensor; None for what each
-    process has for itself, with a dimension more in front, and for what is the same on all); is_own (whether it is the former)."""
+    """An input or output tensor of the graph.
+
+    Attributes:
+        spec: the mesh axes that shard each dimension in the program: their names, with commas between them, or "".
+        placements: those of a DTensor; None for a local tensor and for a tensor that is equal on all processes.
+        is_own: True for a local tensor, which has an extra first dimension for the processes.
+    """
 
     spec: Spec
     placements: tuple[Any, ...] | None = None
@@ -50,23 +55,29 @@ class Border:
 
 @dataclass(frozen=True)
 class Own:
-    """What each process has for itself: one tensor, the processes along its first dimension."""
+    """The local tensors of all processes as one tensor, with the processes along its first dimension."""
 
     tensor: torch.Tensor
 
 
 def has_distributed(module: GraphModule) -> bool:
-    """Whether there are DTensors in a graph."""
+    """True if a TorchDynamo graph has DTensors."""
     return torch.distributed.is_available() and any(
         isinstance(value, DTensor) for node in module.graph.nodes for value in pytree.tree_leaves(node.meta.get("example_value"))
     )
 
 
 class GlobalView:
-    """TorchDynamo's graph, seen as one of whole tensors.
+    """TorchDynamo's graph as a function of whole tensors.
 
-    Attributes: mesh; inputs (by position in TorchDynamo's graph, of those that are tensors); outputs (None for what is no tensor; they are
-    known once `module` has run); module (a function of the inputs, of the outputs that are tensors).
+    Attributes:
+        mesh: the mesh of all DTensors.
+        inputs: the inputs that are tensors, by position in TorchDynamo's graph.
+        outputs: the outputs, with None for one that is no tensor. They are known once `module` has run.
+        constants: the value of each output that is no tensor, else None.
+        examples: fake whole tensors like the inputs.
+        module: the function from the inputs to the outputs that are tensors.
+
     Raises: NotPartitioned.
     """
 
@@ -107,15 +118,15 @@ class GlobalView:
         return border
 
     def own(self, ndim: int) -> Border:
-        """Of a tensor of so many dimensions that each process has for itself."""
+        """Returns the border of a local tensor with `ndim` dimensions."""
         return Border((",".join(self.mesh.axes), *[""] * ndim), is_own=True)
 
     def border(self, value: Any, node: Node) -> Border:
-        """Of a DTensor."""
+        """Returns the border of a DTensor. Raises: NotPartitioned."""
         return Border(self.spec(value.placements, value.shape, node), tuple(value.placements))
 
     def spec(self, placements: Sequence[Any], shape: Sequence[int], node: Node) -> Spec:
-        """How a whole tensor with these placements lies; Partial counts as replicated."""
+        """Returns the spec of a whole tensor with these placements; Partial counts as replicated. Raises: NotPartitioned."""
         dims: list[list[str]] = [[] for _ in shape]
         divided = list(shape)
         for placement, axis, size in zip(placements, self.mesh.axes, self.mesh.sizes, strict=True):
@@ -133,10 +144,10 @@ class GlobalView:
                 raise NotPartitioned(f"a tensor is placed as {placement}", where=user_line(node))
         return tuple(",".join(axes) for axes in dims)
 
-    # What a process has for itself, and what is whole
+    # Between local tensors and whole tensors
 
     def take_own(self, whole: torch.Tensor, placements: Sequence[Any], backs: Sequence[str]) -> Own:
-        """Each process's part. backs: by axis of the mesh, as of `process_values.each_has`."""
+        """Returns the local tensors of a whole tensor. backs: `back` of `process_values.each_has` for each mesh axis."""
         for index, (placement, size, axis, back) in enumerate(zip(placements, self.mesh.sizes, self.mesh.axes, backs, strict=True)):
             if placement.is_shard():
                 dim = placement.dim % (whole.ndim - index) + index
@@ -146,7 +157,7 @@ class GlobalView:
         return Own(whole.flatten(0, len(self.mesh.sizes) - 1))
 
     def make_whole(self, own: Own, placements: Sequence[Any]) -> torch.Tensor:
-        """The whole of which each process has this part."""
+        """Returns the whole tensor that these local tensors are parts of."""
         whole = own.tensor.unflatten(0, self.mesh.sizes)
         for index, (placement, axis) in reversed(list(enumerate(zip(placements, self.mesh.axes, strict=True)))):
             if placement.is_shard():
@@ -160,12 +171,12 @@ class GlobalView:
 
 
 class _Whole(torch.nn.Module):
-    """The function of whole tensors."""
+    """The module that runs the graph on whole tensors."""
 
     def __init__(self, view: GlobalView) -> None:
         super().__init__()
         self._view = view
-        self._captured = [view._captured]  # not a module of this one
+        self._captured = [view._captured]  # in a list, so that it does not become a submodule
 
     def forward(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
         with torch.fx.traceback.preserve_node_meta(), private.without_vmap_loops():
@@ -173,7 +184,7 @@ class _Whole(torch.nn.Module):
 
 
 class _Walk(torch.fx.Interpreter):
-    """Runs TorchDynamo's graph. Its values are whole tensors for DTensors, `Own`, and else what the nodes give."""
+    """Runs TorchDynamo's graph with whole tensors in place of DTensors and `Own` in place of local tensors."""
 
     def __init__(self, captured: GraphModule, view: GlobalView) -> None:
         super().__init__(captured)
@@ -196,7 +207,7 @@ class _Walk(torch.fx.Interpreter):
         if node.op == "placeholder":
             self._placeholder += 1
             border = self._view.inputs.get(self._placeholder)
-            if border is None:  # a mesh, a group: nodes have what it says
+            if border is None:  # a mesh or group: the metadata of the nodes that use it is enough
                 return None
             tensor = next(self._given)
             return Own(tensor) if border.is_own else tensor
@@ -238,7 +249,10 @@ class _Walk(torch.fx.Interpreter):
         return lambda self, *args, **kwargs: getattr(self, name)(*args, **kwargs)
 
     def _all_whole(self, args: Any, node: Node) -> Any:
-        """Arguments of an op on DTensors. What a process has for itself is a number there, which eager mode takes as equal on all."""
+        """Returns the arguments of an op on DTensors as whole tensors.
+
+        A local tensor among them must have one element. Eager mode takes its value as equal on all processes.
+        """
 
         def whole(value: Any) -> Any:
             if not isinstance(value, Own):
@@ -249,7 +263,7 @@ class _Walk(torch.fx.Interpreter):
 
         return pytree.tree_map(whole, args, is_leaf=lambda value: isinstance(value, Own))
 
-    # Between DTensors and what a process has for itself
+    # Conversions between DTensors and local tensors
 
     def _from_local(
         self,
@@ -275,7 +289,7 @@ class _Walk(torch.fx.Interpreter):
         if isinstance(value, Own):
             return value
         mesh = self._view.mesh
-        return Own(value.expand(mesh.size, *value.shape))  # made in the graph, of nothing that processes have: gradients end there
+        return Own(value.expand(mesh.size, *value.shape))  # the graph computed it from no local tensor, so gradients end here
 
     def _to_local(self, node: Node, value: Any, whole: torch.Tensor, *, grad_placements: Any = None) -> Own:
         if any(placement.is_partial() for placement in value.placements):
@@ -324,7 +338,7 @@ class _Walk(torch.fx.Interpreter):
         spec, before = (self._view.spec(item, value.shape, node) for item in (placements, value.placements))
         return process_values.PLACED(whole, spec, before)
 
-    # The end
+    # Outputs
 
     def _outputs(self, node: Node) -> list[torch.Tensor]:
         view = self._view
@@ -355,7 +369,7 @@ _FROM_LOCAL = {DTensor.from_local} if torch.distributed.is_available() else set(
 
 
 def _for_each(function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A function of what processes have for themselves, done for each of them; of nothing such, done once."""
+    """Calls a function on the local tensors of each process, with vmap; if there are none among the arguments, calls it once."""
     leaves, tree = pytree.tree_flatten((args, kwargs), is_leaf=lambda value: isinstance(value, Own))
     places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, Own)]
     if not places:
@@ -384,12 +398,12 @@ def _set(target: torch.Tensor, place: Any, value: Any) -> torch.Tensor:
     return target
 
 
-# What stands for functions that torch.vmap does not take: a kernel of the CPU's without a rule, and what gives nothing.
+# Replacements of functions that torch.vmap does not accept: a CPU kernel without a batching rule, and a function that returns None.
 _FOR_EACH: dict[Any, Callable[..., Any]] = {torch.nn.functional.scaled_dot_product_attention: _attention, operator.setitem: _set}
 
 
 def _check(node: Node, value: Any) -> None:
-    """Raises: NotPartitioned if a value is not like what eager mode would have there."""
+    """Raises NotPartitioned if a value differs from eager mode's in shape, dtype or kind."""
     examples = pytree.tree_leaves(node.meta.get("example_value"))
     values = pytree.tree_leaves(value, is_leaf=lambda item: isinstance(item, Own))
     for found, example in zip(values, examples, strict=False):
@@ -406,7 +420,7 @@ def _check(node: Node, value: Any) -> None:
 
 
 def _mesh_of(captured: GraphModule) -> ProcessMesh:
-    """The mesh of all DTensors. Raises: NotPartitioned."""
+    """Returns the one mesh of all DTensors. Raises: NotPartitioned."""
     meshes = []
     for node in captured.graph.nodes:
         for value in pytree.tree_leaves(node.meta.get("example_value")):
@@ -421,7 +435,7 @@ def _mesh_of(captured: GraphModule) -> ProcessMesh:
 
 
 def _check_apart(captured: GraphModule) -> None:
-    """Raises: NotPartitioned if outputs share memory with inputs, or with each other."""
+    """Raises NotPartitioned if outputs share memory with inputs or with each other, or are not contiguous."""
     seen = {_storage(node) for node in captured.graph.find_nodes(op="placeholder")} - {None}
     output = captured.graph.output_node()
     for node in output.args[0]:

@@ -1,6 +1,6 @@
-"""ATen graphs as plain data that JSON can hold: their nodes, and what fake tensors and AOTAutograd say of them.
+"""ATen graphs as JSON data: their nodes, with the metadata of fake tensors and AOTAutograd's descriptors.
 
-What a graph cannot be written down with, such as a graph within it or a size that is a symbol, is refused, and nothing is pickled.
+Graphs with anything that JSON would not reproduce, such as a subgraph or a symbolic size, are refused. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -23,24 +23,31 @@ from ..runtime import private
 
 
 class Unwritable(Exception):
-    """Something that JSON would not give back. Its text says what."""
+    """Raised for an object that JSON would not reproduce. The message names it."""
 
 
 def encoded(module: GraphModule, most: int | None = None) -> list[Any]:
-    """The graph's nodes. most: how many bytes a constant may have. Raises: Unwritable."""
+    """Returns a graph's nodes as JSON data.
+
+    most: the most bytes that a constant may have; None for no limit.
+    Raises: Unwritable.
+    """
     with _disable_current_modes():
         return _encoded_nodes(module, most)
 
 
 def decoded(nodes: Sequence[Any]) -> GraphModule:
-    """The graph of these nodes, with fake tensors of the present capture's. Raises: AttributeError for an op that does not exist here."""
+    """Returns the graph of these nodes, with fake tensors of the current capture's fake mode.
+
+    Raises: AttributeError for an op that this process does not have.
+    """
     context = TracingContext.try_get()
     mode = (context.fake_mode if context is not None else None) or FakeTensorMode()
     with _disable_current_modes():
         return _decoded_nodes(nodes, mode)
 
 
-# What pickles would be for: each with a letter, since JSON has neither tuples nor dtypes.
+# torch's named constants, which JSON lacks: each is written as its kind and its name.
 _NAMED = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}
 
 
@@ -59,7 +66,7 @@ def _encoded_nodes(module: GraphModule, most: int | None) -> list[Any]:
             raise Unwritable(f"a call of {node.target}")
         target = None if node.target is operator.getitem else str(node.target)
         original = node.meta.get("original_aten")
-        # A value of None and no value are one to whoever asks.
+        # A missing entry is written as None: consumers do not distinguish the two.
         op = str(original) if original is not None else None
         described = node.meta.get("val"), node.meta.get("desc"), op, user_frame(node.meta.get("stack_trace"))
         parts = node.args, dict(node.kwargs), *described
@@ -68,7 +75,7 @@ def _encoded_nodes(module: GraphModule, most: int | None) -> list[Any]:
 
 
 def _encoded_constant(module: GraphModule, name: str, most: int | None) -> Any:
-    """Its bytes. Whether that is all of it, a fingerprint tells."""
+    """Returns shape, dtype and bytes of a constant tensor. The caller checks by fingerprint that these reproduce it. Raises: Unwritable."""
     value = getattr(module, name, None)
     if not isinstance(value, torch.Tensor):
         raise Unwritable(f"a constant of the class {type(value).__name__}")
@@ -121,7 +128,7 @@ def _encoded(value: Any, numbers: Mapping[Node, int], storages: dict[int, int]) 
 
 
 def _is_plain(value: torch.Tensor) -> bool:
-    """Whether sizes, strides and what `_encoded` writes besides are all that a fake tensor says."""
+    """True if `_encoded` writes everything that a fake tensor holds: all sizes are fixed, and no bit or layout is special."""
     if value.layout != torch.strided or value.is_conj() or value.is_neg():
         return False
     return all(type(size) is int for size in (*value.shape, *value.stride(), value.storage_offset(), value.untyped_storage().nbytes()))

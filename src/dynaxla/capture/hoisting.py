@@ -1,4 +1,4 @@
-"""Takes the drawing of random numbers out of a graph, so that torch's own generator draws them as in eager mode (option exact_rng)."""
+"""Moves random draws to the start of a graph, where torch's own generator draws them as in eager mode (option exact_rng)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.fx import Graph, GraphModule, Node
 from ..lowering.interpreter import draws_random
 from ..torch_ops import aten
 
-# Of their tensors only size, strides and dtype matter.
+# Random ops that read only the size, strides and dtype of their tensor.
 _OF_SHAPES = (
     aten.bernoulli.p,
     aten.cauchy.default,
@@ -32,9 +32,9 @@ _OF_SHAPES = (
 
 
 def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
-    """The graph with its draws before everything else where they depend on no values, and the nodes that torch is to run.
+    """Returns a copy of the graph with its draws moved to the start, and the nodes that torch must run.
 
-    The draws keep their order, on which the numbers depend; what depends on values, as `multinomial` does, stays in its place.
+    Draws keep their order, since the numbers depend on it. A draw that depends on values, such as `multinomial`, is not moved.
     """
     graph = Graph()
     graph.output(graph.graph_copy(module.graph, {}))
@@ -52,7 +52,11 @@ def hoist(module: GraphModule) -> tuple[GraphModule, set[Node]]:
 
 
 class _Place:
-    """Where draws go: behind those that are there already. last: the node before that place; None for the graph's start."""
+    """The insertion point for draws: after those that have been moved already.
+
+    Attributes:
+        last: the node in front of the insertion point; None for the graph's start.
+    """
 
     def __init__(self, graph: Graph) -> None:
         inputs = graph.find_nodes(op="placeholder")
@@ -60,13 +64,13 @@ class _Place:
         self._graph = graph
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Node:
-        """Insert a node behind the last one."""
+        """Inserts the call of an op at the insertion point, and advances it."""
         with self._graph.inserting_before(None) if self.last is None else self._graph.inserting_after(self.last):
             self.last = _call(self._graph, op, *args, **kwargs)
         return self.last
 
     def move(self, node: Node) -> None:
-        """Move a node behind the last one."""
+        """Moves a node to the insertion point, and advances it."""
         first = next(iter(self._graph.nodes))
         if self.last is None and node is not first:
             first.prepend(node)
@@ -76,7 +80,10 @@ class _Place:
 
 
 def _hoisted(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
-    """The same draws made earlier; None if they depend on values, or on sizes that are not known there."""
+    """Moves a draw to the insertion point, and returns the nodes there that torch must run.
+
+    Returns None, changing nothing, if the draw depends on values or on sizes that are not known there.
+    """
     if node.target is aten.native_dropout.default:
         return _dropout(graph, node, place)
     tensors = node.all_input_nodes
@@ -91,7 +98,7 @@ def _hoisted(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
 
 
 def _dropout(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
-    """x * (mask / (1 - p)) and the mask, drawn as eager mode draws it.
+    """Replaces a dropout by x * (mask / (1 - p)) and the mask, drawn as eager mode draws it. Returns the same as `_hoisted`.
 
     Source: ATen native/Dropout.cpp, _dropout (CPU) and native/cuda/Dropout.cu (CUDA)
     """
@@ -107,7 +114,7 @@ def _dropout(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
     if empty is None:
         return None
     if x.meta["val"].device.type == "cpu":
-        mask = place.call(aten.bernoulli_.float, empty, 1 - p)  # bernoulli.p would fill it in another order
+        mask = place.call(aten.bernoulli_.float, empty, 1 - p)  # bernoulli.p would draw for the elements in another order
         drawn = [empty, mask]
         with graph.inserting_before(node):
             scaled = _call(graph, aten.div.Scalar, mask, 1 - p)
@@ -125,7 +132,7 @@ def _dropout(graph: Graph, node: Node, place: _Place) -> list[Node] | None:
 
 
 def _replace(graph: Graph, node: Node, results: tuple[Node, ...]) -> None:
-    """Let others give what a node with several results gave."""
+    """Replaces a node with several results by a node for each result, and erases it."""
     for user in list(node.users):
         user.replace_all_uses_with(results[user.args[1]])
         graph.erase_node(user)
@@ -133,7 +140,7 @@ def _replace(graph: Graph, node: Node, results: tuple[Node, ...]) -> None:
 
 
 def _empty(graph: Graph, like: Node, place: _Place) -> Node | None:
-    """A tensor of this shape; None if its sizes are not known there."""
+    """Adds an empty tensor like a node's at the insertion point; returns None if its sizes or strides are not known there."""
     value = like.meta["val"]
     numbers = [_number(graph, item) for item in (*value.shape, *value.stride())]
     if any(item is None for item in numbers):
@@ -145,7 +152,7 @@ def _empty(graph: Graph, like: Node, place: _Place) -> Node | None:
 
 
 def _number(graph: Graph, number: int | torch.SymInt) -> int | Node | None:
-    """A size as the graph's inputs tell it."""
+    """Returns a size as an int or as the graph input that holds it; None if no input does."""
     if isinstance(number, int):
         return number
     return next((node for node in graph.nodes if node.op == "placeholder" and _is_same(node.meta["val"], number)), None)
@@ -156,7 +163,7 @@ def _is_same(value: Any, number: torch.SymInt) -> bool:
 
 
 def _call(graph: Graph, op: Any, *args: Any, like: torch.Tensor | None = None, **kwargs: Any) -> Node:
-    """like: what the result looks like, where it is known."""
+    """Adds the call of an op, with its fake value. like: that value, if the caller knows it."""
     node = graph.call_function(op, args, kwargs)
     if like is not None:
         node.meta["val"] = like

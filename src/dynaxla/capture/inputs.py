@@ -1,4 +1,4 @@
-"""What a graph's inputs are: tensors that XLA can hold, and sizes that may change."""
+"""The inputs of a graph: checks that XLA can hold its tensors, and the sources of its symbolic sizes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,18 @@ from ..lowering.dtypes import is_supported
 
 
 class Sizes:
-    """Where the sizes of a dynamic graph get their values: from int inputs, or else from a dimension of a tensor input."""
+    """The sources of a dynamic graph's sizes: int inputs, or else dimensions of tensor inputs.
+
+    Attributes:
+        numbers: the positions of the inputs that are numbers.
+        is_static: True if no input is a number and no size is symbolic.
+    """
 
     def __init__(self, placeholders: Sequence[Node]) -> None:
-        """placeholders: AOTAutograd's or TorchDynamo's."""
+        """placeholders: of AOTAutograd's or TorchDynamo's graph."""
         values = [node.meta["val"] if "val" in node.meta else node.meta.get("example_value") for node in placeholders]
         self.numbers = [index for index, value in enumerate(values) if not isinstance(value, torch.Tensor)]
-        # Expressions (mostly single symbols), and where each is read: an input, and for a tensor its dimension.
+        # For each expression (mostly a single symbol) the input that has its value and, if that is a tensor, the dimension.
         self._sources: dict[Any, tuple[int, int | None]] = {}
         dims: list[tuple[Any, tuple[int, int]]] = []
         for index, value in enumerate(values):
@@ -35,23 +40,23 @@ class Sizes:
         self.is_static = not self.numbers and not self._dims
 
     def key(self, args: Sequence[Any]) -> tuple[Any, ...]:
-        """What distinguishes the executables of one graph: every number among the inputs (with its type), and every free size."""
+        """Returns the key of a call's executable within one graph: each number among the inputs, with its type, and each free size."""
         numbers = [(type(args[index]), args[index]) for index in self.numbers]
         return (*numbers, *[args[index].shape[dim] for index, dim in self._dims])
 
     def sources(self) -> dict[Any, tuple[int, int | None]]:
-        """By expression, mostly a symbol: the input that tells its value, and for a tensor the dimension."""
+        """Returns, for each expression (mostly a symbol), the position of the input that has its value and, for a tensor, the dimension."""
         return dict(self._sources)
 
     def values(self, args: Sequence[Any]) -> SymbolValues:
-        """The values of the graph's symbols in a call."""
+        """Returns the values of the graph's symbols in a call."""
         return SymbolValues(
             {expression: args[index] if dim is None else args[index].shape[dim] for expression, (index, dim) in self._sources.items()}
         )
 
 
 def check_tensor(tensor: torch.Tensor, role: str) -> None:
-    """Raises: UnsupportedTensor for what XLA cannot hold."""
+    """Raises UnsupportedTensor for a tensor that XLA cannot hold."""
     shown = f"{role}: {tensor.dtype} of shape {list(tensor.shape)}"
     if tensor.layout != torch.strided:
         raise UnsupportedTensor(f"{shown} is sparse ({tensor.layout})", hint="make it dense with .to_dense() before the compiled region")

@@ -1,8 +1,8 @@
-"""Graphs for inference that outlive the process, as JSON: a later process that captures the same need not have AOTAutograd trace it.
+"""A persistent cache of inference graphs, as JSON, so that a later process with the same captured graph skips AOTAutograd's trace.
 
-Kept is what AOTAutograd has made of a graph of TorchDynamo's, where nothing is wanted of its wrapper, or no more than that the first
-results are written to inputs (wrapper.py). The key has all that decides what AOTAutograd makes: the captured graph and its inputs, the
-options, the versions, the sources of dynaxla, and torch's settings. What cannot be written down, as text or as JSON, is not kept.
+A graph is cached if AOTAutograd's wrapper does nothing around it, or only writes the first results to inputs (wrapper.py). The key covers
+everything that determines AOTAutograd's graph: the captured graph and its inputs, the options, the versions, the sources of dynaxla, and
+torch's settings. Graphs that cannot be written as text and as JSON are not cached.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from .graph_json import Unwritable, decoded, encoded
 from .wrapper import around
 
 _AUTOCAST = ("cpu", "cuda")
-# Bytes of a constant; a graph with larger ones is not kept.
+# The most bytes of a constant. A graph with a larger one is not cached.
 _MOST = 1 << 16
 
 
 def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[Any]) -> str | None:
-    """The name of what AOTAutograd and `facts` make of a graph of TorchDynamo's; None for one that is not to be kept.
+    """Returns the cache key of a TorchDynamo graph, or None if the graph must not be cached.
 
-    facts: plain data.
+    facts: plain data that the cached graph also depends on.
     """
     sources, text, lowerings = machine.sources(), captured_text(module, example_inputs), registry.places()
     if sources is None or text is None or lowerings is None:
@@ -66,25 +66,29 @@ def key_of(module: GraphModule, example_inputs: Sequence[Any], facts: Sequence[A
 
 
 def foreign_kernels() -> list[str]:
-    """Kernels of ATen's ops, as op/key, that a package other than torch has registered from Python. With any, no traced graph is kept.
+    """Returns the kernels of ATen's ops, as op/key, that a package other than torch has registered from Python.
 
-    The names of torch's own kernels, together with torch's version, identify them. Other packages' names do not.
+    If there is one, no traced graph is cached: torch's own kernels are identified by name and torch's version, those of other packages are
+    not.
     """
     names = filter(_may_change_traces, private.implemented_in_python())
     return sorted(name for name in names if not name.startswith("prims/") and not private.is_registered_by_torch(name))
 
 
 def _may_change_traces(kernel: str) -> bool:
-    """Whether a kernel that Python has registered, as op/key, can be part of what AOTAutograd does on a CPU."""
+    """True if a kernel registered from Python, given as op/key, can affect AOTAutograd's trace on a CPU."""
     return kernel.startswith(("aten/", "prims/")) and not kernel.endswith(("Meta", "CUDA", "MPS", "XPU"))
 
 
 @dataclass(frozen=True)
 class KeptGraph:
-    """A graph for inference, and what is wanted around its program.
+    """An inference graph in the cache, with the writes that its wrapper does.
 
-    Attributes: nodes (JSON); static (as of an `AtenGraph`); written (the positions of the inputs that the first results are written to);
-    is_lowered (whether each op has a lowering).
+    Attributes:
+        nodes: the graph as JSON data (graph_json.py).
+        static: the positions of parameters and buffers among the inputs.
+        written: the positions of the inputs that the first results are written to.
+        is_lowered: True if every op has a lowering.
     """
 
     nodes: list[Any]
@@ -94,7 +98,10 @@ class KeptGraph:
 
     @staticmethod
     def of(graph: AtenGraph, written: Sequence[int]) -> KeptGraph | None:
-        """None for a graph that JSON would not give back as it is, on the CPU."""
+        """Returns a graph's cache entry, or None if the graph must not be cached.
+
+        None, for example, if JSON does not reproduce the graph. Lowerings are looked up for the CPU.
+        """
         text = fingerprint(graph.module)
         if text is None or graph.remade or graph.phase != "inference" or graph.waits:
             return None
@@ -110,7 +117,7 @@ class KeptGraph:
         return again if fingerprint(again.module()) == text else None
 
     def text(self) -> bytes:
-        """What `read` reads."""
+        """Returns the entry as the JSON text that `read` parses."""
         return json.dumps(vars(self), separators=(",", ":")).encode()
 
     @staticmethod
@@ -120,18 +127,18 @@ class KeptGraph:
 
     @staticmethod
     def find(store: Store, key: str) -> KeptGraph | None:
-        """What a store has under a key."""
+        """Returns the entry that a store has under a key, or None."""
         text = store.get(key)
         return KeptGraph.read(text) if text is not None else None
 
     def graph(self, name: str) -> AtenGraph:
-        """As AOTAutograd would give it."""
+        """Returns the graph as AOTAutograd would."""
         return AtenGraph(name, self.module(), self.static, is_lowered=self.is_lowered)
 
     def module(self) -> GraphModule:
-        """The graph, with fake tensors of the present capture's."""
+        """Returns the graph's module, with fake tensors of the current capture's fake mode."""
         return decoded(self.nodes)
 
     def around(self, program: Callable[[list[Any]], Sequence[Any]]) -> Callable[..., Any]:
-        """The program as TorchDynamo calls it, with what AOTAutograd's wrapper would do."""
+        """Wraps a program as TorchDynamo calls it, with the writes that AOTAutograd's wrapper would do."""
         return around(program, self.written)

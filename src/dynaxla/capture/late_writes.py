@@ -1,21 +1,22 @@
-"""Takes out of a graph the writes to inputs that torch's own ops can do after its program has succeeded.
+"""Late writes: takes out of a graph the writes to inputs that torch's in-place ops can do after the program has succeeded.
 
-XLA cannot write to torch's memory: a program that changes one row of a large input returns all of it anew, and all of it is copied over the
-input. Where the input's last value is a chain of writes to places in it (chains.py), the program gives what is written and its indices
-instead, and a second graph, which torch runs, writes.
+XLA cannot write to torch's memory: a program that changes one row of a large input returns the whole input, which is then copied over it.
+If the input's final value is a chain of writes to places in it (chains.py), the program returns the written values and their indices
+instead, and torch runs a second graph that writes them.
 
-Nothing may fail once the first write is done, and what is written may not depend on what has been written before:
+No step may fail after the first write, and no written value may depend on an earlier write:
 
-- An op that checks indices stays in the program for its check alone. What torch's op in place could refuse besides is no such chain.
-- What is written is in memory of its own: what lies in an input's memory is copied by the program.
-- The graph has no ops that write. An output that lies in a changed input's memory, but not as what AOTAutograd makes of the input itself
-  behind the call, is copied, too.
+- An op that checks indices stays in the program for its check alone. Where torch's in-place op could fail for another reason, there is no
+  chain.
+- Written values have memory of their own: the program copies a value that lies in an input's memory.
+- The graph has no ops that write. An output in the memory of a changed input is copied, too, unless AOTAutograd derives it from the
+  input itself after the call.
 
-What reads the new value inside the program, or gets it as a tensor of its own, gets it from the program as before; but what reads a place
-reads what has been written there (places_read.py).
+Consumers of the new value inside the program, and outputs with memory of their own, get it from the program as before. Consumers of a
+single place read the value that was written there (places_read.py).
 
-On a GPU no call waits for the program's checks. There the program gives old values to be written again, and indices that can be read, if a
-check has failed (`held`); writes for which that is not known are left in the program.
+On a GPU no call waits for the program's checks. If a check has failed, the program returns the old values, to be written again, and valid
+indices (`held`). Writes for which that is not possible stay in the program.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ from .crossings import has_several
 from .places_read import read_places
 from .split import symbols
 
-# Bytes of an input for each write to it: less is copied as a whole, which takes about ten microseconds, by what writes inputs anyway.
+# The least bytes of an input for each late write to it. A smaller input is copied as a whole, as without late writes, which takes about ten
+# microseconds.
 SMALL = 1 << 16
 
 
@@ -50,10 +52,14 @@ SMALL = 1 << 16
 class LateWrites:
     """A graph without its late writes.
 
-    Attributes: graph (gives the parts behind what the whole gives, with the written inputs themselves in place of their new values); inputs
-    (the positions of the whole's inputs that it takes); count (of the whole's outputs); writes (what torch runs behind it); read (the
-    positions of the whole's inputs that the writes take, in front of the parts); written (the positions of all that are written to, here or
-    by whoever calls the program).
+    Attributes:
+        graph: returns the whole graph's outputs, with the written inputs themselves in place of their new values, and then the parts
+            (written values and indices).
+        inputs: the positions of the whole graph's inputs that `graph` takes.
+        count: the number of the whole graph's outputs.
+        writes: the graph of the writes, which torch runs afterwards.
+        read: the positions of the whole graph's inputs that `writes` takes, in front of the parts.
+        written: the positions of all inputs that are written to, by `writes` or by the program's caller.
     """
 
     graph: AtenGraph
@@ -65,7 +71,7 @@ class LateWrites:
 
 
 def take_late_writes(graph: AtenGraph) -> LateWrites | None:
-    """The graph without the writes that can be done behind it; None if there are none."""
+    """Splits the late writes off a graph; returns None if it has none."""
     nodes = graph.module.graph
     targets = written_inputs(nodes)
     if graph.phase != "inference" or not targets or has_several(graph.module) or any(writes(node.target) for node in nodes.nodes):
@@ -91,12 +97,12 @@ def _pays(state: State) -> bool:
 
 
 def waits_for_no_check(node: Node) -> bool:
-    """Whether calls of a program with this input return before anybody knows what its checks have found."""
+    """True if calls of a program with this input return before the results of the program's checks are known."""
     return bool(node.meta["val"].device.type == "cuda")
 
 
 def _can_be_held(write: Write) -> bool:
-    """Whether the values before the call can be written in place of the new ones."""
+    """True if a write can put back the values from before the call instead of the new ones."""
     if write.op is aten.index_put_.default:
         kinds = {item.meta["val"].dtype for item in write.args[0] if item is not None}
         return kinds == {torch.int64} and not any(write.args[2:])
@@ -104,9 +110,12 @@ def _can_be_held(write: Write) -> bool:
 
 
 class _Cut:
-    """A graph whose late writes are taken out.
+    """Splits a graph into the program's graph and the graph of its late writes.
 
-    chains: the last states of the inputs that are written late, by their nodes. found: all states.
+    Args:
+        graph: the whole graph.
+        chains: the final state of each input that is written late, by the input's node.
+        found: the states of all nodes that have one.
     """
 
     def __init__(self, graph: AtenGraph, chains: dict[Node, State], found: dict[Node, State]) -> None:
@@ -116,7 +125,7 @@ class _Cut:
         self._targets = written_inputs(graph.module.graph)
         self._rest, self._copies = Graph(), dict[Node, Node]()
         self._rest.graph_copy(graph.module.graph, self._copies)
-        # The graph of the writes: its inputs, which are inputs of the whole graph or parts that the program gives, and its views.
+        # The graph of the writes. Its inputs are inputs of the whole graph (_read) and parts that the program returns (_parts).
         self._late = Graph()
         self._read: dict[Node, Node] = {}
         self._parts: dict[Node, Node] = {}
@@ -156,7 +165,7 @@ class _Cut:
         return self._read[node]
 
     def _argument(self, node: Node) -> Node:
-        """What a write takes, in the graph of the writes."""
+        """Returns the node in the graph of the writes for an argument of a write."""
         if node.op == "placeholder" and node not in self._chains:
             return self._input(node)
         if is_plain_python(node) and all(map(_is_number, (node, *node.all_input_nodes))):
@@ -167,12 +176,15 @@ class _Cut:
         return self._parts[node]
 
     def _apart(self, node: Node, memory: _Memory) -> Node:
-        """A value in the program: in memory of its own, if it lies in that of certain inputs."""
+        """Returns a value in the program, cloned if it lies in `memory`."""
         copy = self._copies[node]
         return call(self._rest, aten.clone.default, copy) if _is_tensor(node) and memory.holds(node) else copy
 
     def _held(self, source: Node, write: Write) -> tuple[Any, tuple[Any, ...]]:
-        """An op, and what it takes after its target: it writes the same, or, if a check fails, what the place held before the call."""
+        """Returns an in-place op and its arguments after the target, which write the same as `write`.
+
+        If a check fails, they write the values that the place held before the call.
+        """
 
         def unless_failed(new: Node, old: Node) -> Node:
             return call(self._rest, held, new, old)
@@ -194,17 +206,17 @@ class _Cut:
         return aten.copy_.default, (self._part(new),)
 
     def _part(self, node: Node) -> Node:
-        """A value that the program gives, in the graph of the writes."""
+        """Makes a node an output of the program, and returns the input for it in the graph of the writes."""
         self._given.append(node)
         part = self._parts[node] = self._late.placeholder(f"part_{node.name}")
         return part
 
     def _place(self, source: Node, place: Place) -> Node:
-        """A place of an input before the call, in the program."""
+        """Returns a place of an input, with the values from before the call, in the program."""
         return viewed_at(self._rest, place, source, self._copies)
 
     def _view(self, source: Node, place: Place) -> Node:
-        """A place of an input, in the graph of the writes."""
+        """Returns a place of an input in the graph of the writes."""
         view = self._input(source)
         for count, step in enumerate(place.steps):
             key = source, place.steps[: count + 1]
@@ -215,7 +227,7 @@ class _Cut:
         return view
 
     def _output(self, index: int, output: Any) -> Any:
-        """What the program gives in place of one of the whole graph's outputs."""
+        """Returns the program's node for one of the whole graph's outputs."""
         if not isinstance(output, Node):
             return output
         state = self._found.get(output)
@@ -225,9 +237,9 @@ class _Cut:
         return self._copies[output] if index in self._whole.remade else self._apart(output, self._written_memory)
 
     def _without_needless(self) -> list[int]:
-        """Leave out what is not needed any more: values, and numbers among the inputs, for each of which there would be a program.
+        """Erases nodes and inputs that the program does not need any more, and returns the positions of the remaining inputs.
 
-        Returns: the positions of the inputs that are left.
+        Numbers among the inputs are erased, too, since there would be a program for each of their values.
         """
         followed = {self._copies[node] for node in self._found}
         for node in reversed(self._rest.nodes):
@@ -248,14 +260,14 @@ class _Cut:
 
 
 class _Memory:
-    """The memory of some inputs."""
+    """The storages of a set of inputs."""
 
     def __init__(self, inputs: Collection[Node]) -> None:
         self._inputs = set(inputs)
         self._storages = {private.storage_id(item.meta["val"]) for item in inputs if _is_tensor(item)}
 
     def holds(self, node: Node) -> bool:
-        """Whether a tensor lies there."""
+        """True if a node's tensor lies in this memory."""
         origin = node
         while (source := viewed(origin)) is not None:
             origin = source
@@ -271,7 +283,7 @@ def _is_number(node: Node) -> bool:
 
 
 def _put_first(nodes: Sequence[Node]) -> None:
-    """Let a graph begin with these nodes."""
+    """Moves nodes to the start of their graph, in this order."""
     for node in reversed(nodes):
         first = next(iter(node.graph.nodes))
         if first is not node:

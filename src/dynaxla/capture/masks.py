@@ -1,4 +1,4 @@
-"""A graph that is being rewritten for rounded sizes: what counts of each of its values, and the nodes that look at true sizes."""
+"""State of a graph while it is rewritten for rounded sizes: the extents of its values, and helpers that add nodes that read true sizes."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ from .extents import Extent, Extents, Unknown, grows, size_of, sizes_of, symbols
 
 
 class Masks:
-    """Nodes are added before `node`, the one whose rule is being applied.
+    """A graph that is being rewritten for rounded sizes.
 
-    module: the graph, which is changed. rounded: the symbols that are rounded. device: of the true sizes.
-    Attributes: extents (of each node's value: Extents of a tensor, a list of these where an op gives several; None where it is no tensor);
-    lengths (the input with the true sizes); sizes (which these are); moved (storages of which views have become values of their own:
-    where they begin depends on a true size).
+    The methods add nodes in front of `node`, the node whose rule is being applied.
+
+    Args:
+        module: the graph, which is changed.
+        rounded: the rounded symbols.
+        device: the device of the true sizes.
+
+    Attributes:
+        extents: for each node, the Extents of its tensor, or a list of Extents if the op returns several; nothing or () for a value that is
+            no tensor.
+        lengths: the placeholder for the vector of true sizes (int64).
+        sizes: the expression of each element of `lengths`.
+        moved: storages with views that the rewriting has replaced by computed values, since they begin at a true size.
+        given: the original fake tensor of each input that is padded.
     """
 
     def __init__(self, module: GraphModule, rounded: Collection[Any], device: torch.device) -> None:
@@ -46,13 +56,13 @@ class Masks:
             return torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def done(self) -> None:
-        """All true sizes that are looked at are known."""
+        """Sets the length of `lengths`, once all true sizes that the graph reads are known."""
         self.lengths.meta["val"] = self.fake((len(self.sizes),), torch.int64, self.lengths.meta["val"].device)
 
-    # What is known
+    # Queries
 
     def of(self, node: Any) -> Extents:
-        """What counts of a tensor; of a number, which goes with any tensor, nothing is said."""
+        """Returns the extents of a tensor; () for a number, which broadcasts to any tensor."""
         found = self.extents.get(node) if isinstance(node, Node) else None
         return found if found is not None else ()
 
@@ -63,12 +73,12 @@ class Masks:
         return [dim for dim, extent in enumerate(self.of(node)) if self.is_padded(extent)]
 
     def is_rounded(self, value: Any) -> bool:
-        """Whether a size, or another number of the graph, depends on a rounded symbol."""
+        """True if a size, or another number of the graph, depends on a rounded symbol."""
         value = value.meta.get("val") if isinstance(value, Node) else value
         return not self.rounded.isdisjoint(symbols_of(value)) if not isinstance(value, torch.Tensor) else False
 
     def is_concerned(self, node: Node) -> bool:
-        """Whether a node reads, or makes, anything of a rounded size."""
+        """True if an operand or result of a node has a rounded size, or is a number that depends on one."""
         leaves = pytree.tree_leaves((node.args, dict(node.kwargs)))
         values = pytree.tree_leaves(node.meta.get("val"))
         sizes = [size for value in values if isinstance(value, torch.Tensor) for size in value.shape]
@@ -84,7 +94,11 @@ class Masks:
         return any(self.is_padded(extent) for extents in several for extent in extents or ())
 
     def prefixes(self, tensor: torch.Tensor, uniform: bool = False) -> Extents:
-        """A tensor whose dimensions count up to their true sizes. Raises: Unknown if these may be greater than the rounded ones."""
+        """Returns the extents of a tensor whose dimensions are valid up to their true sizes.
+
+        uniform: True if the tensor has the same values along each rounded dimension.
+        Raises: Unknown if a true size may be greater than the rounded one.
+        """
         if free_unbacked_symbols(tensor):
             raise Unknown("its size depends on values")
         found = tuple(Extent.of(size, False) for size in sizes_of(tensor))
@@ -94,27 +108,27 @@ class Masks:
         return tuple(Extent(extent.factors, uniform and self.is_padded(extent)) for extent in found)
 
     def exact(self, *values: Any) -> None:
-        """Numbers that must not depend on rounded sizes. Raises: Unknown."""
+        """Raises Unknown if a number depends on a rounded size."""
         for value in pytree.tree_leaves(values):
             if self.is_rounded(value):
                 raise Unknown("a size used as a number")
 
     def fixed(self, *values: Any) -> None:
-        """Numbers that must be the same in all calls. Raises: Unknown."""
+        """Raises Unknown if a number may change between calls."""
         for value in pytree.tree_leaves(values):
             if isinstance(value, (Node, torch.SymInt, torch.SymFloat, torch.SymBool)):
                 raise Unknown("a number that changes between calls")
 
     def unpadded(self, node: Node, dims: Iterable[int]) -> None:
-        """Raises: Unknown if one of these dimensions is of a rounded size."""
+        """Raises Unknown if one of these dimensions has a rounded size."""
         for dim in dims:
             if self.is_padded(self.of(node)[dim]):
                 raise Unknown(f"dimension {dim} of {_shape(node)} is of a rounded size")
 
-    # What is added
+    # New nodes
 
     def place(self, size: Any) -> int:
-        """Where a true size stands among the lengths. Raises: Unknown if it may be greater than the rounded one."""
+        """Returns the index of a true size in `lengths`, adding it if needed. Raises: Unknown if it may be greater than the rounded one."""
         if not grows(size):
             raise Unknown(f"a position of {size}")
         if size not in self.sizes:
@@ -122,7 +136,15 @@ class Masks:
         return self.sizes.index(size)
 
     def add(self, op: Callable[..., Any], args: tuple[Any, ...], shape: Sequence[Any], like: torch.Tensor, **kwargs: Any) -> Node:
-        """A node before the present one. like: gives the device, and the dtype if there is no other."""
+        """Adds the call of an op in front of the current node.
+
+        Args:
+            op: the op.
+            args: its positional arguments.
+            shape: the result's shape.
+            like: a tensor with the result's device and, unless `gives` is passed, its dtype.
+            kwargs: the op's keyword arguments, and `gives`: the result's dtype.
+        """
         dtype = kwargs.pop("gives", like.dtype)
         with self.graph.inserting_before(self.node):
             node = self.graph.call_function(op, args, kwargs)
@@ -131,7 +153,7 @@ class Masks:
         return node
 
     def again(self, node: Node) -> list[Node]:
-        """The results of another node with the same op and arguments."""
+        """Adds a copy of a node with several results, and returns its results."""
         with self.graph.inserting_before(self.node):
             copy = self.graph.call_function(node.target, node.args, dict(node.kwargs))
             results = [self.graph.call_function(operator.getitem, (copy, index)) for index in range(len(node.meta["val"]))]
@@ -140,7 +162,7 @@ class Masks:
         return results
 
     def number(self, tensor: Node, dim: int) -> Any:
-        """The rounded size of a dimension."""
+        """Returns the rounded size of a dimension, as an int or a node."""
         size = tensor.meta["val"].shape[dim]
         if isinstance(size, int):
             return size
@@ -150,9 +172,9 @@ class Masks:
         return node
 
     def masked(self, node: Node, dims: Iterable[int], fill: Any, by: Extents | None = None) -> Node:
-        """The tensor with `fill` wherever a position in one of these dimensions does not count.
+        """Returns the tensor with `fill` at all positions that are not valid in one of these dimensions.
 
-        by: what counts in them, if the tensor itself says nothing of it (as where it is uniform).
+        by: the extents to use instead of the tensor's own, for a tensor that has none of its own there (as one that is uniform).
         """
         extents = by if by is not None else self.of(node)
         for dim in dims:
@@ -186,23 +208,23 @@ class Masks:
         raise Unknown(f"a factor of {factor} of a dimension")
 
     def part(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
-        """The tensor from a true position of a dimension on."""
+        """Adds a slice of a tensor that starts at a true position of a dimension. start: an expression or an int. shape: the result's."""
         place = (-1, start) if isinstance(start, int) else (self.place(start),)
         return self.add(part, (node, self.lengths, dim, *place), shape, node.meta["val"])
 
     def put(self, node: Node, dim: int, start: Any, shape: Sequence[Any]) -> Node:
-        """Zeros with the tensor from a true position of a dimension on."""
+        """Adds zeros of a shape with the tensor written into them from a true position of a dimension on."""
         return self.add(put, (node, self.lengths, dim, self.place(start)), shape, node.meta["val"])
 
     def turned(self, node: Node, dim: int, shift: int, *, backwards: bool = False) -> Node:
-        """A dimension that is one prefix moved on by `shift` around its true end, or from there to its beginning."""
+        """Rolls a dimension that is one prefix by `shift` around its true end, or reverses it (`backwards`)."""
         value = node.meta["val"]
         added = self.add(turned, (node, self.lengths, dim, self.place(size_of(value.shape[dim])), shift, backwards), value.shape, value)
         self.extents[added] = self.of(node)
         return added
 
     def held(self, node: Node, dims: Iterable[int]) -> Node:
-        """The last elements that count at the positions behind them. Raises: Unknown where a dimension is several in one."""
+        """Repeats the last valid elements of dimensions over the padding. Raises: Unknown for a flattened dimension (several factors)."""
         for dim in dims:
             extent = self.of(node)[dim].resolved
             if not self.is_padded(extent):
@@ -216,7 +238,16 @@ class Masks:
         return node
 
     def within(self, index: Node, size: Any, dim: int, *, from_end: bool, is_index: bool, ignored: int | None = None) -> Node:
-        """Indices of a dimension of a rounded size. ignored: an index that stays as it is."""
+        """Checks indices of a dimension with a rounded size against its true size.
+
+        Args:
+            index: the indices.
+            size: the true size.
+            dim: the dimension that an error names.
+            from_end: True if negative indices count from the true end.
+            is_index: True if an index out of range raises IndexError, else RuntimeError.
+            ignored: an index that stays as it is.
+        """
         value = index.meta["val"]
         arguments = index, self.lengths, dim, self.place(size), from_end, is_index, ignored
         added = self.add(within, arguments, value.shape, value, gives=torch.int64)
@@ -224,7 +255,7 @@ class Masks:
         return added
 
     def real(self, number: Any, like: torch.Tensor) -> Node:
-        """A quotient of true sizes, or what else is made of such, as a tensor of float64 without dimensions. Raises: Unknown."""
+        """Returns the true value of a number computed from sizes, such as a quotient, as a float64 tensor of rank 0. Raises: Unknown."""
 
         def made(op: Any, *parts: Node) -> Node:
             return self.add(op, parts, (), like, gives=torch.float64)
@@ -240,7 +271,7 @@ class Masks:
         return functools.reduce(functools.partial(made, _OF_REALS[kind]), [self.real(part, like) for part in number.args])
 
     def product(self, sizes: Sequence[Any], like: torch.Tensor) -> Node:
-        """The product of true sizes, as a tensor without dimensions."""
+        """Returns the product of true sizes as an int64 tensor of rank 0."""
         times, places = 1, []
         for size in sizes:
             if isinstance(size, int):
@@ -250,7 +281,7 @@ class Masks:
         return self.add(length, (self.lengths, places, times), (), like, gives=torch.int64)
 
 
-# What numbers are made of, by sympy's and torch's names.
+# The ops for sympy's and torch's functions in expressions of such numbers.
 _OF_REALS = {
     "Add": aten.add.Tensor,
     "Mul": aten.mul.Tensor,

@@ -1,6 +1,6 @@
-"""Lets a frozen graph's weights be packed for the kernels that read them: part of `freeze`.
+"""Packs a frozen graph's weights in the memory order of the oneDNN kernels that read them. Part of `freeze`.
 
-Only where a call reads few rows for its weight: else bringing the weight into oneDNN's order is lost in the work itself.
+A weight is packed only if few rows are multiplied with it: otherwise reordering takes a small part of the kernel's time.
 """
 
 from __future__ import annotations
@@ -20,16 +20,23 @@ from ..lowering.epilogue import follow
 from ..lowering.ops.convolution import CONVOLUTION, Convolution
 from ..torch_ops import aten
 
-# Rows of a matrix, or places of a convolution's result. At so many, packing takes a thirtieth of the time.
+# The most rows of a matrix, or positions of a convolution's result. With so many, packing takes a thirtieth of the kernel's time.
 _MANY_ROWS = 1024
-# Numbers of a weight. Below that, a call costs more than packing; with a single row, XLA's own dot is as fast below the other.
+# The least elements of a weight. Below _SMALL, the call of a kernel costs more than packing. With a single row, XLA's own dot is as fast
+# below _SMALL_FOR_ONE_ROW.
 _SMALL, _SMALL_FOR_ONE_ROW = 1 << 14, 1 << 22
 
 
 def pack_weights(graph: Graph, fixed: Collection[Node], device: jax.Device, forms: Mapping[str, str]) -> bool:
-    """Let products and convolutions on the CPU read weights that are packed. Whether there are any.
+    """Makes matrix products and convolutions on the CPU read packed weights.
 
-    fixed: parameters, buffers, and what they alone decide. device: that the graph will run on. forms: those that are wanted, by op.
+    Args:
+        graph: the graph, which is changed.
+        fixed: parameters, buffers, and the nodes that depend only on them.
+        device: the device that the graph will run on.
+        forms: the requested implementation of each op.
+
+    Returns: True if any weight is packed.
     """
     made: dict[tuple[Node, Packing], Node] = {}
     for node in list(graph.nodes):
@@ -86,7 +93,7 @@ def _shape(node: Node) -> tuple[Any, ...]:
 
 
 def _is_worthwhile(rows: Any, weight: Node, others: Sequence[Node | None]) -> bool:
-    """Whether all sizes are known, all dtypes the same and oneDNN's, and the weight large beside the number of rows."""
+    """True if all sizes are fixed, all dtypes are the same and supported by oneDNN, the rows are few and the weight is large."""
     values = [node.meta["val"] for node in (weight, *others) if node is not None]
     dtype = weight.meta["val"].dtype
     if not all(type(size) is int for value in values for size in value.shape) or any(value.dtype != dtype for value in values):

@@ -1,7 +1,7 @@
-"""A graph with dynamic sizes made right for rounded ones: its inputs are padded, and its results are cut.
+"""Rewrites a graph with dynamic sizes to run with rounded sizes: its inputs are padded, and its results are cut to their true sizes.
 
-The graph runs as if the sizes were the rounded ones. What counts of each value (`extents.py`) is the same as with the true sizes: the
-rules of `padded_rules.py` and `padded_layers.py` see to that, op by op.
+The graph runs as if the rounded sizes were its sizes. The rules of `padded_rules.py` and the other `padded_*` modules rewrite it op by op,
+so that the valid elements of each value (`extents.py`) are the same as with the true sizes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,18 @@ from .masks import Masks
 from .padded_rules import find_rule
 from .round_up import Rounding
 
-_RULES = padded_layers, padded_order, padded_statistics, padded_windows, padded_writes  # which put them into the table
+_RULES = padded_layers, padded_order, padded_statistics, padded_windows, padded_writes  # imported because they register rules
 
 
 @dataclass(frozen=True)
 class Given:
-    """An output that is an input, or lies in one's memory. Attributes: position (of the input); fake (what such a view is like; None for
-    the input itself); source (what the input is like)."""
+    """An output that is an input or a view of one.
+
+    Attributes:
+        position: the input's position.
+        fake: a fake tensor like the view; None for the input itself.
+        source: a fake tensor like the input.
+    """
 
     position: int
     fake: torch.Tensor | None
@@ -43,7 +48,13 @@ class Given:
 
 @dataclass(frozen=True)
 class Computed:
-    """An output that the program gives. Attributes: index (among its outputs); extents (what counts of it); fake (with the true sizes)."""
+    """An output that the program computes.
+
+    Attributes:
+        index: the index among the program's outputs.
+        extents: the valid positions of the output.
+        fake: a fake tensor with the true sizes.
+    """
 
     index: int
     extents: Extents
@@ -52,7 +63,12 @@ class Computed:
 
 @dataclass(frozen=True)
 class Viewed:
-    """An output in the memory of a value in which others lie, too. Attributes: base (that value); fake (what such a view is like)."""
+    """An output that is a view of a computed value, in whose memory other outputs lie, too.
+
+    Attributes:
+        base: the computed value.
+        fake: a fake tensor like the view.
+    """
 
     base: Computed
     fake: torch.Tensor
@@ -60,16 +76,23 @@ class Viewed:
 
 @dataclass(frozen=True)
 class Number:
-    """An output that is a number, or None. value: it, or what it is as an expression."""
+    """An output that is a number, or None. value: the number or None, or the number's expression."""
 
     value: Any
 
 
 @dataclass(frozen=True)
 class Padded:
-    """Attributes: module (its inputs are the graph's, and a vector of true sizes behind them); sizes (these); inputs (what counts of the
-    inputs that are padded, or whose strides depend on sizes, by position); numbers (inputs that are sizes, by position); outputs (the
-    graph's); computed (the graph's nodes whose values the program gives, in its outputs' order); rounding.
+    """A graph rewritten for rounded sizes.
+
+    Attributes:
+        module: the rewritten graph. Its inputs are the original graph's and, after them, the vector of true sizes.
+        sizes: the expressions of the true sizes in that vector.
+        inputs: the extents of the inputs that are padded, or whose strides depend on rounded sizes, by position.
+        numbers: the expressions of the inputs that are sizes, by position.
+        outputs: the kinds of the original graph's outputs.
+        computed: the original graph's nodes whose values the rewritten graph returns, in the order of its outputs.
+        rounding: the rounding of the symbols.
     """
 
     module: GraphModule
@@ -82,7 +105,7 @@ class Padded:
 
 
 def pad(graph: AtenGraph) -> Padded | str | None:
-    """The graph for rounded sizes; else why it cannot be had. None if no size of it changes."""
+    """Returns the graph for rounded sizes, or a message that says why there is none; None if no size of the graph is symbolic."""
     _settle_widths(graph)
     products: dict[Any, tuple[Any, ...]] = {}
     while True:
@@ -101,20 +124,22 @@ def pad(graph: AtenGraph) -> Padded | str | None:
 
 
 def _settle_widths(graph: AtenGraph) -> None:
-    """A fused layer has one width. torch's fake implementation does not say so of its input, whose width would be rounded: now it is
-    assumed, and TorchDynamo's guards look at it."""
+    """Adds guards that the input of a fused transformer layer has the layer's width.
+
+    torch's fake implementation does not require it, so that the input's width could be symbolic and would be rounded.
+    """
     for node in graph.module.graph.find_nodes(op="call_function", target=torch.ops.aten._transformer_encoder_layer_fwd.default):
         bool(node.args[0].meta["val"].shape[2] == node.args[1])
 
 
 def _assume_same(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether the two sizes of each pair are the same, and from now on assumed to be so: TorchDynamo's guards look at it.
+    """Adds guards that the two sizes of each pair are equal. Returns False, without a guard, if they differ or no guard can be added.
 
-    A size that has changed between calls has a symbol of its own in each tensor. Where scores and labels are flattened, torch assumes as
-    many elements of both: nothing says that they are of the same batch and length.
+    A size that has changed between calls has a symbol of its own in each tensor. Where scores and labels are flattened, torch only assumes
+    that both have the same number of elements, not that they have the same batch and length.
     """
     environment = _environment(placeholders)
-    # A backward graph comes when guards have been made.
+    # When a backward graph is compiled, the guards are already fixed.
     if not pairs or graph.phase == "backward" or private.makes_no_guards(environment):
         return False
     asked = []
@@ -134,14 +159,21 @@ def _assume_same(graph: AtenGraph, placeholders: Sequence[Node], pairs: Sequence
 
 
 def _environment(placeholders: Sequence[Node]) -> ShapeEnv:
-    """That of the symbols of the inputs."""
+    """Returns the shape environment of the inputs' symbols."""
     return next(size for node in placeholders for size in _symbolic(node.meta["val"])).node.shape_env
 
 
 def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tuple[Any, ...]]) -> Padded:
-    """products: the factors of dimensions of inputs that are no prefixes, by their size: one of 4 * s is of s times 4 elements where heads
-    of a batch are meant, and of 4 times s where a forward graph has made one of a batch and a length; two tensors that stand one behind
-    the other are a prefix. Raises: Unknown."""
+    """Rewrites the graph with a given choice of factors.
+
+    Args:
+        graph: the graph, which is not changed.
+        rounded: the rounded symbols.
+        products: the factors of input dimensions that are no prefixes, by their size. A dimension of 4 * s has the factors (s, 4) for the
+            heads of a batch, and (4, s) where a forward graph has flattened a batch and a length. Two concatenated tensors are a prefix.
+
+    Raises: Unknown.
+    """
     module = copied(graph.module)
     placeholders = module.graph.find_nodes(op="placeholder")
     if any(free_unbacked_symbols(node.meta.get("val")) for node in module.graph.nodes):
@@ -169,7 +201,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
         if any(map(masks.is_padded, extents)) or any(map(masks.is_rounded, value.stride())):
             inputs[position] = extents
             masks.given[node] = value
-            node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # row-major, whatever the inputs are
+            node.meta["val"] = masks.fake(value.shape, value.dtype, value.device)  # padded inputs are row-major, whatever the originals are
     for node in list(module.graph.nodes):
         if node.op in ("call_function", "get_attr"):
             _apply(masks, node)
@@ -182,7 +214,7 @@ def _pad(graph: AtenGraph, rounded: Collection[Any], products: Mapping[Any, tupl
 
 
 def _apply(masks: Masks, node: Node) -> None:
-    """Raises: Unknown, naming the op."""
+    """Applies the rule of a node's op, and records the extents of the result. Raises: Unknown, naming the op."""
     masks.node = node
     val = node.meta.get("val")
     several = isinstance(val, (tuple, list))
@@ -226,14 +258,14 @@ _NUMBERS = (torch.ops.aten.sym_size.int, torch.ops.aten.sym_numel.default)
 
 
 def _shared_storages(node: Node) -> set[int]:
-    """The storages of operands in which results of the node lie."""
+    """Returns the storages of a node's operands that its results share."""
     results = [node, *(user for user in node.users if user.target is operator.getitem)]
     own = {storage_of(result) for result in results if _is_tensor(result)}
     return own & {storage_of(read) for read in node.all_input_nodes if _is_tensor(read)}
 
 
 def _check(masks: Masks, op: Any, fake: Any, extents: Extents) -> None:
-    """What a rule says fits the result."""
+    """Raises Unknown if the extents that a rule returned do not match the result's sizes."""
     if not isinstance(fake, torch.Tensor):
         return
     if len(extents) != fake.dim():
@@ -253,7 +285,7 @@ def _is_tensor(node: Node) -> bool:
 
 
 def _symbolic(value: Any) -> list[torch.SymInt]:
-    """What depends on symbols of a tensor's sizes, strides and place in its storage."""
+    """Returns the symbolic ones among a tensor's sizes, strides and storage offset."""
     numbers = [*value.shape, *value.stride(), value.storage_offset()] if isinstance(value, torch.Tensor) else []
     return [number for number in numbers if isinstance(number, torch.SymInt)]
 
@@ -262,7 +294,7 @@ def _symbolic(value: Any) -> list[torch.SymInt]:
 
 
 def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int]:
-    """For each rounded symbol where it is met first: the sizes of one dimension are in this order."""
+    """Returns the rank of each rounded symbol by its first occurrence among the inputs' sizes. Factors of a dimension are in this order."""
     found: dict[Any, int] = {}
     for node in placeholders:
         sizes = sizes_of(node.meta["val"]) if isinstance(node.meta["val"], torch.Tensor) else ()
@@ -273,8 +305,11 @@ def _orders(placeholders: list[Node], rounded: Collection[Any]) -> dict[Any, int
 
 
 def _in_order(extent: Extent, orders: dict[Any, int], products: Mapping[Any, tuple[Any, ...]]) -> Extent:
-    """A dimension of a product of sizes has them as factors, as a forward graph gives it to the backward one; any order of them would be
-    right, but others may meet it in one of their own."""
+    """Returns the extent of an input's dimension with its size split into factors.
+
+    Such products occur where a forward graph passes a flattened dimension to its backward graph. Any order of the factors would be correct,
+    but it must match the order in the tensors that the dimension is combined with.
+    """
     (factor,) = extent.factors or (1,)
     if factor in products:
         return Extent(products[factor])
@@ -287,11 +322,12 @@ def _in_order(extent: Extent, orders: dict[Any, int], products: Mapping[Any, tup
 
 
 def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int, Node]]:
-    """The outputs that are inputs, views of them, or numbers (None stands for any other); and for each of the others, by index, the node
-    that the program must compute for it: its own, or that in whose memory it and others lie, where that is seen outside of a backward
-    graph.
+    """Sorts the outputs of a graph.
 
-    module: a copy of the graph's, whose nodes these are.
+    module: a copy of the graph's module, whose nodes are meant here.
+    Returns: the outputs that are inputs, views of inputs, or numbers, with None for all others; and for each other output, by index, the
+        node that the program must compute. That is the output's own node or, if several outputs share symbolic memory that the caller can
+        see, the node in whose memory they lie.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     positions = {node: position for position, node in enumerate(placeholders)}
@@ -335,7 +371,7 @@ def _outputs(graph: AtenGraph, module: GraphModule) -> tuple[list[Any], dict[int
 
 
 def _shared(nodes: list[Node]) -> Node:
-    """The node in whose memory the values of all of these lie. Raises: Unknown if they are not all of its dtype."""
+    """Returns the node in whose memory the values of all these nodes lie. Raises: Unknown if one has another dtype."""
     origin = nodes[0]
     while (source := viewed(origin)) is not None:
         origin = source
@@ -347,7 +383,7 @@ def _shared(nodes: list[Node]) -> Node:
 def _results(
     module: GraphModule, masks: Masks, outputs: list[Any], returned: dict[int, Node]
 ) -> tuple[list[Given | Computed | Viewed | Number], list[Node]]:
-    """Leaves the computed outputs alone; says what all are, and which nodes give the computed ones."""
+    """Reduces a module's outputs to the computed ones. Returns the kinds of all outputs, and the nodes of the computed ones."""
     output = module.graph.output_node()
     nodes = list(dict.fromkeys(returned.values()))
     bases: dict[Node, Computed] = {}

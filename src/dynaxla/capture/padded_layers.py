@@ -1,4 +1,4 @@
-"""Rules as in `padded_rules.py` for what networks are made of: products, attention, tables, losses."""
+"""Padding rules (see `padded_rules.py`) for the layers of networks: matrix products, attention, embeddings and other reads, losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .padded_rules import argument, become, change, converted, one_dimension, ot
 
 
 def _multiply(masks: Masks, node: Node, first: int, second: int) -> Extents:
-    """Matrices, or batches of them; the positions of two arguments. What is summed must be zero on both sides: NaN times zero is NaN."""
+    """Masks the operands of a matrix product, and returns the result's extents. first, second: the positions of the operands.
+
+    The padding of the contracted dimension must be zero in both operands, since NaN times zero is NaN.
+    """
     left, right = node.args[first], node.args[second]
     assert isinstance(left, Node)
     assert isinstance(right, Node)
@@ -61,9 +64,10 @@ _ROWS, _COLUMNS, _WIDTH = 2, 2, 3
 
 
 def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, ...]:
-    """Keys and values that do not count are zero, and no query looks at them. first: the query's position.
+    """Sets the padding of keys and values to zero, and hides it from all queries. first: the query's position.
 
-    Returns: what counts of query, key and value, with one batch. Rows that hold the same may see different keys.
+    Returns: the extents of query, key and value, with the same extent for the batch. Rows and columns are not uniform any more, since equal
+        rows may attend to different keys.
     """
     operands = node.args[first : first + 3]
     extents = [masks.of(operand) for operand in operands]
@@ -93,7 +97,7 @@ def _attend(masks: Masks, node: Node, first: int) -> tuple[Extents, ...]:
 
 
 def _new_mask(masks: Masks, node: Node, key: Any, columns: Extent) -> Node:
-    """Zeros for keys that count, -inf for the others."""
+    """Adds an attention mask that is zero for valid keys and -inf for padding."""
     like = value(key)
     shape = [1, 1, 1, masks.number(key, _COLUMNS)]
     zeros = masks.add(aten.full.default, (shape, 0.0), (1, 1, 1, like.shape[_COLUMNS]), like, dtype=like.dtype, device=like.device)
@@ -109,7 +113,7 @@ def _attention(masks: Masks, node: Node) -> list[Extents]:
 
 @rule(aten._scaled_dot_product_flash_attention_for_cpu_backward.default)
 def _attention_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of keys and values are sums over the queries: those that do not count give zero."""
+    """Masks the queries, too: the gradients of keys and values are sums over them, to which padding must add zero."""
     own = _attend(masks, node, 1)
     tensors = {index: node.args[index] for index in (0, 1, 4, 5)}  # grad, query, out, logsumexp
     rows = joined([masks.of(tensor)[_ROWS] for tensor in tensors.values()])
@@ -129,9 +133,10 @@ _PER_ROW_AND_COLUMN, _PER_BATCH_AND_COLUMN = 0, 1
 
 
 def _attend_fused(masks: Masks, node: Node, inputs: Sequence[int]) -> tuple[Extent, Extent, Extent]:
-    """Rows of keys and values (batch, rows, size) that do not count are zero, and hidden. inputs: the positions of query, key and value.
+    """Sets the padding of keys and values, of shape (batch, rows, width), to zero, and hides it from all queries.
 
-    Returns: what counts of the batch, the query's rows and the key's.
+    inputs: the positions of query, key and value.
+    Returns: the extents of the batch, of the query's rows and of the key's rows.
     """
     mask, kind = argument(node, "mask"), argument(node, "mask_type")
     tensors = [node.args[index] for index in inputs]
@@ -169,7 +174,7 @@ def _encoder_layer(masks: Masks, node: Node) -> Extents:
 
 @rule(aten._native_multi_head_attention.default)
 def _native_attention(masks: Masks, node: Node) -> list[Extents]:
-    """The weights are of no size where they are not wanted."""
+    """The second result, the attention weights, is an empty tensor if the caller does not request it."""
     batch, rows, columns = _attend_fused(masks, node, [0, 1, 2])
     weights = node.meta["val"][1]
     heads = [Extent.of(size_of(size)) for size in weights.shape[1:-2]]
@@ -180,7 +185,18 @@ def _native_attention(masks: Masks, node: Node) -> list[Extents]:
 
 
 def index_of(masks: Masks, index: Node, table: Any, dim: int, *, from_end: bool, is_index: bool = True, held: bool = False) -> Node:
-    """Indices of a dimension of a table, of which those that do not count are zero. held: they are others already."""
+    """Returns valid indices of a table's dimension: zero in the padding, and checked against the true size.
+
+    Args:
+        index: the indices.
+        table: the tensor that they read or write.
+        dim: the table's dimension.
+        from_end: True if negative indices count from the end.
+        is_index: True if an index out of range raises IndexError, else RuntimeError.
+        held: True if the padding of `index` already holds valid indices.
+
+    Raises: Unknown.
+    """
     size = value(table).shape[dim]
     if size == 0:
         raise Unknown("indices of nothing")
@@ -204,7 +220,7 @@ def _embedding(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.embedding_dense_backward.default)
 def _embedding_backward(masks: Masks, node: Node) -> Extents:
-    """Rows of the gradient that do not count are zero, for the first row of the table."""
+    """Padding adds zero gradients to the first row of the table."""
     grad, index, _, _, by_frequency = node.args
     if by_frequency:
         raise Unknown("gradients scaled by frequency")
@@ -245,7 +261,7 @@ def _select_rows(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.gather.default)
 def _gather(masks: Masks, node: Node) -> Extents:
-    """An element for each index, at the index's own position in all other dimensions."""
+    """Reads one element for each index, at the index's own position in all other dimensions."""
     table, dim, index = node.args[:3]
     extents, found = masks.of(table), masks.of(index)
     if not extents or len(extents) != len(found):
@@ -261,7 +277,7 @@ def _gather(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.take.default)
 def _take(masks: Masks, node: Node) -> Extents:
-    """A number for a position in the flattened table, taken apart into positions in its dimensions: of true sizes."""
+    """Converts positions in the flattened table of true sizes to positions in each dimension."""
     table, index = node.args
     assert isinstance(table, Node)
     extents, found = masks.of(table), tuple(extent.resolved for extent in masks.of(index))
@@ -274,7 +290,7 @@ def _take(masks: Masks, node: Node) -> Extents:
 
 
 def places_in(masks: Masks, table: Node, index: Node) -> list[Node]:
-    """Positions in a flattened table, of which all are looked at, as positions in each of its dimensions."""
+    """Returns positions in the flattened table of true sizes as positions in each of its dimensions. All of them are checked."""
     for dim in range(value(table).dim()):
         one_dimension(masks, table, [dim])
     sizes, extents = list(map(size_of, value(table).shape)), masks.of(index)
@@ -326,7 +342,7 @@ def value_of(node: Node, index: int) -> torch.Tensor:
 
 
 def _ignored(masks: Masks, node: Node, scores: int, target: int) -> Extents:
-    """Targets that do not count are among those that are ignored. Returns: what counts of the targets."""
+    """Sets the padding of the targets to `ignore_index`. scores, target: the positions of the operands. Returns: the targets' extents."""
     x, index = node.args[scores], node.args[target]
     extents, ignored = masks.of(x), argument(node, "ignore_index")
     classes = 0 if len(extents) == 1 else 1
@@ -348,7 +364,7 @@ _MEAN, _SUM = 1, 2  # values of the argument `reduction`
 
 @rule(aten.binary_cross_entropy.default)
 def _loss_of_chances(masks: Masks, node: Node) -> Extents:
-    """The loss of a zero that is said to be one is zero."""
+    """Sets the padding of all operands to zero, where the loss is zero. A mean is a sum divided by the true number of elements."""
     weight, reduction = argument(node, "weight"), argument(node, "reduction")
     masks.exact(reduction)
     operands = [item for item in (*node.args[:2], weight) if isinstance(item, Node)]
@@ -369,12 +385,12 @@ def _loss_of_chances(masks: Masks, node: Node) -> Extents:
     return ()
 
 
-# What else only moves elements
+# Other ops that only move elements
 
 
 @rule(aten.constant_pad_nd.default)
 def _pad(masks: Masks, node: Node) -> Extents:
-    """What is added stands behind the true end: there and further on the dimension holds the same number. What is cut off ends there."""
+    """Fills a padded dimension with the op's own pad value from its true end on. A negative width only shortens the valid prefix."""
     source, widths = node.args[:2]
     assert isinstance(source, Node)
     extents = masks.of(source)
@@ -389,7 +405,7 @@ def _pad(masks: Masks, node: Node) -> Extents:
             if not isinstance(width, int) or extents[dim].resolved != Extent.of(size):
                 raise Unknown("more or less of a dimension that is several in one")
             if width < 0:
-                masks.place(size + width)  # so much is there to be cut
+                masks.place(size + width)  # recorded so that a call where it is not positive runs with exact sizes (engine/bucket.py)
             else:
                 node.update_arg(0, masks.masked(node.args[0], [dim], argument(node, "value"), extents))
         result[dim] = Extent.of(size_of(value(node).shape[dim]))

@@ -1,4 +1,4 @@
-"""Rules as in `padded_rules.py` for what puts the elements of a dimension in another order, or takes it apart."""
+"""Padding rules (see `padded_rules.py`) for ops that reorder the elements of a dimension or split it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from .padded_rules import (
 
 @rule(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.topk.default, aten.kthvalue.default)
 def _sorted(masks: Masks, node: Node) -> Any:
-    """What does not count is behind all that counts: XLA sorts stably, and of equal elements takes the first."""
+    """Fills the padding with a value that sorts last.
+
+    XLA sorts stably and, where it selects, prefers the first of equal elements, so equal valid elements stay in front of the padding.
+    """
     source = node.args[0]
     assert isinstance(source, Node)
     masks.exact(*others(node, "self"))
@@ -80,7 +83,7 @@ def _turn(masks: Masks, node: Node) -> Extents:
     given = [given] if isinstance(given, int) else given
     dims = [wrap(dim, len(extents)) for dim in given]
     if not dims and node.target is aten.roll.default:
-        # All elements one behind the other.
+        # Without dims, roll works on the flattened tensor.
         if len(extents) != 1:
             masks.unpadded(source, range(len(extents)))
             return extents
@@ -112,7 +115,7 @@ def _turn(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default, aten.unbind.int)
 def _split(masks: Masks, node: Node) -> list[Extents]:
-    """Parts of a dimension of a rounded size begin at true positions."""
+    """Makes the parts of a dimension with a rounded size begin at true positions."""
     source = node.args[0]
     assert isinstance(source, Node)
     before = masks.of(source)
@@ -133,7 +136,7 @@ def _split(masks: Masks, node: Node) -> list[Extents]:
 
 
 def by_strides(masks: Masks, node: Node) -> Extents:
-    """A part of each dimension, the dimensions in any order: what else strides may say is of true sizes."""
+    """Rewrites `as_strided` as a slice of each dimension and a permutation. Raises: Unknown for other views, which depend on true sizes."""
     source, sizes, steps = node.args[:3]
     assert isinstance(source, Node)
     laid_out, result = masks.given.get(source, value(source)), value(node)
@@ -182,8 +185,9 @@ def by_strides(masks: Masks, node: Node) -> Extents:
 
 
 def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
-    """The position in each dimension of the element that stands so much later in memory than the first one. steps: of the dimensions.
+    """Returns the position in each dimension of the element that lies `later` elements behind the first one in memory.
 
+    steps: the stride of each dimension.
     Raises: Unknown.
     """
     found = dict.fromkeys(steps, 0)
@@ -192,7 +196,7 @@ def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
         return found
     if not all(sympy.sympify(item).is_polynomial() for item in (rest, *steps.values())):
         raise Unknown("a view that begins elsewhere")
-    # Of a matrix n * m elements make a dimension's step where m make another's: the first has more symbols.
+    # Divide by the largest stride first: a stride of n * m, with more symbols, is larger than a stride of m.
     for dim, step in sorted(steps.items(), key=lambda item: _degree(item[1]), reverse=True):
         if rest == 0:
             break
@@ -213,14 +217,14 @@ def _starts(later: Any, steps: Mapping[int, Any]) -> dict[int, Any]:
 
 
 def _degree(step: Any) -> tuple[int, int]:
-    """Orders the steps of dimensions: how many symbols are multiplied in one, and how often."""
+    """Returns a sort key for strides: the degree of the expression in its symbols, and its coefficient."""
     step = sympy.sympify(step)
     symbols = step.free_symbols
     return (sympy.Poly(step, *symbols).total_degree() if symbols else 0, int(step.as_coeff_Mul()[0]))
 
 
 def _is_never_negative(tensor: torch.Tensor, number: Any) -> bool:
-    """Whether that is known of a number that is made of sizes. tensor: of the same graph."""
+    """True if a number computed from sizes is known not to be negative. tensor: any tensor of the same graph."""
     if isinstance(number, int) or number.is_Integer:
         return bool(number >= 0)
     if number.is_nonnegative:
@@ -259,7 +263,7 @@ def _diagonal(masks: Masks, node: Node) -> Extents:
     return (*(extent for dim, extent in enumerate(extents) if dim not in dims), Extent.of(size_of(value(node).shape[-1])))
 
 
-# The position of what is not on a diagonal, or not on the true part of it, is never that of an element that counts: row and column tell.
+# For ops that write a diagonal: padding of the diagonal lands at positions whose row and column are padding, so no mask is needed.
 
 
 @rule(aten.diag_embed.default)
@@ -318,7 +322,7 @@ def _trace(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.rot90.default)
 def _quarter_turns(masks: Masks, node: Node) -> Extents:
-    """Some dimensions run backwards, then two are exchanged."""
+    """Rewrites quarter turns as reversed dimensions and a transpose."""
     source = node.args[0]
     assert isinstance(source, Node)
     turns, given = argument(node, "k"), argument(node, "dims")
@@ -343,7 +347,7 @@ def _quarter_turns(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.median.dim, aten.nanmedian.dim, aten.median.default, aten.nanmedian.default)
 def _median(masks: Masks, node: Node) -> Any:
-    """The element that stands, of those that count in their order, where the true size says."""
+    """Sorts the valid elements to the front, and takes the element at the middle of the true size."""
     source, several = node.args[0], node.meta["val"]
     assert isinstance(source, Node)
     x, extents = value(source), masks.of(source)
@@ -375,7 +379,7 @@ def _median(masks: Masks, node: Node) -> Any:
     ordered = masks.masked(source, dims, math.nan if x.dtype.is_floating_point else highest(x.dtype))
     dim = dims[0]
     if not is_one:
-        # With NaN behind all others, the order of what stands in several dimensions is that of the one they make.
+        # The padding sorts behind all valid elements, so all dimensions can be sorted as one.
         ordered = add(aten.view.default, ordered, [-1], shape=[x.numel()], dtype=x.dtype)
         rank = add(aten.view.default, rank, [1], shape=[1])
         dim = 0

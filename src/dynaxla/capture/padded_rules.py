@@ -1,8 +1,8 @@
-"""What each op needs where its operands are of rounded sizes: a table of rules.
+"""The table of padding rules: how each op is rewritten where its operands have rounded sizes.
 
-Of a tensor the elements that count (`extents.py`) are right, and nothing is known of the others: they may be NaN, or indices of no element.
-A rule says what counts of an op's result, and changes the graph where the op would mix what counts with what does not: a mask before it, or
-the true size as an operand. An op without a rule is compiled for exact sizes.
+The valid elements of a tensor (`extents.py`) are right. Nothing is known of its padding: it may hold NaN, or indices out of range. A rule
+returns the extents of an op's result. Where the op would mix valid elements with padding, the rule also changes the graph: it masks an
+operand, or passes the true size as an operand. A graph that has an op without a rule is compiled for exact sizes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..torch_ops import aten, prims
 from .extents import Extent, Extents, Unknown, broadcast, grows, joined, quotient, replaced, reshaped, size_of, sizes_of
 from .masks import Masks
 
-# What counts of the results: Extents of a tensor, a list where there are several.
+# A rule returns the Extents of the op's result, or a list of them if there are several results.
 Rule = Callable[[Masks, Node], Any]
 RULES: dict[torch._ops.OpOverload, Rule] = {}
 
@@ -45,7 +45,7 @@ def find_rule(op: Any) -> Rule | None:
 
 
 def argument(node: Node, name: str) -> Any:
-    """An argument by its name in the schema."""
+    """Returns an argument by its name in the schema, or its default."""
     for index, item in enumerate(node.target._schema.arguments):
         if item.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)
@@ -53,7 +53,7 @@ def argument(node: Node, name: str) -> Any:
 
 
 def change(node: Node, name: str, value: Any) -> None:
-    """Give an argument another value."""
+    """Sets an argument, by its name in the schema."""
     for index, item in enumerate(node.target._schema.arguments):
         if item.name == name:
             if index < len(node.args):
@@ -67,18 +67,18 @@ def value(node: Node) -> torch.Tensor:
 
 
 def others(node: Node, *names: str) -> list[Any]:
-    """The arguments but those of these names."""
+    """Returns the arguments except those of these names."""
     return [argument(node, item.name) for item in node.target._schema.arguments if item.name not in names]
 
 
 def static(masks: Masks, arguments: Any) -> None:
-    """Raises: Unknown if one of these tensors is of a rounded size."""
+    """Raises Unknown if one of these tensors has a rounded size."""
     for item in torch.utils._pytree.tree_leaves(arguments):
         if isinstance(item, Node):
             masks.unpadded(item, range(len(masks.of(item))))
 
 
-# One element of the result for one of each operand
+# Pointwise ops
 
 
 def pointwise(masks: Masks, node: Node) -> Any:
@@ -94,8 +94,10 @@ def pointwise(masks: Masks, node: Node) -> Any:
 
 
 def _look_up_number(masks: Masks, node: Node) -> None:
-    """Where the second operand is a rounded size, the op gets the true one as a tensor without dimensions, if it computes the same of that:
-    a number is no reason for another dtype, and is not rounded to half types."""
+    """Replaces a rounded size as second operand by the true size, as a tensor of rank 0, if the op computes the same with that.
+
+    Unlike a tensor, a number does not change the result's dtype, and is not rounded to half types.
+    """
     if node.target in _BOUNDS:
         _look_up_bounds(masks, node)
         return
@@ -110,7 +112,7 @@ def _look_up_number(masks: Masks, node: Node) -> None:
         return (number, x) if node.target is aten.rsub.Scalar else (x, number)
 
     if _is_half(x) and value(node).dtype == x.dtype and not node.kwargs:
-        # torch's kernels compute in float32, and round once.
+        # Like torch's kernels: compute in float32, and round once.
         number = converted(masks, masks.real(node.args[1].meta["val"].node.expr, x), torch.float32)
         given = operands(converted(masks, source, torch.float32), number)
         result = masks.add(with_tensor, given, value(node).shape, x, gives=torch.float32)
@@ -127,13 +129,15 @@ def _is_half(x: torch.Tensor) -> bool:
 
 
 def _holds_sizes(dtype: torch.dtype) -> bool:
-    """False where a number made of sizes may be out of the dtype's range: for some of these kernels raise, or take the nearest."""
+    """False if a number computed from sizes may be out of the dtype's range. There, some kernels raise and others saturate."""
     return dtype in (torch.int64, torch.float32, torch.float64)
 
 
 def _true_number(masks: Masks, number: Node, x: torch.Tensor) -> Node | None:
-    """The true value of a number that is made of sizes, as a tensor without dimensions; None where an op with x would give something else
-    for that."""
+    """Returns the true value of a number computed from sizes, as a tensor of rank 0.
+
+    None if an op on x would give another result with that tensor than with the number.
+    """
     made = number.meta["val"]
     if _is_half(x):
         return None
@@ -144,7 +148,7 @@ def _true_number(masks: Masks, number: Node, x: torch.Tensor) -> Node | None:
 
 
 def _look_up_bounds(masks: Masks, node: Node) -> None:
-    """As above, for elements that are cut to bounds."""
+    """Replaces rounded sizes among the bounds of a clamp by the true sizes, as `_look_up_number` does."""
     x = value(node.args[0])
     bounds = [argument(node, name) if name in _BOUNDS[node.target] else None for name in ("min", "max")]
     if not any(map(masks.is_rounded, bounds)) or x.dtype != value(node).dtype or not _holds_sizes(x.dtype):
@@ -192,7 +196,7 @@ rule(
 
 @rule(aten.div.Tensor_mode, aten.floor_divide.default, aten.fmod.Tensor, aten.remainder.Tensor, aten.remainder.Scalar_Tensor)
 def _division(masks: Masks, node: Node) -> Extents:
-    """Whole numbers must not be divided by zero."""
+    """Sets the padding of an integer divisor to 1, since an integer division by zero is an error."""
     divisor = node.args[1]
     if isinstance(divisor, Node) and isinstance(divisor.meta["val"], torch.Tensor) and not value(divisor).is_floating_point():
         node.update_arg(1, masks.masked(divisor, range(value(divisor).dim()), 1))
@@ -203,7 +207,7 @@ def _refuse(reason: str) -> Any:
     raise Unknown(reason)
 
 
-# The same value everywhere
+# Constant tensors
 
 
 @rule(
@@ -250,7 +254,7 @@ def _view(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.view.dtype)
 def _other_dtype(masks: Masks, node: Node) -> Extents:
-    """Of elements in the last dimension several are made of one, or one of several."""
+    """Scales the last dimension by the ratio of the element sizes."""
     source = node.args[0]
     assert isinstance(source, Node)
     extents, before, after = masks.of(source), value(source).dtype.itemsize, value(node).dtype.itemsize
@@ -304,7 +308,7 @@ def _squeeze(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.slice.Tensor)
 def _slice(masks: Masks, node: Node) -> Extents:
-    """A prefix of a prefix is one. What counts from the end begins at a true position."""
+    """Keeps a slice of a prefix from a fixed start as it is. A slice that starts relative to the end begins at a true position."""
     source = node.args[0]
     assert isinstance(source, Node)
     before = masks.of(source)
@@ -411,7 +415,7 @@ def _select_backward(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.slice_backward.default)
 def _slice_backward(masks: Masks, node: Node) -> Extents:
-    """Zeros behind what counts of the gradient: there are positions that count in the result."""
+    """Sets the gradient's padding to zero, since valid positions of the result lie there."""
     grad, _, dim, start, end, step = node.args
     result, own = masks.prefixes(value(node)), masks.of(grad)
     dim = wrap(dim, len(result))
@@ -440,7 +444,7 @@ def _triangle(masks: Masks, node: Node) -> Extents:
 
 
 def converted(masks: Masks, node: Node, dtype: torch.dtype) -> Node:
-    """The tensor in this dtype."""
+    """Returns the tensor converted to a dtype."""
     x = value(node)
     if x.dtype == dtype:
         return node
@@ -450,16 +454,16 @@ def converted(masks: Masks, node: Node, dtype: torch.dtype) -> Node:
 
 
 def become(node: Node, other: Node) -> None:
-    """Another node computes what this one did."""
+    """Turns a node into an alias of another node, which computes its value."""
     node.target, node.args, node.kwargs = aten.alias.default, (other,), {}
 
 
 def become_several(node: Node, results: Sequence[Node | None]) -> None:
-    """Other nodes compute the results of this one."""
+    """Turns a node with several results into a tuple of other nodes, which compute them."""
     node.target, node.args, node.kwargs = together, (list(results),), {}
 
 
-# Reductions, with what changes none of their results
+# Reductions: the padding is set to the neutral element of each
 
 
 def lowest(dtype: torch.dtype) -> Any:
@@ -506,7 +510,7 @@ def reduced_dims(node: Node, rank: int) -> list[int]:
 
 
 def without(extents: Extents, dims: Sequence[int], node: Node) -> Extents:
-    """What counts of a reduction's result."""
+    """Returns the extents of a reduction's result. dims: the reduced dimensions."""
     several = node.meta["val"]
     rank = (several[0] if isinstance(several, (tuple, list)) else several).dim()
     if rank == len(extents):
@@ -531,7 +535,10 @@ def _reduction(masks: Masks, node: Node) -> Any:
 
 
 def one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
-    """Raises: Unknown unless positions among all elements of these dimensions are what they would be with true sizes."""
+    """Raises Unknown unless linear positions in these dimensions are the same as with the true sizes.
+
+    That holds if none of the dimensions is padded, or if there is only one and it is one prefix.
+    """
     padded = [dim for dim in dims if masks.is_padded(masks.of(source)[dim])]
     if padded and (len(dims) > 1 or masks.of(source)[dims[0]].resolved != Extent.of(size_of(value(source).shape[dims[0]]))):
         raise Unknown("a position among several dimensions")
@@ -539,7 +546,7 @@ def one_dimension(masks: Masks, source: Node, dims: Sequence[int]) -> None:
 
 @rule(aten.mean.default, aten.mean.dim)
 def _mean(masks: Masks, node: Node) -> Extents:
-    """The sum of what counts, divided by its true number."""
+    """Replaces the mean by the sum of the valid elements, divided by their true number."""
     source, tensor = node.args[0], value(node)
     assert isinstance(source, Node)
     extents = masks.of(source)
@@ -564,7 +571,7 @@ def _norm(masks: Masks, node: Node) -> Extents:
     masks.fixed(argument(node, "ord"))
     extents = masks.of(node.args[0])
     dims = reduced_dims(node, len(extents))
-    # Below zero the least number counts most, and infinity to the power of the order is zero.
+    # A negative order is dominated by the least element, and infinity to a negative power is zero.
     node.update_arg(0, masks.masked(node.args[0], dims, 0 if argument(node, "ord") >= 0 else math.inf))
     return without(extents, dims, node)
 

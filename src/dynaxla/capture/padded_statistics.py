@@ -1,6 +1,6 @@
-"""Rules as in `padded_rules.py` for variances and norms.
+"""Padding rules (see `padded_rules.py`) for variances and normalization layers.
 
-Over a rounded size they are sums over what counts, divided by its true number.
+Statistics over a rounded size are sums over the valid elements, divided by their true number.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from .padded_rules import argument, become, become_several, others, reduced_dims
 
 @dataclass(frozen=True)
 class _Wide:
-    """Writes nodes in the dtype in which sums are computed, over some dimensions, which stay with size 1."""
+    """Adds nodes that compute statistics over some dimensions, in the dtype in which sums are computed.
+
+    Attributes:
+        masks: the graph that is being rewritten.
+        dims: the dimensions of the statistics. Results keep them with size 1.
+        extents: the extents of the tensors.
+        like: a fake tensor with the dtype and device of the new nodes.
+    """
 
     masks: Masks
     dims: Sequence[int]
@@ -42,7 +49,7 @@ class _Wide:
         return found
 
     def total(self, node: Node) -> Node:
-        """The sum of what counts."""
+        """Returns the sum of the valid elements over `dims`."""
         node = self.masks.masked(node, self.dims, 0, self.extents)
         shape = [1 if dim in self.dims else size for dim, size in enumerate(value(node).shape)]
         found = self.masks.add(aten.sum.dim_IntList, (node, [*self.dims], True), shape, self.like)
@@ -54,20 +61,20 @@ class _Wide:
         return self.convert(self.masks.product(factors, self.like))
 
     def moments(self, x: Node) -> tuple[Node, Node, Node]:
-        """The mean, the sum of squared distances from it, and what is left of each element without the mean."""
+        """Returns the mean, the sum of squared deviations, and the deviations of x from the mean."""
         mean = self.add(aten.div.Tensor, self.total(x), self.count())
         centered = self.add(aten.sub.Tensor, x, mean)
         return mean, self.total(self.add(aten.mul.Tensor, centered, centered)), centered
 
     def vector(self, node: Node) -> Node:
-        """Without the dimensions of size 1."""
+        """Returns a statistic without `dims`, which have size 1."""
         shape = [size for dim, size in enumerate(value(node).shape) if dim not in self.dims]
         found = self.masks.add(aten.squeeze.dims, (node, [*self.dims]), shape, self.like)
         self.masks.extents[found] = tuple(extent for dim, extent in enumerate(self.masks.of(node)) if dim not in self.dims)
         return found
 
     def along(self, vector: Node) -> Node:
-        """A vector of channels in the place of channels."""
+        """Returns a vector of channels with trailing dimensions of size 1, so that it broadcasts along the channels."""
         found = self.convert(vector)
         for _ in range(len(self.extents) - 2):
             shape, extents = [*value(found).shape, 1], self.masks.of(found)
@@ -77,7 +84,7 @@ class _Wide:
 
 
 def _size(shape: Sequence[Any]) -> tuple[int, int]:
-    """Orders shapes that are broadcast to one another."""
+    """Returns a sort key under which the largest of several shapes is the one that the others broadcast to."""
     return len(shape), sum(not isinstance(size, int) or size != 1 for size in shape)
 
 
@@ -86,7 +93,7 @@ def _told(masks: Masks, extents: Extents) -> tuple[int, int]:
 
 
 def _wide(masks: Masks, dims: Sequence[int], extents: Extents, x: torch.Tensor) -> _Wide:
-    """Raises: Unknown for complex numbers."""
+    """Returns the helper for statistics of x over `dims`. Raises: Unknown for complex numbers."""
     if x.is_complex():
         raise Unknown("complex numbers")
     dtype = torch.float32 if x.dtype.itemsize < 4 else x.dtype
@@ -122,17 +129,17 @@ def _variance(masks: Masks, node: Node) -> Any:
     return result
 
 
-# Norms over the last dimensions: a row of elements has its statistics.
+# Norms over the last dimensions, with statistics for each row
 
 
 def _rows(masks: Masks, tensor: Any, shape: Sequence[Any]) -> Extents:
-    """What counts of the dimensions that are not normalized."""
+    """Returns the extents of the dimensions that are not normalized. shape: the normalized shape."""
     extents = masks.of(tensor)
     return extents[: len(extents) - len(shape)]
 
 
 def _is_whole(masks: Masks, tensor: Any, shape: Sequence[Any]) -> bool:
-    """Whether what is normalized is of no rounded size."""
+    """True if no normalized dimension has a rounded size."""
     return not any(map(masks.is_padded, masks.of(tensor)[len(masks.of(tensor)) - len(shape) :]))
 
 
@@ -152,7 +159,7 @@ def _norm_of_rows(masks: Masks, node: Node) -> list[Extents]:
 
 
 def _norm_of_rounded_rows(masks: Masks, node: Node, rows: int) -> Extents:
-    """rows: how many dimensions are not normalized."""
+    """Replaces a layer norm over rounded sizes. rows: the number of dimensions that are not normalized. Returns: the result's extents."""
     x, _, weight, bias, eps = node.args
     assert isinstance(x, Node)
     extents = masks.of(x)
@@ -170,7 +177,7 @@ def _norm_of_rounded_rows(masks: Masks, node: Node, rows: int) -> Extents:
 
 @rule(aten.native_layer_norm_backward.default)
 def _norm_of_rows_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of weight and bias are sums over the rows."""
+    """Masks the rows, since the gradients of weight and bias are sums over them."""
     grad, x, shape, mean, inverse, weight, bias, _ = node.args
     tensors = [grad, x, mean, inverse]
     rows = broadcast([_rows(masks, tensor, shape) for tensor in tensors])
@@ -211,17 +218,17 @@ def _norm_of_rounded_rows_backward(masks: Masks, node: Node, rows: Extents) -> l
     return [item if is_asked else () for item, is_asked in zip(told, asked, strict=True)]
 
 
-# Norms over the batch: channels are dimension 1, all others are reduced.
+# Norms over the batch: dimension 1 has the channels, all others are reduced
 
 
 def _by_channels(masks: Masks, x: Extents, vectors: Sequence[Any]) -> Extents:
-    """What counts of x, of whose channels these vectors tell. Raises: Unknown."""
+    """Returns the extents of x, with the channels' extent joined with those of vectors of channels. Raises: Unknown."""
     return replaced(x, 1, joined([x[1], *(masks.of(vector)[0] for vector in vectors if isinstance(vector, Node))]))
 
 
 @rule(aten._native_batch_norm_legit_no_training.default)
 def _batch_norm_by_running(masks: Masks, node: Node) -> list[Extents]:
-    """Each element by itself."""
+    """With running statistics, a batch norm is pointwise."""
     masks.exact(*node.args[5:])
     extents = _by_channels(masks, masks.of(node.args[0]), node.args[1:5])
     return [extents, *(masks.prefixes(item) for item in node.meta["val"][1:])]
@@ -253,7 +260,7 @@ def _batch_norm(masks: Masks, node: Node) -> list[Extents]:
     return [extents, *[(extents[1].resolved,)] * (len(found) - 1)]
 
 
-_WITH_STATISTICS = 8  # arguments
+_WITH_STATISTICS = 8  # number of arguments of the overload with running statistics
 
 
 @rule(aten.native_batch_norm_backward.default)
@@ -286,14 +293,19 @@ def _batch_norm_backward(masks: Masks, node: Node) -> list[Extents]:
     return [item if is_asked else () for item, is_asked in zip(told, asked, strict=True)]
 
 
-# Norms over groups of channels and all places: an item of a batch has its statistics.
+# Norms over groups of channels and all spatial positions, with statistics for each item of the batch
 
 
 @dataclass(frozen=True)
 class _Groups:
-    """Writes nodes for a batch of images whose channels are in groups: a dimension of groups, and one of channels in each.
+    """Adds nodes for a batch of images whose channels are split in two dimensions: groups, and channels within a group.
 
-    images: with channels in one dimension; what counts of them.
+    Attributes:
+        masks: the graph that is being rewritten.
+        images: the images, with all channels in one dimension.
+        extents: the extents of `images`.
+        groups: the number of groups.
+        wide: the helper for statistics of each group.
     """
 
     masks: Masks
@@ -310,7 +322,7 @@ class _Groups:
         return _Groups(masks, images, extents, groups, _wide(masks, range(2, len(grouped)), grouped, x))
 
     def apart(self, node: Node) -> Node:
-        """A tensor like the images, or (batch, groups) as their statistics are, with a dimension for groups."""
+        """Returns a tensor with a dimension for groups. node: a tensor like the images, or statistics of shape (batch, groups)."""
         shape = [*value(node).shape]
         sizes = [self.masks.number(node, dim) for dim in range(len(shape))]
         if len(shape) == len(self.extents):
@@ -323,7 +335,7 @@ class _Groups:
         return self._view(node, sizes, shape, extents)
 
     def together(self, node: Node) -> Node:
-        """Without it."""
+        """Returns a tensor with all channels in one dimension again."""
         shape = value(self.images).shape
         return self._view(node, [self.masks.number(self.images, dim) for dim in range(len(shape))], shape, self.extents)
 
@@ -334,7 +346,7 @@ class _Groups:
 
 
 def _group_arguments(masks: Masks, tensors: Sequence[Node], weights: Sequence[Any], channels: Any, groups: Any) -> Extents:
-    """What counts of the first tensor, the images. Raises: Unknown."""
+    """Checks the arguments of a group norm, and returns the extents of the first tensor, the images. Raises: Unknown."""
     masks.exact(channels, groups)
     static(masks, weights)
     for tensor in tensors:
@@ -366,7 +378,7 @@ def _group_norm(masks: Masks, node: Node) -> list[Extents]:
 
 @rule(aten.native_group_norm_backward.default)
 def _group_norm_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of weight and bias are sums over the batch and all places."""
+    """Masks the operands, since the gradients of weight and bias are sums over the batch and all spatial positions."""
     grad, x, mean, inverse, weight, _, channels, _, groups, _ = node.args
     tensors = [x, grad, mean, inverse]
     extents = _group_arguments(masks, tensors, [weight], channels, groups)

@@ -1,7 +1,7 @@
-"""Rules as in `padded_rules.py` for convolutions and pooling: windows over images, sounds, or sequences of rounded sizes.
+"""Padding rules (see `padded_rules.py`) for convolutions, pooling and other windows over images, audio or sequences of rounded sizes.
 
-Beyond the true end a window sees what it would see around an image: zeros, or nothing. How many windows there are follows from the size,
-and grows with it: those that count are a prefix.
+Beyond the true end, a window reads the same as beyond the edge of an image: zeros, or the neutral element. The number of windows grows with
+the size, so the valid windows are a prefix.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .padded_rules import argument, become_several, lowest, one_dimension, rule,
 
 
 def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:
-    """The dimensions of places, of which each is a prefix. first: what stands before them. Raises: Unknown."""
+    """Returns the spatial dimensions of a tensor, from `first` on. Raises: Unknown if a rounded one is not one prefix."""
     extents = masks.of(tensor)
     places = range(first, len(extents))
     for dim in places:
@@ -32,14 +32,14 @@ def _prefixes(masks: Masks, tensor: Node, first: int) -> list[int]:
 
 
 def _images(masks: Masks, images: Any) -> list[int]:
-    """The dimensions of places of a batch of images with channels. Raises: Unknown."""
+    """Returns the spatial dimensions of a batch of images with channels. Raises: Unknown."""
     if not 3 <= value(images).dim() <= 5:
         raise Unknown("images without a batch")
     return _prefixes(masks, images, 2)
 
 
 def _result(masks: Masks, node: Node, *around: Extent) -> Any:
-    """around: what counts of the batch and, where they are those of the images, the channels."""
+    """Returns the extents of a node's results. around: the extents of the batch and, if the op keeps the channels, of the channels."""
     several = node.meta["val"]
     found = [(*around, *masks.prefixes(item)[len(around) :]) for item in (several if isinstance(several, (tuple, list)) else [several])]
     return found if isinstance(several, (tuple, list)) else found[0]
@@ -60,7 +60,7 @@ def _convolution(masks: Masks, node: Node) -> Any:
 
 @rule(aten.convolution_backward.default)
 def _convolution_backward(masks: Masks, node: Node) -> list[Extents]:
-    """Gradients of weights are sums over the batch and all places."""
+    """Masks batch and spatial dimensions, since the gradients of weights are sums over them."""
     grad, images, *rest = node.args
     assert isinstance(grad, Node)
     assert isinstance(images, Node)
@@ -89,7 +89,7 @@ def _max_pool(masks: Masks, node: Node) -> Any:
     return _result(masks, node, *masks.of(images)[:2])
 
 
-# Positions count along rows: with true sizes a row is shorter.
+# Indices of max pooling are linear positions in an image, which depend on the width: the true width is smaller than the rounded one
 
 
 def _is_width_padded(masks: Masks, images: Node) -> bool:
@@ -98,7 +98,7 @@ def _is_width_padded(masks: Masks, images: Node) -> bool:
 
 
 def _row_and_column(masks: Masks, position: Node, width: Any) -> tuple[Node, ...]:
-    """width: a number of the graph, or a tensor without dimensions."""
+    """Splits linear positions into rows and columns. width: a number of the graph, or a tensor of rank 0."""
     like = value(position)
     is_tensor = isinstance(width, Node) and isinstance(value(width), torch.Tensor)
     divide, remainder = (
@@ -108,7 +108,7 @@ def _row_and_column(masks: Masks, position: Node, width: Any) -> tuple[Node, ...
 
 
 def _position(masks: Masks, row: Node, width: Any, column: Node) -> Node:
-    """width: as above."""
+    """Returns the linear positions of rows and columns. width: as in `_row_and_column`."""
     like = value(row)
     return masks.add(aten.add.Tensor, (masks.add(aten.mul.Tensor, (row, width), like.shape, like), column), like.shape, like)
 
@@ -133,7 +133,7 @@ def _max_pool_backward(masks: Masks, node: Node) -> Extents:
 
 
 def _mean_of_whole_windows(masks: Masks, images: Node, padding: Any, ceil_mode: bool, count_include_pad: bool, divisor: Any) -> None:
-    """Raises: Unknown where a window's number of elements depends on where the image ends."""
+    """Raises Unknown if the number of elements in a window depends on where the image ends."""
     if divisor is not None or not any(masks.is_padded(extent) for extent in masks.of(images)[2:]):
         return
     if ceil_mode or (not count_include_pad and any(padding)):
@@ -164,7 +164,7 @@ def _mean_pool_backward(masks: Masks, node: Node) -> Extents:
 
 @rule(aten._adaptive_avg_pool2d.default)
 def _adaptive_pool(masks: Masks, node: Node) -> Any:
-    """Windows that depend on the size."""
+    """Takes images of exact sizes only, since the windows depend on the size."""
     images, size = node.args
     masks.exact(size)
     masks.unpadded(images, _images(masks, images))
@@ -178,7 +178,10 @@ _REPEATED_BACKWARD = tuple(getattr(aten, f"replication_pad{count}d_backward").de
 
 
 def _ends(masks: Masks, x: Node, padding: Sequence[int]) -> tuple[dict[int, tuple[int, int]], dict[int, tuple[int, int]], list[int]]:
-    """What is added before and behind each dimension, the same of rounded ones, and the padding without these. Raises: Unknown."""
+    """Returns the widths added before and after each dimension, the same for rounded dimensions only, and the padding without the latter.
+
+    Raises: Unknown.
+    """
     masks.exact(padding)
     rank = value(x).dim()
     added = {rank - 1 - index: (padding[2 * index], padding[2 * index + 1]) for index in range(len(padding) // 2)}
@@ -193,7 +196,7 @@ def _ends(masks: Masks, x: Node, padding: Sequence[int]) -> tuple[dict[int, tupl
 
 @rule(*_MIRRORED, *_REPEATED)
 def _continue(masks: Masks, node: Node) -> Extents:
-    """Beyond the true end stands what stands before it."""
+    """Continues a rounded dimension beyond its true end with the elements in front of that end, mirrored or repeated."""
     x, padding = node.args
     assert isinstance(x, Node)
     extents, result = masks.of(x), masks.prefixes(value(node))
@@ -241,7 +244,7 @@ def _windows(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.unfold_backward.default)
 def _windows_backward(masks: Masks, node: Node) -> Extents:
-    """Windows that do not count give nothing: they reach back to places that count."""
+    """Sets the gradients of padding windows to zero, since these windows overlap valid positions."""
     grad, _, dim, size, step = node.args
     assert isinstance(grad, Node)
     masks.exact(dim, size, step)
@@ -252,7 +255,7 @@ def _windows_backward(masks: Masks, node: Node) -> Extents:
     one_dimension(masks, grad, [dim])
     masks.unpadded(grad, [len(extents) - 1])
     node.update_arg(0, masks.masked(grad, [dim], 0))
-    # A gradient of size 1 is that of all: it is spread over the result.
+    # A gradient of size 1 applies to all positions: it is broadcast over the result.
     spread = masks.prefixes(value(node), uniform=True)
     around = tuple(own if own.factors else new for own, new in zip(extents[:-1], spread, strict=True))
     return replaced(around, dim, result[dim])
@@ -260,7 +263,7 @@ def _windows_backward(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.as_strided.default, aten.as_strided_copy.default)
 def _as_strided(masks: Masks, node: Node) -> Extents:
-    """Dimensions of the source in another order, repeated, or as windows; parts of them as `by_strides` says."""
+    """Rewrites `as_strided` as a permutation, broadcast and windows of the source's dimensions. `by_strides` handles slices of them."""
     source = node.args[0]
     assert isinstance(source, Node)
     x, result = masks.given.get(source, value(source)), value(node)
@@ -275,7 +278,7 @@ def _as_strided(masks: Masks, node: Node) -> Extents:
     own = [dim for dim, count in enumerate(sizes_of(x)) if count != 1 and steps[dim] != 0]
     new = [dim for dim, (count, step) in enumerate(zip(size, stride, strict=True)) if count == 1 or step == 0]
     left = [dim for dim in range(len(size)) if dim not in new]
-    order: dict[int, int] = {}  # by the result's dimension that of what it is made of
+    order: dict[int, int] = {}  # from the result's dimensions to those of `made`
     extents = list(masks.prefixes(result, uniform=True))
     windows = []
     for dim in own:
@@ -316,7 +319,7 @@ def _as_strided(masks: Masks, node: Node) -> Extents:
 
 @rule(aten._fft_r2c.default, aten._fft_c2r.default, aten._fft_c2c.default)
 def _transform(masks: Masks, node: Node) -> Extents:
-    """Of windows that do not change."""
+    """Requires that no transformed dimension has a rounded size."""
     x, dims, *rest = node.args
     assert isinstance(x, Node)
     masks.exact(dims, rest)
@@ -341,7 +344,7 @@ def _number(item: Any) -> Any:
 
 
 def _filled(node: Node) -> list[Any]:
-    """All arguments, those that are not given by their defaults."""
+    """Returns all arguments of a node, with defaults for those that are not given."""
     items = node.target._schema.arguments
     return [
         node.args[index] if index < len(node.args) else node.kwargs.get(item.name, item.default_value) for index, item in enumerate(items)

@@ -1,7 +1,7 @@
-"""Rules as in `padded_rules.py` for writes by index: what does not count writes nothing, or again what counts.
+"""Padding rules (see `padded_rules.py`) for writes by index: padding must change nothing.
 
-Where written values are added, those that do not count are zero. Where they replace others, positions that do not count repeat the last one
-that does, index and value: it writes the same once more.
+Where written values are accumulated, the padding is set to the neutral element. Where they replace others, the padding repeats the last
+valid index and value, and so writes the same value once more.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _resolved(extents: Extents) -> Extents:
     return tuple(extent.resolved for extent in extents)
 
 
-# One index for each slice
+# Writes of slices: one index for each slice
 
 
 _FILLS = aten.index_fill.int_Scalar, aten.index_fill.int_Tensor
@@ -67,7 +67,7 @@ def _slices(masks: Masks, node: Node) -> Extents:
     return around
 
 
-# An index for each element
+# Writes of elements: one index for each element
 
 
 _BY_HOLDING = ("amax", "amin")
@@ -84,7 +84,7 @@ def _elements(masks: Masks, node: Node) -> Extents:
         raise Unknown("an index of a number")
     dim = wrap(dim, len(extents))
     for d, (own, other) in enumerate(zip(extents, wanted, strict=True)):
-        # An index that is shorter, but not padded, writes to what counts.
+        # A shorter index that is not padded writes to valid positions only.
         if d != dim and own != other and (masks.is_padded(other) or not _is_prefix(own, table, d)):
             raise Unknown("positions of different kinds meet")
     reduce = "sum" if node.target is aten.scatter_add.default else argument(node, "reduce") if node.target is _REDUCE else "set"
@@ -114,7 +114,7 @@ def _is_prefix(extent: Extent, tensor: Node, dim: int) -> bool:
     return extent.resolved == Extent.of(size_of(value(tensor).shape[dim]))
 
 
-# Any number of indices
+# Writes by any number of indices
 
 
 @rule(aten.index_put.default, aten._unsafe_index_put.default)
@@ -139,7 +139,7 @@ def _put(masks: Masks, node: Node) -> Extents:
     told = [dim - first for dim in places if dim >= first]
     if accumulate:
         if any(masks.is_padded(wanted[dim]) and (dim < first or _is_one(value(values).shape[dim - first])) for dim in places):
-            # One value for many positions: each of them needs its own.
+            # One value is broadcast to valid positions and padding: expand it, so that the padding can be zero.
             sizes = _sizes(masks, node, at, given, table)
             expanded = masks.add(aten.expand.default, (values, sizes), [_size(size) for size in sizes], value(values))
             masks.extents[expanded] = tuple(wanted)
@@ -161,7 +161,7 @@ def _put(masks: Masks, node: Node) -> Extents:
 
 @rule(aten.put.default)
 def _put_flat(masks: Masks, node: Node) -> Extents:
-    """Positions in the flattened table, taken apart into positions in its dimensions: of true sizes."""
+    """Converts positions in the flattened table of true sizes to positions in each dimension."""
     table, index, source, accumulate = node.args[0], node.args[1], node.args[2], argument(node, "accumulate")
     assert isinstance(table, Node)
     assert isinstance(index, Node)
@@ -187,7 +187,7 @@ def _size(size: Any) -> Any:
 
 
 def _sizes(masks: Masks, node: Node, at: int, given: dict[int, Any], table: Node) -> list[Any]:
-    """The shape of all that is written, as numbers of the graph."""
+    """Returns the shape of the written elements, as ints and nodes."""
     rank = max(value(index).dim() for index in given.values())
     shape: list[Any] = [1] * rank
     for index in given.values():
@@ -199,7 +199,7 @@ def _sizes(masks: Masks, node: Node, at: int, given: dict[int, Any], table: Node
 
 
 def _put_by_mask(masks: Masks, node: Node, given: dict[int, Node]) -> Extents:
-    """One number where a mask is true."""
+    """Rewrites a write of one number where a mask is true as `where`."""
     table, _, values = node.args[:3]
     assert isinstance(table, Node)
     assert isinstance(values, Node)
@@ -221,7 +221,7 @@ def _put_by_mask(masks: Masks, node: Node, given: dict[int, Node]) -> Extents:
     return found
 
 
-# A slice
+# Writes of a slice at a position
 
 
 @rule(aten.slice_scatter.default)

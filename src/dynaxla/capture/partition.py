@@ -1,4 +1,4 @@
-"""Which values the backward graph gets from the forward graph, and which it computes again."""
+"""Splits AOTAutograd's joint graph: chooses the values that the forward graph saves, and those that the backward graph recomputes."""
 
 from __future__ import annotations
 
@@ -16,17 +16,26 @@ from .gathered_again import gather_again
 
 
 class LateOutput(Exception):
-    """What the forward pass gives is known in the backward pass only, which writes to an input that it is a view of."""
+    """Raised if an output of the forward pass is known only in the backward pass, which writes to an input that the output is a view of."""
 
 
 def partition(
     joint: GraphModule, inputs: Any, *, platform: str, exact_rng: bool = False, **options: Any
 ) -> tuple[GraphModule, GraphModule]:
-    """Split AOTAutograd's joint graph so that little is saved and only what is cheap, or in a checkpointed region, is computed twice; and
-    parameters that lie on several processes are gathered twice.
+    """Splits AOTAutograd's joint graph into a forward and a backward graph.
 
-    An input that the user changes must not be saved itself, since autograd refuses what has changed in the meantime. A clone of it takes
-    its place (AOTAutograd makes one where the input requires grad). It is cheap, so the minimal cut is told not to compute it again.
+    Little is saved. Only cheap ops and checkpointed regions are recomputed, and sharded parameters are gathered again.
+
+    An input that the user's code mutates must not be saved itself, since autograd refuses a saved tensor that has changed. A clone of it is
+    saved instead (AOTAutograd makes one if the input requires grad). The clone is cheap, so it is tagged to keep the minimal cut from
+    recomputing it.
+
+    Args:
+        joint: the joint graph, which is changed.
+        inputs: the joint graph's inputs.
+        platform: the platform of the programs.
+        exact_rng: the option of that name.
+        options: AOTAutograd's arguments for the partitioner.
 
     Raises: LateOutput.
     """
@@ -45,7 +54,7 @@ def partition(
     for node in joint.graph.nodes:
         if node.target is aten.clone.default and node.args[0].op == "placeholder":
             node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        elif node.target in COPIES and len(computed_on(node)) > 1:  # between devices: cheap to no graph
+        elif node.target in COPIES and len(computed_on(node)) > 1:  # a copy between devices is not cheap
             node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
     gather_again(joint, options.get("static_lifetime_input_indices") or ())
     give_keys(joint, platform, exact_rng)
@@ -57,7 +66,7 @@ def partition(
 
 
 def _has_late_outputs(joint: GraphModule, forward_outputs: int) -> bool:
-    """True if a result of the forward graph comes from a tangent, or is, or is made of, what the backward pass writes to an input."""
+    """True if an output of the forward graph depends on a tangent, or on a value that the backward pass writes to an input."""
     writes = [node.args for node in joint.graph.nodes if node.target is aten.copy_.default]
     late = {new for old, new, *_ in writes if old.op == "placeholder" and new.op != "placeholder"}
     for node in joint.graph.nodes:
@@ -71,7 +80,7 @@ def _has_late_outputs(joint: GraphModule, forward_outputs: int) -> bool:
 
 
 def _mutated(joint: GraphModule) -> list[Node]:
-    """The inputs whose new values are among the outputs, as AOTAutograd describes these."""
+    """Returns the inputs whose new values are among the outputs, according to AOTAutograd's descriptors."""
     output = joint.graph.output_node()
     changed = [getattr(description, "mutated_input", None) for description in output.meta.get("desc") or ()]
     placeholders = joint.graph.find_nodes(op="placeholder")

@@ -1,8 +1,8 @@
-"""Lets what reads a place of a changed input read what has been written there, where the rest of the input does not matter.
+"""Makes consumers of a place of a changed input read the value that was written there, instead of a view of the whole new input.
 
-A cache of all layers is an example: the first layer's keys are written to their place, `c' = select_scatter(c, keys', 0, 0)`, and attention
-reads `select(c', 0, 0)`. That is keys', and for the next layer `select(c', 0, 1)` is `select(c, 0, 1)`. Without this each layer would have
-a copy made of all that the layers have in common.
+A key/value cache of all layers is an example. The first layer's keys are written to their place, `c' = select_scatter(c, keys', 0, 0)`, and
+attention reads `select(c', 0, 0)`, which is keys'. For the next layer, `select(c', 0, 1)` is `select(c, 0, 1)`. Without this pass, each
+layer would copy the whole cache.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from torch.fx import Graph, Node
 from ..torch_ops import aten
 from .chains import State, reads_through_writes, viewed_at
 
-# These read numbers by where they lie in memory, from wherever that of their operand begins.
+# Ops that read elements by their position in memory, relative to the start of their operand's memory.
 _BY_MEMORY = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
 
 
 def read_places(graph: Graph, copies: Mapping[Node, Node], found: Mapping[Node, State]) -> None:
-    """Let views of changed inputs be read from the first node with the same numbers. What the graph returns stays.
+    """Replaces the uses of views of changed inputs by the first node with the same values. The graph's outputs are not changed.
 
-    copies: the nodes of `graph`, which has no output yet, for those of the graph that `found` is about (in the order of that graph).
+    Args:
+        graph: the graph to change, a copy that has no output node yet.
+        copies: the nodes of `graph` for those of the original graph.
+        found: the states of nodes of the original graph, in its order.
     """
     first: dict[Any, Node] = {}
     for node, state in found.items():

@@ -1,9 +1,9 @@
-"""Puts regions of `torch.compiler.nested_compile_region` that write to what they get in the place of their calls.
+"""Inlines regions of `torch.compiler.nested_compile_region` that write to their operands.
 
-TorchDynamo captures such a region once, and the graph calls it by the op `invoke_subgraph`. Of calls that write, such as to a key/value
-cache or to a batch norm's running statistics, AOTAutograd makes an op that copies whole tensors, and with gradients it refuses them. A
-region's code means the same in place of its calls: so that is where it is put before AOTAutograd sees the graph, and equal blocks are found
-as in any other graph. A region that writes nothing stays a region.
+TorchDynamo captures such a region once, and the graph calls it with the op `invoke_subgraph`. For a region that writes to an operand, such
+as a key/value cache or a batch norm's running statistics, AOTAutograd generates an op that copies whole tensors, and it refuses the region
+if gradients are needed. Inlining keeps the meaning, so such regions are inlined before AOTAutograd sees the graph, and repeated blocks are
+found as in any other graph (repeats.py). A region that writes nothing stays a region.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ _CALL = torch.ops.higher_order.invoke_subgraph
 
 
 def inline_writing_regions(module: GraphModule) -> None:
-    """Change a graph of TorchDynamo's, and what its ops call (as checkpointed code): no region is called that writes to an operand."""
+    """Inlines the regions that write to an operand, in a TorchDynamo graph and in the subgraphs of its ops, such as checkpointed code."""
     if _inline_within(module, set()):
         module.recompile()
 
 
 def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
-    """Change the graph, not its code. done: modules that have been looked at. Returns: whether it had calls of regions that write."""
+    """Changes a module's graph without recompiling its code. done: the visited modules. Returns: True if a region was inlined."""
     for source in module.graph.find_nodes(op="get_attr"):
         called = constant_value(module, source)
         if isinstance(called, GraphModule) and called not in done:
             done.add(called)
             _inline_within(called, done)
-            called.recompile()  # TorchDynamo, too, puts a region with one call in its place, and leaves the code as it was
+            called.recompile()  # always: TorchDynamo inlines a region with a single call without recompiling the code
     writing: dict[GraphModule, bool] = {}
     for call in module.graph.find_nodes(op="call_function", target=_CALL):
         source = call.args[0]
@@ -50,7 +50,7 @@ def _inline_within(module: GraphModule, done: set[GraphModule]) -> bool:
 
 
 def _writes(region: GraphModule) -> bool:
-    """Whether a region changes a tensor that it is given: run on fake tensors, it changes their versions. One that cannot be is left."""
+    """True if a region writes to an operand: run on fake tensors, it increases their version counters. False if it cannot be run so."""
     values = [node.meta.get("example_value") for node in region.graph.find_nodes(op="placeholder")]
     fakes = [value for value in values if isinstance(value, FakeTensor)]
     if not fakes:
@@ -58,7 +58,7 @@ def _writes(region: GraphModule) -> bool:
     mode = fakes[0].fake_mode
     symbols = mode.shape_env.ignore_fresh_unbacked_symbols() if mode.shape_env is not None else contextlib.nullcontext()
     with contextlib.suppress(Exception), torch.inference_mode(False), torch.no_grad(), mode, symbols:
-        # Of the same kind, in memory of their own: these versions are nobody else's.
+        # New fake tensors with their own memory, so that no other code changes their version counters.
         given = [torch.empty_like(value) if isinstance(value, torch.Tensor) else value for value in values]
         tensors = [value for value in given if isinstance(value, torch.Tensor)]
         before = list(map(private.version_of, tensors))
@@ -68,7 +68,7 @@ def _writes(region: GraphModule) -> bool:
 
 
 def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
-    """Put a region's nodes in front of a call, and their results in place of what the call gives."""
+    """Inserts a region's nodes in front of a call, and replaces the call's results by theirs."""
     graph = module.graph
     copies: dict[Node, Any] = dict(zip(region.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
     with graph.inserting_before(call):
@@ -90,7 +90,7 @@ def _inline(module: GraphModule, call: Node, region: GraphModule) -> None:
 
 
 def _adopted(module: GraphModule, value: Any) -> str:
-    """The name under which a module has an attribute of a region's, from now on at least."""
+    """Returns the name of an attribute of the module with this value, which it adds if there is none."""
     for name, known in (*module.named_children(), *module.named_parameters(), *module.named_buffers(), *vars(module).items()):
         if known is value:
             return name

@@ -1,12 +1,12 @@
-"""Finds what a graph computes several times, one after the other, of other operands: the blocks of a transformer.
+"""Finds consecutive repeated blocks in a graph, such as the layers of a transformer, which can share one program.
 
-AOTAutograd gives the nodes in the order in which the model ran, so that equal blocks are equal stretches of nodes, at equal distances.
-What two stretches compute is the same if they have the same *form*: the same ops with the same numbers and constants, in the same order;
-results, and operands from outside, of the same shapes, strides and dtypes; and each argument from the same place, be it a node of the
-stretch, or its first, second, ... operand from outside. Where those come from does not matter. Names of modules have no say in it.
+AOTAutograd keeps the order in which the model ran, so equal blocks are equal stretches of nodes at equal distances. Two stretches compute
+the same function if they have the same *form*: the same ops with the same numbers and constants, in the same order; results and outside
+operands of the same shapes, strides and dtypes; and each argument from the same place, either a node of the stretch or its first, second,
+... outside operand. The origin of outside operands and the names of modules do not matter.
 
-A stretch that runs as a program of its own costs Python some 20 microseconds, and XLA fuses nothing across its ends. So a stretch
-must read or write much in products (`LARGE`).
+A stretch that runs as a program of its own costs about 20 microseconds in Python, and XLA fuses nothing across its ends. So the matrix
+products of a stretch must read and write many bytes (`LARGE`).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..lowering.graphs import FOR_CHECKS
 from ..lowering.interpreter import constant_value, to_numpy
 from ..runtime import private
 
-# Bytes that the products of a stretch read and write: at 20 GB/s this is 40 times what one more program costs.
+# The least bytes that the products of a stretch read and write. At 20 GB/s this takes 40 times as long as one more program costs.
 LARGE = 1 << 24
-# Fewer equal stretches are left where they are.
+# The least number of equal stretches in a row that are split off.
 FEWEST = 3
 
 _TRIED = 16
@@ -40,10 +40,12 @@ _PRODUCTS = {*flop_registry, weight_orders.packed_linear.overloadpacket, weight_
 
 @dataclass(frozen=True)
 class Stretch:
-    """Nodes of a graph that follow one another, without constants.
+    """Consecutive nodes of a graph, without constants.
 
-    Attributes: nodes; inputs (nodes outside that they read, in the order in which they do, without constants); form (two stretches with
-    the same one compute the same; None: it is not compared).
+    Attributes:
+        nodes: the nodes.
+        inputs: the outside nodes that they read, in the order of their first use, without constants.
+        form: equal for two stretches that compute the same function; None if the stretch is not compared.
     """
 
     nodes: Sequence[Node]
@@ -51,7 +53,7 @@ class Stretch:
     form: Hashable = None
 
     def part(self, outputs: Sequence[Node]) -> GraphModule:
-        """A graph of its own. Its inputs are the stretch's, its outputs are these nodes."""
+        """Returns the stretch as a graph of its own, with the stretch's inputs and with these nodes as outputs."""
         graph = Graph()
         copies: dict[Node, Node] = {}
         for source in self.inputs:
@@ -67,10 +69,12 @@ class Stretch:
 
 
 def stretches(nodes: Sequence[Node], symbols: SymbolValues, layout: Callable[[Node], Hashable]) -> list[Stretch] | None:
-    """A graph in stretches, of which some have equal forms; None if there are none that are worth it.
+    """Splits a graph into stretches, some of which have equal forms; returns None if it has no repeats that pay.
 
-    nodes: those that are computed, in order, without constants. symbols: the graph's sizes. layout: what, besides its shape and the like,
-    has to be the same of an operand from outside.
+    Args:
+        nodes: the computed nodes, in order, without constants.
+        symbols: the values of the graph's sizes.
+        layout: returns a key of an outside operand that must be equal, besides shape, strides and dtype.
     """
     forms = _Forms(symbols, layout)
     if sum(forms.product_bytes([node]) for node in nodes) < FEWEST * LARGE:
@@ -98,7 +102,7 @@ def stretches(nodes: Sequence[Node], symbols: SymbolValues, layout: Callable[[No
 def _run(
     nodes: Sequence[Node], tokens: Sequence[int], crossings: Sequence[float], forms: _Forms, start: int, end: int
 ) -> tuple[int, list[Stretch]] | None:
-    """Where equal stretches begin in this part of a graph, and these."""
+    """Returns the start of a run of equal stretches within nodes[start:end], and the stretches; None if there is no run."""
     for period, first, length in sorted(_periodic(tokens, start, end), key=lambda run: run[0] - run[2] // run[0] * run[0]):
         count = length // period
         places = sorted(range(first, first + length % period + 1), key=lambda place: crossings[place + period])
@@ -115,7 +119,7 @@ def _run(
 
 
 def _periodic(tokens: Sequence[int], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Stretches of tokens that repeat themselves often enough: period, beginning, length."""
+    """Yields (period, first, length) of periodic runs of tokens with at least FEWEST periods."""
     last: dict[int, int] = {}
     distances: Counter[int] = Counter()
     for place in range(start, end):
@@ -132,7 +136,7 @@ def _periodic(tokens: Sequence[int], start: int, end: int) -> Iterator[tuple[int
 
 
 def _longest(made: Sequence[Stretch]) -> tuple[int, list[Stretch]]:
-    """Most stretches in a row that have the same form, and the index of the first."""
+    """Returns the longest run of stretches with the same form: the index of the first, and the stretches."""
     best, start = (0, 0), 0
     for index in range(1, len(made) + 1):
         if index == len(made) or made[index].form != made[start].form:
@@ -142,7 +146,10 @@ def _longest(made: Sequence[Stretch]) -> tuple[int, list[Stretch]]:
 
 
 def _crossings(nodes: Sequence[Node]) -> list[float]:
-    """For each place in front of a node, and behind the last, how many values cross it: infinity where one is neither tensor nor number."""
+    """Returns, for each cut in front of a node and after the last, the number of values that cross it.
+
+    Infinity if one of them is neither a tensor nor a number.
+    """
     places = {node: place for place, node in enumerate(nodes)}
     changes = [0.0] * (len(nodes) + 1)
     closed = [False] * (len(nodes) + 1)
@@ -156,7 +163,12 @@ def _crossings(nodes: Sequence[Node]) -> list[float]:
 
 
 class _Forms:
-    """What parts of a graph compute, comparable."""
+    """Computes the forms of parts of a graph.
+
+    Args:
+        symbols: the values of the graph's sizes.
+        layout: as in `stretches`.
+    """
 
     def __init__(self, symbols: SymbolValues, layout: Callable[[Node], Hashable]) -> None:
         self._symbols, self._layout = symbols, layout
@@ -164,7 +176,7 @@ class _Forms:
         self._values: dict[Node, Hashable] = {}
 
     def token(self, node: Node) -> Hashable:
-        """What a node computes, without saying of which nodes."""
+        """Returns a key of the function that a node computes, independent of the nodes that it reads."""
         if node not in self._tokens:
             arguments = self._encoded((node.args, node.kwargs), lambda source: source.op == "get_attr" and self._constant(source))
             memory = tuple(_shares(node, source) for source in node.all_input_nodes)
@@ -172,7 +184,7 @@ class _Forms:
         return self._tokens[node]
 
     def of(self, nodes: Sequence[Node], inputs: Sequence[Node] = ()) -> tuple[Hashable, list[Node]]:
-        """The form of nodes, and those outside that they read. inputs: these come first, in this order."""
+        """Returns the form of nodes, and the outside nodes that they read. inputs: outside nodes that come first, in this order."""
         inside = {node: index for index, node in enumerate(nodes)}
         outside = {node: index for index, node in enumerate(inputs)}
 
@@ -181,13 +193,13 @@ class _Forms:
                 return None
             return inside[source] if source in inside else ~outside.setdefault(source, len(outside))
 
-        # In the order of the tokens' arguments.
+        # In the order of the arguments in the tokens.
         read = tuple(tuple(map(place, _sources(node))) for node in nodes)
         operands = tuple((self._value(source), self._layout(source)) for source in outside)
         return (tuple(map(self.token, nodes)), read, operands), list(outside)
 
     def product_bytes(self, nodes: Collection[Node]) -> int:
-        """What the products among some nodes read and write, each tensor once."""
+        """Returns the bytes that the products among some nodes read and write, each tensor counted once."""
         found: dict[int, int] = {}
         for node in nodes:
             if getattr(node.target, "overloadpacket", None) in _PRODUCTS:
@@ -205,7 +217,7 @@ class _Forms:
         return self._values[node]
 
     def _encoded(self, argument: Any, node: Callable[[Node], Hashable]) -> Hashable:
-        """An argument, comparable: 1, 1.0 and True are not the same, and NaN is the same as NaN."""
+        """Returns a hashable key of an argument: 1, 1.0 and True have different keys, and all NaNs have the same."""
         if isinstance(argument, Node):
             return node(argument)
         if isinstance(argument, TensorSpec):
@@ -230,14 +242,14 @@ class _Forms:
 
 
 def _sources(node: Node) -> list[Node]:
-    """The nodes among a node's arguments, as often as they are there."""
+    """Returns the nodes among a node's arguments, with repetitions."""
     found: list[Node] = []
     torch.fx.node.map_arg((node.args, node.kwargs), lambda source: found.append(source))
     return found
 
 
 def _shares(node: Node, source: Node) -> bool:
-    """Whether a fake result lies in the memory of a fake operand, which a few lowerings look at."""
+    """True if a node's fake result shares the storage of a fake operand, which a few lowerings depend on."""
     values = node.meta.get("val"), source.meta.get("val")
     if not all(isinstance(value, torch.Tensor) and value.layout == torch.strided for value in values):
         return False
@@ -245,7 +257,7 @@ def _shares(node: Node, source: Node) -> bool:
 
 
 def _graphs(node: Node) -> list[GraphModule]:
-    """The graphs that a node's op calls."""
+    """Returns the subgraphs that a node's op calls."""
     constants = [source for source in node.all_input_nodes if source.op == "get_attr" and source.graph.owning_module is not None]
     values = [constant_value(source.graph.owning_module, source) for source in constants if source.graph.owning_module is not None]
     return [value for value in values if isinstance(value, GraphModule)]

@@ -1,4 +1,4 @@
-"""Sizes rounded up, so that one executable serves many."""
+"""Rounds sizes up, so that one executable serves many sizes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 
 def rounded(size: int) -> int:
-    """The least power of two, or number halfway between two of them, that is not less than `size`."""
+    """Returns the least number >= size that is a power of two or halfway between two powers of two."""
     if size <= 2:
         return size
     power = 1 << (size - 1).bit_length()
@@ -17,10 +17,11 @@ def rounded(size: int) -> int:
 
 
 class Rounding:
-    """Rounds the values of a graph's symbols as far as the graph allows: what was assumed of sizes while it was traced must hold for the
-    rounded ones, too.
+    """Rounds the values of a graph's symbols as far as the graph's guards allow: the rounded values must satisfy them, too.
 
-    environment: the symbols'. symbols: those that are rounded.
+    Args:
+        environment: the shape environment of the symbols.
+        symbols: the symbols to round.
     """
 
     def __init__(self, environment: ShapeEnv, symbols: Collection[Any]) -> None:
@@ -28,7 +29,7 @@ class Rounding:
         self._found: tuple[Any, list[Any]] | None = None
 
     def __call__(self, values: Mapping[Any, int]) -> dict[Any, int] | None:
-        """values: of all symbols of the graph. Returns: the rounded ones among them; None if the graph does not allow these."""
+        """Returns the values of all symbols of the graph, with the rounded ones rounded up; None if the guards do not allow that."""
         tops = {symbol: self._top(symbol) for symbol in self._symbols}
         found = {}
         for symbol, value in values.items():
@@ -40,12 +41,12 @@ class Rounding:
         return found if all(bool(expression.xreplace(found) == True) for expression in self._assumed()) else None  # noqa: E712 (it is no bool)
 
     def _top(self, symbol: Any) -> int | None:
-        """The greatest value that a symbol may have; None if there is none."""
+        """Returns the greatest value that a symbol may have; None if there is no limit."""
         known = self._environment.var_to_range.get(symbol)
         return int(known.upper) if known is not None and known.upper.is_Integer else None
 
     def _assumed(self) -> list[Any]:
-        """What was assumed of rounded symbols. What is not about these holds as it did."""
+        """Returns the guards that depend on rounded symbols. All others hold as before."""
         environment = self._environment
         state = len(environment.guards), len(environment.replacements)
         if self._found is None or self._found[0] != state:

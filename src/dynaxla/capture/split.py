@@ -1,4 +1,4 @@
-"""Cuts a graph around the nodes that run between programs: see between.py."""
+"""Splits a graph at the nodes that run between programs (see between.py)."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ from ..lowering.interpreter import is_plain_python
 class Part:
     """A piece of a graph.
 
-    Attributes: compiled (whether an XLA program takes it; else torch runs its nodes one by one); module; inputs, outputs (nodes of the
-    whole graph that it reads, and that later parts or the graph's outputs read).
+    Attributes:
+        compiled: True if the part becomes an XLA program, False if torch runs its nodes one by one.
+        module: the part as a graph of its own.
+        inputs: the nodes of the whole graph that the part reads.
+        outputs: the part's nodes that later parts or the graph's outputs read.
     """
 
     compiled: bool
@@ -27,9 +30,12 @@ class Part:
 
 
 def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Callable[[Node], Any] = lambda node: None) -> list[Part]:
-    """The graph in parts, to be run in order. Arithmetic on sizes goes with what stands before it.
+    """Splits a graph into parts that run in order. Arithmetic on sizes joins the part before it.
 
-    device: of a compiled node; None goes with any.
+    Args:
+        module: the graph.
+        uncompiled: returns True for a node that torch must run.
+        device: returns the device of a compiled node; None for a node that can be on any device.
     """
     groups: list[_Group] = []
     placed: set[Node] = set()
@@ -62,7 +68,7 @@ def split(module: GraphModule, uncompiled: Callable[[Node], bool], device: Calla
 
 @dataclass
 class _Group:
-    """Nodes of one part. Attributes: compiled; device (None: any); nodes."""
+    """The nodes of one part. Its device is None as long as any device will do."""
 
     compiled: bool
     device: Any = None
@@ -73,7 +79,13 @@ class _Group:
 
 
 def part_of(module: GraphModule, nodes: Sequence[Node], outputs: Sequence[Node] | None = None) -> Part:
-    """These nodes of a graph, in its order, for an XLA program. outputs: of the part; None: those that anything else reads."""
+    """Returns these nodes of a graph as a part for an XLA program.
+
+    Args:
+        module: the graph.
+        nodes: the part's nodes, in the graph's order.
+        outputs: the part's outputs; None for all nodes that others read.
+    """
     return _part(module, True, nodes, _Definitions(module), outputs)
 
 
@@ -82,7 +94,7 @@ def _is_size(node: Node) -> bool:
 
 
 def symbols(value: Any) -> set[Any]:
-    """Those in the sizes, strides and offset of a tensor, or in a number."""
+    """Returns the symbols in the sizes, strides and offset of a tensor, or in a number; for a tuple or list, those of all items."""
     found: set[Any] = set()
     for leaf in value if isinstance(value, (tuple, list)) else [value]:
         numbers = [leaf]
@@ -95,7 +107,7 @@ def symbols(value: Any) -> set[Any]:
 
 
 class _Definitions:
-    """For each symbol of a graph the nodes that tell its value: a number, or else tensors that have it as a size, one on each device."""
+    """For each symbol of a graph, the nodes that hold its value: a number, or else tensors with that size, one on each device."""
 
     def __init__(self, module: GraphModule) -> None:
         numbers: dict[Any, dict[Any, Node]] = {}
@@ -114,7 +126,7 @@ class _Definitions:
         self.all = {node for nodes in self._nodes.values() for node in nodes.values()}
 
     def node(self, symbol: Any, device: Any, before: Node) -> Node | None:
-        """The node for a part on a device that begins with a node: on that device, if one is there by then."""
+        """Returns the node that holds a symbol's value, preferably one on `device` that precedes `before`; None if there is none."""
         nodes = self._nodes.get(symbol, {})
         own = nodes.get(device)
         if own is not None and self._places[own] < self._places[before]:

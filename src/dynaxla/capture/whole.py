@@ -1,12 +1,12 @@
-"""Keeps ops whole that torch takes apart under torch.compile, whatever decompositions a backend asks for.
+"""Preserves composite ops that torch decomposes under torch.compile whatever decompositions a backend asks for.
 
-For resampling and two shrinking functions torch has decompositions in Python at the dispatch key of autograd. In such terms a gradient of
-resampling is a scatter: on the CPU, with its own lowering (`lowering/ops/upsample.py`) or torch's kernel, it takes a half to a sixth of the
-time. While AOTAutograd traces, calls of these functions in TorchDynamo's graph run without torch's dispatcher in Python; torch's own C++
-computes the same sizes as eager mode. Where sizes are symbols, which that cannot do, they are taken apart.
+For resampling and two shrinking functions, torch has Python decompositions at the Autograd dispatch key. The decomposed gradient of
+resampling is a scatter. With its own lowering (`lowering/ops/upsample.py`) or torch's kernel, the gradient takes a half to a sixth of that
+time on the CPU. While AOTAutograd traces, calls of these functions in TorchDynamo's graph therefore run without torch's Python dispatcher;
+torch's C++ code computes the same sizes as in eager mode. It does not support symbolic sizes: with these, the functions are decomposed.
 
-Circular padding is no op to autograd in eager mode either: torch copies into parts of new memory, of which functionalization makes whole
-new tensors. It is made of concatenations here. Products have derivatives of their own (derivatives.py).
+Circular padding is composite in eager mode, too: torch copies into parts of a new tensor, and functionalization turns each copy into a
+whole new tensor. Here it is made of concatenations. Products have derivatives of their own (derivatives.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHRINKING_OPS = ("aten::hardshrink", "aten::softshrink")
 
 @contextlib.contextmanager
 def kept_whole(module: GraphModule) -> Iterator[None]:
-    """Inside, TorchDynamo's graph calls these functions, and those that its ops call, so that they stay whole."""
+    """Patches TorchDynamo's graph and its subgraphs, within the context, so that the calls of these functions are not decomposed."""
     graphs = [inner for inner in module.modules() if isinstance(inner, GraphModule)]
     nodes = {node: (node.op, node.target) for inner in graphs for node in inner.graph.nodes if _is_taken_apart(node)}
     changed = [inner for inner in graphs if not nodes.keys().isdisjoint(inner.graph.nodes)]
@@ -66,7 +66,7 @@ def _whole(function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*args: Any, **kwargs: Any) -> Any:
         leaves = pytree.tree_leaves((args, kwargs))
         sizes = [size for leaf in leaves if isinstance(leaf, torch.Tensor) for size in leaf.shape]
-        # Of nothing, torch's fake implementations fail where eager mode gives nothing.
+        # For tensors without elements, torch's fake implementations fail where eager mode returns an empty result.
         if 0 in sizes or any(isinstance(size, (torch.SymInt, torch.SymFloat)) for size in (*sizes, *leaves)):
             return function(*args, **kwargs)
         return run(function, *args, **kwargs)
@@ -86,13 +86,13 @@ def _padded(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     is_plain = 2 * len(places) == len(pad) and len(places) == x.ndim - 2
     if given.get("mode") != "circular" or not is_plain or not all(0 <= side <= x.shape[dim] for dim, *sides in places for side in sides):
         return function(*args, **kwargs)
-    for dim, before, behind in reversed(places):  # whole rows first, which are copied at once
+    for dim, before, behind in reversed(places):  # outer dimensions first: whole rows are copied at once
         size = x.shape[dim]
         x = torch.cat((x.narrow(dim, size - before, before), x, x.narrow(dim, 0, behind)), dim)
     return x.contiguous()
 
 
-# What runs in place of a function, which it gets before its arguments.
+# The replacement of each function. It is called with the function and then the function's arguments.
 _OTHERWISE: dict[Callable[..., Any], Callable[..., Any]] = {
     F.pad: _padded,
     **({private.native_pad: _padded} if private.native_pad is not None else {}),

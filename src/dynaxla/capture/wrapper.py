@@ -1,7 +1,7 @@
-"""What AOTAutograd's wrapper does around a program at every call, and when that is nothing.
+"""Detects inference graphs that do not need AOTAutograd's runtime wrapper, and replaces it.
 
-In general it writes mutated inputs, makes views of inputs and of other outputs, undoes subclasses and leaves gradient mode. For most graphs
-for inference none of that is wanted, yet it takes two to three microseconds.
+In general, the wrapper writes mutated inputs, derives views of inputs and of other outputs, unwraps subclasses and leaves gradient mode.
+Most inference graphs need none of that, yet it takes two to three microseconds at every call.
 """
 
 from __future__ import annotations
@@ -20,11 +20,15 @@ from .aten_graph import written_inputs
 
 
 def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, example_inputs: Sequence[Any]) -> tuple[int, ...] | None:
-    """The positions of the inputs that the wrapper writes the first results to, if it does nothing else; else None. Where there are none, a
-    program for this graph takes TorchDynamo's arguments as they are, and gives its results as they should be.
+    """Returns the positions of the inputs that the wrapper writes the first results to, or None if it does anything else.
 
-    metadata: AOTAutograd's (ViewAndMutationMeta), which describes what subclasses wrap and not the subclasses. module: the graph for
-    inference. captured, example_inputs: TorchDynamo's graph and its inputs, where the subclasses are.
+    If there are no such inputs, a program for this graph needs no wrapper: it takes TorchDynamo's arguments and returns the final results.
+
+    Args:
+        metadata: AOTAutograd's ViewAndMutationMeta, which describes the inner tensors of subclasses, not the subclasses.
+        module: the inference graph.
+        captured: TorchDynamo's graph, which has the subclasses.
+        example_inputs: its inputs.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     plain = (
@@ -43,9 +47,13 @@ def writes_alone(metadata: Any, module: GraphModule, captured: GraphModule, exam
 
 
 def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]) -> Callable[..., Any]:
-    """A program as TorchDynamo calls it, with what the wrapper would do: write the first results to these inputs, where `writes_alone`.
+    """Wraps a program as TorchDynamo calls it, and writes the first results to inputs as AOTAutograd's wrapper would.
 
-    A result that is the input itself has been written there.
+    A result that is the input itself has been written there already.
+
+    Args:
+        program: takes a list of arguments, which it may clear.
+        written: the positions of the inputs that the first results are written to, from `writes_alone`.
     """
     if not written:
         return lambda *args: program(list(args))
@@ -53,7 +61,7 @@ def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]
 
     def call(*args: Any) -> Sequence[Any]:
         results = program(list(args))
-        for position, value in zip(written, results, strict=False):  # those behind are the graph's own
+        for position, value in zip(written, results, strict=False):  # the further results are the graph's own
             if value is not args[position]:
                 args[position].copy_(value)
         return results[count:]
@@ -62,9 +70,9 @@ def around(program: Callable[[list[Any]], Sequence[Any]], written: Sequence[int]
 
 
 def remade(metadata: Any, module: GraphModule) -> frozenset[int]:
-    """The outputs of a graph, by index, that the wrapper makes anew from an input: an input itself, or a view of one.
+    """Returns the indices of the outputs that the wrapper derives again from an input: an input itself, or a view of one.
 
-    metadata: AOTAutograd's (ViewAndMutationMeta); None if nobody has it.
+    metadata: AOTAutograd's ViewAndMutationMeta, or None if it is not available.
     """
     descriptions = module.graph.output_node().meta.get("desc") or ()
     infos = metadata.output_info if metadata is not None else ()
@@ -78,7 +86,7 @@ def remade(metadata: Any, module: GraphModule) -> frozenset[int]:
 
 
 def _returns_plain_tensors(captured: GraphModule) -> bool:
-    """Whether all that TorchDynamo's graph returns is known to be tensors that wrap no others."""
+    """True if all outputs of TorchDynamo's graph are known to be tensors that are no wrapper subclasses."""
     outputs = pytree.tree_leaves(captured.graph.output_node().args)
     values = [output.meta.get("example_value", output.meta.get("val")) for output in outputs if isinstance(output, torch.fx.Node)]
     return len(values) == len(outputs) and all(
@@ -87,12 +95,12 @@ def _returns_plain_tensors(captured: GraphModule) -> bool:
 
 
 def _is_written_at_most(info: Any) -> bool:
-    """Whether nothing happens to an input, or it is written by `copy_`, as one that no gradient is wanted of."""
+    """True if an input is unchanged, or is only written with `copy_` and does not require grad."""
     untouched = not info.mutates_metadata and not info.mutates_storage_metadata and not info.mutation_inductor_storage_resize
     return untouched and (not info.mutates_data or (not info.requires_grad and info.mutation_type is MutationType.MUTATED_OUT_GRAPH))
 
 
 def _is_plain(info: Any) -> bool:
-    """Whether an output is a tensor in memory of its own, of a shape that never changes."""
+    """True if an output is a tensor with memory of its own and a static shape, and does not require grad."""
     plain = info.output_type is OutputType.non_alias and issubclass(info.raw_type, torch.Tensor)
     return plain and not info.dynamic_dims and not info.requires_grad

@@ -44,7 +44,8 @@ Arrays = Sequence[jax.Array]
 def in_parts(program: Maker, specialised: Specialised) -> tuple[XlaProgram, Buffers, Facts] | None:
     """Compiles a graph with concrete sizes as programs that run in turn.
 
-    Returns: the parts as one program, the graph's buffers, and its facts; None if the graph has no repeated blocks that are large enough.
+    Returns: the parts as one program, the graph's buffers, and its facts. None if the graph cannot be split in this way (on another
+    platform, or with results that are inputs or aliases), or has no repeated blocks that are large enough.
     """
     buffers, symbols, given = specialised.buffers, specialised.symbols, specialised.numbers
     plain = buffers.plain() if program.platform == "cpu" and program.has_blocks else None

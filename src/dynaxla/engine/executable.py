@@ -72,7 +72,8 @@ class Executable:
         name: The graph's name.
         program: The program, owned by the executable; None if there is nothing to compute.
         binding: Converts tensors to arrays and back.
-        checks: The exception class and message of each check. The program's last result is the index of the first that failed.
+        checks: The exception class and message of each check. The program's last result is the index of the first that failed, or their
+            number if all hold.
         acts: Whether the program has side effects: it calls torch kernels, or communicates with other processes.
         first: The program of the checks, if they are a separate program that runs first.
         among: Makes the context manager in which a program with XLA's own collectives runs.

@@ -198,8 +198,10 @@ class Maker(Stages):
         avals: Sequence[jax.ShapeDtypeStruct],
         facts: Sequence[Any],
     ) -> str | None:
-        """Returns the key of the record of a graph, or of a part of it. None if it has no record: a dump, a debug log or the option
-        `tune` needs a trace, and graphs with dynamic sizes, on other platforms, or with XLA's own collectives are not recorded.
+        """Returns the key of the record of a graph, or of a part of it.
+
+        None if it has no record. Only graphs on the CPU with static sizes and without XLA's own collectives have records, and only if there
+        is a store. A dump, a debug log and the option `tune` need a new trace.
 
         Args:
             module: The graph or its part.

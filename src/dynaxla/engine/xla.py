@@ -215,7 +215,8 @@ class Program(Maker):
         return executable
 
     def prepare(self) -> None:
-        """Compiles for the example inputs of the graph, if their sizes and strides are those of every call. Raises: as a call does."""
+        """Compiles for the graph's example inputs, if the graph fixes their sizes and strides. It does nothing for dynamic sizes, for
+        backward graphs, and for XLA's own collectives. Raises: as a call does."""
         if not self.sizes.is_static or self.phase == "backward" or self.groups or forks.is_cut_off():
             return
         with _disable_current_modes():  # the modes of the surrounding capture

@@ -119,7 +119,7 @@ def in_its_place() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _taking_turns() -> Iterator[None]:
-    """Makes this thread sleep at intervals inside the context while calls are in `in_its_place`. It does so in a profile function, which
+    """Makes this thread sleep at intervals inside the context while calls are in `in_its_place`. It sleeps in a profile function, which
     Python calls often enough."""
     rested = time.perf_counter()
 

@@ -60,9 +60,9 @@ class _OwnClient:
     threads: str = ""
 
 
-# By torch's number of threads.
+# Keyed by torch's number of threads.
 _own_clients: dict[int, _OwnClient] = {}
-# Held while a client is made, and while an environment variable is set for that.
+# Held while a client is created, and while an environment variable is set for that.
 _making = forks.lock()
 
 
@@ -123,7 +123,7 @@ def virtual_devices(count: int) -> list[jax.Device]:
     return _virtual_clients[count].local_devices()
 
 
-# By the number of devices.
+# Keyed by the number of devices.
 _virtual_clients: dict[int, Any] = {}
 
 

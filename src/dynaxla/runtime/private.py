@@ -417,9 +417,10 @@ def _public_float32_precision(backend: str, op: str) -> str:
     return pkgutil.resolve_name(FLOAT32_PRECISIONS[backend, op]).fp32_precision
 
 
-# Returns how a backend's kernels may round the float32 operands of an op: "ieee" (not at all), "tf32", "bf16" or "none" (not set). The
-# default of an op is the backend's "all" setting, and its default the generic one. torch's kernels use this getter, too. The older getters
-# (`torch.get_float32_matmul_precision` and `allow_tf32`) raise if older and newer settings contradict each other. It takes 0.2 us.
+# Returns how a backend's kernels may round the float32 operands of an op: "ieee" (not at all), "tf32", "bf16" or "none" (not set). An op
+# without a setting inherits the backend's "all" setting, which in turn inherits the generic one. torch's kernels use this getter, too. The
+# older getters (`torch.get_float32_matmul_precision` and `allow_tf32`) raise if older and newer settings contradict each other. It takes
+# 0.2 us.
 float32_precision: Callable[[str, str], str] = _find("torch._C._get_fp32_precision_getter") or _public_float32_precision
 
 

@@ -214,7 +214,7 @@ def without_hooks(state: State, pre_forward: Callable[..., Any], post_forward: C
             for number in numbers & hooks.keys():
                 replaced.append((hooks, number, hooks[number]))
                 hooks[number] = own
-    state._pre_forward, state._post_forward = pre_forward, post_forward  # for methods registered to unshard parameters
+    state._pre_forward, state._post_forward = pre_forward, post_forward  # for `register_fsdp_forward_method`
     try:
         yield
     finally:

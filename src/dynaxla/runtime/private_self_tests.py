@@ -100,7 +100,7 @@ def run(device: jax.Device) -> None:
     """Tests the entry points that this installation has, once in a process.
 
     Args:
-        device: a CPU device of XLA.
+        device: A CPU device of XLA.
     """
     global _has_run
     if _has_run or private.functorch_level() is not None:  # a transform would wrap the tests' tensors
